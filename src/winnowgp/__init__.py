@@ -1,0 +1,34 @@
+"""Gaussian processes that choose their own inducing points.
+
+>>> from winnowgp import SparseGPRegressor
+>>> SparseGPRegressor(alpha=0.1)
+SparseGPRegressor(alpha=0.1)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from winnowgp.data import Dataset
+    from winnowgp.estimators import SparseGPRegressor
+    from winnowgp.models import Posterior, SparseGP
+    from winnowgp.training import fit
+
+__version__ = "0.1.0"
+
+__all__ = ["Dataset", "Posterior", "SparseGP", "SparseGPRegressor", "__version__", "fit"]
+
+_ROOMS = {
+    "Dataset": "winnowgp.data",
+    "Posterior": "winnowgp.models",
+    "SparseGP": "winnowgp.models",
+    "SparseGPRegressor": "winnowgp.estimators",
+    "fit": "winnowgp.training",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for, so that `import winnowgp` is light."""
+    if name in _ROOMS:
+        return getattr(import_module(_ROOMS[name]), name)
+    raise AttributeError(f"module 'winnowgp' has no attribute {name!r}")

@@ -1,0 +1,45 @@
+"""Kernel blocks and targets in, nats out. Pure functions, summed over rows and outputs.
+
+The blocks of M points Z and N rows X, with P outputs sharing one kernel:
+
+| argument | shape   | meaning                                   |
+|----------|---------|-------------------------------------------|
+| `Kuu`    | `[M M]` | prior covariance of the inducing values   |
+| `Kuf`    | `[M N]` | cross covariance to the rows              |
+| `kff`    | `[N]`   | prior variance of each row                |
+| `Y`      | `[N P]` | targets less the prior mean               |
+| `noise`  | `[]`/`[N]` | noise variance, shared or one a row    |
+
+`Kuu` and `Kuf` may carry leading batch axes, one element a subset; M = 0 is the empty subset.
+"""
+
+from winnowgp.bounds.collapsed import collapsed_bound, collapsed_posterior
+from winnowgp.bounds.exact import exact_log_marginal
+from winnowgp.bounds.masked import masked_blocks, masked_bound
+from winnowgp.bounds.subset import Subset, subset_blocks
+from winnowgp.bounds.tighter import tighter_bound
+from winnowgp.bounds.uncollapsed import (
+    gaussian_expected_log_prob,
+    marginals,
+    subset_marginal,
+    uncollapsed_bound,
+    whitened_kl,
+)
+from winnowgp.bounds.upper import upper_bound
+
+__all__ = [
+    "Subset",
+    "collapsed_bound",
+    "collapsed_posterior",
+    "exact_log_marginal",
+    "gaussian_expected_log_prob",
+    "marginals",
+    "masked_blocks",
+    "masked_bound",
+    "subset_blocks",
+    "subset_marginal",
+    "tighter_bound",
+    "uncollapsed_bound",
+    "upper_bound",
+    "whitened_kl",
+]

@@ -1,0 +1,8 @@
+"""Rows and targets: checked once, standardised, loaded by name."""
+
+from winnowgp.data.catalogue import Table, load_table, table_names
+from winnowgp.data.dataset import Dataset
+from winnowgp.data.embedded import hills
+from winnowgp.data.standardise import Standardiser
+
+__all__ = ["Dataset", "Standardiser", "Table", "hills", "load_table", "table_names"]

@@ -1,0 +1,65 @@
+"""The paper's data sets by name, read from `$WINNOWGP_DATA` or the user's cache."""
+
+import csv
+import gzip
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.data.dataset import Dataset
+from winnowgp.errors import DataNotFoundError, InputError
+
+# First 16 hexadecimal digits of each file's SHA-256.
+_DIGESTS = {
+    "concrete": "8aefa5765492c083",
+    "energy": "83793b1f3770ebe1",
+    "kin8nm": "14df437b2268bfea",
+    "protein": "bfc8fc0c8014f140",
+    "qpcr": "fef0bed824f8636f",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A numeric table with named columns, in float64."""
+
+    columns: tuple[str, ...]
+    values: Float[Tensor, "N C"]
+
+    def dataset(self) -> Dataset:
+        """The last column as target, the others as inputs."""
+        return Dataset.of(self.values[:, :-1], self.values[:, -1])
+
+
+def table_names() -> tuple[str, ...]:
+    """Names that `load_table` knows."""
+    return tuple(_DIGESTS)
+
+
+def load_table(name: str) -> Table:
+    """A data set of the paper, its file checked against the known digest."""
+    if name not in _DIGESTS:
+        raise InputError(f"`name` must be one of {', '.join(_DIGESTS)}; got {name!r}.")
+    content = _find(f"{name}.csv.gz").read_bytes()
+    if hashlib.sha256(content).hexdigest()[:16] != _DIGESTS[name]:
+        raise InputError(f"{name}.csv.gz is not the file it should be; fetch it again.")
+    header, *rows = csv.reader(gzip.decompress(content).decode("utf-8").splitlines())
+    return Table(tuple(header), torch.from_numpy(np.array(rows, dtype=np.float64)))
+
+
+def _find(file_name: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "winnowgp"
+    folders = [Path(p) for p in [os.environ.get("WINNOWGP_DATA"), str(cache)] if p]
+    for folder in folders:
+        if (folder / file_name).is_file():
+            return folder / file_name
+    raise DataNotFoundError(
+        f"{file_name} is in none of {', '.join(map(str, folders))}; "
+        "put it there, or point WINNOWGP_DATA at the folder that holds it."
+    )

@@ -1,0 +1,31 @@
+"""To mean zero and unit variance, and back."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Standardiser:
+    """z = (x − shift) / scale, column by column. A constant column is only shifted."""
+
+    shift: Float[Tensor, " C"]
+    scale: Float[Tensor, " C"]
+
+    @classmethod
+    def of(cls, A: Float[Tensor, "N C"]) -> "Standardiser":
+        """Mean and standard deviation of each column."""
+        scale, shift = torch.std_mean(A, dim=0, correction=0)
+        # A column that varies by rounding alone carries no information: do not blow it up.
+        constant = scale <= 10 * torch.finfo(A.dtype).eps * shift.abs()
+        return cls(shift, torch.where(constant, 1.0, scale))
+
+    def forward(self, A: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C"]:
+        """Original units to standard ones."""
+        return (A - self.shift) / self.scale
+
+    def inverse(self, A: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C"]:
+        """Standard units to original ones."""
+        return A * self.scale + self.shift

@@ -1,0 +1,22 @@
+"""Every exception and warning of the library. A message says which argument, what is required,
+what came, and what to do."""
+
+
+class WinnowError(Exception):
+    """Root of everything winnowgp raises on purpose."""
+
+
+class InputError(WinnowError, ValueError):
+    """An argument cannot be used; the message says how to mend it."""
+
+
+class NotPositiveDefiniteError(WinnowError, ArithmeticError):
+    """A covariance matrix could not be factorised, even with the largest jitter of the ladder."""
+
+
+class TrainingError(WinnowError, RuntimeError):
+    """An optimiser could not take a single usable step."""
+
+
+class DataNotFoundError(WinnowError, FileNotFoundError):
+    """A named data set is neither in `$WINNOWGP_DATA` nor in the user's cache."""

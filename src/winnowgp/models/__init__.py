@@ -1,0 +1,15 @@
+"""Models: what has parameters, candidates and data, and can say what any subset is worth."""
+
+from winnowgp.models.collapsed_objective import CollapsedObjective
+from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
+from winnowgp.models.posterior import Posterior, Prediction
+from winnowgp.models.sparse_gp import SparseGP
+
+__all__ = [
+    "CollapsedObjective",
+    "KernelBlocks",
+    "Posterior",
+    "Prediction",
+    "SparseGP",
+    "kernel_blocks",
+]

@@ -1,0 +1,48 @@
+"""From a GPyTorch kernel to the dense blocks that bounds are made of."""
+
+from dataclasses import dataclass
+
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from jaxtyping import Float
+from linear_operator import to_dense
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBlocks:
+    """Prior covariances among K points and between them and N rows."""
+
+    Kuu: Float[Tensor, "K K"]
+    Kuf: Float[Tensor, "K N"]
+    kff: Float[Tensor, " N"]
+
+
+def kernel_blocks(
+    kernel: Kernel, points: Float[Tensor, "K D"], X: Float[Tensor, "N D"]
+) -> KernelBlocks:
+    """Evaluate the kernel once, differentiably; O(K (K + N))."""
+    return KernelBlocks(
+        Kuu=covariance(kernel, points, points),
+        Kuf=covariance(kernel, points, X),
+        kff=prior_variance(kernel, X),
+    )
+
+
+def covariance(
+    kernel: Kernel, A: Float[Tensor, "R D"], B: Float[Tensor, "C D"]
+) -> Float[Tensor, "R C"]:
+    """Dense prior covariance between two sets of rows."""
+    if A.shape[0] == 0 or B.shape[0] == 0:
+        return A.new_zeros(A.shape[0], B.shape[0])
+    return to_dense(kernel(A, B))
+
+
+def prior_variance(kernel: Kernel, X: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    """Prior variance of each row."""
+    return to_dense(kernel(X, diag=True))
+
+
+def prior_mean(mean: Mean, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
+    """Prior mean of each row, the same for every output."""
+    return mean.forward(X)[:, None]

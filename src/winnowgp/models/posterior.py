@@ -1,0 +1,140 @@
+"""What is left of a model once it is fitted: a small, self-contained predictor."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from math import log, pi
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from winnowgp.bounds import marginals
+from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.models.kernel_blocks import covariance, prior_mean, prior_variance
+from winnowgp.typing import Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Mean and variance of each row and output."""
+
+    mean: Float[Tensor, "N P"]
+    variance: Float[Tensor, "N P"]
+
+
+@final
+class Posterior(nn.Module):
+    """q(f) through M inducing points: O(M²) a row, whatever the training data were.
+
+        q(v_p) = N(m_p, F_p F_pᵀ),  u = L v,  K_uu = L Lᵀ
+
+    Owns copies of kernel and mean, and what can be computed once: L, and L⁻ᵀ m for means in O(M).
+    Nothing here changes with train or eval mode, and nothing requires a gradient except, if the
+    caller asks, the inputs.
+    """
+
+    Z: Tensor
+    noise: Tensor
+    q_mean: Tensor
+    q_factor: Tensor
+    L: Tensor
+    weights: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        Z: Float[Tensor, "M D"],
+        *,
+        mean: Mean,
+        noise: Scalar,
+        q_mean: Float[Tensor, "M P"],
+        q_factor: Float[Tensor, "#P M M"],
+    ) -> None:
+        super().__init__()
+        self.kernel = deepcopy(kernel).requires_grad_(False)
+        self.mean = deepcopy(mean).requires_grad_(False)
+        L = cholesky(covariance(self.kernel, Z, Z)).L
+        weights = torch.linalg.solve_triangular(L.mT, q_mean, upper=True)
+        cached = {
+            "Z": Z,
+            "noise": noise,
+            "q_mean": q_mean,
+            "q_factor": q_factor,
+            "L": L,
+            "weights": weights,
+        }
+        for name, tensor in cached.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points."""
+        return self.Z.shape[0]
+
+    @property
+    def P(self) -> int:
+        """Number of outputs."""
+        return self.q_mean.shape[1]
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
+        """E[f(x)], O(M) a row."""
+        self._check(X)
+        return prior_mean(self.mean, X) + covariance(self.kernel, X, self.Z) @ self.weights
+
+    def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
+        """Mean and variance of each row, O(M²) a row.
+
+        Args:
+            observed: whether the variance is that of an observation y rather than of f.
+        """
+        self._check(X)
+        V = self._whitened(X)
+        mean, variance = marginals(
+            V, kff=prior_variance(self.kernel, X), q_mean=self.q_mean, q_factor=self.q_factor
+        )
+        return Prediction(prior_mean(self.mean, X) + mean, variance + observed * self.noise)
+
+    def covariance(
+        self, X: Float[Tensor, "N D"], *, observed: bool = False
+    ) -> Float[Tensor, "P N N"]:
+        """Full covariance of the rows, one matrix an output: K − VᵀV + VᵀF FᵀV."""
+        self._check(X)
+        V = self._whitened(X)
+        FV = self.q_factor.mT @ V
+        prior = covariance(self.kernel, X, X) - V.mT @ V
+        noise = observed * self.noise * torch.eye(X.shape[0], dtype=X.dtype, device=X.device)
+        return (prior + FV.mT @ FV + noise).expand(self.P, -1, -1)
+
+    def sample(
+        self,
+        X: Float[Tensor, "N D"],
+        n: int,
+        *,
+        observed: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "S N P"]:
+        """`n` functions drawn jointly at the rows; O(N³) once."""
+        mean = self.predict(X).mean
+        L = cholesky(self.covariance(X, observed=observed)).L
+        normal = torch.randn(
+            (n, self.P, X.shape[0]), generator=generator, dtype=X.dtype, device=X.device
+        )
+        return mean + torch.einsum("pij,spj->sip", L, normal)
+
+    def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
+        """log N(y | mean, variance of an observation) of each row and output, in nats."""
+        p = self.predict(X, observed=True)
+        return -0.5 * (log(2 * pi) + p.variance.log() + (Y - p.mean).square() / p.variance)
+
+    def _whitened(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "M N"]:
+        return solve_lower(self.L, covariance(self.kernel, self.Z, X))
+
+    def _check(self, X: Tensor) -> None:
+        if X.dim() != 2 or X.shape[1] != self.Z.shape[1]:
+            raise InputError(
+                f"`X` must have {self.Z.shape[1]} columns as in training; got {list(X.shape)}."
+            )

@@ -1,0 +1,130 @@
+"""Sparse Gaussian-process regression with candidates for its inducing points."""
+
+from copy import deepcopy
+from typing import final
+
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import Mean, ZeroMean
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from winnowgp.bounds import collapsed_bound, collapsed_posterior, upper_bound
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.models.collapsed_objective import CollapsedObjective
+from winnowgp.models.kernel_blocks import kernel_blocks, prior_mean
+from winnowgp.models.posterior import Posterior
+from winnowgp.typing import Mask, Scalar
+
+LEAST_NOISE = 1e-6
+
+
+@final
+class SparseGP(nn.Module):
+    """A Gaussian process with Gaussian noise, seen through K candidate inducing points.
+
+    The posterior over inducing values is always the best one (the collapsed bound of Titsias 2009),
+    so the parameters are the kernel's, the mean's, the noise and the candidates' locations.
+
+    Args:
+        kernel: any GPyTorch kernel without batch shape.
+        candidates: where inducing points may be, `[K D]`; copied, and learnt unless frozen.
+        mean: prior mean, a GPyTorch mean; zero by default.
+        noise: starting value of the noise variance.
+
+    >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+    >>> X = torch.linspace(0, 6, 30, dtype=torch.float64)[:, None]
+    >>> model = SparseGP(ScaleKernel(RBFKernel()), X[::3], noise=0.1)
+    >>> data = Dataset.of(X, torch.sin(X[:, 0]))
+    >>> bool(model.bound(data) < model.upper_bound(data))
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        candidates: Float[Tensor, "K D"],
+        *,
+        mean: Mean | None = None,
+        noise: float = 1.0,
+    ) -> None:
+        super().__init__()
+        _check(kernel, candidates, noise)
+        self.kernel = kernel.to(candidates)
+        self.mean = (ZeroMean() if mean is None else mean).to(candidates)
+        self.likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE))
+        self.likelihood.to(candidates).noise = candidates.new_tensor(noise)
+        self.candidates = nn.Parameter(candidates.detach().clone())
+
+    @property
+    def K(self) -> int:
+        """Number of candidates."""
+        return self.candidates.shape[0]
+
+    @property
+    def noise(self) -> Scalar:
+        """Noise variance σ²."""
+        return self.likelihood.noise.reshape(())
+
+    def subset_objective(self, data: Dataset) -> CollapsedObjective:
+        """What is the bound, in nats, if only this subset of the candidates is used?"""
+        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
+        return CollapsedObjective(blocks, self._centred(data), self.noise)
+
+    def bound(self, data: Dataset) -> Scalar:
+        """Collapsed lower bound on log p(Y) with all candidates, in nats."""
+        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
+        return collapsed_bound(
+            blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
+        )
+
+    def upper_bound(self, data: Dataset) -> Scalar:
+        """Upper bound on log p(Y) at the same parameters, in nats."""
+        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
+        return upper_bound(
+            blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
+        )
+
+    def prune(self, mask: Mask) -> "SparseGP":
+        """A new model with the same parameters and only the candidates that `mask` keeps."""
+        pruned = deepcopy(self)
+        kept = self.candidates.detach()[mask].clone()
+        pruned.candidates = nn.Parameter(kept, requires_grad=self.candidates.requires_grad)
+        return pruned
+
+    @torch.no_grad()
+    def posterior(self, data: Dataset) -> Posterior:
+        """q(f) given the data, small and independent of them from then on; O(N K²) once."""
+        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
+        q_mean, q_factor = collapsed_posterior(
+            blocks.Kuu, blocks.Kuf, Y=self._centred(data), noise=self.noise
+        )
+        return Posterior(
+            self.kernel,
+            self.candidates.detach(),
+            mean=self.mean,
+            noise=self.noise,
+            q_mean=q_mean,
+            q_factor=q_factor,
+        )
+
+    def _centred(self, data: Dataset) -> Float[Tensor, "N P"]:
+        return data.Y - prior_mean(self.mean, data.X)
+
+
+def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
+    if candidates.dim() != 2 or not torch.isfinite(candidates).all():
+        raise InputError(
+            "`candidates` must be finite numbers of shape [K D]; "
+            f"got shape {list(candidates.shape)}."
+        )
+    if kernel.batch_shape:
+        raise InputError(
+            f"`kernel` must not have a batch shape; got {list(kernel.batch_shape)}. "
+            "All outputs share one kernel."
+        )
+    if not noise > LEAST_NOISE:
+        raise InputError(f"`noise` is a variance and must exceed {LEAST_NOISE}; got {noise}.")

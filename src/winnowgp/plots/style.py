@@ -1,0 +1,58 @@
+"""One look for all pictures, and one safe way to save them."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: distinguishable with every common colour vision.
+COLOURS = {
+    "data": "#7f7f7f",
+    "posterior": "#0072B2",
+    "points": "#000000",
+    "inclusion": "#D55E00",
+    "second": "#009E73",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the house style without touching the user's settings."""
+    settings: dict[Any, Any] = {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "axes.labelsize": 9,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
+        "figure.constrained_layout.use": True,
+        "savefig.dpi": 150,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def saved(figure: Figure, path: Path) -> Path:
+    """Write the figure whole or not at all: to a neighbouring file, then rename."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(descriptor)
+    try:
+        with styled():
+            figure.savefig(name)
+        # mkstemp files are private; give the picture the permissions any new file would have.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return path

@@ -1,0 +1,89 @@
+"""Adam that treats a failed factorisation as a rejected step."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.typing import Scalar
+
+MOST_REJECTIONS = 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Maximise an objective in nats by Adam, group by group of parameters.
+
+    A step after which the objective or its gradient cannot be computed is taken back, and all
+    learning rates are halved.
+    """
+
+    steps: int
+
+    def maximise(
+        self,
+        objective: Callable[[], Scalar],
+        groups: Iterable[tuple[Iterable[Tensor], float]],
+        *,
+        scale: float,
+        on_step: Callable[[int, float], None],
+    ) -> None:
+        """Take `steps` steps.
+
+        Args:
+            objective: nats, larger is better; called once a step.
+            groups: parameters with their learning rate.
+            scale: what the objective is divided by before it is differentiated, the number of rows.
+            on_step: told the number of the step, from one, and the objective before it.
+        """
+        optimiser = torch.optim.Adam([{"params": list(p), "lr": lr} for p, lr in groups])
+        parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        good = [p.detach().clone() for p in parameters]
+        rejections = 0
+        step = 0
+        while step < self.steps:
+            value = _differentiate(optimiser, objective, parameters, scale)
+            if value is None:
+                rejections += 1
+                if rejections > MOST_REJECTIONS:
+                    raise TrainingError(
+                        f"{rejections} steps failed, whatever their length; the data may be scaled "
+                        "badly (standardise them), or the kernel cannot be evaluated there."
+                    )
+                _restore(parameters, good)
+                for group in optimiser.param_groups:
+                    group["lr"] *= 0.5
+                continue
+            good = [p.detach().clone() for p in parameters]
+            step += 1
+            on_step(step, value)
+            optimiser.step()
+
+
+def _differentiate(
+    optimiser: torch.optim.Adam,
+    objective: Callable[[], Scalar],
+    parameters: list[Tensor],
+    scale: float,
+) -> float | None:
+    """Fill in gradients and return the objective; None if either is unusable."""
+    optimiser.zero_grad()
+    try:
+        value = objective()
+        (-value / scale).backward()
+    except NotPositiveDefiniteError:
+        return None
+    usable = torch.isfinite(value) and all(
+        p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters
+    )
+    return value.item() if usable else None
+
+
+@torch.no_grad()
+def _restore(parameters: list[Tensor], good: list[Tensor]) -> None:
+    for parameter, saved in zip(parameters, good, strict=True):
+        parameter.copy_(saved)

@@ -1,0 +1,44 @@
+"""A schedule is a plan for a whole fit; a fit is what came of it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.models import Posterior, SparseGP
+from winnowgp.selection import Selection
+from winnowgp.training.progress import OnProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A fitted model, its predictor, and how its points were chosen."""
+
+    model: SparseGP
+    """Holds only the points that were kept, moved to where they serve best."""
+    posterior: Posterior
+    """Predicts without the training data."""
+    selection: Selection
+    """What was kept and how probable each candidate was."""
+    candidates: Float[Tensor, "K D"]
+    """Where the candidates stood when the choice was made."""
+    bound: float
+    """Lower bound on the log evidence of the final model, in nats."""
+
+
+class Schedule(ABC):
+    """A plan for a whole fit."""
+
+    @abstractmethod
+    def run(
+        self,
+        model: SparseGP,
+        data: Dataset,
+        *,
+        generator: torch.Generator,
+        on_progress: OnProgress,
+    ) -> Fit:
+        """Fit a model that the schedule may change as it likes."""

@@ -1,0 +1,139 @@
+"""The paper's training (appendix C): fit all candidates, learn which to keep, fit what is left."""
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.gradients import Gradient, ScoreFunction
+from winnowgp.models import SparseGP
+from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
+from winnowgp.selection import Selection
+from winnowgp.training.adam import Adam
+from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.training.schedule import Fit, Schedule
+from winnowgp.typing import Mask, Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ThreePhases(Schedule):
+    """Pre-train, learn inclusion jointly with everything else, prune, post-train.
+
+    The second phase maximises E_q[L(Z)] − KL[q(Z) ‖ p(Z)] over hyper-parameters, locations and λ at
+    once. The kept set is then a draw from q, as in the paper; a single draw can be tens of nats
+    worse than another, so `draws` may ask for the best of several.
+    """
+
+    prior: CardinalityPrior
+    pre: int = 200
+    process: int = 600
+    post: int = 200
+    learning_rate: float = 0.01
+    """Of everything but λ."""
+    process_learning_rate: float = 0.2
+    """Of the logits of λ."""
+    gradient: Gradient[Any] = field(default_factory=ScoreFunction)
+    initial_inclusion: float = 0.5
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.pre, self.process, self.post) < 0 or self.draws < 1:
+            raise InputError(
+                "`pre`, `process` and `post` must be zero or more steps and `draws` at least one; "
+                f"got {self.pre}, {self.process}, {self.post} and {self.draws}."
+            )
+        if not 0 < self.initial_inclusion < 1:
+            raise InputError(
+                f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
+            )
+
+    def run(
+        self,
+        model: SparseGP,
+        data: Dataset,
+        *,
+        generator: torch.Generator,
+        on_progress: OnProgress,
+    ) -> Fit:
+        if self.prior.K != model.K:
+            raise InputError(
+                f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
+                f"build it with K={model.K}."
+            )
+        self._train(model, data, "pre-train", steps=self.pre, on_progress=on_progress)
+        q, trace = self._learn_inclusion(model, data, generator=generator, on_progress=on_progress)
+        mask = self._draw(model, data, q, generator)
+        selection = Selection(q.inclusion, mask, trace)
+        candidates = model.candidates.detach().clone()
+        pruned = model.prune(mask)
+        self._train(pruned, data, "post-train", steps=self.post, on_progress=on_progress)
+        with torch.no_grad():
+            bound = pruned.bound(data).item()
+        return Fit(pruned, pruned.posterior(data), selection, candidates, bound)
+
+    def _train(
+        self, model: SparseGP, data: Dataset, phase: str, *, steps: int, on_progress: OnProgress
+    ) -> None:
+        """Adam on the ordinary bound with every point the model has."""
+
+        def report(step: int, value: float) -> None:
+            points = model.candidates.detach().clone()
+            on_progress(Progress(phase, step, steps, value, None, points))
+
+        groups = [(_trainable(model), self.learning_rate)]
+        Adam(steps).maximise(
+            lambda: model.bound(data), groups, scale=data.N * data.P, on_step=report
+        )
+
+    def _learn_inclusion(
+        self,
+        model: SparseGP,
+        data: Dataset,
+        *,
+        generator: torch.Generator,
+        on_progress: OnProgress,
+    ) -> tuple[Bernoulli, Float[Tensor, " T"]]:
+        """Adam on the paper's objective, jointly in λ and all that the model learns."""
+        start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
+        logits = nn.Parameter(torch.logit(start.detach()))
+        state = self.gradient.init()
+        trace: list[float] = []
+
+        def objective() -> Scalar:
+            nonlocal state
+            q, subsets = Bernoulli(logits), model.subset_objective(data)
+            score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
+            estimate = self.gradient.step(q, score, state=state, generator=generator)
+            state = estimate.state
+            return estimate.surrogate - kl_divergence(q, self.prior)
+
+        def report(step: int, value: float) -> None:
+            trace.append(value)
+            inclusion = torch.sigmoid(logits.detach())
+            points = model.candidates.detach().clone()
+            on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
+
+        groups = [
+            (_trainable(model), self.learning_rate),
+            ([logits], self.process_learning_rate),
+        ]
+        Adam(self.process).maximise(objective, groups, scale=data.N * data.P, on_step=report)
+        return Bernoulli(logits.detach()), torch.tensor(trace, dtype=logits.dtype)
+
+    @torch.no_grad()
+    def _draw(
+        self, model: SparseGP, data: Dataset, q: Bernoulli, generator: torch.Generator
+    ) -> Mask:
+        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
+        masks = q.sample(self.draws, generator=generator)
+        value = model.subset_objective(data).value(masks)
+        return masks[torch.argmax(value + self.prior.log_prob(masks, like=value))]
+
+
+def _trainable(model: SparseGP) -> list[Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
