@@ -25,6 +25,8 @@ Mask: TypeAlias = Bool[Tensor, " K"]
 Masks: TypeAlias = Bool[Tensor, "S K"]
 Weights: TypeAlias = Float[Tensor, "S K"]
 Nats: TypeAlias = Float[Tensor, " S"]
+SizeTable: TypeAlias = Float[Tensor, " sizes"]
+"""One number for each size of a subset, 0 to K."""
 Noise: TypeAlias = Float[Tensor, ""] | Float[Tensor, " N"]
 """A noise variance: one for all rows, or one a row."""
 

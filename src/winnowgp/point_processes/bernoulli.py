@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes.count import poisson_binomial
-from winnowgp.typing import Mask, Masks, Nats, Scalar
+from winnowgp.typing import Mask, Masks, Nats, Scalar, SizeTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Bernoulli:
 
     def entropy(self) -> Scalar:
         """H(q) = −Σ_k [λ_k log λ_k + (1 − λ_k) log(1 − λ_k)], in nats (slip 1 of the text)."""
-        # log(1 − λ) = log λ − logit, hence H = Σ softplus(logit) − λ · logit.
-        finite = self.logits.clamp(-_SATURATED, _SATURATED)
-        return (torch.nn.functional.softplus(finite) - self.inclusion * finite).sum()
+        # H = Σ p a + log(1 + e⁻ᵃ) with a = |logit| and p = sigmoid(−a) = min(λ, 1 − λ).
+        a = self.logits.abs().clamp_max(_SATURATED)
+        return (torch.sigmoid(-a) * a + torch.log1p(torch.exp(-a))).sum()
 
     def mean_count(self) -> Scalar:
         """E|Z| = Σ_k λ_k."""
@@ -72,9 +72,9 @@ class Bernoulli:
         """Var|Z| = Σ_k λ_k (1 − λ_k)."""
         return (self.inclusion * torch.sigmoid(-self.logits)).sum()
 
-    def count_probs(self) -> Float[Tensor, " K+1"]:
+    def count_probs(self) -> SizeTable:
         """P(|Z| = m) for m = 0..K, exactly; O(K²)."""
-        return poisson_binomial(self.inclusion)
+        return poisson_binomial(self.logits)
 
     def mode(self) -> Mask:
         """The most probable subset: every candidate with λ_k > ½."""

@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes.bernoulli import Bernoulli
 from winnowgp.point_processes.cardinality import CardinalityPrior
-from winnowgp.typing import Scalar
+from winnowgp.typing import Scalar, SizeTable
 
 
 @final
@@ -25,7 +24,7 @@ class Budget(CardinalityPrior):
     2
     """
 
-    table: Float[Tensor, " K+1"]
+    table: SizeTable
     K: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,7 +36,7 @@ class Budget(CardinalityPrior):
             )
         object.__setattr__(self, "K", self.table.shape[0] - 1)
 
-    def log_weights(self, like: Tensor) -> Float[Tensor, " K+1"]:
+    def log_weights(self, like: Tensor) -> SizeTable:
         return self.table.to(like)
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:

@@ -4,12 +4,11 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes.bernoulli import Bernoulli
-from winnowgp.typing import Masks, Nats, Scalar
+from winnowgp.typing import Masks, Nats, Scalar, SizeTable
 
 
 class CardinalityPrior(ABC):
@@ -22,7 +21,7 @@ class CardinalityPrior(ABC):
     """Number of candidates."""
 
     @abstractmethod
-    def log_weights(self, like: Tensor) -> Float[Tensor, " K+1"]:
+    def log_weights(self, like: Tensor) -> SizeTable:
         """w(m) for m = 0..K, of one subset of each size, in the dtype and device of `like`."""
 
     @abstractmethod

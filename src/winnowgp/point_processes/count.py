@@ -5,19 +5,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def poisson_binomial(inclusion: Float[Tensor, " K"]) -> Float[Tensor, " K+1"]:
-    """Distribution of `|Z| = Σ_k b_k` for independent `b_k ~ Bernoulli(λ_k)`.
+def poisson_binomial(logits: Float[Tensor, " K"]) -> Float[Tensor, " K+1"]:
+    """Distribution of `|Z| = Σ_k b_k` for independent `b_k ~ Bernoulli(λ_k)`, λ = sigmoid(logits).
 
     The generating function is `Π_k (1 − λ_k + λ_k t)`. Its coefficients are found by multiplying
     the factors in pairs, then the products in pairs, and so on: O(K²) operations in log₂ K
     vectorised steps, sums of positive terms throughout, so that small probabilities keep their
-    relative accuracy (a Fourier transform would lose it). Differentiable in `inclusion`.
+    relative accuracy (a Fourier transform would lose it). Differentiable in `logits`.
 
-    >>> poisson_binomial(torch.tensor([0.5, 0.5], dtype=torch.float64))
+    >>> poisson_binomial(torch.zeros(2, dtype=torch.float64))
     tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    K = inclusion.shape[0]
-    polynomials = torch.stack([1 - inclusion, inclusion], dim=-1)
+    K = logits.shape[0]
+    polynomials = torch.sigmoid(torch.stack([-logits, logits], dim=-1))
     # A factor of one (λ = 0) more on the right changes no count: pad to a power of two.
     missing = (1 << max(K - 1, 0).bit_length()) - K
     one = polynomials.new_tensor([[1.0, 0.0]]).expand(missing, 2)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.point_processes.bernoulli import Bernoulli
@@ -13,7 +12,7 @@ from winnowgp.point_processes.cardinality import (
     checked_count,
     checked_strength,
 )
-from winnowgp.typing import Scalar
+from winnowgp.typing import Scalar, SizeTable
 
 
 @final
@@ -28,7 +27,7 @@ class LinearCardinality(CardinalityPrior):
         checked_count(self.K)
         checked_strength(self.alpha)
 
-    def log_weights(self, like: Tensor) -> Float[Tensor, " K+1"]:
+    def log_weights(self, like: Tensor) -> SizeTable:
         return -self.alpha * torch.arange(self.K + 1, dtype=like.dtype, device=like.device)
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:

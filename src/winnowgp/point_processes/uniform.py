@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.point_processes.bernoulli import Bernoulli
 from winnowgp.point_processes.cardinality import CardinalityPrior, checked_count
-from winnowgp.typing import Scalar
+from winnowgp.typing import Scalar, SizeTable
 
 
 @final
@@ -22,7 +21,7 @@ class Uniform(CardinalityPrior):
     def __post_init__(self) -> None:
         checked_count(self.K)
 
-    def log_weights(self, like: Tensor) -> Float[Tensor, " K+1"]:
+    def log_weights(self, like: Tensor) -> SizeTable:
         return torch.zeros(self.K + 1, dtype=like.dtype, device=like.device)
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:

@@ -1,0 +1,153 @@
+"""Collapsed, tighter, upper and exact: each against its dense twin, then against each other."""
+
+import pytest
+import torch
+
+import oracles
+from problems import problem
+from winnowgp.bounds import (
+    collapsed_bound,
+    collapsed_posterior,
+    exact_log_marginal,
+    masked_bound,
+    subset_blocks,
+    tighter_bound,
+    upper_bound,
+)
+from winnowgp.gradients import all_masks
+
+BOUNDS = {
+    "collapsed": (collapsed_bound, oracles.collapsed),
+    "tighter": (tighter_bound, oracles.tighter),
+    "upper": (upper_bound, oracles.upper),
+}
+battery = pytest.mark.parametrize(("bound", "oracle"), BOUNDS.values(), ids=BOUNDS.keys())
+close = {"rtol": 1e-8, "atol": 1e-8}
+
+
+@battery
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("P", [1, 3])
+@pytest.mark.parametrize("K", [0, 1, 6])
+def test_equals_the_dense_oracle(bound, oracle, K: int, P: int, per_row: bool) -> None:
+    p = problem(K=K, P=P, per_row=per_row)
+    value = bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value, oracle(p.Kuu, p.Kuf, p.Kff, p.Y, p.noise), **close)
+
+
+@battery
+def test_a_batch_of_subsets_gives_each_subsets_own_bound(bound, oracle) -> None:
+    p, masks = problem(K=5), all_masks(5)
+    blocks = subset_blocks(p.Kuu, p.Kuf, masks)
+    values = bound(*blocks, kff=p.kff, Y=p.Y, noise=p.noise)
+    for mask, value in zip(masks, values, strict=True):
+        expected = oracle(p.Kuu[mask][:, mask], p.Kuf[mask], p.Kff, p.Y, p.noise)
+        torch.testing.assert_close(value, expected, **close)
+
+
+@battery
+def test_equals_the_evidence_when_points_are_the_data(bound, oracle) -> None:
+    p = problem(N=12, lengthscale=0.3)
+    evidence = exact_log_marginal(p.Kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(evidence, oracles.log_normal(p.Y, p.Kff + p.noise * torch.eye(12)))
+    value = bound(p.Kff, p.Kff, kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value, evidence, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_collapsed_tighter_evidence_upper_stand_in_this_order(seed: int) -> None:
+    p = problem(seed=seed)
+    args = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
+    evidence = exact_log_marginal(p.Kff, Y=p.Y, noise=p.noise)
+    lower, tight, up = (
+        b(p.Kuu, p.Kuf, **args) for b in (collapsed_bound, tighter_bound, upper_bound)
+    )
+    assert lower < tight < evidence < up
+
+
+@battery
+def test_permuting_candidates_changes_nothing(bound, oracle) -> None:
+    p, order = problem(), torch.tensor([3, 1, 5, 0, 2, 4])
+    value = bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    permuted = bound(p.Kuu[order][:, order], p.Kuf[order], kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value, permuted, rtol=1e-10, atol=0)
+
+
+@battery
+def test_duplicated_candidates_add_nothing_and_break_nothing(bound, oracle) -> None:
+    p = problem()
+    twice = torch.arange(6).repeat(2)
+    value = bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    doubled = bound(p.Kuu[twice][:, twice], p.Kuf[twice], kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value, doubled, rtol=1e-8, atol=1e-8)
+
+
+@battery
+def test_condition_number_1e18_stays_below_or_above_the_evidence(bound, oracle) -> None:
+    p = problem(N=60, K=60, D=1, lengthscale=2.0)
+    assert torch.linalg.cond(p.Kuu) > 1e17
+    value = bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    evidence = exact_log_marginal(p.Kff, Y=p.Y, noise=p.noise)
+    # Sixty points on a line say all there is to say about so smooth a function.
+    torch.testing.assert_close(value, evidence, rtol=1e-6, atol=0)
+
+
+@battery
+def test_float32_agrees_to_its_own_precision(bound, oracle) -> None:
+    p = problem()
+    single = [t.float() for t in (p.Kuu, p.Kuf, p.kff, p.Y, p.noise)]
+    value = bound(single[0], single[1], kff=single[2], Y=single[3], noise=single[4])
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(
+        value.double(), oracle(p.Kuu, p.Kuf, p.Kff, p.Y, p.noise), rtol=1e-4, atol=1e-3
+    )
+
+
+@battery
+def test_gradients_are_right(bound, oracle) -> None:
+    p = problem(N=8, K=3)
+    inputs = (p.Kuu.requires_grad_(), p.Kuf.requires_grad_(), p.noise.clone().requires_grad_())
+
+    def value(Kuu, Kuf, noise):
+        return bound((Kuu + Kuu.mT) / 2, Kuf, kff=p.kff, Y=p.Y, noise=noise)
+
+    assert torch.autograd.gradcheck(value, inputs)
+
+
+def test_the_empty_subset_has_its_proper_value() -> None:
+    p = problem(K=0, P=1)
+    value = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    noise_only = torch.distributions.Normal(0.0, p.noise.sqrt()).log_prob(p.Y).sum()
+    torch.testing.assert_close(value, noise_only - p.kff.sum() / (2 * p.noise))
+
+
+def test_the_masked_bound_with_a_mask_is_the_bound_of_the_subset() -> None:
+    p, masks = problem(K=5), all_masks(5)
+    args = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
+    masked = masked_bound(p.Kuu, p.Kuf, weights=masks.double(), **args)
+    direct = collapsed_bound(*subset_blocks(p.Kuu, p.Kuf, masks), **args)
+    torch.testing.assert_close(masked, direct, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        masked[-1], collapsed_bound(p.Kuu, p.Kuf, **args), rtol=1e-10, atol=0
+    )
+
+
+def test_the_masked_bound_is_defined_and_smooth_in_between() -> None:
+    p = problem(N=8, K=3)
+    weights = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+    args = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
+    assert torch.autograd.gradcheck(
+        lambda w: masked_bound(p.Kuu, p.Kuf, weights=w, **args), (weights,)
+    )
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_the_optimal_q_is_the_exact_posterior_of_the_inducing_values(per_row: bool) -> None:
+    """With Z = X the optimal q(u) is the exact GP posterior at the data."""
+    p = problem(N=10, lengthscale=0.3, per_row=per_row)
+    mean, factor = collapsed_posterior(p.Kff, p.Kff, Y=p.Y, noise=p.noise)
+    L = torch.linalg.cholesky(p.Kff)
+    gain = p.Kff @ (p.Kff + torch.diag(p.noise.expand(10))).inverse()
+    torch.testing.assert_close(L @ mean, gain @ p.Y, rtol=1e-7, atol=1e-9)
+    covariance = L @ factor[0] @ factor[0].mT @ L.mT
+    torch.testing.assert_close(covariance, p.Kff - gain @ p.Kff, rtol=1e-6, atol=1e-9)

@@ -1,0 +1,203 @@
+import numpy as np
+import pytest
+from gpytorch.kernels import PeriodicKernel, ScaleKernel
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import cross_val_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from winnowgp import SparseGPRegressor
+from winnowgp.errors import InputError
+
+QUICK = (30, 30, 30)
+
+
+def wave(N: int = 60, P: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = np.sort(rng.uniform(100, 110, size=(N, 1)), axis=0)
+    Y = 1e3 * np.sin(X + np.arange(P)) + 50 * rng.normal(size=(N, P)) + 7e3
+    return X, (Y[:, 0] if P == 1 else Y)
+
+
+def regressor(**arguments) -> SparseGPRegressor:
+    settings = {"n_candidates": 15, "epochs": QUICK, "random_state": 0} | arguments
+    return SparseGPRegressor(**settings)
+
+
+@parametrize_with_checks([SparseGPRegressor(n_candidates=10, epochs=(60, 20, 60), alpha=0.01)])
+def test_scikit_learns_own_checks(estimator, check) -> None:
+    check(estimator)
+
+
+def test_it_fits_in_the_users_units() -> None:
+    X, y = wave()
+    model = regressor(epochs=(300, 200, 200)).fit(X, y)
+    mean, sd = model.predict(X, return_std=True)
+    assert model.score(X, y) > 0.95
+    assert 20 < np.median(sd) < 200
+    assert 0 < model.n_inducing_ < 15
+    assert model.inducing_points_.shape == (model.n_inducing_, 1)
+    assert 99 < model.inducing_points_.min() <= model.inducing_points_.max() < 111
+    assert model.inclusion_.shape == (15,)
+    assert model.candidates_.shape == (15, 1)
+    assert np.isfinite(model.elbo_)
+    assert 30**2 < model.noise_[0] < 90**2
+    inside = np.abs(y - mean) < 2 * sd
+    assert 0.85 < inside.mean() <= 1.0
+
+
+def test_std_cov_and_samples_agree() -> None:
+    X, y = wave()
+    model = regressor().fit(X, y)
+    rows = X[:4]
+    mean, sd = model.predict(rows, return_std=True)
+    _, cov = model.predict(rows, return_cov=True)
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd)
+    _, latent = model.predict(rows, return_std=True, observed=False)
+    np.testing.assert_allclose(sd**2 - latent**2, np.full(4, model.noise_[0]))
+    np.testing.assert_allclose(model.predict(rows), mean)
+    draws = model.sample_y(rows, 4_000, random_state=1)
+    assert draws.shape == (4, 4_000)
+    assert (np.abs(draws.mean(1) - mean) < 4 * latent / np.sqrt(4_000)).all()
+    with pytest.raises(InputError, match="not both"):
+        model.predict(rows, return_std=True, return_cov=True)
+
+
+def test_several_targets_share_points() -> None:
+    X, Y = wave(P=3)
+    model = regressor().fit(X, Y)
+    mean, sd = model.predict(X, return_std=True)
+    assert mean.shape == sd.shape == (60, 3)
+    assert model.predict(X[:4], return_cov=True)[1].shape == (4, 4, 3)
+    assert model.sample_y(X[:4], 2).shape == (4, 3, 2)
+    assert model.noise_.shape == (3,)
+    assert model.log_density(X, Y).shape == (60, 3)
+
+
+def test_log_density_is_in_the_users_units() -> None:
+    X, y = wave()
+    model = regressor().fit(X, y)
+    mean, sd = model.predict(X, return_std=True)
+    expected = -0.5 * np.log(2 * np.pi) - np.log(sd) - 0.5 * ((y - mean) / sd) ** 2
+    np.testing.assert_allclose(model.log_density(X, y), expected)
+
+
+def test_units_of_inputs_and_targets_do_not_matter() -> None:
+    X, y = wave()
+    first = regressor().fit(X, y)
+    second = regressor().fit(1e3 * X - 5, 1e-3 * y + 2)
+    np.testing.assert_allclose(first.inclusion_, second.inclusion_, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(first.predict(X), (second.predict(1e3 * X - 5) - 2) * 1e3, rtol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_fit() -> None:
+    X, y = wave()
+    first, second = regressor().fit(X, y), regressor().fit(X, y)
+    assert first.elbo_ == second.elbo_
+    np.testing.assert_array_equal(first.inducing_points_, second.inducing_points_)
+
+
+def test_kernels_by_name_and_by_hand() -> None:
+    X, y = wave()
+    for kernel in ("rbf", "matern12", "matern32", "matern52", ScaleKernel(PeriodicKernel())):
+        assert np.isfinite(regressor(kernel=kernel, epochs=(5, 5, 5)).fit(X, y).elbo_)
+    with pytest.raises(InputError, match="`kernel` must be one of rbf"):
+        regressor(kernel="brownian").fit(X, y)
+
+
+def test_it_clones_and_cross_validates() -> None:
+    X, y = wave()
+    assert clone(regressor(alpha=0.3)).alpha == 0.3
+    assert cross_val_score(regressor(), X, y, cv=2).shape == (2,)
+
+
+def test_candidates_can_be_given_in_the_users_units() -> None:
+    X, y = wave()
+    grid = np.linspace(100, 110, 8)[:, None]
+    model = regressor(candidates=grid, epochs=(0, 1, 0)).fit(X, y)
+    np.testing.assert_allclose(model.candidates_, grid, atol=0.2)
+
+
+class TestOddButLegalInput:
+    def test_more_candidates_than_rows(self) -> None:
+        X, y = wave(N=6)
+        assert regressor(n_candidates=500).fit(X, y).inclusion_.shape == (6,)
+
+    def test_one_row(self) -> None:
+        model = regressor().fit([[2.0]], [5.0])
+        np.testing.assert_allclose(model.predict([[2.0]]), [5.0])
+
+    def test_a_constant_column(self) -> None:
+        X, y = wave()
+        model = regressor().fit(np.hstack([X, np.full_like(X, 3.0)]), y)
+        assert np.isfinite(model.predict(np.hstack([X, np.full_like(X, 3.0)]))).all()
+
+    def test_a_constant_target(self) -> None:
+        X, _ = wave()
+        model = regressor().fit(X, np.full(60, 4.2))
+        np.testing.assert_allclose(model.predict(X), 4.2)
+
+    def test_duplicated_rows(self) -> None:
+        X, y = wave()
+        assert np.isfinite(regressor().fit(np.repeat(X, 3, 0), np.repeat(y, 3)).elbo_)
+
+    def test_integers_and_lists(self) -> None:
+        assert np.isfinite(regressor().fit([[0], [1], [2], [3]], [0, 1, 4, 9]).elbo_)
+
+    def test_huge_and_tiny_numbers(self) -> None:
+        X, y = wave()
+        assert np.isfinite(regressor().fit(X * 1e200, y * 1e-200).elbo_)
+
+
+class TestBadInput:
+    X, y = wave()
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_not_finite(self, value: float) -> None:
+        X = self.X.copy()
+        X[3] = value
+        with pytest.raises(ValueError, match="X contains"):
+            regressor().fit(X, self.y)
+        y = self.y.copy()
+        y[3] = value
+        with pytest.raises(ValueError, match="y contains"):
+            regressor().fit(self.X, y)
+
+    def test_mismatched_rows(self) -> None:
+        with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[60, 59\]"):
+            regressor().fit(self.X, self.y[:-1])
+
+    def test_strings(self) -> None:
+        with pytest.raises(ValueError, match="could not convert string to float"):
+            regressor().fit([["a"], ["b"]], [1, 2])
+
+    def test_no_rows(self) -> None:
+        with pytest.raises(ValueError, match="minimum of 1 is required"):
+            regressor().fit(np.zeros((0, 1)), np.zeros(0))
+
+    @pytest.mark.parametrize("alpha", [-0.1, 0, np.nan, "strong", True])
+    def test_alpha(self, alpha) -> None:
+        with pytest.raises(InputError, match="`alpha` must be a positive number"):
+            regressor(alpha=alpha).fit(self.X, self.y)
+
+    @pytest.mark.parametrize("n_candidates", [0, -3, 2.5, "many"])
+    def test_n_candidates(self, n_candidates) -> None:
+        with pytest.raises(InputError, match="`n_candidates` must be a whole number"):
+            regressor(n_candidates=n_candidates).fit(self.X, self.y)
+
+    @pytest.mark.parametrize("shape", [(0, 1), (4, 2), (4,)])
+    def test_candidates_of_the_wrong_shape(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(InputError, match=r"`candidates` must be \[K 1\]"):
+            regressor(candidates=np.zeros(shape)).fit(self.X, self.y)
+
+    def test_candidates_that_are_not_finite(self) -> None:
+        with pytest.raises(InputError, match="`candidates` must be finite"):
+            regressor(candidates=[[np.nan]]).fit(self.X, self.y)
+
+    def test_predicting_before_fitting(self) -> None:
+        with pytest.raises(NotFittedError):
+            regressor().predict(self.X)
+
+    def test_another_number_of_columns(self) -> None:
+        with pytest.raises(ValueError, match="expecting 1 features"):
+            regressor().fit(self.X, self.y).predict(np.zeros((2, 3)))

@@ -1,0 +1,179 @@
+"""Each gradient of E_q[L(Z)] against the full sum over subsets.
+
+The scored problem is real: the collapsed bound of K = 5 candidates, with a parameter of the model
+(a log noise) next to the logits of q.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from problems import Problem, problem
+from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
+from winnowgp.errors import InputError
+from winnowgp.gradients import (
+    Baseline,
+    DecayingAverage,
+    Enumeration,
+    LeaveOneOut,
+    NoBaseline,
+    Relaxed,
+    ScoreFunction,
+    Temperature,
+    all_masks,
+)
+from winnowgp.point_processes import Bernoulli
+
+K = 5
+DRAWS = 1_500
+
+
+@dataclass(frozen=True)
+class Scores:
+    p: Problem
+    log_noise: Tensor
+
+    def value(self, mask: Tensor) -> Tensor:
+        blocks = subset_blocks(self.p.Kuu, self.p.Kuf, mask)
+        return collapsed_bound(*blocks, kff=self.p.kff, Y=self.p.Y, noise=self.log_noise.exp())
+
+    def relaxed_value(self, weights: Tensor) -> Tensor:
+        return masked_bound(
+            self.p.Kuu,
+            self.p.Kuf,
+            weights=weights,
+            kff=self.p.kff,
+            Y=self.p.Y,
+            noise=self.log_noise.exp(),
+        )
+
+
+def setting() -> tuple[Scores, Tensor]:
+    log_noise = torch.tensor(math.log(0.3), dtype=torch.float64, requires_grad=True)
+    logits = torch.tensor([0.4, -1.0, 1.5, 0.0, -0.3], dtype=torch.float64, requires_grad=True)
+    return Scores(problem(N=12, K=K, P=1), log_noise), logits
+
+
+def exact() -> tuple[float, Tensor]:
+    """E_q[L] and its gradient in (logits, log noise)."""
+    scores, logits = setting()
+    surrogate = Enumeration().step(Bernoulli(logits), scores.value).surrogate
+    gradient = torch.autograd.grad(surrogate, [logits, scores.log_noise])
+    return surrogate.item(), torch.cat([g.reshape(-1) for g in gradient])
+
+
+def estimates(gradient: Any, draws: int = DRAWS) -> tuple[Tensor, Tensor]:
+    """Values `[T]` and gradients `[T K+1]` of `draws` consecutive steps."""
+    scores, logits = setting()
+    score = scores.relaxed_value if gradient.scores_weights else scores.value
+    state, g = gradient.init(), torch.Generator().manual_seed(5)
+    values, gradients = [], []
+    for _ in range(draws):
+        estimate = gradient.step(Bernoulli(logits), score, state=state, generator=g)
+        state = estimate.state
+        parts = torch.autograd.grad(estimate.surrogate, [logits, scores.log_noise])
+        values.append(estimate.surrogate.detach())
+        gradients.append(torch.cat([part.reshape(-1) for part in parts]))
+    return torch.stack(values), torch.stack(gradients)
+
+
+def z_scores(samples: Tensor, mean: Tensor | float) -> Tensor:
+    return (samples.mean(0) - mean) / (samples.std(0) / math.sqrt(samples.shape[0]))
+
+
+def test_enumeration_is_the_sum_over_all_subsets() -> None:
+    scores, logits = setting()
+    q = Bernoulli(logits)
+    by_hand = sum(
+        (q.log_prob(mask[None]).exp() * scores.value(mask[None])).item() for mask in all_masks(K)
+    )
+    assert exact()[0] == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_enumeration_of_too_many_candidates_is_refused() -> None:
+    with pytest.raises(InputError, match="ScoreFunction"):
+        all_masks(13)
+
+
+BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "leave-one-out": LeaveOneOut()}
+
+
+@pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES.keys())
+def test_score_function_is_unbiased(baseline: Baseline) -> None:
+    values, gradients = estimates(ScoreFunction(samples=4, baseline=baseline))
+    mean, gradient = exact()
+    # 1,500 steps of 4 samples; seven numbers, |z| < 4 each.
+    assert abs(z_scores(values, mean)) < 4
+    assert (z_scores(gradients, gradient).abs() < 4).all()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMean(Baseline[None]):
+    """The biased twin: a baseline that contains the very score it is subtracted from."""
+
+    def init(self) -> None:
+        return None
+
+    def step(self, values: Tensor, state: None) -> tuple[Tensor, None]:
+        return values.mean().expand_as(values), None
+
+
+def test_the_same_check_is_red_on_a_biased_twin() -> None:
+    _, gradients = estimates(ScoreFunction(samples=4, baseline=OwnMean()))
+    assert (z_scores(gradients, exact()[1])[:K].abs() > 4).any()
+
+
+def test_baselines_take_variance_away() -> None:
+    spread = {
+        name: estimates(ScoreFunction(samples=4, baseline=b), 400)[1][100:, :K].var(0).sum()
+        for name, b in BASELINES.items()
+    }
+    assert spread["decaying"] < spread["none"] / 2
+    assert spread["leave-one-out"] < spread["none"] / 2
+
+
+def test_one_sample_needs_no_neighbours() -> None:
+    _, gradients = estimates(ScoreFunction(samples=1, baseline=LeaveOneOut()), 3)
+    assert torch.isfinite(gradients).all()
+
+
+def test_the_relaxed_gradient_is_unbiased_for_what_it_relaxes() -> None:
+    """At any temperature it is the exact gradient of the expected masked bound: finite differences
+    with common random numbers agree."""
+    scores, logits = setting()
+    gradient = Relaxed(samples=64, temperature=Temperature(0.5, 0.5, 1))
+
+    def value(a: Tensor) -> Tensor:
+        g = torch.Generator().manual_seed(0)
+        return gradient.step(Bernoulli(a), scores.relaxed_value, state=0, generator=g).surrogate
+
+    assert torch.autograd.gradcheck(value, (logits,))
+
+
+def relaxed_error(temperature: float) -> Tensor:
+    """Norm of the bias in the logits' gradient, with 100 × 128 draws."""
+    gradient = Relaxed(samples=128, temperature=Temperature(temperature, temperature, 1))
+    _, gradients = estimates(gradient, 100)
+    return (gradients.mean(0) - exact()[1])[:K].norm()
+
+
+def test_the_bias_of_the_relaxed_gradient_shrinks_with_the_temperature() -> None:
+    size = exact()[1][:K].norm()
+    hot, cold = relaxed_error(1.0), relaxed_error(0.1)
+    assert cold < hot / 2
+    assert cold < 0.1 * size
+
+
+def test_temperatures_must_fall() -> None:
+    with pytest.raises(InputError, match="start ≥ end > 0"):
+        Temperature(start=0.1, end=1.0)
+    with pytest.raises(InputError, match="`samples`"):
+        Relaxed(samples=0)
+    with pytest.raises(InputError, match="`samples`"):
+        ScoreFunction(samples=0)
+    with pytest.raises(InputError, match="`decay`"):
+        DecayingAverage(decay=1.0)

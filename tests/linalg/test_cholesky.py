@@ -1,0 +1,83 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, jitter_ladder, solve_lower
+
+
+def random_matrix(rank: int, size: int, seed: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    A = torch.randn(size, rank, generator=g, dtype=torch.float64)
+    return A @ A.mT
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(1, 12), rank=st.integers(1, 12), seed=st.integers(0, 10**6))
+def test_factor_times_its_transpose_is_the_matrix_plus_the_jitter_it_reports(
+    size: int, rank: int, seed: int
+) -> None:
+    A = random_matrix(rank, size, seed)
+    factor = cholesky(A)
+    jittered = A + factor.jitter * A.diagonal().mean() * torch.eye(size, dtype=A.dtype)
+    torch.testing.assert_close(factor.L @ factor.L.mT, jittered, rtol=1e-10, atol=1e-10)
+
+
+def test_a_zero_matrix_is_refused() -> None:
+    with pytest.raises(NotPositiveDefiniteError):
+        cholesky(torch.zeros(3, 3, dtype=torch.float64))
+
+
+def test_well_conditioned_matrices_get_the_foot_of_the_ladder() -> None:
+    factor = cholesky(torch.eye(4, dtype=torch.float64))
+    assert factor.jitter.item() == jitter_ladder(torch.float64)[0]
+
+
+def test_only_failing_batch_elements_climb() -> None:
+    good = torch.eye(3, dtype=torch.float64)
+    bad = good.clone()
+    bad[2, 2] = -1e-9
+    factor = cholesky(torch.stack([good, bad]))
+    assert factor.jitter[0] == jitter_ladder(torch.float64)[0]
+    assert factor.jitter[1] > 1e-9
+    assert torch.isfinite(factor.L).all()
+
+
+@pytest.mark.parametrize("entry", [float("nan"), float("inf")])
+def test_entries_that_are_not_finite_are_named(entry: float) -> None:
+    A = torch.eye(3, dtype=torch.float64)
+    A[1, 1] = entry
+    with pytest.raises(NotPositiveDefiniteError, match="not finite"):
+        cholesky(A)
+
+
+def test_an_indefinite_matrix_is_refused_after_the_last_rung() -> None:
+    with pytest.raises(NotPositiveDefiniteError, match="jitter"):
+        cholesky(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)))
+    with pytest.raises(NotPositiveDefiniteError):
+        definite_cholesky(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)))
+
+
+def test_the_empty_matrix_has_an_empty_factor() -> None:
+    assert cholesky(torch.zeros(4, 0, 0, dtype=torch.float64)).L.shape == (4, 0, 0)
+
+
+def test_condition_number_1e18_is_survived_in_both_precisions() -> None:
+    x = torch.linspace(0, 1, 60, dtype=torch.float64)
+    A = torch.exp(-0.5 * (x[:, None] - x[None]) ** 2)
+    assert torch.linalg.cond(A) > 1e17
+    for dtype in (torch.float64, torch.float32):
+        assert torch.isfinite(cholesky(A.to(dtype)).L).all()
+
+
+def test_half_log_det_and_solve_against_dense() -> None:
+    A = random_matrix(6, 5, 3) + torch.eye(5, dtype=torch.float64)
+    L = definite_cholesky(A)
+    torch.testing.assert_close(2 * half_log_det(L), torch.logdet(A))
+    torch.testing.assert_close(L @ solve_lower(L, A), A)
+
+
+def test_gradient_passes_through() -> None:
+    A = (random_matrix(5, 4, 1) + torch.eye(4, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda A: cholesky((A + A.mT) / 2).L, (A,))

@@ -1,0 +1,127 @@
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.models import Posterior, SparseGP
+
+
+def data(P: int) -> Dataset:
+    g = torch.Generator().manual_seed(4)
+    X = 6 * torch.rand(15, 1, generator=g, dtype=torch.float64)
+    return Dataset.of(X, torch.cos(X + torch.arange(P)))
+
+
+def fitted(P: int = 1, K: int = 15) -> tuple[SparseGP, Dataset, Posterior]:
+    rows = data(P)
+    mean = ConstantMean()
+    mean.initialize(constant=0.7)
+    gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:K], mean=mean, noise=0.05)
+    return gp, rows, gp.posterior(rows)
+
+
+def exact_prediction(gp: SparseGP, rows: Dataset, X: Tensor) -> tuple[Tensor, Tensor]:
+    """The dense GP's posterior mean `[N P]` and covariance `[N N]`."""
+    with torch.no_grad():
+        K, k = gp.kernel(rows.X).to_dense(), gp.kernel(X, rows.X).to_dense()
+        gain = k @ (K + gp.noise * torch.eye(rows.N)).inverse()
+        return 0.7 + gain @ (rows.Y - 0.7), gp.kernel(X).to_dense() - gain @ k.mT
+
+
+@pytest.mark.parametrize("P", [1, 3])
+def test_points_at_the_data_give_the_exact_posterior(P: int) -> None:
+    gp, rows, posterior = fitted(P)
+    X = torch.linspace(-1, 7, 20, dtype=torch.float64)[:, None]
+    mean, covariance = exact_prediction(gp, rows, X)
+    prediction = posterior.predict(X)
+    torch.testing.assert_close(prediction.mean, mean, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(posterior.predict_mean(X), mean, rtol=1e-6, atol=1e-7)
+    variance = covariance.diagonal()[:, None].expand(-1, P)
+    torch.testing.assert_close(prediction.variance, variance, rtol=1e-6, atol=1e-7)
+    full = posterior.covariance(X)
+    assert full.shape == (P, 20, 20)
+    torch.testing.assert_close(full[-1], covariance, rtol=1e-6, atol=1e-7)
+
+
+def test_an_observation_has_the_noise_on_top() -> None:
+    gp, rows, posterior = fitted(K=6)
+    latent, observed = posterior.predict(rows.X), posterior.predict(rows.X, observed=True)
+    torch.testing.assert_close(observed.variance - latent.variance, gp.noise.expand(15, 1))
+    full = posterior.covariance(rows.X, observed=True)[0].diagonal()
+    torch.testing.assert_close(full[:, None], observed.variance)
+
+
+def test_log_density_is_that_of_a_normal() -> None:
+    _, rows, posterior = fitted(P=2, K=6)
+    p = posterior.predict(rows.X, observed=True)
+    expected = torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(rows.Y)
+    torch.testing.assert_close(posterior.log_density(rows.X, rows.Y), expected)
+
+
+def test_samples_have_the_posteriors_moments(generator: torch.Generator) -> None:
+    _, _, posterior = fitted(P=2, K=6)
+    X = torch.tensor([[0.5], [2.0], [9.0]], dtype=torch.float64)
+    draws = posterior.sample(X, 20_000, generator=generator)
+    p, covariance = posterior.predict(X), posterior.covariance(X)
+    # 20,000 draws, |z| < 4 for six means; covariances to 5 %.
+    z = (draws.mean(0) - p.mean) / (p.variance / 20_000).sqrt()
+    assert (z.abs() < 4).all()
+    for output in range(2):
+        torch.testing.assert_close(
+            draws[..., output].mT.cov(), covariance[output], rtol=0.05, atol=0.01
+        )
+
+
+def test_it_owns_what_it_needs() -> None:
+    gp, rows, posterior = fitted(K=6)
+    before = posterior.predict(rows.X).mean
+    with torch.no_grad():
+        for parameter in gp.parameters():
+            parameter.add_(1.0)
+    torch.testing.assert_close(posterior.predict(rows.X).mean, before)
+    assert not any(p.requires_grad for p in posterior.parameters())
+
+
+def test_train_and_eval_mode_make_no_difference() -> None:
+    _, rows, posterior = fitted(K=6)
+    first = posterior.train().predict(rows.X)
+    second = posterior.eval().predict(rows.X)
+    assert torch.equal(first.mean, second.mean)
+    assert torch.equal(first.variance, second.variance)
+
+
+def test_gradients_with_respect_to_inputs_are_there() -> None:
+    _, _, posterior = fitted(K=6)
+    X = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
+    posterior.predict(X).variance.sum().backward()
+    assert X.grad is not None
+    assert X.grad.abs().sum() > 0
+
+
+def test_no_points_at_all_give_the_prior() -> None:
+    gp, rows, _ = fitted()
+    empty = gp.prune(torch.zeros(15, dtype=torch.bool)).posterior(rows)
+    p = empty.predict(rows.X)
+    torch.testing.assert_close(p.mean, torch.full_like(p.mean, 0.7))
+    variance = gp.kernel(rows.X, diag=True)[:, None].detach()
+    torch.testing.assert_close(p.variance, variance)
+    assert torch.isfinite(empty.sample(rows.X, 2)).all()
+
+
+def test_variances_are_clipped_by_rounding_alone() -> None:
+    """Thirty points on a short line: k − ‖V‖² + ‖FᵀV‖² is negative by rounding at the most."""
+    X = torch.linspace(0, 1, 30, dtype=torch.float64)[:, None]
+    gp = SparseGP(RBFKernel(), X, noise=1e-4)
+    posterior = gp.posterior(Dataset.of(X, torch.sin(X[:, 0])))
+    raw = posterior.covariance(X)[0].diagonal()
+    assert raw.min() > -1e-9
+    assert (posterior.predict(X).variance >= 0).all()
+
+
+def test_wrong_columns_are_named() -> None:
+    _, _, posterior = fitted()
+    with pytest.raises(InputError, match="1 columns"):
+        posterior.predict(torch.zeros(3, 2, dtype=torch.float64))

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from winnowgp.plots import draw_illustration, saved
+from winnowgp.plots.illustration import Illustration, Midway
+from winnowgp.plots.posterior_1d import Curve
+
+
+def illustration() -> Illustration:
+    grid = torch.linspace(0, 1, 5)
+    curve = Curve(grid, grid, 0.1 + 0 * grid, grid[:3], grid[:3])
+    draws = torch.tensor([[True, False], [False, False], [True, True]])
+    midway = Midway(7, grid[:2], torch.tensor([0.2, 0.9]), draws)
+    return Illustration(grid, grid, curve, midway, curve)
+
+
+def test_the_illustration_shows_what_it_was_given() -> None:
+    left, top, bottom, right = draw_illustration(illustration()).axes
+    assert left.get_title(loc="left") == "(a) all candidates"
+    assert "after 7 steps" in top.get_title(loc="left")
+    assert [t.get_text() for t in bottom.get_yticklabels()] == ["1 points", "0 points", "2 points"]
+    assert any("3 inducing points" in t.get_text() for t in right.get_legend().get_texts())
+
+
+def test_a_picture_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = saved(draw_illustration(illustration()), tmp_path / "a.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+    class Breaks(Figure):
+        def savefig(self, *args, **kwargs) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        saved(Breaks(), tmp_path / "b.png")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]

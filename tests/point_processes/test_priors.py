@@ -1,0 +1,107 @@
+"""One battery over every prior on subsets."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from winnowgp.errors import InputError
+from winnowgp.gradients import all_masks
+from winnowgp.point_processes import (
+    Bernoulli,
+    Budget,
+    CardinalityPrior,
+    LinearCardinality,
+    SquaredCardinality,
+    Uniform,
+    kl_divergence,
+)
+
+PRIORS = {
+    "squared": lambda K: SquaredCardinality(K, alpha=0.3),
+    "linear": lambda K: LinearCardinality(K, alpha=1.2),
+    "budget": lambda K: Budget(torch.cos(torch.arange(K + 1, dtype=torch.float64)) * 3),
+    "uniform": Uniform,
+}
+battery = pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS.keys())
+LOGITS = st.lists(st.floats(-20, 20), min_size=0, max_size=8)
+LIKE = torch.zeros((), dtype=torch.float64)
+
+
+@battery
+@pytest.mark.parametrize("K", [0, 1, 5, 10])
+def test_probabilities_of_all_subsets_sum_to_one(prior, K: int) -> None:
+    total = prior(K).log_prob(all_masks(K), like=LIKE).exp().sum()
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-12, atol=0)
+
+
+@battery
+@settings(max_examples=40, deadline=None)
+@given(logits=LOGITS)
+def test_kl_matches_enumeration(prior, logits: list[float]) -> None:
+    q = Bernoulli(torch.tensor(logits, dtype=torch.float64))
+    p: CardinalityPrior = prior(q.K)
+    masks = all_masks(q.K)
+    log_q = q.log_prob(masks)
+    expected = (log_q.exp() * (log_q - p.log_prob(masks, like=LIKE))).sum()
+    kl = kl_divergence(q, p)
+    torch.testing.assert_close(kl, expected, rtol=1e-9, atol=1e-9)
+    assert kl > -1e-9
+
+
+@battery
+def test_closed_form_expectation_agrees_with_the_distribution_of_the_count(prior) -> None:
+    q = Bernoulli(torch.linspace(-4, 3, 60, dtype=torch.float64))
+    p = prior(60)
+    through_count = (q.count_probs() * p.log_weights(LIKE)).sum()
+    torch.testing.assert_close(p.expected_log_weight(q), through_count, rtol=1e-10, atol=0)
+
+
+@battery
+def test_kl_is_differentiable_in_the_logits(prior) -> None:
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: kl_divergence(Bernoulli(a), prior(6)), (logits,))
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
+def test_kl_is_zero_when_q_is_the_prior(alpha: float) -> None:
+    q = Bernoulli(torch.full((40,), -alpha, dtype=torch.float64))
+    assert abs(kl_divergence(q, LinearCardinality(40, alpha)).item()) < 1e-10
+    even = Bernoulli(torch.zeros(40, dtype=torch.float64))
+    assert abs(kl_divergence(even, Uniform(40)).item()) < 1e-10
+
+
+def test_the_normaliser_of_many_candidates_does_not_overflow() -> None:
+    q = Bernoulli(torch.zeros(5_000, dtype=torch.float64))
+    assert torch.isfinite(kl_divergence(q, SquaredCardinality(5_000, 1e-6)))
+
+
+def test_a_hard_budget_forbids_larger_sets() -> None:
+    hard = Budget(torch.tensor([0.0, 0.0, float("-inf")], dtype=torch.float64))
+    allowed = hard.log_prob(all_masks(2), like=LIKE).exp()
+    torch.testing.assert_close(allowed, torch.tensor([1, 1, 1, 0], dtype=torch.float64) / 3)
+    one = Bernoulli(torch.tensor([0.0, float("-inf")], dtype=torch.float64))
+    assert torch.isfinite(kl_divergence(one, hard))
+    assert torch.isinf(kl_divergence(Bernoulli(torch.zeros(2, dtype=torch.float64)), hard))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [SquaredCardinality, LinearCardinality])
+def test_a_strength_that_is_not_positive_is_refused(kind, alpha: float) -> None:
+    with pytest.raises(InputError, match="`alpha` must be a positive number"):
+        kind(5, alpha)
+
+
+@pytest.mark.parametrize(
+    "table", [[], [float("nan"), 0.0], [float("inf")], [float("-inf"), float("-inf")]]
+)
+def test_unusable_tables_are_refused(table: list[float]) -> None:
+    with pytest.raises(InputError, match="`table`"):
+        Budget(torch.tensor(table, dtype=torch.float64))
+
+
+def test_a_prior_for_another_number_of_candidates_is_refused() -> None:
+    with pytest.raises(InputError, match="build the prior with K=3"):
+        kl_divergence(Bernoulli(torch.zeros(3)), Uniform(4))
+    with pytest.raises(InputError, match="zero or more"):
+        Uniform(-1)

@@ -1,0 +1,168 @@
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from winnowgp import fit
+from winnowgp.data import Dataset, hills
+from winnowgp.errors import InputError
+from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction, Temperature
+from winnowgp.models import SparseGP
+from winnowgp.point_processes import LinearCardinality, SquaredCardinality
+from winnowgp.training import Progress, ThreePhases
+
+
+def model(data: Dataset, K: int = 20) -> SparseGP:
+    return SparseGP(ScaleKernel(RBFKernel()), data.X[:: data.N // K][:K], noise=0.1)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_it_keeps_few_points_and_most_of_the_bound() -> None:
+    data = hills()
+    gp = model(data)
+    schedule = ThreePhases(
+        SquaredCardinality(20, alpha=0.1), pre=150, process=250, post=150, learning_rate=0.05
+    )
+    fitted = fit(gp, data, schedule=schedule, generator=seeded())
+    full = fit(
+        gp,
+        data,
+        schedule=ThreePhases(
+            LinearCardinality(20, 1e-9),
+            pre=500,
+            process=0,
+            post=0,
+            initial_inclusion=1 - 1e-12,
+            learning_rate=0.05,
+        ),
+    )
+    assert full.posterior.M == 20
+    assert fitted.posterior.M < 18
+    assert fitted.bound > full.bound - 0.05 * data.N
+    # The objective is climbed: its last quarter is above its first.
+    trace = fitted.selection.trace
+    assert trace.shape == (250,)
+    assert trace[-60:].mean() > trace[:60].mean()
+
+
+def test_stronger_priors_keep_fewer_points() -> None:
+    data = hills()
+    gp = model(data)
+    kept = [
+        fit(
+            gp,
+            data,
+            schedule=ThreePhases(
+                SquaredCardinality(20, alpha), pre=80, process=120, post=0, learning_rate=0.05
+            ),
+        ).selection.inclusion.sum()
+        for alpha in (0.02, 0.5, 10.0)
+    ]
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_everything_learns_while_inclusion_does() -> None:
+    data = hills()
+    gp = model(data)
+    schedule = ThreePhases(SquaredCardinality(20, 0.05), pre=0, process=15, post=0)
+    fitted = fit(gp, data, schedule=schedule)
+    for name, parameter in fitted.model.named_parameters():
+        if name != "candidates":
+            assert not torch.equal(parameter, gp.get_parameter(name)), name
+    assert not torch.equal(fitted.candidates, gp.candidates.detach())
+
+
+def test_frozen_locations_stay_where_they_are() -> None:
+    data = hills()
+    gp = model(data)
+    gp.candidates.requires_grad_(False)
+    schedule = ThreePhases(SquaredCardinality(20, 0.05), pre=5, process=5, post=5)
+    fitted = fit(gp, data, schedule=schedule)
+    assert torch.equal(fitted.candidates, gp.candidates)
+    assert torch.equal(fitted.posterior.Z, gp.candidates[fitted.selection.mask])
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        ScoreFunction(samples=2, baseline=LeaveOneOut()),
+        Relaxed(temperature=Temperature(steps=100)),
+    ],
+    ids=["leave-one-out", "relaxed"],
+)
+def test_other_gradients_serve_too(gradient) -> None:
+    data = hills()
+    schedule = ThreePhases(
+        SquaredCardinality(20, 0.3),
+        pre=80,
+        process=150,
+        post=80,
+        gradient=gradient,
+        learning_rate=0.05,
+    )
+    fitted = fit(model(data), data, schedule=schedule)
+    assert fitted.posterior.M < 18
+    assert torch.isfinite(torch.tensor(fitted.bound))
+
+
+def test_the_same_seed_gives_the_same_fit_and_the_users_model_is_untouched() -> None:
+    data = hills()
+    gp = model(data)
+    before = {name: p.detach().clone() for name, p in gp.named_parameters()}
+    schedule = ThreePhases(SquaredCardinality(20, 0.1), pre=5, process=20, post=5)
+    first, second, other = (
+        fit(gp, data, schedule=schedule, generator=seeded(s)) for s in (1, 1, 2)
+    )
+    assert first.bound == second.bound
+    assert torch.equal(first.selection.inclusion, second.selection.inclusion)
+    assert not torch.equal(first.selection.inclusion, other.selection.inclusion)
+    for name, parameter in gp.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
+def test_more_draws_never_give_a_worse_set() -> None:
+    data = hills()
+    gp, prior = model(data), SquaredCardinality(20, 0.1)
+    values = []
+    for draws in (1, 200):
+        schedule = ThreePhases(prior, pre=0, process=3, post=0, draws=draws)
+        fitted = fit(gp, data, schedule=schedule, generator=seeded())
+        M = fitted.selection.M
+        values.append(fitted.bound - 0.1 * M**2)
+    assert values[1] > values[0]
+
+
+def test_progress_tells_phases_steps_and_inclusion() -> None:
+    data = hills()
+    told: list[Progress] = []
+    schedule = ThreePhases(SquaredCardinality(20, 0.1), pre=2, process=3, post=1)
+    fit(model(data), data, schedule=schedule, on_progress=told.append)
+    assert [(p.phase, p.step, p.steps) for p in told] == [
+        ("pre-train", 1, 2),
+        ("pre-train", 2, 2),
+        ("inclusion", 1, 3),
+        ("inclusion", 2, 3),
+        ("inclusion", 3, 3),
+        ("post-train", 1, 1),
+    ]
+    assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in told)
+
+
+def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
+    data = hills()
+    schedule = ThreePhases(SquaredCardinality(20, 1e6), pre=0, process=60, post=2)
+    fitted = fit(model(data), data, schedule=schedule)
+    assert fitted.posterior.M == 0
+    assert torch.isfinite(fitted.posterior.predict(data.X).variance).all()
+
+
+def test_bad_plans_are_named() -> None:
+    data = hills()
+    with pytest.raises(InputError, match="K=20"):
+        fit(model(data), data, schedule=ThreePhases(SquaredCardinality(5, 0.1)))
+    with pytest.raises(InputError, match="zero or more steps"):
+        ThreePhases(SquaredCardinality(5, 0.1), pre=-1)
+    with pytest.raises(InputError, match="initial_inclusion"):
+        ThreePhases(SquaredCardinality(5, 0.1), initial_inclusion=1.0)
