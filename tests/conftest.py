@@ -1,4 +1,8 @@
-"""Shapes are checked while tests run: every signature of the package goes through beartype."""
+"""Shapes are checked while tests run: every signature of the inner rooms goes through beartype.
+
+The rim (estimators, cli) is left out: it meets whatever users bring, and must say itself what is
+wrong with it.
+"""
 
 import os
 
@@ -6,7 +10,19 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook("winnowgp", "beartype.beartype")
+INNER_ROOMS = [
+    "linalg",
+    "data",
+    "point_processes",
+    "bounds",
+    "gradients",
+    "selection",
+    "models",
+    "training",
+    "plots",
+    "experiments",
+]
+install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
 
 

@@ -1,5 +1,7 @@
 """Collapsed, tighter, upper and exact: each against its dense twin, then against each other."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ BOUNDS = {
     "upper": (upper_bound, oracles.upper),
 }
 battery = pytest.mark.parametrize(("bound", "oracle"), BOUNDS.values(), ids=BOUNDS.keys())
-close = {"rtol": 1e-8, "atol": 1e-8}
+close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 
 
 @battery
@@ -57,7 +59,7 @@ def test_equals_the_evidence_when_points_are_the_data(bound, oracle) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_collapsed_tighter_evidence_upper_stand_in_this_order(seed: int) -> None:
     p = problem(seed=seed)
-    args = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
+    args: dict[str, Any] = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
     evidence = exact_log_marginal(p.Kff, Y=p.Y, noise=p.noise)
     lower, tight, up = (
         b(p.Kuu, p.Kuf, **args) for b in (collapsed_bound, tighter_bound, upper_bound)
@@ -123,7 +125,7 @@ def test_the_empty_subset_has_its_proper_value() -> None:
 
 def test_the_masked_bound_with_a_mask_is_the_bound_of_the_subset() -> None:
     p, masks = problem(K=5), all_masks(5)
-    args = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
+    args: dict[str, Any] = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
     masked = masked_bound(p.Kuu, p.Kuf, weights=masks.double(), **args)
     direct = collapsed_bound(*subset_blocks(p.Kuu, p.Kuf, masks), **args)
     torch.testing.assert_close(masked, direct, rtol=1e-10, atol=1e-10)
@@ -135,7 +137,7 @@ def test_the_masked_bound_with_a_mask_is_the_bound_of_the_subset() -> None:
 def test_the_masked_bound_is_defined_and_smooth_in_between() -> None:
     p = problem(N=8, K=3)
     weights = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
-    args = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
+    args: dict[str, Any] = {"kff": p.kff, "Y": p.Y, "noise": p.noise}
     assert torch.autograd.gradcheck(
         lambda w: masked_bound(p.Kuu, p.Kuf, weights=w, **args), (weights,)
     )

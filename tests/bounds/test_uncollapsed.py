@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from winnowgp.bounds import (
 )
 from winnowgp.gradients import all_masks
 
-close = {"rtol": 1e-8, "atol": 1e-8}
+close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 
 
 def random_q(K: int, P: int, seed: int = 1) -> tuple[Tensor, Tensor]:

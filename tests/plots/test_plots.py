@@ -22,7 +22,9 @@ def test_the_illustration_shows_what_it_was_given() -> None:
     assert left.get_title(loc="left") == "(a) all candidates"
     assert "after 7 steps" in top.get_title(loc="left")
     assert [t.get_text() for t in bottom.get_yticklabels()] == ["1 points", "0 points", "2 points"]
-    assert any("3 inducing points" in t.get_text() for t in right.get_legend().get_texts())
+    legend = right.get_legend()
+    assert legend is not None
+    assert any("3 inducing points" in t.get_text() for t in legend.get_texts())
 
 
 def test_a_picture_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:

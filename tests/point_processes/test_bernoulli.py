@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,7 +31,7 @@ def test_entropy_and_moments_match_enumeration(logits: list[float]) -> None:
     masks = all_masks(q.K)
     log_q = q.log_prob(masks)
     probs, count = log_q.exp(), masks.sum(-1).to(log_q)
-    close = {"rtol": 1e-9, "atol": 1e-12}
+    close: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(q.entropy(), -(probs * log_q).sum(), **close)
     torch.testing.assert_close(q.mean_count(), (probs * count).sum(), **close)
     variance = (probs * (count - (probs * count).sum()) ** 2).sum()
@@ -66,6 +68,7 @@ def test_saturated_logits_stay_exact_and_finite() -> None:
     # log(1 − sigmoid(50)) = −50 to 1e-22, where 1 − sigmoid(50) rounds to zero.
     torch.testing.assert_close(log_prob[1], torch.tensor(-50.0, dtype=torch.float64))
     (q.entropy() + log_prob.sum() + q.variance_count()).backward()
+    assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
 
 

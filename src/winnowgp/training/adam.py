@@ -51,13 +51,14 @@ class Adam:
                 rejections += 1
                 if rejections > MOST_REJECTIONS:
                     raise TrainingError(
-                        f"{rejections} steps failed, whatever their length; the data may be scaled "
-                        "badly (standardise them), or the kernel cannot be evaluated there."
+                        f"{rejections} steps in a row failed, however short; the data may be "
+                        "scaled badly (standardise them), or the kernel cannot be evaluated there."
                     )
                 _restore(parameters, good)
                 for group in optimiser.param_groups:
                     group["lr"] *= 0.5
                 continue
+            rejections = 0
             good = [p.detach().clone() for p in parameters]
             step += 1
             on_step(step, value)

@@ -1,0 +1,32 @@
+"""What the README says is run."""
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_examples_run(capsys) -> None:
+    text = README.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    kept = re.search(r"(\d+) of 40 candidates kept, R² = (0\.\d+)", capsys.readouterr().out)
+    assert kept is not None
+    assert int(kept.group(1)) < 20
+    assert float(kept.group(2)) > 0.95
+
+
+def test_the_map_of_rooms_is_complete() -> None:
+    table = README.read_text(encoding="utf-8").split("## The rooms")[1]
+    rooms = [p for p in (README.parent / "src" / "winnowgp").iterdir() if p.is_dir()]
+    missing = {p.name for p in rooms if f"`{p.name}`" not in table} - {"__pycache__"}
+    assert not missing
+
+
+def test_the_pictures_are_there() -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README.read_text(encoding="utf-8"))
+    assert pictures
+    assert all((README.parent / p).is_file() for p in pictures)
