@@ -18,6 +18,7 @@ from winnowgp.bounds.exact import exact_log_marginal
 from winnowgp.bounds.masked import masked_blocks, masked_bound
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
+from winnowgp.bounds.two_pass import ChunkedKernel, TwoPass, evidence_gradient, two_pass_bound
 from winnowgp.bounds.uncollapsed import (
     gaussian_expected_log_prob,
     marginals,
@@ -28,9 +29,12 @@ from winnowgp.bounds.uncollapsed import (
 from winnowgp.bounds.upper import upper_bound
 
 __all__ = [
+    "ChunkedKernel",
     "Subset",
+    "TwoPass",
     "collapsed_bound",
     "collapsed_posterior",
+    "evidence_gradient",
     "exact_log_marginal",
     "gaussian_expected_log_prob",
     "marginals",
@@ -39,6 +43,7 @@ __all__ = [
     "subset_blocks",
     "subset_marginal",
     "tighter_bound",
+    "two_pass_bound",
     "uncollapsed_bound",
     "upper_bound",
     "whitened_kl",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from winnowgp.bounds import collapsed_bound, collapsed_posterior, upper_bound
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.models.chunked_bound import chunked_bound, evidence
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.kernel_blocks import kernel_blocks, prior_mean
 from winnowgp.models.posterior import Posterior
@@ -80,6 +81,24 @@ class SparseGP(nn.Module):
         return collapsed_bound(
             blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
         )
+
+    def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Scalar:
+        """The same bound, or the tighter one, with memory that does not grow with the rows.
+
+        Made for optimisers: its jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
+        """
+        return chunked_bound(
+            self.kernel,
+            Z=self.candidates,
+            X=data.X,
+            Y=self._centred(data),
+            noise=self.noise,
+            tighter=tighter,
+        )
+
+    def evidence(self, data: Dataset) -> Scalar:
+        """Exact log p(Y) without any inducing points, in nats; O(N³)."""
+        return evidence(self.kernel, X=data.X, Y=self._centred(data), noise=self.noise)
 
     def upper_bound(self, data: Dataset) -> Scalar:
         """Upper bound on log p(Y) at the same parameters, in nats."""

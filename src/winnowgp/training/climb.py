@@ -1,0 +1,50 @@
+"""L-BFGS on a model: hyper-parameters, noise and locations at once."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.models import SparseGP
+from winnowgp.training.coordinates import Coordinates
+from winnowgp.training.lbfgs import Maximum, Stop, maximise
+from winnowgp.typing import Scalar
+
+# Beyond e^±30 a positive parameter has left every sensible scale.
+_FARTHEST = 30.0
+
+
+def climb(
+    model: SparseGP,
+    X: Float[Tensor, "N D"],
+    *,
+    objective: Callable[[], Scalar],
+    stop: Stop,
+    on_step: Callable[[int, float], None] = lambda step, value: None,
+) -> Maximum:
+    """Maximise `objective`, nats as a function of the model's parameters; leave the model there.
+
+    A parameter setting at which the objective cannot be computed is a step too long, never an
+    error.
+    """
+    coordinates = Coordinates(model, X)
+
+    def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
+        if len(x) and float(x.abs().max()) > _FARTHEST:
+            return None
+        coordinates.write(x)
+        model.zero_grad(set_to_none=True)
+        try:
+            value = objective()
+            value.backward()
+        except NotPositiveDefiniteError:
+            return None
+        return value.item(), coordinates.gradient()
+
+    with torch.enable_grad():
+        found = maximise(evaluate, coordinates.read(), stop=stop, on_step=on_step)
+    coordinates.write(found.x)
+    model.zero_grad(set_to_none=True)
+    return found

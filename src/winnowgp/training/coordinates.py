@@ -1,0 +1,89 @@
+"""A model's parameters as one vector in which steps of equal length mean about the same."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from typing import final
+
+import torch
+from gpytorch.constraints import GreaterThan, Positive
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.models import SparseGP
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One parameter; `constraint` is None where the parameter is its own coordinate."""
+
+    parameter: Tensor
+    constraint: Positive | GreaterThan | None
+    scale: Float[Tensor, " n"]
+
+    def read(self) -> Float[Tensor, " n"]:
+        raw = self.parameter.detach()
+        if self.constraint is None:
+            return raw.flatten()
+        return (self.constraint.transform(raw) - self.constraint.lower_bound).log().flatten()
+
+    def write(self, x: Float[Tensor, " n"]) -> None:
+        values = x.reshape(self.parameter.shape)
+        if self.constraint is not None:
+            values = self.constraint.inverse_transform(self.constraint.lower_bound + values.exp())
+        self.parameter.detach().copy_(values)
+
+    def gradient(self) -> Float[Tensor, " n"]:
+        given = self.parameter.grad
+        gradient = torch.zeros_like(self.parameter) if given is None else given
+        if self.constraint is None:
+            return gradient.flatten()
+        # t = lower + eˣ: ∂/∂x = ∂/∂raw · (∂t/∂raw)⁻¹ · (t − lower)
+        raw = self.parameter.detach().requires_grad_(True)
+        with torch.enable_grad():
+            value = self.constraint.transform(raw)
+            (slope,) = torch.autograd.grad(value.sum(), raw)
+        return (gradient / slope * (value.detach() - self.constraint.lower_bound)).flatten()
+
+
+@final
+class Coordinates:
+    """The trainable parameters of a model as a vector.
+
+    A parameter that GPyTorch keeps above a limit l is seen as log(value − l), whatever transform
+    GPyTorch uses: L-BFGS then needs no notion of units. Locations are scaled so that a step of one
+    moves √D spreads of the inputs; in units of a lengthscale two to three times as many iterations
+    were needed on kin8nm.
+    """
+
+    def __init__(self, model: SparseGP, X: Float[Tensor, "N D"]) -> None:
+        self.model = model
+        self._entries = tuple(_entries(model, X))
+        self.scale = torch.cat([X.new_ones(0), *(e.scale for e in self._entries)])
+
+    def read(self) -> Float[Tensor, " n"]:
+        """Where the model stands."""
+        return torch.cat([self.scale[:0], *(e.read() for e in self._entries)]) / self.scale
+
+    def write(self, x: Float[Tensor, " n"]) -> None:
+        """Move the model."""
+        sizes = [len(e.scale) for e in self._entries]
+        for entry, part in zip(self._entries, (x * self.scale).split(sizes), strict=True):
+            entry.write(part)
+
+    def gradient(self) -> Float[Tensor, " n"]:
+        """The parameters' gradients in these coordinates."""
+        return torch.cat([self.scale[:0], *(e.gradient() for e in self._entries)]) * self.scale
+
+
+def _entries(model: SparseGP, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
+    for module in (model.kernel, model.mean, model.likelihood):
+        for _, parameter, constraint in module.named_parameters_and_constraints():
+            if parameter.requires_grad:
+                logarithmic = isinstance(constraint, Positive | GreaterThan)
+                scale = X.new_ones(parameter.numel())
+                yield _Entry(parameter, constraint if logarithmic else None, scale)
+    if model.candidates.requires_grad and model.K:
+        spread = X.std(0, correction=0) * sqrt(X.shape[1])
+        scale = torch.where(spread > 0, spread, 1.0).repeat(model.K)
+        yield _Entry(model.candidates, None, scale)

@@ -1,0 +1,212 @@
+"""L-BFGS that treats a failed evaluation as a step too long, and stops when it gains no more nats.
+
+The inverse Hessian is kept in its compact form (Byrd, Nocedal and Schnabel 1994): a direction costs
+four thin products and two small triangular solves whatever the memory. SciPy's L-BFGS-B cannot be
+told that a step failed, nor to stop by nats.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.errors import TrainingError
+
+Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor] | None]
+"""From a vector to nats and their gradient; None where they cannot be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When to stop: once `window` iterations together gained less than `gain` nats."""
+
+    gain: float = 1e-2
+    window: int = 20
+    iterations: int = 500
+    """At the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """Where a search ended."""
+
+    x: Float[Tensor, " n"]
+    value: float
+    """In nats."""
+    iterations: int
+    rejected: int
+    """Evaluations that failed or were not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    x: Float[Tensor, " n"]
+    value: float
+    gradient: Float[Tensor, " n"]
+
+
+def maximise(
+    objective: Objective,
+    start: Float[Tensor, " n"],
+    *,
+    stop: Stop,
+    memory: int = 50,
+    on_step: Callable[[int, float], None] = lambda step, value: None,
+) -> Maximum:
+    """Climb from `start`, never ending lower than there.
+
+    Args:
+        memory: pairs of steps and changes of the gradient that are remembered.
+        on_step: told the number of each iteration and the nats after it.
+
+    Raises:
+        TrainingError: the objective cannot be computed at `start`.
+    """
+    line = _Line(objective)
+    point = line.evaluate(start)
+    if point is None:
+        raise TrainingError(
+            "the bound cannot be computed at the starting point; are inputs standardised and "
+            "kernel parameters of a sensible size?"
+        )
+    pairs = _Pairs(memory)
+    trace = [point.value]
+    while len(trace) <= stop.iterations and len(start):
+        found = line.search(point, pairs.direction(point.gradient), fresh=len(pairs) == 0)
+        if found is None and len(pairs) == 0:
+            break
+        if found is None:
+            pairs.clear()
+            continue
+        pairs.add(found.x - point.x, point.gradient - found.gradient)
+        point = found
+        trace.append(point.value)
+        on_step(len(trace) - 1, point.value)
+        if len(trace) > stop.window and point.value - trace[-1 - stop.window] < stop.gain:
+            break
+    return Maximum(point.x, point.value, len(trace) - 1, line.rejected)
+
+
+@final
+class _Line:
+    """Evaluations, with the failed ones counted, and the line search over them."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self.rejected = 0
+
+    def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
+        result = self._objective(x)
+        if result is not None and math.isfinite(result[0]) and bool(result[1].isfinite().all()):
+            return _Point(x, *result)
+        self.rejected += 1
+        return None
+
+    def search(self, at: _Point, direction: Float[Tensor, " n"], *, fresh: bool) -> _Point | None:
+        """A step that gains enough and whose slope has fallen (weak Wolfe), or the best gain."""
+        slope = float(direction @ at.gradient)
+        if not slope > 0:
+            return None
+        step = min(1.0, 1.0 / float(at.gradient.norm())) if fresh else 1.0
+        low, low_value, low_slope, high = 0.0, at.value, slope, math.inf
+        best: _Point | None = None
+        for _ in range(20):
+            point = self.evaluate(at.x + step * direction)
+            if point is None:
+                high, step = step, low + 0.2 * (step - low)
+                continue
+            new_slope = float(direction @ point.gradient)
+            trial = _cubic((low, low_value, low_slope), (step, point.value, new_slope))
+            if point.value < at.value + 1e-4 * step * slope:
+                high, step = step, _inside(trial, low, step)
+                if best is not None and high - low < 1e-3 * low:
+                    break
+            elif new_slope > 0.9 * slope:
+                best, low_value, low_slope = point, point.value, new_slope
+                low, step = step, _beyond(trial, step, high)
+            else:
+                return point
+            if high < 1e-12:
+                break
+        return best
+
+
+def _cubic(a: tuple[float, float, float], b: tuple[float, float, float]) -> float:
+    """Maximiser of the cubic through two (step, value, slope); NaN when it has none."""
+    # Of −f this is the usual minimiser, Nocedal and Wright (3.59).
+    d1 = -a[2] - b[2] + 3 * (a[1] - b[1]) / (a[0] - b[0])
+    root = d1 * d1 - a[2] * b[2]
+    if root < 0:
+        return math.nan
+    d2 = math.copysign(math.sqrt(root), b[0] - a[0])
+    bottom = a[2] - b[2] + 2 * d2
+    return b[0] - (b[0] - a[0]) * (d2 - d1 - b[2]) / bottom if bottom else math.nan
+
+
+def _inside(trial: float, low: float, high: float) -> float:
+    """`trial`, kept away from both ends; the middle when it is not a number."""
+    width = high - low
+    if math.isnan(trial):
+        return low + 0.5 * width
+    return min(max(trial, low + 0.1 * width), low + 0.7 * width)
+
+
+def _beyond(trial: float, step: float, high: float) -> float:
+    """A longer step: towards `high` if something failed there, else where the cubic points."""
+    if math.isfinite(high):
+        return 0.5 * (step + high)
+    return min(max(trial, 1.5 * step), 10 * step) if trial > step else 3 * step
+
+
+@final
+class _Pairs:
+    """Steps s and changes y of the descent gradient, newest last, with their inner products."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._S)
+
+    def clear(self) -> None:
+        self._S = self._Y = self._SY = self._YY = torch.zeros(0, 0)
+        self._gamma = 1.0
+
+    def add(self, s: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> None:
+        """Remember a step, if the curvature along it is positive."""
+        sy = float(s @ y)
+        if not sy > 1e-10 * float(s.norm() * y.norm()):
+            return
+        if not len(self):
+            self._S = self._Y = s.new_zeros(0, len(s))
+            self._SY = self._YY = s.new_zeros(0, 0)
+        old = 1 if len(self) == self._memory else 0
+        self._S = torch.cat([self._S[old:], s[None]])
+        self._Y = torch.cat([self._Y[old:], y[None]])
+        self._SY = _bordered(self._SY[old:, old:], self._S @ y)
+        self._YY = _bordered(self._YY[old:, old:], self._Y @ y)
+        self._gamma = sy / float(y @ y)
+
+    def direction(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """H g with H the compact inverse Hessian; uphill."""
+        if not len(self):
+            return gradient
+        gamma, R = self._gamma, self._SY.triu()
+        p = torch.linalg.solve_triangular(R, (self._S @ gradient)[:, None], upper=True)[:, 0]
+        inner = self._SY.diagonal() * p + gamma * (self._YY @ p - self._Y @ gradient)
+        q = torch.linalg.solve_triangular(R.mT, inner[:, None], upper=False)[:, 0]
+        return gamma * gradient + q @ self._S - (gamma * p) @ self._Y
+
+
+def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Tensor, "k k"]:
+    """`A` with one more row and column, both `column`; of S Yᵀ only the upper triangle is read."""
+    grown = column.new_empty(len(column), len(column))
+    grown[:-1, :-1] = A
+    grown[:, -1] = column
+    grown[-1] = column
+    return grown

@@ -1,0 +1,95 @@
+"""Where a fit starts: hyper-parameters from the exact evidence of a few rows, the best of several.
+
+A subset of rows does not bias the lengthscales, where too few inducing points held in place do:
+they make the bound prefer a smoother function with more noise.
+"""
+
+from copy import deepcopy
+from math import inf, sqrt
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import TrainingError
+from winnowgp.models import SparseGP
+from winnowgp.training.climb import climb
+from winnowgp.training.lbfgs import Stop
+
+STAGES = (250, 500, 1000)
+
+
+def warmed_up(
+    model: SparseGP, data: Dataset, *, order: Tensor, stages: tuple[int, ...] = STAGES
+) -> SparseGP:
+    """A copy of the model with no candidates and warm hyper-parameters.
+
+    Every start is climbed on the first few rows of `order`, the two best distinct ones go on to
+    more rows, and the best of those is returned.
+    """
+    fitted = starting_points(model, data)
+    best = fitted[0]
+    for stage, count in enumerate(stages):
+        if stage and stages[stage - 1] >= data.N:
+            break
+        rows = Dataset(data.X[order[:count]], data.Y[order[:count]])
+        ranked = sorted(((_climb(start, rows), start) for start in fitted), key=lambda r: -r[0])
+        top = ranked[0][0]
+        others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.N]
+        best = ranked[0][1]
+        fitted = [deepcopy(start) for start in [best, *others][:2]]
+        for start in fitted:
+            _shorten(start.kernel, data)
+    return best
+
+
+def starting_points(model: SparseGP, data: Dataset) -> list[SparseGP]:
+    """The model as given, and variants that reach every likelihood mode seen so far.
+
+    Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
+    √D correlates them by e⁻¹), noise of a tenth or a hundredth of the targets' variance.
+    """
+    bare = model.prune(torch.zeros(model.K, dtype=torch.bool, device=data.X.device))
+    starts = [bare]
+    variance = float(data.Y.square().mean())
+    for factor in (sqrt(data.D), 1.0):
+        for noise in (0.1, 0.01):
+            start = deepcopy(bare)
+            for kernel in _with_lengthscale(start.kernel):
+                kernel.lengthscale = factor * _spread(kernel, data)
+            if start.likelihood.raw_noise.requires_grad:
+                start.likelihood.noise = data.X.new_tensor(max(noise * variance, 1e-5))
+            starts.append(start)
+    return starts
+
+
+def _climb(model: SparseGP, rows: Dataset) -> float:
+    """Maximise the exact evidence of the rows; −∞ where it cannot be computed at all."""
+    stop = Stop(gain=1e-3 * rows.N, window=10, iterations=60)
+    try:
+        return climb(model, rows.X, objective=lambda: model.evidence(rows), stop=stop).value
+    except TrainingError:
+        return -inf
+
+
+def _with_lengthscale(kernel: Kernel) -> list[Kernel]:
+    """Kernels whose lengthscale is to be learnt."""
+    parts = [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]
+    return [part for part in parts if part.raw_lengthscale.requires_grad]
+
+
+def _spread(kernel: Kernel, data: Dataset) -> Tensor:
+    """Standard deviation of the columns a lengthscale belongs to; their mean if it is shared."""
+    spread = data.X.std(0, correction=0)
+    if isinstance(kernel.active_dims, Tensor):
+        spread = spread[kernel.active_dims]
+    spread = torch.where(spread > 0, spread, 1.0)
+    return spread if kernel.ard_num_dims else spread.mean()
+
+
+def _shorten(kernel: Kernel, data: Dataset) -> None:
+    """No lengthscale above 2√D spreads: a column that few rows switch off could not come back."""
+    for part in _with_lengthscale(kernel):
+        longest = 2 * sqrt(data.D) * _spread(part, data)
+        part.lengthscale = torch.minimum(part.lengthscale.detach(), longest)
