@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gpytorch.kernels import Kernel
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel
 from gpytorch.means import Mean
 from jaxtyping import Float
 from linear_operator import to_dense
@@ -35,6 +36,10 @@ def covariance(
     """Dense prior covariance between two sets of rows."""
     if A.shape[0] == 0 or B.shape[0] == 0:
         return A.new_zeros(A.shape[0], B.shape[0])
+    if isinstance(kernel, AdditiveKernel) and kernel.active_dims is None:
+        # Left to itself, a sum with a low-rank part is factorised to be added, with a jitter.
+        parts = [covariance(part, A, B) for part in kernel.kernels if isinstance(part, Kernel)]
+        return torch.stack(parts).sum(0)
     return to_dense(kernel(A, B))
 
 

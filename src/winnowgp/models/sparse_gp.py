@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from winnowgp.bounds import collapsed_bound, collapsed_posterior, upper_bound
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky
 from winnowgp.models.chunked_bound import chunked_bound, evidence
 from winnowgp.models.collapsed_objective import CollapsedObjective
-from winnowgp.models.kernel_blocks import kernel_blocks, prior_mean
+from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean, prior_variance
 from winnowgp.models.posterior import Posterior
+from winnowgp.selection import SubsetStatistics, chunked_moments, subset_statistics
 from winnowgp.typing import Mask, Scalar
 
 LEAST_NOISE = 1e-6
@@ -74,6 +76,24 @@ class SparseGP(nn.Module):
         """What is the bound, in nats, if only this subset of the candidates is used?"""
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
         return CollapsedObjective(blocks, self._centred(data), self.noise)
+
+    @torch.no_grad()
+    def subset_statistics(self, data: Dataset, *, chunk: int = 4096) -> SubsetStatistics:
+        """The same question at fixed parameters, answered without the data; O(N K²) once.
+
+        Exact values of any subset, and the exact worth of every candidate, then cost nothing that
+        grows with the rows.
+        """
+        L = cholesky(covariance(self.kernel, self.candidates, self.candidates)).L
+        Y = self._centred(data)
+
+        def block(rows: slice) -> tuple[Tensor, Tensor]:
+            X = data.X[rows]
+            Kuf = covariance(self.kernel, self.candidates, X)
+            return Kuf, prior_variance(self.kernel, X)
+
+        weights = (1 / self.noise).expand(data.N)
+        return subset_statistics(L, chunked_moments(L, block, Y=Y, weights=weights, chunk=chunk))
 
     def bound(self, data: Dataset) -> Scalar:
         """Collapsed lower bound on log p(Y) with all candidates, in nats."""

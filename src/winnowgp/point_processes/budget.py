@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes.bernoulli import Bernoulli
 from winnowgp.point_processes.cardinality import CardinalityPrior
+from winnowgp.point_processes.count import count_distribution
 from winnowgp.typing import Scalar, SizeTable
 
 
@@ -44,3 +46,13 @@ class Budget(CardinalityPrior):
         probs, table = q.count_probs(), self.log_weights(q.logits)
         # 0 · (−∞) counts as 0: a size that cannot occur costs nothing, and has no gradient.
         return (probs * torch.where(probs > 0, table, 0.0)).sum()
+
+    def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
+        """The derivative of the distribution of the count, against the table, O(K²)."""
+        with torch.enable_grad():
+            off, on = (torch.sigmoid(s * q.logits.detach()).requires_grad_(True) for s in (-1, 1))
+            probs = count_distribution(off, on)
+            # A size that cannot occur even with k switched is not paid for; −∞ · 0 would be NaN.
+            table = torch.nan_to_num(self.log_weights(q.logits), neginf=-1e300)
+            d_off, d_on = torch.autograd.grad(probs @ table, (off, on))
+        return d_on - d_off

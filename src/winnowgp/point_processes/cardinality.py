@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
@@ -27,6 +28,13 @@ class CardinalityPrior(ABC):
     @abstractmethod
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
         """E_q[w(|Z|)], exactly and differentiably."""
+
+    @abstractmethod
+    def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
+        """E_q[w(|Z₋ₖ| + 1) − w(|Z₋ₖ|)] for every k, Z₋ₖ the subset without it.
+
+        The derivative of E_q[w(|Z|)] with respect to λ_k.
+        """
 
     @final
     def log_normaliser(self, like: Tensor) -> Scalar:

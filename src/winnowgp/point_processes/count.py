@@ -16,8 +16,13 @@ def poisson_binomial(logits: Float[Tensor, " K"]) -> Float[Tensor, " K+1"]:
     >>> poisson_binomial(torch.zeros(2, dtype=torch.float64))
     tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
-    K = logits.shape[0]
-    polynomials = torch.sigmoid(torch.stack([-logits, logits], dim=-1))
+    return count_distribution(torch.sigmoid(-logits), torch.sigmoid(logits))
+
+
+def count_distribution(off: Float[Tensor, " K"], on: Float[Tensor, " K"]) -> Float[Tensor, " K+1"]:
+    """Coefficients of Π_k (off_k + on_k t); the two are probabilities that add to one."""
+    K = on.shape[0]
+    polynomials = torch.stack([off, on], dim=-1)
     # A factor of one (λ = 0) more on the right changes no count: pad to a power of two.
     missing = (1 << max(K - 1, 0).bit_length()) - K
     one = polynomials.new_tensor([[1.0, 0.0]]).expand(missing, 2)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.point_processes.bernoulli import Bernoulli
@@ -33,3 +34,7 @@ class LinearCardinality(CardinalityPrior):
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
         """−α E|Z|, O(K)."""
         return -self.alpha * q.mean_count()
+
+    def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
+        """−α for every k."""
+        return torch.full_like(q.logits, -self.alpha)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.point_processes.bernoulli import Bernoulli
@@ -33,3 +34,7 @@ class SquaredCardinality(CardinalityPrior):
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
         """−α E|Z|² = −α (Var|Z| + (E|Z|)²), O(K)."""
         return -self.alpha * (q.variance_count() + q.mean_count() ** 2)
+
+    def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
+        """−α (1 + 2 Σ_{j≠k} λ_j), O(K)."""
+        return -self.alpha * (1 + 2 * (q.mean_count() - q.inclusion))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.point_processes.bernoulli import Bernoulli
@@ -27,3 +28,7 @@ class Uniform(CardinalityPrior):
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
         """Nothing to expect: zero."""
         return q.logits.new_zeros(())
+
+    def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
+        """Zero for every k."""
+        return torch.zeros_like(q.logits)

@@ -1,6 +1,40 @@
-"""Choosing: what a model must answer to be selectable, and what comes out."""
+"""Choosing: what a model must answer to be selectable, the ways to choose, and what comes out."""
 
-from winnowgp.selection.objective import RelaxedObjective, SubsetObjective
+from winnowgp.selection.alpha import (
+    AlphaChoice,
+    alpha_for_size,
+    alpha_for_time,
+    alpha_for_tolerance,
+)
+from winnowgp.selection.frontier import Frontier, polished, search_frontier
+from winnowgp.selection.moments import Moments, chunked_moments
+from winnowgp.selection.natural import NaturalSelection, select_naturally
+from winnowgp.selection.objective import FlipObjective, RelaxedObjective, SubsetObjective
+from winnowgp.selection.search import Found, backward_path, climbed, forward_path, swapped
 from winnowgp.selection.selection import Selection
+from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
 
-__all__ = ["RelaxedObjective", "Selection", "SubsetObjective"]
+__all__ = [
+    "AlphaChoice",
+    "FlipObjective",
+    "Found",
+    "Frontier",
+    "Moments",
+    "NaturalSelection",
+    "RelaxedObjective",
+    "Selection",
+    "SubsetObjective",
+    "SubsetStatistics",
+    "alpha_for_size",
+    "alpha_for_time",
+    "alpha_for_tolerance",
+    "backward_path",
+    "chunked_moments",
+    "climbed",
+    "forward_path",
+    "polished",
+    "search_frontier",
+    "select_naturally",
+    "subset_statistics",
+    "swapped",
+]

@@ -2,7 +2,10 @@
 
 from abc import ABC, abstractmethod
 
-from winnowgp.typing import Masks, Nats, Weights
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.typing import Mask, Masks, Nats, Weights
 
 
 class SubsetObjective(ABC):
@@ -22,6 +25,14 @@ class SubsetObjective(ABC):
 
         Differentiable with respect to the model's parameters where the model is.
         """
+
+
+class FlipObjective(SubsetObjective):
+    """An objective that knows, exactly and cheaply, what every single candidate is worth."""
+
+    @abstractmethod
+    def flips(self, mask: Mask) -> Float[Tensor, " K"]:
+        """L(Z ∪ k) − L(Z without k) in nats for every candidate k at once."""
 
 
 class RelaxedObjective(SubsetObjective):
