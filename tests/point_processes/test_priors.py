@@ -63,6 +63,52 @@ def test_kl_is_differentiable_in_the_logits(prior) -> None:
     assert torch.autograd.gradcheck(lambda a: kl_divergence(Bernoulli(a), prior(6)), (logits,))
 
 
+@battery
+@pytest.mark.parametrize("K", [1, 2, 5, 8])
+def test_expected_slope_is_the_sum_over_all_subsets_of_the_others(prior, K: int) -> None:
+    g = torch.Generator().manual_seed(K)
+    q = Bernoulli(2 * torch.randn(K, generator=g, dtype=torch.float64))
+    p: CardinalityPrior = prior(K)
+    steps = p.log_weights(LIKE).diff()
+    rest = all_masks(K - 1)
+    for k in range(K):
+        others = q.prune(torch.arange(K) != k)
+        expected = others.log_prob(rest).exp() @ steps[rest.sum(-1)]
+        torch.testing.assert_close(p.expected_slope(q)[k], expected, rtol=1e-10, atol=1e-12)
+
+
+@battery
+@pytest.mark.parametrize("K", [0, 1, 2, 5, 8, 60])
+def test_expected_slope_is_the_derivative_in_the_inclusions(prior, K: int) -> None:
+    g = torch.Generator().manual_seed(K)
+    inclusion = torch.rand(K, generator=g, dtype=torch.float64)
+    p: CardinalityPrior = prior(K)
+    derivative = torch.autograd.functional.jacobian(
+        lambda a: p.expected_log_weight(Bernoulli.from_inclusion(a)), inclusion
+    )
+    slope = p.expected_slope(Bernoulli.from_inclusion(inclusion))
+    torch.testing.assert_close(slope, derivative, rtol=1e-9, atol=1e-9)
+
+
+@battery
+def test_saturated_inclusions_keep_kl_and_slope_finite(prior) -> None:
+    for logits in ([800.0, -800.0, 0.0], [float("inf"), float("-inf"), 0.0]):
+        q = Bernoulli(torch.tensor(logits, dtype=torch.float64))
+        assert torch.isfinite(kl_divergence(q, prior(3)))
+        assert torch.isfinite(prior(3).expected_slope(q)).all()
+
+
+def test_a_forbidden_size_drives_out_only_the_points_that_could_reach_it() -> None:
+    hard = Budget(torch.tensor([0.0, 0.5, float("-inf")], dtype=torch.float64))
+    one = Bernoulli(torch.tensor([0.0, float("-inf")], dtype=torch.float64))
+    # The second is never in, so the first moves between sizes 0 and 1; the second may be too many.
+    slope = hard.expected_slope(one)
+    assert slope[0].item() == 0.5
+    assert slope[1].item() < -1e200
+    either = hard.expected_slope(Bernoulli(torch.zeros(2, dtype=torch.float64)))
+    assert (either < -1e200).all()
+
+
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
 def test_kl_is_zero_when_q_is_the_prior(alpha: float) -> None:
     q = Bernoulli(torch.full((40,), -alpha, dtype=torch.float64))

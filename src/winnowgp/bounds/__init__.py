@@ -16,6 +16,13 @@ The blocks of M points Z and N rows X, with P outputs sharing one kernel:
 from winnowgp.bounds.collapsed import collapsed_bound, collapsed_posterior
 from winnowgp.bounds.exact import exact_log_marginal
 from winnowgp.bounds.masked import masked_blocks, masked_bound
+from winnowgp.bounds.moments import (
+    Moments,
+    chunked_moments,
+    moment_bound,
+    moment_posterior,
+    moment_upper_bound,
+)
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
 from winnowgp.bounds.two_pass import ChunkedKernel, TwoPass, evidence_gradient, two_pass_bound
@@ -30,8 +37,10 @@ from winnowgp.bounds.upper import upper_bound
 
 __all__ = [
     "ChunkedKernel",
+    "Moments",
     "Subset",
     "TwoPass",
+    "chunked_moments",
     "collapsed_bound",
     "collapsed_posterior",
     "evidence_gradient",
@@ -40,6 +49,9 @@ __all__ = [
     "marginals",
     "masked_blocks",
     "masked_bound",
+    "moment_bound",
+    "moment_posterior",
+    "moment_upper_bound",
     "subset_blocks",
     "subset_marginal",
     "tighter_bound",

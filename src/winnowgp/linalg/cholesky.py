@@ -77,6 +77,6 @@ def definite_cholesky(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M
         NotPositiveDefiniteError: `A` is not finite, or not what it was said to be.
     """
     L, info = torch.linalg.cholesky_ex(A)
-    if (info != 0).any() or not torch.isfinite(L).all():
+    if (info != 0).any() or not torch.isfinite(L.diagonal(dim1=-2, dim2=-1).sum()):
         raise NotPositiveDefiniteError("a matrix of the form I + V Vᵀ is not finite")
     return L

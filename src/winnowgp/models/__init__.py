@@ -1,6 +1,7 @@
 """Models: what has parameters, candidates and data, and can say what any subset is worth."""
 
 from winnowgp.models.collapsed_objective import CollapsedObjective
+from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
 from winnowgp.models.posterior import Posterior, Prediction
 from winnowgp.models.sparse_gp import SparseGP
@@ -11,5 +12,6 @@ __all__ = [
     "Posterior",
     "Prediction",
     "SparseGP",
+    "greedy_variance",
     "kernel_blocks",
 ]

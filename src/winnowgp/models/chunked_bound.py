@@ -1,6 +1,7 @@
 """Bounds as one differentiable number whose gradient comes with the value."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,33 +15,46 @@ from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf, rb
 from winnowgp.typing import Scalar
 
 
-def chunked_bound(
-    kernel: Kernel,
-    *,
-    Z: Float[Tensor, "M D"],
-    X: Float[Tensor, "N D"],
-    Y: Float[Tensor, "N P"],
-    noise: Scalar,
-    tighter: bool = False,
-) -> Scalar:
-    """Collapsed bound in nats, differentiable in kernel, `Z`, `Y` and `noise`.
+@dataclass(frozen=True, slots=True)
+class ChunkedBound:
+    """The collapsed bound of fixed rows as a function of kernel, points, targets and noise.
 
     The gradient comes with the value, in two passes over chunks of rows (`bounds.two_pass`); memory
-    does not grow with N · M.
+    does not grow with N · M. The scaled RBF kernel takes a short way of its own.
     """
-    chunks, inputs = _chunks(kernel, Z=Z, X=X)
 
-    def evaluate() -> TwoPass:
-        return two_pass_bound(chunks, Y=Y.detach(), noise=noise.detach(), tighter=tighter)
+    X: Float[Tensor, "N D"]
+    features: Float[Tensor, "N F"]
+    """What the short way needs of the rows, computed once."""
+    tighter: bool
 
-    return _WithGradient.apply(evaluate, noise, Y, *inputs)
+    @classmethod
+    def of(cls, X: Float[Tensor, "N D"], *, tighter: bool = False) -> "ChunkedBound":
+        """The bound of these rows."""
+        return cls(X, rbf_features(X), tighter)
+
+    def __call__(
+        self,
+        kernel: Kernel,
+        *,
+        Z: Float[Tensor, "M D"],
+        Y: Float[Tensor, "N P"],
+        noise: Scalar,
+    ) -> Scalar:
+        """The bound in nats, differentiable in all four arguments."""
+        chunks, inputs = _chunks(kernel, Z=Z, X=self.X, features=self.features)
+
+        def evaluate() -> TwoPass:
+            return two_pass_bound(chunks, Y=Y.detach(), noise=noise.detach(), tighter=self.tighter)
+
+        return _WithGradient.apply(evaluate, noise, Y, *inputs)
 
 
 def evidence(
     kernel: Kernel, *, X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"], noise: Scalar
 ) -> Scalar:
     """Exact log evidence in nats, differentiable in kernel, `Y` and `noise`; O(N³)."""
-    chunks, inputs = _chunks(kernel, Z=X, X=X[:0])
+    chunks, inputs = _chunks(kernel, Z=X, X=X[:0], features=rbf_features(X[:0]))
 
     def evaluate() -> TwoPass:
         return evidence_gradient(chunks, Y=Y.detach(), noise=noise.detach())
@@ -49,7 +63,11 @@ def evidence(
 
 
 def _chunks(
-    kernel: Kernel, *, Z: Float[Tensor, "M D"], X: Float[Tensor, "N D"]
+    kernel: Kernel,
+    *,
+    Z: Float[Tensor, "M D"],
+    X: Float[Tensor, "N D"],
+    features: Float[Tensor, "N F"],
 ) -> tuple[ChunkedKernel, list[Tensor]]:
     """The kernel in chunks, and what its gradient is with respect to."""
     if is_scaled_rbf(kernel):
@@ -58,7 +76,7 @@ def _chunks(
         variance = kernel.outputscale.reshape(())
         lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(X.shape[1])
         chunks = ScaledRBFChunks(
-            rbf_features(X),
+            features,
             Z=Z.detach(),
             variance=variance.detach(),
             lengthscales=lengthscales.detach(),

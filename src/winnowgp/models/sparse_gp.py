@@ -1,5 +1,6 @@
 """Sparse Gaussian-process regression with candidates for its inducing points."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import final
 
@@ -11,15 +12,21 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import collapsed_bound, collapsed_posterior, upper_bound
+from winnowgp.bounds import (
+    Moments,
+    chunked_moments,
+    collapsed_bound,
+    moment_posterior,
+    moment_upper_bound,
+)
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
-from winnowgp.models.chunked_bound import chunked_bound, evidence
+from winnowgp.models.chunked_bound import ChunkedBound, evidence
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean, prior_variance
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import SubsetStatistics, chunked_moments, subset_statistics
+from winnowgp.selection import SubsetStatistics, subset_statistics
 from winnowgp.typing import Mask, Scalar
 
 LEAST_NOISE = 1e-6
@@ -77,23 +84,28 @@ class SparseGP(nn.Module):
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
         return CollapsedObjective(blocks, self._centred(data), self.noise)
 
-    @torch.no_grad()
-    def subset_statistics(self, data: Dataset, *, chunk: int = 4096) -> SubsetStatistics:
+    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
         """The same question at fixed parameters, answered without the data; O(N K²) once.
 
         Exact values of any subset, and the exact worth of every candidate, then cost nothing that
         grows with the rows.
         """
+        return subset_statistics(*self.moments(data))
+
+    @torch.no_grad()
+    def moments(self, data: Dataset) -> tuple[Float[Tensor, "K K"], Moments]:
+        """The factor of the candidates' covariance, and the data's moments whitened with it.
+
+        Everything that predicts or scores at fixed parameters, in one pass over chunks of rows.
+        """
         L = cholesky(covariance(self.kernel, self.candidates, self.candidates)).L
-        Y = self._centred(data)
 
         def block(rows: slice) -> tuple[Tensor, Tensor]:
             X = data.X[rows]
-            Kuf = covariance(self.kernel, self.candidates, X)
-            return Kuf, prior_variance(self.kernel, X)
+            return covariance(self.kernel, self.candidates, X), prior_variance(self.kernel, X)
 
         weights = (1 / self.noise).expand(data.N)
-        return subset_statistics(L, chunked_moments(L, block, Y=Y, weights=weights, chunk=chunk))
+        return L, chunked_moments(L, block, Y=self._centred(data), weights=weights)
 
     def bound(self, data: Dataset) -> Scalar:
         """Collapsed lower bound on log p(Y) with all candidates, in nats."""
@@ -102,45 +114,42 @@ class SparseGP(nn.Module):
             blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
         )
 
-    def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Scalar:
-        """The same bound, or the tighter one, with memory that does not grow with the rows.
+    def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Callable[[], Scalar]:
+        """The same bound, or the tighter one, as a function of the parameters when it is called.
 
-        Made for optimisers: its jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
+        Made for optimisers: what depends on the rows alone is computed once, memory does not grow
+        with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
-        return chunked_bound(
-            self.kernel,
-            Z=self.candidates,
-            X=data.X,
-            Y=self._centred(data),
-            noise=self.noise,
-            tighter=tighter,
-        )
+        bound = ChunkedBound.of(data.X, tighter=tighter)
+
+        def value() -> Scalar:
+            return bound(self.kernel, Z=self.candidates, Y=self._centred(data), noise=self.noise)
+
+        return value
 
     def evidence(self, data: Dataset) -> Scalar:
         """Exact log p(Y) without any inducing points, in nats; O(N³)."""
         return evidence(self.kernel, X=data.X, Y=self._centred(data), noise=self.noise)
 
     def upper_bound(self, data: Dataset) -> Scalar:
-        """Upper bound on log p(Y) at the same parameters, in nats."""
-        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
-        return upper_bound(
-            blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
-        )
+        """Upper bound on log p(Y) at the same parameters, in nats; not differentiable."""
+        return moment_upper_bound(self.moments(data)[1])
+
+    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
+        """A new model with the same parameters and other candidates."""
+        copied = deepcopy(self)
+        learnt = self.candidates.requires_grad
+        copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
+        return copied
 
     def prune(self, mask: Mask) -> "SparseGP":
         """A new model with the same parameters and only the candidates that `mask` keeps."""
-        pruned = deepcopy(self)
-        kept = self.candidates.detach()[mask].clone()
-        pruned.candidates = nn.Parameter(kept, requires_grad=self.candidates.requires_grad)
-        return pruned
+        return self.with_candidates(self.candidates[mask])
 
     @torch.no_grad()
     def posterior(self, data: Dataset) -> Posterior:
         """q(f) given the data, small and independent of them from then on; O(N K²) once."""
-        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
-        q_mean, q_factor = collapsed_posterior(
-            blocks.Kuu, blocks.Kuf, Y=self._centred(data), noise=self.noise
-        )
+        q_mean, q_factor = moment_posterior(self.moments(data)[1])
         return Posterior(
             self.kernel,
             self.candidates.detach(),

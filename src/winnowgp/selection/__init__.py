@@ -2,12 +2,12 @@
 
 from winnowgp.selection.alpha import (
     AlphaChoice,
+    alpha_at,
     alpha_for_size,
     alpha_for_time,
     alpha_for_tolerance,
 )
-from winnowgp.selection.frontier import Frontier, polished, search_frontier
-from winnowgp.selection.moments import Moments, chunked_moments
+from winnowgp.selection.frontier import Frontier, path_frontier, polished, search_frontier
 from winnowgp.selection.natural import NaturalSelection, select_naturally
 from winnowgp.selection.objective import FlipObjective, RelaxedObjective, SubsetObjective
 from winnowgp.selection.search import Found, backward_path, climbed, forward_path, swapped
@@ -19,19 +19,19 @@ __all__ = [
     "FlipObjective",
     "Found",
     "Frontier",
-    "Moments",
     "NaturalSelection",
     "RelaxedObjective",
     "Selection",
     "SubsetObjective",
     "SubsetStatistics",
+    "alpha_at",
     "alpha_for_size",
     "alpha_for_time",
     "alpha_for_tolerance",
     "backward_path",
-    "chunked_moments",
     "climbed",
     "forward_path",
+    "path_frontier",
     "polished",
     "search_frontier",
     "select_naturally",

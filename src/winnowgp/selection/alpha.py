@@ -58,6 +58,20 @@ def alpha_interval(frontier: Frontier, M: int) -> tuple[float, float]:
     return lowest, highest
 
 
+def alpha_at(frontier: Frontier, M: int) -> float:
+    """An α that prefers M points: the middle of its interval on the hull, or the slope of its edge.
+
+    Off the hull no α prefers M alone; the slope of the edge that spans it ties its two ends.
+    """
+    hull, bounds = concave_hull(frontier), frontier.bounds.tolist()
+    if M in hull:
+        return _middle(*alpha_interval(frontier, M))
+    above = next((size for size in hull if size > M), None)
+    if above is None:
+        return _middle(*alpha_interval(frontier, hull[-1]))
+    return _slope(bounds, hull[hull.index(above) - 1], above)
+
+
 def alpha_for_tolerance(
     frontier: Frontier, tolerance: float, *, reference: float | None = None
 ) -> AlphaChoice:
@@ -122,13 +136,16 @@ def _slope(bounds: list[float], low: int, high: int) -> float:
     return (bounds[high] - bounds[low]) / (high**2 - low**2)
 
 
+def _middle(lowest: float, highest: float) -> float:
+    """Geometric middle of an interval, for slopes fall by orders of magnitude along the hull."""
+    if math.isinf(highest):
+        return 2 * lowest if lowest > 0 else 1.0
+    return math.sqrt(lowest * highest) if lowest > 0 else highest / 2
+
+
 def _choice(frontier: Frontier, M: int, *, rule: str, reference: float | None) -> AlphaChoice:
     lowest, highest = alpha_interval(frontier, M)
-    if math.isinf(highest):
-        alpha = 2 * lowest if lowest > 0 else 1.0
-    else:
-        # geometric middle, for slopes fall by orders of magnitude along the hull
-        alpha = math.sqrt(lowest * highest) if lowest > 0 else highest / 2
+    alpha = _middle(lowest, highest)
     best = frontier.bounds.max().item() if reference is None else reference
     return AlphaChoice(
         alpha=alpha,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.moments import Moments
 from winnowgp.linalg import definite_cholesky, solve_lower
-from winnowgp.selection.moments import Moments
 
 
 @dataclass(frozen=True, slots=True)

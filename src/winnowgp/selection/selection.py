@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.selection.frontier import Frontier
 from winnowgp.typing import Mask
 
 
@@ -18,6 +19,11 @@ class Selection:
     """The chosen set."""
     trace: Float[Tensor, " T"]
     """The objective E_q[L(Z)] − KL[q ‖ p] after each step, in nats; an estimate where sampled."""
+
+    alpha: float | None
+    """Strength of the prior exp(−α M²) behind the choice; None under another prior."""
+    frontier: Frontier | None
+    """What other numbers of points would have bought, if that is known."""
 
     @property
     def K(self) -> int:

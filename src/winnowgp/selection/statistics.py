@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp.bounds import Subset
+from winnowgp.bounds.moments import Moments
 from winnowgp.linalg import triangular_rows
-from winnowgp.selection.moments import Moments
 from winnowgp.selection.objective import FlipObjective
 from winnowgp.selection.roots import Roots, whitened_roots
 from winnowgp.selection.tableau import Tableau, tableau

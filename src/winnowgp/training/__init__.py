@@ -1,9 +1,25 @@
 """The only room with optimiser loops: schedules take a model and data, and return a `Fit`."""
 
 from winnowgp.training.adam import Adam
+from winnowgp.training.fast import Fast
 from winnowgp.training.fit import fit
+from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.progress import OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.training.three_phases import ThreePhases
 
-__all__ = ["Adam", "Fit", "OnProgress", "Progress", "Schedule", "ThreePhases", "fit", "silent"]
+__all__ = [
+    "Adam",
+    "Fast",
+    "Fit",
+    "FixedAlpha",
+    "Goal",
+    "MaxPoints",
+    "OnProgress",
+    "Progress",
+    "Schedule",
+    "ThreePhases",
+    "Tolerance",
+    "fit",
+    "silent",
+]

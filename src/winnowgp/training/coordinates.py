@@ -25,25 +25,18 @@ class _Entry:
         raw = self.parameter.detach()
         if self.constraint is None:
             return raw.flatten()
-        return (self.constraint.transform(raw) - self.constraint.lower_bound).log().flatten()
+        return self.transformed(raw).log().flatten()
+
+    def transformed(self, raw: Tensor) -> Tensor:
+        """Value − limit."""
+        assert self.constraint is not None
+        return self.constraint.transform(raw) - self.constraint.lower_bound
 
     def write(self, x: Float[Tensor, " n"]) -> None:
         values = x.reshape(self.parameter.shape)
         if self.constraint is not None:
             values = self.constraint.inverse_transform(self.constraint.lower_bound + values.exp())
         self.parameter.detach().copy_(values)
-
-    def gradient(self) -> Float[Tensor, " n"]:
-        given = self.parameter.grad
-        gradient = torch.zeros_like(self.parameter) if given is None else given
-        if self.constraint is None:
-            return gradient.flatten()
-        # t = lower + eˣ: ∂/∂x = ∂/∂raw · (∂t/∂raw)⁻¹ · (t − lower)
-        raw = self.parameter.detach().requires_grad_(True)
-        with torch.enable_grad():
-            value = self.constraint.transform(raw)
-            (slope,) = torch.autograd.grad(value.sum(), raw)
-        return (gradient / slope * (value.detach() - self.constraint.lower_bound)).flatten()
 
 
 @final
@@ -73,7 +66,22 @@ class Coordinates:
 
     def gradient(self) -> Float[Tensor, " n"]:
         """The parameters' gradients in these coordinates."""
-        return torch.cat([self.scale[:0], *(e.gradient() for e in self._entries)]) * self.scale
+        slopes = iter(self._slopes())
+        parts = [self.scale[:0]]
+        for entry in self._entries:
+            given = entry.parameter.grad
+            part = torch.zeros_like(entry.parameter) if given is None else given
+            parts.append((part if entry.constraint is None else part * next(slopes)).flatten())
+        return torch.cat(parts) * self.scale
+
+    def _slopes(self) -> list[Tensor]:
+        """∂raw/∂x = (t − lower) / (∂t/∂raw) of each constrained parameter, t = lower + eˣ."""
+        constrained = [e for e in self._entries if e.constraint is not None]
+        raws = [e.parameter.detach().requires_grad_(True) for e in constrained]
+        with torch.enable_grad():
+            values = [e.transformed(raw) for e, raw in zip(constrained, raws, strict=True)]
+            slopes = torch.autograd.grad([value.sum() for value in values], raws) if raws else ()
+        return [value.detach() / slope for value, slope in zip(values, slopes, strict=True)]
 
 
 def _entries(model: SparseGP, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:

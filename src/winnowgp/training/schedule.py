@@ -27,6 +27,10 @@ class Fit:
     """Where the candidates stood when the choice was made."""
     bound: float
     """Lower bound on the log evidence of the final model, in nats."""
+    upper_bound: float
+    """Upper bound on the log evidence at the final parameters, in nats."""
+    given_up: float
+    """Nats below the best bound seen with more points; zero if none was better."""
 
 
 class Schedule(ABC):

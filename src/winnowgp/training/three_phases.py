@@ -11,7 +11,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import SparseGP
-from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
+from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
 from winnowgp.training.progress import OnProgress, Progress
@@ -68,13 +68,24 @@ class ThreePhases(Schedule):
         self._train(model, data, "pre-train", steps=self.pre, on_progress=on_progress)
         q, trace = self._learn_inclusion(model, data, generator=generator, on_progress=on_progress)
         mask = self._draw(model, data, q, generator)
-        selection = Selection(q.inclusion, mask, trace)
+        alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
+        selection = Selection(q.inclusion, mask, trace, alpha, frontier=None)
         candidates = model.candidates.detach().clone()
+        with torch.no_grad():
+            reference = model.bound(data).item()
         pruned = model.prune(mask)
         self._train(pruned, data, "post-train", steps=self.post, on_progress=on_progress)
         with torch.no_grad():
             bound = pruned.bound(data).item()
-        return Fit(pruned, pruned.posterior(data), selection, candidates, bound)
+        return Fit(
+            model=pruned,
+            posterior=pruned.posterior(data),
+            selection=selection,
+            candidates=candidates,
+            bound=bound,
+            upper_bound=pruned.upper_bound(data).item(),
+            given_up=max(reference - bound, 0.0),
+        )
 
     def _train(
         self, model: SparseGP, data: Dataset, phase: str, *, steps: int, on_progress: OnProgress

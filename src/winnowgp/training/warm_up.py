@@ -50,13 +50,13 @@ def starting_points(model: SparseGP, data: Dataset) -> list[SparseGP]:
     Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
     √D correlates them by e⁻¹), noise of a tenth or a hundredth of the targets' variance.
     """
-    bare = model.prune(torch.zeros(model.K, dtype=torch.bool, device=data.X.device))
+    bare = model.with_candidates(data.X[:0])
     starts = [bare]
     variance = float(data.Y.square().mean())
     for factor in (sqrt(data.D), 1.0):
         for noise in (0.1, 0.01):
             start = deepcopy(bare)
-            for kernel in _with_lengthscale(start.kernel):
+            for kernel in trainable_lengthscales(start.kernel):
                 kernel.lengthscale = factor * _spread(kernel, data)
             if start.likelihood.raw_noise.requires_grad:
                 start.likelihood.noise = data.X.new_tensor(max(noise * variance, 1e-5))
@@ -73,7 +73,7 @@ def _climb(model: SparseGP, rows: Dataset) -> float:
         return -inf
 
 
-def _with_lengthscale(kernel: Kernel) -> list[Kernel]:
+def trainable_lengthscales(kernel: Kernel) -> list[Kernel]:
     """Kernels whose lengthscale is to be learnt."""
     parts = [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]
     return [part for part in parts if part.raw_lengthscale.requires_grad]
@@ -90,6 +90,6 @@ def _spread(kernel: Kernel, data: Dataset) -> Tensor:
 
 def _shorten(kernel: Kernel, data: Dataset) -> None:
     """No lengthscale above 2√D spreads: a column that few rows switch off could not come back."""
-    for part in _with_lengthscale(kernel):
+    for part in trainable_lengthscales(kernel):
         longest = 2 * sqrt(data.D) * _spread(part, data)
         part.lengthscale = torch.minimum(part.lengthscale.detach(), longest)

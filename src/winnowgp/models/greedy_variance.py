@@ -1,0 +1,41 @@
+"""Candidates where the prior is least certain: greedy conditional variance (Burt et al. 2020)."""
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.models.kernel_blocks import covariance, prior_variance
+
+# Of the prior variance: below it a row is known from the others.
+LEAST = 1e-8
+
+
+@torch.no_grad()
+def greedy_variance(
+    kernel: Kernel, X: Float[Tensor, "N D"], K: int, *, given: Float[Tensor, "M D"]
+) -> Int[Tensor, " k"]:
+    """Up to K rows of largest prior variance conditional on `given` and on the rows before them.
+
+    A pivoted Cholesky factorisation: O(N K (K + M)) time and O(N (K + M)) memory, so hand in a part
+    of the rows when N is large. Stops early once no row has a part in 1e8 of its variance left, so
+    duplicates are never chosen twice.
+    """
+    prior = prior_variance(kernel, X)
+    L = cholesky(covariance(kernel, given, given)).L
+    base = solve_lower(L, covariance(kernel, given, X))
+    factor = X.new_empty(min(K, X.shape[0]), X.shape[0])
+    residual = prior - base.square().sum(0)
+    chosen: list[int] = []
+    for k in range(len(factor)):
+        pivot = int((residual / prior).argmax())
+        if residual[pivot] <= LEAST * prior[pivot]:
+            break
+        row = covariance(kernel, X[pivot : pivot + 1], X)[0]
+        row = row - factor[:k].mT @ factor[:k, pivot] - base.mT @ base[:, pivot]
+        torch.div(row, residual[pivot].sqrt(), out=factor[k])
+        residual -= factor[k].square()
+        residual[pivot] = 0
+        chosen.append(pivot)
+    return torch.tensor(chosen, dtype=torch.long, device=X.device)

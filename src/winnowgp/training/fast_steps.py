@@ -1,0 +1,176 @@
+"""The steps that the fast schedule is made of, each one call on a model."""
+
+from copy import deepcopy
+from math import inf
+from typing import final
+
+import torch
+from gpytorch.kernels import ScaleKernel
+from sklearn.cluster import KMeans
+
+from winnowgp.data import Dataset
+from winnowgp.errors import TrainingError
+from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.selection import path_frontier
+from winnowgp.training.climb import climb
+from winnowgp.training.lbfgs import Stop
+from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.training.warm_up import STAGES, starting_points, trainable_lengthscales, warmed_up
+from winnowgp.typing import Mask
+
+# Floating-point operations one climb may take before its iterations are cut: minutes, not hours.
+_WORK = 2.5e12
+
+
+@final
+class FastSteps:
+    """Data, a fixed order of their rows, and where fresh candidates come from.
+
+    Args:
+        model: its own candidates, if it has any, are what fresh candidates are drawn from; the rows
+            otherwise.
+        rows: how many rows candidates are drawn from and starts compared on.
+    """
+
+    def __init__(
+        self,
+        model: SparseGP,
+        data: Dataset,
+        *,
+        rows: int,
+        generator: torch.Generator,
+        on_progress: OnProgress,
+    ) -> None:
+        self.model, self.data = model, data
+        self._rows, self._generator, self._on_progress = rows, generator, on_progress
+        device = data.X.device
+        self._order = torch.randperm(data.N, generator=generator, device=device)
+        self._given = model.candidates.detach().clone()
+
+    def part(self, count: int) -> Dataset:
+        """A random part of the rows, the same whenever it is asked for."""
+        chosen = self._order[:count]
+        return Dataset(self.data.X[chosen], self.data.Y[chosen])
+
+    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> SparseGP:
+        """No points yet, and hyper-parameters from the exact evidence of a few rows."""
+        warm = warmed_up(self.model, self.data, order=self._order, stages=stages)
+        self._tell("warm up", 1, 1, -inf, warm)
+        return warm
+
+    def with_fresh(self, model: SparseGP, count: int) -> SparseGP:
+        """The model's points and up to `count` candidates of greatest conditional variance."""
+        source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
+        chosen = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
+        return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
+
+    def chosen(self, pool: SparseGP, mask: Mask, bound: float) -> SparseGP:
+        """The pool pruned; its bound is known from the statistics."""
+        kept = pool.prune(mask)
+        self._tell("choose", 1, 1, bound, kept)
+        return kept
+
+    def climb(
+        self, model: SparseGP, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
+    ) -> tuple[SparseGP, float]:
+        """A copy moved uphill by L-BFGS, and its bound in nats."""
+        moved, rows = deepcopy(model), self.data if on is None else on
+        affordable = int(_WORK / (4.5 * rows.N * max(model.K, 1) ** 2))
+        stop = Stop(stop.gain, stop.window, min(stop.iterations, max(20, affordable)))
+        found = climb(
+            moved,
+            rows.X,
+            objective=moved.chunked_bound(rows, tighter=tighter),
+            stop=stop,
+            on_step=lambda step, value: self._tell("move", step, stop.iterations, value, moved),
+        )
+        return moved, found.value
+
+    def starts(self, M: int) -> list[SparseGP]:
+        """Where M points may start, the steadiest first; more of them where they are cheap.
+
+        M points cannot follow what the exact process follows: a smoother function with more noise
+        than it finds is nearer to their optimum.
+        """
+        warm = self.warmed_up(STAGES if M > 64 else STAGES[:2])
+        smooth = starting_points(self.model, self.data)[1]
+        soft = _scaled(warm, variance=2.0, lengthscale=1.5, noise=2.0)
+        starts = [self._eliminated(soft, M)]
+        if M > 32:
+            starts.append(self._eliminated(self._held(warm, M), M))
+        if M <= 64:
+            starts += [
+                self._eliminated(smooth, M),
+                self._centres(smooth, M),
+                self._centres(soft, M),
+            ]
+        if M <= 16:
+            smoother = _scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
+            starts += [self._centres(smooth, M), self._centres(smoother, M)]
+            starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
+        return starts
+
+    def race(self, starts: list[SparseGP], *, on: Dataset, iterations: int) -> SparseGP:
+        """The start that leads after a few rounds in which the slower half drops out."""
+        while len(starts) > 1:
+            results = [self._raced(start, on, iterations) for start in starts]
+            results.sort(key=lambda result: -result[1])
+            keep = (len(starts) + 1) // 2 if len(starts) > 2 else 1
+            starts, iterations = [model for model, _ in results[:keep]], 2 * iterations
+        return starts[0]
+
+    def _raced(self, start: SparseGP, on: Dataset, iterations: int) -> tuple[SparseGP, float]:
+        try:
+            return self.climb(start, stop=Stop(3e-4 * on.N, 20, iterations), on=on)
+        except TrainingError:
+            return start, -inf
+
+    def _eliminated(self, model: SparseGP, M: int) -> SparseGP:
+        """M points left of greedy candidates by backward elimination on a part of the rows."""
+        pool = self.with_fresh(model, max(200, 2 * M))
+        if pool.K <= M:
+            return pool
+        frontier = path_frontier(pool.subset_statistics(self.part(self._rows)))
+        return pool.prune(frontier.masks[M])
+
+    def _held(self, model: SparseGP, M: int) -> SparseGP:
+        """Hyper-parameters that suit M greedy points held in place; no points."""
+        pool, part = self.with_fresh(model, M), self.part(self._rows)
+        learnt = pool.candidates.requires_grad
+        pool.candidates.requires_grad_(False)
+        held, _ = self.climb(pool, stop=Stop(1e-3 * part.N, 10, 40), on=part)
+        held.candidates.requires_grad_(learnt)
+        return held.with_candidates(self.data.X[:0])
+
+    def _centres(self, model: SparseGP, M: int) -> SparseGP:
+        """Points at the centres of M clusters of a part of the rows."""
+        source = self._given if len(self._given) else self.part(self._rows).X
+        if len(source.unique(dim=0)) <= M:
+            return model.with_candidates(source[:M])
+        seed = int(torch.randint(2**31, (1,), generator=self._generator))
+        found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
+            source.cpu().numpy()
+        )
+        return model.with_candidates(torch.as_tensor(found.cluster_centers_).to(source))
+
+    def _random(self, model: SparseGP, M: int, *, first: bool) -> SparseGP:
+        """Points at random rows, from either end of the fixed order."""
+        source = self._given if len(self._given) else self.data.X[self._order]
+        return model.with_candidates(source[:M] if first else source[-M:])
+
+    def _tell(self, phase: str, step: int, steps: int, value: float, model: SparseGP) -> None:
+        points = model.candidates.detach().clone()
+        self._on_progress(Progress(phase, step, steps, value, None, points))
+
+
+def _scaled(model: SparseGP, *, variance: float, lengthscale: float, noise: float) -> SparseGP:
+    """A copy with kernel variances, lengthscales and noise multiplied, where they are learnt."""
+    copied = deepcopy(model)
+    for part in copied.kernel.modules():
+        if isinstance(part, ScaleKernel) and part.raw_outputscale.requires_grad:
+            part.outputscale = variance * part.outputscale.detach()
+    for part in trainable_lengthscales(copied.kernel):
+        part.lengthscale = lengthscale * part.lengthscale.detach()
+    if copied.likelihood.raw_noise.requires_grad:
+        copied.likelihood.noise = noise * copied.likelihood.noise.detach()
+    return copied

@@ -1,0 +1,59 @@
+"""The frontier against the best of all subsets."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from selection_problems import SEARCHED, problem
+from winnowgp.gradients import all_masks
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.selection import polished, search_frontier
+
+cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
+
+
+@cases
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
+def test_polished_search_finds_the_best_of_all_subsets(alpha: float, case: dict[str, Any]) -> None:
+    s = problem(32, **case).statistics
+    masks = all_masks(s.K)
+    values = s.value(masks)
+    table = SquaredCardinality(s.K, alpha).log_weights(values)
+    best = (values + table[masks.sum(dim=1)]).max().item()
+    found, frontier = polished(s, search_frontier(s), log_weights=table)
+    assert found.score == pytest.approx(best, abs=2e-3, rel=1e-6)
+    assert frontier.bounds[int(found.mask.sum())].item() >= found.bound - 1e-3
+
+
+@cases
+def test_frontier_is_the_best_of_each_size_or_close(case: dict[str, Any]) -> None:
+    s = problem(33, **case).statistics
+    masks = all_masks(s.K)
+    values, sizes = s.value(masks), masks.sum(dim=1)
+    frontier = search_frontier(s)
+    exact = torch.stack([values[sizes == M].max() for M in range(s.K + 1)])
+    assert (frontier.masks.sum(dim=1) == frontier.sizes).all()
+    torch.testing.assert_close(frontier.bounds, s.value(frontier.masks), rtol=1e-7, atol=1e-3)
+    assert (frontier.bounds <= exact + 1e-3).all()
+    assert ((exact - frontier.bounds).abs() < 1e-3).double().mean().item() >= 0.6
+
+
+def test_permuted_candidates_give_the_permuted_frontier() -> None:
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
+    straight, permuted = (search_frontier(problem(35, order=o).statistics) for o in (None, order))
+    torch.testing.assert_close(straight.bounds, permuted.bounds, rtol=1e-7, atol=1e-4)
+    assert torch.equal(straight.masks[:, order], permuted.masks)
+
+
+def test_one_candidate_is_enough_to_search() -> None:
+    s = problem(36, K=1).statistics
+    frontier = search_frontier(s)
+    assert frontier.sizes.tolist() == [0, 1]
+    torch.testing.assert_close(frontier.bounds, s.value(all_masks(1)))
+
+
+def test_single_precision_searches_too() -> None:
+    s = problem(37, K=30, N=100, dtype=torch.float32).statistics
+    frontier = search_frontier(s)
+    torch.testing.assert_close(frontier.bounds, s.value(frontier.masks), rtol=1e-3, atol=0.5)

@@ -1,0 +1,155 @@
+"""Natural selection against the sum over all subsets."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from selection_problems import problem
+from winnowgp.gradients import all_masks
+from winnowgp.point_processes import (
+    Bernoulli,
+    Budget,
+    CardinalityPrior,
+    SquaredCardinality,
+    kl_divergence,
+)
+from winnowgp.selection import SubsetStatistics, select_naturally
+from winnowgp.selection.natural import balanced, natural_start, natural_step
+
+
+def sizes(K: int) -> Tensor:
+    return torch.arange(K + 1, dtype=torch.float64)
+
+
+PRIORS: dict[str, Callable[[int, float], CardinalityPrior]] = {
+    "squared": lambda K, strength: SquaredCardinality(K, 0.07 * strength),
+    "poisson": lambda K, strength: Budget(strength * (0.4 * sizes(K) - (sizes(K) + 1).lgamma())),
+    "cubic": lambda K, strength: Budget(strength * (0.3 * sizes(K) - 0.01 * sizes(K) ** 3)),
+}
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_process(K: int, *, seed: int, spread: float = 1.0) -> Bernoulli:
+    return Bernoulli(spread * torch.randn(K, generator=seeded(seed), dtype=torch.float64))
+
+
+def all_flips(statistics: SubsetStatistics) -> Tensor:
+    return torch.stack([statistics.flips(mask) for mask in all_masks(statistics.K)])
+
+
+def expected_flips(statistics: SubsetStatistics, q: Bernoulli) -> Tensor:
+    return q.log_prob(all_masks(q.K)).exp() @ all_flips(statistics)
+
+
+def test_expected_flips_are_the_gradient_of_the_expected_bound() -> None:
+    s = problem(20, noise=0.5).statistics
+    q = random_process(8, seed=1)
+    inclusion = q.inclusion.requires_grad_(True)
+    masks = all_masks(8)
+    probability = torch.where(masks, inclusion, 1 - inclusion).prod(dim=1)
+    (gradient,) = torch.autograd.grad(probability @ s.value(masks), inclusion)
+    torch.testing.assert_close(expected_flips(s, q), gradient, rtol=1e-7, atol=1e-7)
+
+
+def test_sampled_flips_are_unbiased() -> None:
+    s = problem(21, noise=0.5).statistics
+    q = random_process(8, seed=1, spread=0.5)
+    # 4,000 draws, |z| < 4
+    masks = q.sample(4000, generator=seeded(2))
+    sampled = all_flips(s)[(masks.long() << torch.arange(8)).sum(dim=1)]
+    z = (sampled.mean(dim=0) - expected_flips(s, q)) / (sampled.std(dim=0) / 4000**0.5)
+    assert z.abs().max().item() < 4
+
+
+def test_a_step_averages_in_the_flips_of_the_subset_it_draws() -> None:
+    s, prior = problem(25).statistics, SquaredCardinality(8, 0.05)
+    state = natural_start(s, torch.arange(8) < 5, prior=prior)
+    after, draw = natural_step(s, state, prior=prior, generator=seeded(3))
+    mask = state.q.sample(1, generator=seeded(3))[0]
+    expected = state.worth + 5**-0.75 * (s.flips(mask) - state.worth)
+    torch.testing.assert_close(after.worth, expected)
+    torch.testing.assert_close(after.q.logits, balanced(after.worth, prior, at=state.q).logits)
+    torch.testing.assert_close(draw, s.value(mask[None])[0] - kl_divergence(state.q, prior))
+    assert after.step == 1
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_balanced_logits_satisfy_their_own_equation_at_a_fixed_point(name: str) -> None:
+    prior = PRIORS[name](8, 1.0)
+    worth = random_process(8, seed=4, spread=2.0).logits
+    q = target = Bernoulli(torch.zeros(8, dtype=torch.float64))
+    for _ in range(200):
+        target = balanced(worth, prior, at=q)
+        q = Bernoulli.from_inclusion(0.5 * q.inclusion + 0.5 * target.inclusion)
+    slopes = prior.expected_slope(q)
+    torch.testing.assert_close(target.logits, worth + slopes, rtol=1e-5, atol=1e-5)
+
+
+def best_by_gradient_ascent(values: Tensor, prior: CardinalityPrior) -> float:
+    """The highest of six ascents of Σ_Z q(Z) (L(Z) + log p(Z) − log q(Z))."""
+    masks = all_masks(8)
+    log_joint = values + prior.log_prob(masks, like=values)
+    starts = [random_process(8, seed=seed, spread=2.0).logits for seed in range(6)]
+    logits = torch.stack(starts)[:, None].requires_grad_(True)
+    optimiser = torch.optim.Adam([logits], lr=0.1)
+    reached = torch.zeros(6)
+    for _ in range(400):
+        log_q = torch.where(masks, logsigmoid(logits), logsigmoid(-logits)).sum(-1)
+        reached = (log_q.exp() * (log_joint - log_q)).sum(-1)
+        optimiser.zero_grad()
+        reached.sum().neg().backward()
+        optimiser.step()
+    return reached.max().item()
+
+
+@pytest.mark.parametrize("name", ["squared", "poisson"])
+def test_natural_selection_reaches_the_optimum_that_gradient_ascent_finds(name: str) -> None:
+    s, prior = problem(22, noise=1.0).statistics, PRIORS[name](8, 10.0)
+    values = s.value(all_masks(8))
+    found = select_naturally(s, prior=prior, generator=seeded(0), max_steps=400)
+    best = best_by_gradient_ascent(values, prior)
+    expected = found.q.log_prob(all_masks(8)).exp() @ values
+    assert (expected - kl_divergence(found.q, prior)).item() > best - 0.3
+
+
+def test_a_strong_prior_does_not_empty_the_set() -> None:
+    s = problem(23, K=60, N=200, noise=0.05, lengthscale=0.7).statistics
+    found = select_naturally(s, prior=SquaredCardinality(60, 0.5), generator=seeded(0))
+    assert found.q.mean_count().item() > 3
+
+
+def test_a_step_from_the_half_full_set_does_not_empty_it_either() -> None:
+    s = problem(23, K=60, N=200, noise=0.05, lengthscale=0.7).statistics
+    prior, generator = SquaredCardinality(60, 0.5), seeded(0)
+    state = natural_start(s, torch.arange(60) % 2 == 0, prior=prior)
+    for _ in range(30):
+        state, _ = natural_step(s, state, prior=prior, generator=generator)
+    assert state.q.mean_count().item() > 3
+
+
+def test_same_generator_seed_same_result() -> None:
+    s, prior = problem(24).statistics, SquaredCardinality(8, 0.05)
+    first, second = (select_naturally(s, prior=prior, generator=seeded(7)) for _ in "ab")
+    assert torch.equal(first.q.logits, second.q.logits)
+    assert torch.equal(first.trace, second.trace)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 39])
+def test_it_takes_no_more_steps_than_allowed_and_says_that_it_did_not_settle(steps: int) -> None:
+    s, prior = problem(24).statistics, SquaredCardinality(8, 0.05)
+    found = select_naturally(s, prior=prior, generator=seeded(7), max_steps=steps)
+    assert found.trace.shape == (steps,)
+    assert not found.settled
+
+
+def test_it_settles_before_the_steps_run_out() -> None:
+    s, prior = problem(24).statistics, SquaredCardinality(8, 0.05)
+    found = select_naturally(s, prior=prior, generator=seeded(7), max_steps=1000)
+    assert found.settled
+    assert 40 <= len(found.trace) < 1000

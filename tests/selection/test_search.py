@@ -1,0 +1,69 @@
+"""Walks over subsets against enumeration."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from selection_problems import SEARCHED, neighbours, problem
+from winnowgp.gradients import all_masks
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.selection import SubsetStatistics, backward_path, climbed, forward_path, swapped
+from winnowgp.selection.search import Path, oscillated
+
+cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
+
+
+@cases
+@pytest.mark.parametrize(("walk", "sign"), [(backward_path, -1), (forward_path, 1)])
+def test_paths_are_greedy_and_their_bounds_are_values(
+    walk: Callable[[SubsetStatistics], Path], sign: int, case: dict[str, Any]
+) -> None:
+    s = problem(30, **case).statistics
+    path = walk(s)
+    torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-7, atol=1e-3)
+    assert (path.masks.sum(dim=1).diff() == sign).all()
+    assert len(path.masks) == s.K + 1
+    for now, after in zip(path.masks[:-1], path.masks[1:], strict=True):
+        moves = neighbours(now)[0 if sign > 0 else 1]
+        moves = moves[moves.sum(dim=1) != now.sum()]
+        assert s.value(after[None])[0] >= s.value(moves).max() - 1e-3
+
+
+@cases
+def test_swaps_and_oscillations_never_lower_the_bound_and_keep_the_size(
+    case: dict[str, Any],
+) -> None:
+    s = problem(31, **case).statistics
+    for mask in all_masks(s.K)[:: 2**s.K // 12]:
+        before = s.value(mask[None])[0].item()
+        for after, bound in (swapped(s, mask), oscillated(s, mask, depth=2)):
+            assert int(after.sum()) == int(mask.sum())
+            assert bound >= before - 1e-3
+            assert bound == pytest.approx(s.value(after[None])[0].item(), rel=1e-7, abs=1e-3)
+
+
+def test_climbing_from_nothing_and_from_everything_ends_alike() -> None:
+    s = problem(34).statistics
+    table = SquaredCardinality(8, 0.2).log_weights(s.roots.L)
+    empty, full = torch.zeros(8, dtype=torch.bool), torch.ones(8, dtype=torch.bool)
+    low, high = (climbed(s, start, log_weights=table) for start in (empty, full))
+    assert low.score == pytest.approx(high.score, abs=1e-3)
+
+
+def test_a_climb_scores_its_subset_and_no_single_flip_improves_on_it() -> None:
+    s = problem(34).statistics
+    table = SquaredCardinality(8, 0.2).log_weights(s.roots.L)
+    found = climbed(s, torch.zeros(8, dtype=torch.bool), log_weights=table)
+    assert found.bound == pytest.approx(s.value(found.mask[None])[0].item(), rel=1e-7)
+    assert found.score == pytest.approx(found.bound + table[int(found.mask.sum())].item())
+    near = torch.cat(neighbours(found.mask))
+    assert (s.value(near) + table[near.sum(dim=1)]).max().item() <= found.score + 1e-3
+
+
+def test_a_forward_path_stops_where_it_is_told_or_when_five_additions_were_not_worth_it() -> None:
+    s = problem(38, K=12).statistics
+    assert len(forward_path(s, longest=3).masks) == 4
+    dear = SquaredCardinality(12, 1e9).log_weights(s.roots.L)
+    assert len(forward_path(s, log_weights=dear).masks) == 6

@@ -1,0 +1,183 @@
+"""Subset statistics and tableau against dense and extended-precision twins."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from torch import Tensor
+
+from selection_problems import line_problem, neighbours, problem
+from winnowgp.bounds import chunked_moments
+from winnowgp.data import Dataset, Standardiser, load_table
+from winnowgp.errors import InputError
+from winnowgp.gradients import all_masks
+from winnowgp.models import SparseGP
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"P": 3},
+    {"noise": 1e-4, "lengthscale": 3.0},
+    {"N": 5},
+    {"K": 9, "duplicates": 3},
+    {"heteroscedastic": False, "chunk": 1000},
+]
+cases = pytest.mark.parametrize("case", CASES, ids=str)
+FRACTIONS = [0.1, 0.3, 0.6, 1.0]
+
+
+def assert_flips_are(differences: Tensor, flips: Tensor, *, least: float) -> None:
+    """Within 1e-6 of each difference, or within `least` nats."""
+    excess = (flips - differences).abs() / torch.clamp(1e-6 * differences.abs(), min=least)
+    assert excess.max().item() <= 1
+
+
+@cases
+def test_value_is_the_dense_bound_of_every_subset(case: dict[str, Any]) -> None:
+    p = problem(1, **case)
+    masks = all_masks(p.statistics.K)
+    dense = torch.stack([p.dense(mask) for mask in masks])
+    torch.testing.assert_close(p.statistics.value(masks), dense, rtol=1e-7, atol=1e-7)
+
+
+@cases
+def test_flips_are_differences_of_value_at_every_subset(case: dict[str, Any]) -> None:
+    s = problem(2, **case).statistics
+    for mask in all_masks(s.K)[:: 7 if s.K > 8 else 3]:
+        up, down = neighbours(mask)
+        assert_flips_are(s.value(up) - s.value(down), s.flips(mask), least=1e-5)
+
+
+@cases
+def test_a_walk_of_flips_stays_on_the_fresh_tableau(case: dict[str, Any]) -> None:
+    s = problem(3, **case).statistics
+    generator = torch.Generator().manual_seed(0)
+    walk = s.tableau(torch.zeros(s.K, dtype=torch.bool))
+    for at in torch.randint(s.K, (40,), generator=generator).tolist():
+        walk = walk.flip(at, worth=walk.flips()[at])
+        fresh = s.tableau(walk.mask)
+        torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
+        torch.testing.assert_close(walk.flips(), fresh.flips(), rtol=1e-6, atol=1e-3)
+    torch.testing.assert_close(walk.bound, s.value(walk.mask[None])[0], rtol=1e-7, atol=1e-3)
+
+
+def test_a_tableau_of_fewer_rows_walks_like_the_whole_one() -> None:
+    s = problem(3).statistics
+    mask = all_masks(8)[0b01101001]
+    keep = mask | (torch.arange(8) == 7)
+    whole, part = s.tableau(mask), s.tableau(mask).only(keep)
+    for k in [7, 0, 5, 7]:
+        at = int((part.rows == k).nonzero())
+        whole = whole.flip(k, worth=whole.flips()[k])
+        part = part.flip(at, worth=part.flips()[at])
+        assert torch.equal(part.mask, whole.mask)
+        torch.testing.assert_close(part.flips(), whole.flips()[keep], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(part.bound, whole.bound, rtol=1e-10, atol=0)
+
+
+def test_permuting_the_candidates_permutes_the_answers() -> None:
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(5))
+    straight, permuted = problem(4).statistics, problem(4, order=order).statistics
+    masks = all_masks(8)
+    torch.testing.assert_close(permuted.value(masks[:, order]), straight.value(masks))
+    mask = masks[77]
+    torch.testing.assert_close(permuted.flips(mask[order]), straight.flips(mask)[order])
+
+
+def test_a_duplicate_of_an_included_candidate_is_worth_nothing() -> None:
+    flips = problem(5, K=9, duplicates=1).statistics.flips(torch.arange(9) < 4)
+    assert abs(flips[8].item()) < 1e-6
+    assert flips[4:8].abs().min().item() > 1e-3
+
+
+def test_hundreds_of_copies_of_one_candidate_survive() -> None:
+    few = problem(6, K=3, variance=1.0)
+    s = replace(few, Z=few.Z.repeat(100, 1)).statistics
+    full, one_each = torch.ones(300, dtype=torch.bool), torch.arange(300) < 3
+    bounds = s.value(torch.stack([full, one_each]))
+    torch.testing.assert_close(bounds[0], bounds[1], rtol=1e-7, atol=1e-5)
+    assert s.flips(full).abs().max().item() < 1e-3
+
+
+def test_single_precision_agrees_with_double() -> None:
+    single, double = problem(7, dtype=torch.float32).statistics, problem(7).statistics
+    masks = all_masks(8)
+    difference = single.value(masks).double() - double.value(masks)
+    assert difference.abs().max().item() < 0.5
+    flips = single.flips(masks[90]).double()
+    torch.testing.assert_close(flips, double.flips(masks[90]), rtol=1e-2, atol=0.1)
+
+
+def test_no_masks_give_no_values() -> None:
+    assert problem(8).statistics.value(torch.zeros(0, 8, dtype=torch.bool)).shape == (0,)
+
+
+def test_chunks_do_not_change_the_values() -> None:
+    masks = all_masks(8)
+    values = [problem(9, chunk=chunk).statistics.value(masks) for chunk in (7, 1000)]
+    torch.testing.assert_close(*values)
+
+
+def test_weights_must_be_positive() -> None:
+    p = problem(10)
+    kff = torch.full_like(p.weights, p.variance)
+    with pytest.raises(InputError, match="`weights` must be positive"):
+        chunked_moments(
+            p.factor.L,
+            lambda rows: (p.kernel(p.Z, p.X[rows]), kff[rows]),
+            Y=p.Y,
+            weights=-p.weights,
+        )
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_a_models_statistics_score_subsets_as_its_objective_does(P: int) -> None:
+    p = problem(11, P=P)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    kernel.base_kernel.lengthscale, kernel.outputscale = torch.tensor([0.7, 1.1]), 1.3
+    mean = ConstantMean()
+    mean.constant = 0.4
+    gp, data, masks = (
+        SparseGP(kernel, p.Z, mean=mean, noise=0.1),
+        Dataset.of(p.X, p.Y),
+        all_masks(8),
+    )
+    direct = gp.subset_objective(data).value(masks).detach()
+    error = (gp.subset_statistics(data).value(masks) - direct).abs()
+    assert (error / direct.abs().clamp_min(data.N)).max().item() <= 1e-7
+
+
+@pytest.mark.skipif(
+    float(np.finfo(np.longdouble).eps) > 1e-18, reason="this machine's long double is no longer"
+)
+@pytest.mark.parametrize("fraction", FRACTIONS)
+def test_sixty_candidates_of_condition_1e18_keep_seven_digits(fraction: float) -> None:
+    p = line_problem()
+    assert torch.linalg.cond(p.kernel(p.Z, p.Z)).item() > 1e18
+    mask = torch.rand(60, generator=torch.Generator().manual_seed(1)) < fraction
+    value = p.statistics.value(mask[None]).item()
+    assert value == pytest.approx(p.precise(mask), rel=1e-7, abs=0)
+    worth = [p.precise(up) - p.precise(down) for up, down in zip(*neighbours(mask), strict=True)]
+    differences = torch.tensor(worth, dtype=torch.float64)
+    assert_flips_are(differences, p.statistics.flips(mask), least=1e-3)
+
+
+@pytest.mark.usefixtures("paper_data")
+def test_energy_with_200_candidates_keeps_seven_digits() -> None:
+    table = load_table("energy").dataset()
+    X, Y = (Standardiser.of(A).forward(A) for A in (table.X, table.Y))
+    g = torch.Generator().manual_seed(12)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=table.D))
+    kernel.base_kernel.lengthscale = table.D**0.5 * (0.5 + torch.rand(table.D, generator=g))
+    gp = SparseGP(kernel, X[torch.randperm(table.N, generator=g)[:200]], noise=0.002)
+    data = Dataset.of(X, Y)
+    direct, s = gp.subset_objective(data), gp.subset_statistics(data)
+    for fraction in FRACTIONS:
+        mask = torch.rand(200, generator=g) < fraction
+        expected = direct.value(mask[None]).detach()
+        torch.testing.assert_close(s.value(mask[None]), expected, rtol=1e-7, atol=0)
+        up, down = neighbours(mask)
+        assert_flips_are(s.value(up) - s.value(down), s.flips(mask), least=1e-3)
