@@ -1,7 +1,6 @@
 """Regression for people who know scikit-learn."""
 
-from numbers import Integral, Real
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -15,9 +14,9 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.points_request import PointsRequest
 from winnowgp.models import Prediction, SparseGP
-from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import OnProgress, ThreePhases, fit, silent
+from winnowgp.training import Fit, OnProgress, fit, silent
 
 # Rows predicted at once: bounds memory at this many times the number of points.
 _ROWS = 16_384
@@ -30,30 +29,45 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Inputs and targets are standardised inside; everything you see is in your own units unless its
     description says otherwise. Several target columns share kernel and points.
 
+    How many points to keep can be said in one of four ways: `tolerance` (the default),
+    `max_points`, `max_predict_us`, or a number for `alpha`.
+
     Args:
         kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
             kernel for standardised inputs.
-        alpha: strength of the prior exp(−alpha · M²) on M points; larger values keep fewer.
-        n_candidates: how many points to choose from, a random subset of the rows; all rows if there
-            are fewer.
-        candidates: where points may be instead, `[K D]`.
-        epochs: steps of the three phases: all candidates, learning inclusion, the kept points.
+        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
+            values keep fewer.
+        tolerance: nats per observation that may be given up relative to all candidates.
+        max_points: most points; as many are used as are worth having.
+        max_predict_us: most microseconds for mean and variance of a row, measured on this machine
+            in batches of 1,000 rows.
+        candidates: "greedy" (rows of greatest conditional variance), "kmeans" (cluster centres),
+            "random" (rows), or the locations themselves, `[K D]`.
+        n_candidates: how many points to choose from; 512, or 100 with the paper's schedule.
+        schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
+        epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
         random_state: a seed or RandomState; the same seed gives the same fit.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
 
     Attributes:
         n_inducing_: number of points kept.
         inducing_points_: where they are, `[M D]`.
-        inclusion_: probability of each candidate, `[K]`.
-        candidates_: where the candidates stood when they were chosen from, `[K D]`.
+        inclusion_: probability of each candidate of the last choice, `[K]`.
+        candidates_: where those candidates are, `[K D]`; with the fast schedule the kept points
+            come first, then fresh ones that were not needed.
+        alpha_: strength of the prior that keeps this many points.
         elbo_: lower bound on the log evidence of the standardised targets, in nats.
+        evidence_gap_: an upper bound on that evidence less `elbo_`, in nats.
+        given_up_: nats per observation below the best bound seen with more points.
+        frontier_: best bound for each number of points among the candidates; None with the paper's
+            schedule.
         noise_: noise variance of each target, `[P]`.
         kernel_: the fitted kernel, for standardised inputs and targets.
         posterior_: the predictor, for standardised inputs and targets.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
-    >>> model = SparseGPRegressor(n_candidates=20, epochs=(50, 50, 50), random_state=0)
-    >>> model.fit(X, np.sin(X[:, 0])).n_inducing_ < 20
+    >>> model = SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
+    >>> model.n_inducing_ < 12
     True
     """
 
@@ -61,22 +75,30 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self,
         kernel: str | Kernel = "rbf",
         *,
-        alpha: float = 0.05,
-        n_candidates: int = 100,
-        candidates: ArrayLike | None = None,
+        alpha: str | float = "auto",
+        tolerance: float = 0.01,
+        max_points: int | None = None,
+        max_predict_us: float | None = None,
+        candidates: str | ArrayLike = "greedy",
+        n_candidates: int | None = None,
+        schedule: str = "fast",
         epochs: tuple[int, int, int] = (200, 600, 200),
         random_state: int | np.random.RandomState | None = None,
         on_progress: OnProgress = silent,
     ) -> None:
         self.kernel = kernel
         self.alpha = alpha
-        self.n_candidates = n_candidates
+        self.tolerance = tolerance
+        self.max_points = max_points
+        self.max_predict_us = max_predict_us
         self.candidates = candidates
+        self.n_candidates = n_candidates
+        self.schedule = schedule
         self.epochs = epochs
         self.random_state = random_state
         self.on_progress = on_progress
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> "SparseGPRegressor":
         """Learn kernel, noise, locations, and which candidates to keep.
 
         Args:
@@ -86,7 +108,16 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
-        self._check_parameters()
+        request = PointsRequest.checked(
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            max_points=self.max_points,
+            max_predict_us=self.max_predict_us,
+            candidates=self.candidates,
+            n_candidates=self.n_candidates,
+            schedule=self.schedule,
+            epochs=self.epochs,
+        )
         seed = int(check_random_state(self.random_state).randint(2**31))
         generator = torch.Generator().manual_seed(seed)
         self._single_target = np.ndim(y) == 1
@@ -94,25 +125,32 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self._x_units, self._y_units = Standardiser.of(rows.X), Standardiser.of(rows.Y)
         data = Dataset(self._x_units.forward(rows.X), self._y_units.forward(rows.Y))
 
-        model = SparseGP(kernel_from(self.kernel, data.D), self._candidates(data, generator))
-        pre, process, post = self.epochs
-        prior = SquaredCardinality(model.K, self.alpha)
+        points = request.locations(data, self._x_units, seed=seed)
+        model = SparseGP(kernel_from(self.kernel, data.D), points)
         fitted = fit(
             model,
             data,
-            schedule=ThreePhases(prior, pre=pre, process=process, post=post),
+            schedule=request.plan(model, data),
             generator=generator,
             on_progress=self.on_progress,
         )
+        self._keep(fitted, data)
+        return self
+
+    def _keep(self, fitted: Fit, data: Dataset) -> None:
+        """What was learnt, in the user's units."""
         self.posterior_ = fitted.posterior
         self.kernel_ = fitted.posterior.kernel
         self.elbo_ = fitted.bound
+        self.evidence_gap_ = fitted.upper_bound - fitted.bound
+        self.given_up_ = fitted.given_up / data.N
+        self.alpha_ = fitted.selection.alpha
+        self.frontier_ = fitted.selection.frontier
         self.n_inducing_ = fitted.posterior.M
         self.inducing_points_ = self._x_units.inverse(fitted.posterior.Z).numpy()
         self.candidates_ = self._x_units.inverse(fitted.candidates).numpy()
         self.inclusion_ = fitted.selection.inclusion.numpy()
         self.noise_ = (fitted.posterior.noise * self._y_units.scale.square()).numpy()
-        return self
 
     def predict(
         self,
@@ -166,31 +204,6 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return self._targets(
             torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(targets)
         )
-
-    def _check_parameters(self) -> None:
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, Real):
-            raise InputError(f"`alpha` must be a positive number; got {self.alpha!r}.")
-        if self.candidates is None and not (
-            isinstance(self.n_candidates, Integral) and self.n_candidates >= 1
-        ):
-            raise InputError(
-                f"`n_candidates` must be a whole number of at least 1; got {self.n_candidates!r}."
-            )
-
-    def _candidates(self, data: Dataset, generator: torch.Generator) -> Tensor:
-        """Where points may be, in standard units."""
-        if self.candidates is None:
-            order = torch.randperm(data.N, generator=generator)
-            return data.X[order[: int(self.n_candidates)]]
-        points = torch.tensor(np.asarray(self.candidates, dtype=np.float64))
-        if points.dim() != 2 or points.shape[0] == 0 or points.shape[1] != data.D:
-            raise InputError(
-                f"`candidates` must be [K {data.D}] with K of at least 1; "
-                f"got shape {list(points.shape)}."
-            )
-        if not torch.isfinite(points).all():
-            raise InputError("`candidates` must be finite; drop those with NaN or infinity.")
-        return self._x_units.forward(points)
 
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units."""

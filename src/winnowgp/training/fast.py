@@ -17,7 +17,7 @@ from winnowgp.selection import (
     select_naturally,
 )
 from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.goal import Goal, MaxPoints, Tolerance
+from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.progress import OnProgress
 from winnowgp.training.schedule import Fit, Schedule
@@ -151,7 +151,8 @@ class Fast(Schedule):
         self, statistics: SubsetStatistics, mask: torch.Tensor, generator: torch.Generator
     ) -> Selection:
         frontier = path_frontier(statistics)
-        alpha = alpha_at(frontier, int(mask.sum()))
+        goal, M = self.goal, int(mask.sum())
+        alpha = goal.alpha if isinstance(goal, FixedAlpha) else alpha_at(frontier, M)
         learnt = select_naturally(
             statistics,
             prior=SquaredCardinality(statistics.K, alpha),

@@ -25,8 +25,9 @@ def warmed_up(
 ) -> SparseGP:
     """A copy of the model with no candidates and warm hyper-parameters.
 
-    Every start is climbed on the first few rows of `order`, the two best distinct ones go on to
-    more rows, and the best of those is returned.
+    Every start is climbed on the first few rows of `order`; the two best distinct ones go on to
+    more rows with the lengthscales of idle columns brought back into range, the best one also as it
+    is; and so on. The best on the last rows is returned.
     """
     fitted = starting_points(model, data)
     best = fitted[0]
@@ -38,9 +39,12 @@ def warmed_up(
         top = ranked[0][0]
         others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.N]
         best = ranked[0][1]
-        fitted = [deepcopy(start) for start in [best, *others][:2]]
-        for start in fitted:
+        revived = [deepcopy(start) for start in [best, *others][:2]]
+        for start in revived:
             _shorten(start.kernel, data)
+        # The best as it is, too: bringing back a column that more rows do not want either can end
+        # in a worse mode.
+        fitted = [deepcopy(best), *revived]
     return best
 
 

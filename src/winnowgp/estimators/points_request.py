@@ -1,0 +1,169 @@
+"""What a user said about points, checked, and turned into locations and a plan."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from numbers import Integral, Real
+from typing import Any, final
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.models import SparseGP
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import (
+    Fast,
+    FixedAlpha,
+    Goal,
+    MaxPoints,
+    Schedule,
+    ThreePhases,
+    Tolerance,
+    measured_predict_us,
+    points_within,
+)
+
+SCHEDULES = ("fast", "paper")
+CANDIDATES = ("greedy", "kmeans", "random")
+DEFAULT_CANDIDATES = {"fast": 512, "paper": 100}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PointsRequest:
+    """The arguments of an estimator that concern inducing points."""
+
+    alpha: float | None
+    """None for "auto"."""
+    tolerance: float
+    max_points: int | None
+    max_predict_us: float | None
+    candidates: str | Tensor
+    n_candidates: int
+    schedule: str
+    epochs: tuple[int, int, int]
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        alpha: Any,
+        tolerance: Any,
+        max_points: Any,
+        max_predict_us: Any,
+        candidates: Any,
+        n_candidates: Any,
+        schedule: Any,
+        epochs: Any,
+    ) -> "PointsRequest":
+        """The request, if it makes sense; an error that says what to do if not."""
+        if not isinstance(schedule, str) or schedule not in SCHEDULES:
+            raise InputError(f"`schedule` must be 'fast' or 'paper'; got {schedule!r}.")
+        automatic = isinstance(alpha, str) and alpha == "auto"
+        strength = None if automatic else _number("alpha", alpha, hint=_ALPHA_HINT)
+        most = None if max_points is None else _whole("max_points", max_points)
+        slowest = None if max_predict_us is None else _number("max_predict_us", max_predict_us)
+        if sum(said is not None for said in (strength, most, slowest)) > 1:
+            raise InputError(
+                "say how many points in one way only: a number for `alpha`, `max_points` or "
+                "`max_predict_us`."
+            )
+        if schedule == "paper" and strength is None:
+            raise InputError(
+                "`schedule='paper'` needs a number for `alpha`, such as 0.05; the paper has no "
+                "other way to say how many points."
+            )
+        count = DEFAULT_CANDIDATES[schedule] if n_candidates is None else n_candidates
+        return cls(
+            alpha=strength,
+            tolerance=_number("tolerance", tolerance, hint="It is in nats per observation."),
+            max_points=most,
+            max_predict_us=slowest,
+            candidates=_checked_candidates(candidates),
+            n_candidates=_whole("n_candidates", count),
+            schedule=schedule,
+            epochs=_checked_epochs(epochs),
+        )
+
+    def locations(self, data: Dataset, units: Standardiser, *, seed: int) -> Tensor:
+        """Where points may be, in standard units; none if the schedule is to look for itself."""
+        if isinstance(self.candidates, Tensor):
+            if self.candidates.shape[1] != data.D:
+                raise InputError(
+                    f"`candidates` must be [K {data.D}], one column for each of `X`; "
+                    f"got shape {list(self.candidates.shape)}."
+                )
+            return units.forward(self.candidates)
+        if self.candidates == "greedy" and self.schedule == "fast":
+            return data.X[:0]
+        generator = torch.Generator().manual_seed(seed)
+        rows = data.X[torch.randperm(data.N, generator=generator)]
+        distinct = len(rows[:10_000].unique(dim=0))
+        if self.candidates == "kmeans" and distinct > self.n_candidates:
+            clusters = KMeans(self.n_candidates, n_init="auto", max_iter=20, random_state=seed)
+            return torch.from_numpy(clusters.fit(rows[:10_000].numpy()).cluster_centers_)
+        return rows[: self.n_candidates]
+
+    def plan(self, model: SparseGP, data: Dataset) -> Schedule:
+        """The schedule that does what was asked for."""
+        if self.schedule == "paper":
+            assert self.alpha is not None
+            pre, process, post = self.epochs
+            prior = SquaredCardinality(model.K, self.alpha)
+            return ThreePhases(prior, pre=pre, process=process, post=post)
+        return Fast(self._goal(model, data), n_candidates=self.n_candidates)
+
+    def _goal(self, model: SparseGP, data: Dataset) -> Goal:
+        if self.alpha is not None:
+            return FixedAlpha(self.alpha)
+        if self.max_points is not None:
+            return MaxPoints(self.max_points)
+        if self.max_predict_us is not None:
+            predict_us = partial(measured_predict_us, model, data)
+            most = min(self.n_candidates, data.N)
+            return MaxPoints(points_within(self.max_predict_us, predict_us=predict_us, most=most))
+        return Tolerance(self.tolerance)
+
+
+_ALPHA_HINT = "Larger values keep fewer points; 'auto' derives it from `tolerance`."
+
+
+def _number(name: str, value: Any, *, hint: str = "") -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
+        raise InputError(f"`{name}` must be a positive number; got {value!r}. {hint}".strip())
+    return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise InputError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def _checked_candidates(candidates: Any) -> str | Tensor:
+    if isinstance(candidates, str):
+        if candidates not in CANDIDATES:
+            raise InputError(
+                f"`candidates` must be one of {', '.join(CANDIDATES)} or locations [K D]; "
+                f"got {candidates!r}."
+            )
+        return candidates
+    points = torch.tensor(np.asarray(candidates, dtype=np.float64))
+    if points.dim() != 2 or points.shape[0] == 0:
+        raise InputError(
+            f"`candidates` must be [K D] with K of at least 1; got shape {list(points.shape)}."
+        )
+    if not torch.isfinite(points).all():
+        raise InputError("`candidates` must be finite; drop those with NaN or infinity.")
+    return points
+
+
+def _checked_epochs(epochs: Any) -> tuple[int, int, int]:
+    steps = tuple(epochs) if isinstance(epochs, tuple | list) else ()
+    if len(steps) != 3 or not all(isinstance(n, Integral) and int(n) >= 0 for n in steps):
+        raise InputError(f"`epochs` must be three whole numbers of steps; got {epochs!r}.")
+    return (int(steps[0]), int(steps[1]), int(steps[2]))
