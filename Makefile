@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types unit slow bench docs clean
+.PHONY: demo test lint types unit slow bench peers docs clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -33,6 +33,25 @@ slow: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/regression.py
+
+# GPflow and GPyTorch, each in a virtual environment of its own; hours on two cores.
+PEERS := benchmarks/peers
+SWEEP := 16,32,64,128,256,512
+peers:
+	test -x $(PEERS)/.venv-gpflow/bin/python || $(PYTHON) -m venv $(PEERS)/.venv-gpflow
+	test -x $(PEERS)/.venv-gpytorch/bin/python || $(PYTHON) -m venv $(PEERS)/.venv-gpytorch
+	$(PEERS)/.venv-gpflow/bin/pip install --quiet -r $(PEERS)/requirements-gpflow.txt
+	$(PEERS)/.venv-gpytorch/bin/pip install --quiet -r $(PEERS)/requirements-gpytorch.txt
+	for data in concrete energy kin8nm; do \
+	  for start in kmeans greedy random; do \
+	    $(PEERS)/.venv-gpflow/bin/python $(PEERS)/gpflow_sgpr.py --data-dir "$$WINNOWGP_DATA" \
+	      --dataset $$data --start $$start --points $(SWEEP) --seed 0 \
+	      --out benchmarks/results/regression/gpflow-$$data.jsonl || exit 1; \
+	  done; \
+	  $(PEERS)/.venv-gpytorch/bin/python $(PEERS)/gpytorch_svgp.py --data-dir "$$WINNOWGP_DATA" \
+	    --dataset $$data --start kmeans --points $(SWEEP) --seed 0 \
+	    --out benchmarks/results/regression/gpytorch-$$data.jsonl || exit 1; \
+	done
 
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -7,16 +7,25 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from problems import problem
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
-from winnowgp.selection import RelaxedObjective, SubsetObjective
+from winnowgp.selection import FlipObjective, RelaxedObjective, SubsetObjective
 
 
-def sparse_gp(order: torch.Tensor) -> SubsetObjective:
+def model(order: torch.Tensor) -> tuple[SparseGP, Dataset]:
     p = problem()
-    gp = SparseGP(ScaleKernel(RBFKernel()), p.Z[order], noise=0.2)
-    return gp.subset_objective(Dataset.of(p.X, p.Y))
+    return SparseGP(ScaleKernel(RBFKernel()), p.Z[order], noise=0.2), Dataset.of(p.X, p.Y)
 
 
-OBJECTIVES = {"sparse_gp": sparse_gp}
+def direct(order: torch.Tensor) -> SubsetObjective:
+    gp, data = model(order)
+    return gp.subset_objective(data)
+
+
+def statistics(order: torch.Tensor) -> SubsetObjective:
+    gp, data = model(order)
+    return gp.subset_statistics(data)
+
+
+OBJECTIVES = {"direct": direct, "statistics": statistics}
 battery = pytest.mark.parametrize("build", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 STILL = torch.arange(6)
 
@@ -58,3 +67,16 @@ def test_relaxed_values_agree_at_the_corners(build, generator) -> None:
     torch.testing.assert_close(
         objective.relaxed_value(masks.double()), objective.value(masks), rtol=1e-9, atol=1e-9
     )
+
+
+@battery
+def test_flips_are_differences_of_values(build, generator) -> None:
+    objective = build(STILL)
+    if not isinstance(objective, FlipObjective):
+        return
+    for mask in torch.rand(5, objective.K, generator=generator) < 0.5:
+        with_k, without_k = mask.repeat(objective.K, 1), mask.repeat(objective.K, 1)
+        with_k.fill_diagonal_(True)
+        without_k.fill_diagonal_(False)
+        expected = objective.value(with_k) - objective.value(without_k)
+        torch.testing.assert_close(objective.flips(mask), expected, rtol=1e-7, atol=1e-7)
