@@ -134,6 +134,20 @@ def test_the_masked_bound_with_a_mask_is_the_bound_of_the_subset() -> None:
     )
 
 
+def test_the_masked_bound_in_between_is_the_bound_of_the_weighted_kernel() -> None:
+    """Appendix B.1, entry by entry, with the mean prior variance for the paper's 1."""
+    p = problem(K=4)
+    b = torch.tensor([0.3, 0.9, 0.0, 0.6], dtype=torch.float64)
+    s = p.Kuu.diagonal().mean()
+    Kuu = torch.empty_like(p.Kuu)
+    for j in range(4):
+        for k in range(4):
+            Kuu[j, k] = b[k] * (p.Kuu[k, k] - s) + s if j == k else b[j] * b[k] * p.Kuu[j, k]
+    Kuf = torch.stack([b[k] * p.Kuf[k] for k in range(4)])
+    value = masked_bound(p.Kuu, p.Kuf, weights=b[None], kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value[0], oracles.collapsed(Kuu, Kuf, p.Kff, p.Y, p.noise), **close)
+
+
 def test_the_masked_bound_is_defined_and_smooth_in_between() -> None:
     p = problem(N=8, K=3)
     weights = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)

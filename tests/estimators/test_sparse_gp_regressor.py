@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from gpytorch.kernels import PeriodicKernel, ScaleKernel
@@ -17,12 +19,18 @@ def wave(N: int = 60, P: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray
     return X, (Y[:, 0] if P == 1 else Y)
 
 
-def regressor(**arguments) -> SparseGPRegressor:
-    return SparseGPRegressor(**({"n_candidates": 30, "random_state": 0} | arguments))
+def regressor(**arguments: Any) -> SparseGPRegressor:
+    settings: dict[str, Any] = {"n_candidates": 30, "random_state": 0} | arguments
+    return SparseGPRegressor(**settings)
 
 
-def paper(**arguments) -> SparseGPRegressor:
-    settings = {"schedule": "paper", "alpha": 0.05, "n_candidates": 15, "epochs": (30, 30, 30)}
+def paper(**arguments: Any) -> SparseGPRegressor:
+    settings: dict[str, Any] = {
+        "schedule": "paper",
+        "alpha": 0.05,
+        "n_candidates": 15,
+        "epochs": (30, 30, 30),
+    }
     return regressor(**(settings | arguments))
 
 
@@ -56,6 +64,7 @@ def test_the_default_keeps_its_promise_and_says_what_it_cost() -> None:
     X, y = wave(N=200)
     model = regressor(n_candidates=100).fit(X, y)
     assert model.given_up_ <= model.tolerance
+    assert model.alpha_ is not None
     assert model.alpha_ > 0
     assert model.frontier_ is not None
     assert int(model.frontier_.masks[model.n_inducing_].sum()) == model.n_inducing_

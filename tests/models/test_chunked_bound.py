@@ -10,6 +10,7 @@ import winnowgp.bounds.two_pass as two_pass
 from winnowgp.bounds import collapsed_bound, exact_log_marginal, tighter_bound, two_pass_bound
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, kernel_blocks
+from winnowgp.models.kernel_blocks import prior_mean
 from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf, rbf_features
 
 KERNELS = {
@@ -40,7 +41,7 @@ def direct(gp: SparseGP, rows: Dataset, *, tighter: bool) -> Tensor:
     blocks = kernel_blocks(gp.kernel, gp.candidates, rows.X)
     jitter = two_pass.JITTER * blocks.Kuu.diagonal().mean() * torch.eye(gp.K, dtype=rows.X.dtype)
     bound = tighter_bound if tighter else collapsed_bound
-    Y = rows.Y - gp.mean(rows.X)[:, None]
+    Y = rows.Y - prior_mean(gp.mean, rows.X)
     return bound(blocks.Kuu + jitter, blocks.Kuf, kff=blocks.kff, Y=Y, noise=gp.noise)
 
 
@@ -107,7 +108,7 @@ def test_the_evidence_and_its_gradients_are_exact(kernel) -> None:
     rows = data()
     gp = model(kernel(), rows, M=0)
     Kff = kernel_blocks(gp.kernel, rows.X, rows.X).Kuf
-    expected = exact_log_marginal(Kff, Y=rows.Y - gp.mean(rows.X)[:, None], noise=gp.noise)
+    expected = exact_log_marginal(Kff, Y=rows.Y - prior_mean(gp.mean, rows.X), noise=gp.noise)
     value = gp.evidence(rows)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
     gp.candidates.requires_grad_(False)

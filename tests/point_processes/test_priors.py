@@ -151,3 +151,11 @@ def test_a_prior_for_another_number_of_candidates_is_refused() -> None:
         kl_divergence(Bernoulli(torch.zeros(3)), Uniform(4))
     with pytest.raises(InputError, match="zero or more"):
         Uniform(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_slope_of_a_hard_budget_is_never_nan(dtype: torch.dtype) -> None:
+    hard = Budget(torch.tensor([0.0, 0.5, float("-inf")], dtype=dtype))
+    slope = hard.expected_slope(Bernoulli(torch.zeros(2, dtype=dtype)))
+    assert torch.isfinite(slope).all()
+    assert (slope < -1e30).all()

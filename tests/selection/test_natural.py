@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from selection_problems import problem
+from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import (
     Bernoulli,
@@ -68,7 +69,7 @@ def test_sampled_flips_are_unbiased() -> None:
 
 
 def test_a_step_averages_in_the_flips_of_the_subset_it_draws() -> None:
-    s, prior = problem(25).statistics, SquaredCardinality(8, 0.05)
+    s, prior = problem(25, noise=3.0).statistics, SquaredCardinality(8, 0.3)
     state = natural_start(s, torch.arange(8) < 5, prior=prior)
     after, draw = natural_step(s, state, prior=prior, generator=seeded(3))
     mask = state.q.sample(1, generator=seeded(3))[0]
@@ -89,6 +90,16 @@ def test_balanced_logits_satisfy_their_own_equation_at_a_fixed_point(name: str) 
         q = Bernoulli.from_inclusion(0.5 * q.inclusion + 0.5 * target.inclusion)
     slopes = prior.expected_slope(q)
     torch.testing.assert_close(target.logits, worth + slopes, rtol=1e-5, atol=1e-5)
+
+
+def test_the_prior_is_taken_at_the_size_it_leaves_behind() -> None:
+    worth = torch.linspace(5, 25, 100, dtype=torch.float64)
+    full = Bernoulli(torch.full((100,), 30.0, dtype=torch.float64))
+    # At the present hundred points a point costs 99.5 nats, and none would be left.
+    q = balanced(worth, SquaredCardinality(100, 0.5), at=full)
+    slopes = -0.5 * (1 + 2 * (q.mean_count() - full.inclusion))
+    torch.testing.assert_close(q.logits, worth + slopes, rtol=0, atol=1e-5)
+    assert q.mean_count().item() > 15
 
 
 def best_by_gradient_ascent(values: Tensor, prior: CardinalityPrior) -> float:
@@ -134,7 +145,7 @@ def test_a_step_from_the_half_full_set_does_not_empty_it_either() -> None:
 
 
 def test_same_generator_seed_same_result() -> None:
-    s, prior = problem(24).statistics, SquaredCardinality(8, 0.05)
+    s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
     first, second = (select_naturally(s, prior=prior, generator=seeded(7)) for _ in "ab")
     assert torch.equal(first.q.logits, second.q.logits)
     assert torch.equal(first.trace, second.trace)
@@ -142,14 +153,21 @@ def test_same_generator_seed_same_result() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 39])
 def test_it_takes_no_more_steps_than_allowed_and_says_that_it_did_not_settle(steps: int) -> None:
-    s, prior = problem(24).statistics, SquaredCardinality(8, 0.05)
+    s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
     found = select_naturally(s, prior=prior, generator=seeded(7), max_steps=steps)
     assert found.trace.shape == (steps,)
     assert not found.settled
 
 
 def test_it_settles_before_the_steps_run_out() -> None:
-    s, prior = problem(24).statistics, SquaredCardinality(8, 0.05)
+    s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
     found = select_naturally(s, prior=prior, generator=seeded(7), max_steps=1000)
     assert found.settled
     assert 40 <= len(found.trace) < 1000
+
+
+def test_a_prior_that_forbids_sizes_is_refused_by_name() -> None:
+    p = problem(24)
+    hard = Budget(torch.tensor([0.0] * 4 + [float("-inf")] * 5, dtype=torch.float64))
+    with pytest.raises(InputError, match="large finite penalty"):
+        select_naturally(p.statistics, prior=hard, generator=torch.Generator().manual_seed(0))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from selection_problems import SEARCHED, neighbours, problem
+from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import SubsetStatistics, backward_path, climbed, forward_path, swapped
@@ -67,3 +68,10 @@ def test_a_forward_path_stops_where_it_is_told_or_when_five_additions_were_not_w
     assert len(forward_path(s, longest=3).masks) == 4
     dear = SquaredCardinality(12, 1e9).log_weights(s.roots.L)
     assert len(forward_path(s, log_weights=dear).masks) == 6
+
+
+def test_a_climb_from_a_forbidden_size_is_refused_by_name() -> None:
+    s = problem(34).statistics
+    hard = torch.tensor([0.0] * 4 + [float("-inf")] * 5, dtype=torch.float64)
+    with pytest.raises(InputError, match="a size that `log_weights` forbids"):
+        climbed(s, torch.ones(8, dtype=torch.bool), log_weights=hard)

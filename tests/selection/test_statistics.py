@@ -166,12 +166,14 @@ def test_sixty_candidates_of_condition_1e18_keep_seven_digits(fraction: float) -
 
 
 @pytest.mark.usefixtures("paper_data")
-def test_energy_with_200_candidates_keeps_seven_digits() -> None:
+@pytest.mark.parametrize("stretch", [1.0, 8.0])  # condition numbers 1e7 and 1e16
+def test_energy_with_200_candidates_keeps_seven_digits(stretch: float) -> None:
     table = load_table("energy").dataset()
     X, Y = (Standardiser.of(A).forward(A) for A in (table.X, table.Y))
     g = torch.Generator().manual_seed(12)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=table.D))
-    kernel.base_kernel.lengthscale = table.D**0.5 * (0.5 + torch.rand(table.D, generator=g))
+    spread = 0.5 + torch.rand(table.D, generator=g)
+    kernel.base_kernel.lengthscale = stretch * table.D**0.5 * spread
     gp = SparseGP(kernel, X[torch.randperm(table.N, generator=g)[:200]], noise=0.002)
     data = Dataset.of(X, Y)
     direct, s = gp.subset_objective(data), gp.subset_statistics(data)

@@ -53,6 +53,7 @@ class Budget(CardinalityPrior):
             off, on = (torch.sigmoid(s * q.logits.detach()).requires_grad_(True) for s in (-1, 1))
             probs = count_distribution(off, on)
             # A size that cannot occur even with k switched is not paid for; −∞ · 0 would be NaN.
-            table = torch.nan_to_num(self.log_weights(q.logits), neginf=-1e300)
+            forbidden = torch.finfo(q.logits.dtype).min / (4 * (self.K + 1))
+            table = self.log_weights(q.logits).clamp_min(forbidden)
             d_off, d_on = torch.autograd.grad(probs @ table, (off, on))
         return d_on - d_off

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
 from winnowgp.selection.search import forward_path
 from winnowgp.selection.statistics import SubsetStatistics
@@ -127,8 +128,13 @@ def select_naturally(
         start: subset to start at; the best one of a forward path if not given.
         max_steps: subsets drawn at most.
     """
+    log_weights = prior.log_weights(statistics.roots.L)
+    if not torch.isfinite(log_weights).all():
+        raise InputError(
+            "`prior` forbids some sizes, and q gives every subset some probability, so the KL "
+            "would be infinite; give those sizes a large finite penalty instead."
+        )
     if start is None:
-        log_weights = prior.log_weights(statistics.roots.L)
         path = forward_path(statistics, log_weights=log_weights)
         start = path.masks[int((path.bounds + log_weights[path.masks.sum(dim=1)]).argmax())]
     state = natural_start(statistics, start, prior=prior)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from winnowgp.errors import InputError
 from winnowgp.selection.statistics import SubsetStatistics
 from winnowgp.selection.tableau import Tableau
 from winnowgp.typing import SizeTable
@@ -196,6 +197,11 @@ def climbed(
         log_weights: w(m) for m = 0..K.
         rounds: at most so many alternations.
     """
+    if not torch.isfinite(log_weights[int(mask.sum())]):
+        raise InputError(
+            f"`mask` has {int(mask.sum())} points, a size that `log_weights` forbids; start at a "
+            "size that is allowed."
+        )
     best = Found(mask=mask, bound=-torch.inf, score=-torch.inf)
     for _ in range(rounds):
         mask = _flipped(statistics, best.mask, log_weights=log_weights)
