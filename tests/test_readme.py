@@ -2,7 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from winnowgp.point_processes import Bernoulli, kl_divergence
+
+IMPORTS = """
+from dataclasses import dataclass
+from typing import final
+import torch
+from winnowgp.point_processes import Budget, CardinalityPrior
+"""
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -17,6 +28,17 @@ def test_the_examples_run(capsys) -> None:
     assert kept is not None
     assert 4 < int(kept.group(1)) < 15
     assert float(kept.group(2)) > 0.95
+
+
+def test_the_prior_of_the_contributing_page_works() -> None:
+    text = (README.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
+    names: dict[str, Any] = {}
+    exec(IMPORTS + block, names)
+    prior = names["CubicCardinality"](6, 0.1)
+    q = Bernoulli(torch.linspace(-1, 1, 6, dtype=torch.float64))
+    assert kl_divergence(q, prior) > 0
+    assert (prior.expected_slope(q) < 0).all()
 
 
 def test_the_map_of_rooms_is_complete() -> None:

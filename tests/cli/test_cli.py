@@ -43,13 +43,18 @@ def test_the_demo_draws_a_picture_and_prints_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("output", "message"),
-    [("figure.doc", "must end in one of .png"), ("nowhere/figure.png", "folder that exists")],
+    [
+        ("figure.doc", "must end in one of .png"),
+        ("nowhere/figure.png", "folder that exists"),
+        ("taken.png", "a file that can be written"),
+    ],
 )
 def test_a_bad_output_is_one_line_and_exit_code_2(
     tmp_path: Path, output: str, message: str
 ) -> None:
+    (tmp_path / "taken.png").mkdir()
     result = winnow("demo", "--output", output, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["taken.png"]

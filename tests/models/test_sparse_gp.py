@@ -100,3 +100,11 @@ def test_bad_arguments_are_named() -> None:
         SparseGP(RBFKernel(batch_shape=torch.Size([2])), good)
     with pytest.raises(InputError, match="`noise`"):
         SparseGP(RBFKernel(), good, noise=-1.0)
+
+
+def test_the_users_kernel_and_mean_are_copied() -> None:
+    kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
+    gp = SparseGP(kernel, torch.zeros(2, 1, dtype=torch.float64), mean=mean)
+    assert kernel.raw_outputscale.dtype == torch.float32
+    assert mean.raw_constant.dtype == torch.float32
+    assert gp.kernel is not kernel

@@ -1,4 +1,4 @@
-"""α from what a user states, on a frontier made by hand."""
+"""α for a number of points, on a frontier made by hand."""
 
 import math
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from winnowgp.errors import InputError
-from winnowgp.selection import Frontier, alpha_for_size, alpha_for_time, alpha_for_tolerance
-from winnowgp.selection.alpha import alpha_interval, concave_hull
+from winnowgp.selection import Frontier, alpha_at, alpha_interval, concave_hull
 
 FRONTIER = Frontier(
     bounds=torch.tensor([-100, -60, -58, -20, -12, -9, -8.5, -8.4], dtype=torch.float64),
@@ -36,33 +35,14 @@ def test_interval_ends_are_where_the_preferred_size_changes(M: int) -> None:
     assert preferred(lowest * 0.999) > M
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.05, 0.4, 1.2, 5.0, 6.0, 20.0])
-def test_tolerance_is_kept_by_the_alpha_it_gives(tolerance: float) -> None:
-    choice = alpha_for_tolerance(FRONTIER, tolerance)
-    best = FRONTIER.best_for_alpha(choice.alpha)
-    assert int(best.mask.sum()) == choice.M
-    assert choice.given_up <= tolerance * FRONTIER.N + 1e-9
-    assert choice.given_up == pytest.approx(-8.4 - best.bound)
+@pytest.mark.parametrize("M", [0, 1, 3, 4, 5, 6, 7])
+def test_the_alpha_of_a_vertex_prefers_it(M: int) -> None:
+    assert preferred(alpha_at(FRONTIER, M)) == M
 
 
-def test_a_reference_out_of_reach_takes_the_highest_bound() -> None:
-    choice = alpha_for_tolerance(FRONTIER, 0.01, reference=100.0)
-    assert choice.M == 7
-    assert choice.given_up == pytest.approx(108.4)
-
-
-@pytest.mark.parametrize(("limit", "M"), [(0, 0), (1, 1), (2, 1), (3, 3), (7, 7), (50, 7)])
-def test_max_points_is_kept_by_the_alpha_it_gives(limit: int, M: int) -> None:
-    choice = alpha_for_size(FRONTIER, limit)
-    assert choice.M == M
-    assert preferred(choice.alpha) == M
-
-
-def test_prediction_time_is_kept() -> None:
-    choice = alpha_for_time(FRONTIER, 10.0, predict_us=lambda M: 1.0 + M**2 / 2)
-    assert choice.M == 4
-    with pytest.raises(InputError, match="`max_predict_us`"):
-        alpha_for_time(FRONTIER, 0.5, predict_us=lambda M: 1.0 + M)
+def test_the_alpha_of_a_size_off_the_hull_ties_the_ends_of_its_edge() -> None:
+    alpha = alpha_at(FRONTIER, 2)
+    assert (preferred(alpha * 1.001), preferred(alpha * 0.999)) == (1, 3)
 
 
 def test_queries_of_the_frontier() -> None:
@@ -71,9 +51,10 @@ def test_queries_of_the_frontier() -> None:
     assert FRONTIER.at(3).bound == -20.0
 
 
+def test_a_reference_out_of_reach_takes_the_highest_bound() -> None:
+    assert FRONTIER.smallest(0.01, reference=100.0) == 7
+
+
 def test_negative_limits_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match="`tolerance`"):
-        alpha_for_tolerance(FRONTIER, -1.0)
-    for refused in (alpha_for_size, Frontier.at_most):
-        with pytest.raises(InputError, match="`max_points`"):
-            refused(FRONTIER, -1)
+    with pytest.raises(InputError, match="`max_points`"):
+        FRONTIER.at_most(-1)

@@ -1,5 +1,6 @@
 """`winnow demo`: the paper's first figure and a short table."""
 
+import os
 from pathlib import Path
 from typing import final
 
@@ -32,10 +33,11 @@ def _check(output: Path) -> None:
         raise InputError(
             f"`--output` must end in one of {', '.join(PICTURE_FORMATS)}; got {output.name!r}."
         )
-    if not output.absolute().parent.is_dir():
-        raise InputError(
-            f"`--output` must be in a folder that exists; {output.absolute().parent} does not."
-        )
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"`--output` must be in a folder that exists; {folder} does not.")
+    if output.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"`--output` must be a file that can be written; {output} cannot.")
 
 
 def _table(result: Illustrated) -> Table:

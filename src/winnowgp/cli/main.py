@@ -40,7 +40,7 @@ def demo(
         Path, typer.Option("-o", "--output", help="Where to save the picture (.png, .pdf, .svg).")
     ] = Path("winnow-demo.png"),
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
-    seed: Annotated[int, typer.Option(help="Where randomness starts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Where randomness starts.")] = 0,
 ) -> None:
     """Choose inducing points for a small curve, and draw before, midway and after."""
     from winnowgp.cli.demo import run_demo
@@ -52,6 +52,6 @@ def main() -> None:
     """Entry point: a mistake of the user's ends with one line and exit code 2."""
     try:
         app()
-    except WinnowError as error:
+    except (WinnowError, OSError) as error:
         typer.echo(f"winnow: {error}", err=True)
         sys.exit(2)

@@ -19,7 +19,7 @@ def kernel_from(kernel: str | Kernel, D: int) -> Kernel:
     """
     if isinstance(kernel, Kernel):
         return deepcopy(kernel)
-    if kernel not in KERNEL_NAMES:
+    if not isinstance(kernel, str) or kernel not in KERNEL_NAMES:
         raise InputError(
             f"`kernel` must be one of {', '.join(KERNEL_NAMES)} or a GPyTorch kernel; "
             f"got {kernel!r}."

@@ -1,19 +1,21 @@
 """What a user said about points, checked, and turned into locations and a plan."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from numbers import Integral, Real
 from typing import Any, final
 
-import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from sklearn.cluster import KMeans
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.models import SparseGP
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     Fast,
@@ -28,8 +30,10 @@ from winnowgp.training import (
 )
 
 SCHEDULES = ("fast", "paper")
-CANDIDATES = ("greedy", "kmeans", "random")
+CANDIDATES = ("auto", "greedy", "kmeans", "random")
 DEFAULT_CANDIDATES = {"fast": 512, "paper": 100}
+# Rows that candidates are looked for in, where that takes more than drawing them.
+MOST_ROWS = 4_000
 
 
 @final
@@ -89,7 +93,7 @@ class PointsRequest:
             epochs=_checked_epochs(epochs),
         )
 
-    def locations(self, data: Dataset, units: Standardiser, *, seed: int) -> Tensor:
+    def locations(self, data: Dataset, units: Standardiser, *, kernel: Kernel, seed: int) -> Tensor:
         """Where points may be, in standard units; none if the schedule is to look for itself."""
         if isinstance(self.candidates, Tensor):
             if self.candidates.shape[1] != data.D:
@@ -98,14 +102,17 @@ class PointsRequest:
                     f"got shape {list(self.candidates.shape)}."
                 )
             return units.forward(self.candidates)
-        if self.candidates == "greedy" and self.schedule == "fast":
+        if self.candidates in ("auto", "greedy") and self.schedule == "fast":
             return data.X[:0]
         generator = torch.Generator().manual_seed(seed)
         rows = data.X[torch.randperm(data.N, generator=generator)]
-        distinct = len(rows[:10_000].unique(dim=0))
-        if self.candidates == "kmeans" and distinct > self.n_candidates:
+        part = rows[:MOST_ROWS]
+        if self.candidates == "greedy":
+            start = deepcopy(kernel).to(part)
+            return part[greedy_variance(start, part, self.n_candidates, given=part[:0])]
+        if self.candidates == "kmeans" and len(part.unique(dim=0)) > self.n_candidates:
             clusters = KMeans(self.n_candidates, n_init="auto", max_iter=20, random_state=seed)
-            return torch.from_numpy(clusters.fit(rows[:10_000].numpy()).cluster_centers_)
+            return torch.from_numpy(clusters.fit(part.numpy()).cluster_centers_)
         return rows[: self.n_candidates]
 
     def plan(self, model: SparseGP, data: Dataset) -> Schedule:
@@ -152,7 +159,10 @@ def _checked_candidates(candidates: Any) -> str | Tensor:
                 f"got {candidates!r}."
             )
         return candidates
-    points = torch.tensor(np.asarray(candidates, dtype=np.float64))
+    try:
+        points = tensor(candidates)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"`candidates` must be numbers [K D]; {error}.") from error
     if points.dim() != 2 or points.shape[0] == 0:
         raise InputError(
             f"`candidates` must be [K D] with K of at least 1; got shape {list(points.shape)}."

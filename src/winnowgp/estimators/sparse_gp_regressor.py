@@ -15,7 +15,8 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
-from winnowgp.models import Prediction, SparseGP
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import SparseGP
 from winnowgp.training import Fit, OnProgress, fit, silent
 
 # Rows predicted at once: bounds memory at this many times the number of points.
@@ -38,11 +39,12 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
             values keep fewer.
         tolerance: nats per observation that may be given up relative to all candidates.
-        max_points: most points; as many are used as are worth having.
+        max_points: most points; fewer only where the candidates hold no more information.
         max_predict_us: most microseconds for mean and variance of a row, measured on this machine
             in batches of 1,000 rows.
         candidates: "greedy" (rows of greatest conditional variance), "kmeans" (cluster centres),
-            "random" (rows), or the locations themselves, `[K D]`.
+            "random" (rows), or the locations themselves, `[K D]`. "auto" is greedy, or random with
+            the paper's schedule.
         n_candidates: how many points to choose from; 512, or 100 with the paper's schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
@@ -79,7 +81,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tolerance: float = 0.01,
         max_points: int | None = None,
         max_predict_us: float | None = None,
-        candidates: str | ArrayLike = "greedy",
+        candidates: str | ArrayLike = "auto",
         n_candidates: int | None = None,
         schedule: str = "fast",
         epochs: tuple[int, int, int] = (200, 600, 200),
@@ -121,12 +123,13 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31))
         generator = torch.Generator().manual_seed(seed)
         self._single_target = np.ndim(y) == 1
-        rows = Dataset.of(torch.tensor(X), torch.tensor(np.asarray(y, dtype=np.float64)))
+        rows = Dataset.of(tensor(X), tensor(y))
         self._x_units, self._y_units = Standardiser.of(rows.X), Standardiser.of(rows.Y)
         data = Dataset(self._x_units.forward(rows.X), self._y_units.forward(rows.Y))
 
-        points = request.locations(data, self._x_units, seed=seed)
-        model = SparseGP(kernel_from(self.kernel, data.D), points)
+        kernel = kernel_from(self.kernel, data.D)
+        points = request.locations(data, self._x_units, kernel=kernel, seed=seed)
+        model = SparseGP(kernel, points)
         fitted = fit(
             model,
             data,
@@ -179,8 +182,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             mean = self._y_units.inverse(self.posterior_.predict_mean(inputs))
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
             return self._targets(mean), self._targets(covariance * self._y_units.scale.square())
-        prediction = self._predict(inputs, observed=observed)
-        return self._targets(prediction.mean), self._targets(prediction.variance.sqrt())
+        mean, sd = self._predict(inputs, observed=observed)
+        return self._targets(mean), self._targets(sd)
 
     def sample_y(
         self,
@@ -198,26 +201,27 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density of each observation, in nats and in the units of `y`."""
         inputs = self._inputs(X)
-        targets = torch.tensor(np.asarray(y, dtype=np.float64))
-        targets = Dataset.of(inputs, targets).Y
-        p = self._predict(inputs, observed=True)
-        return self._targets(
-            torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(targets)
-        )
+        targets = Dataset.of(inputs, tensor(y)).Y
+        if targets.shape[1] != self.posterior_.P:
+            raise InputError(
+                f"`y` must have {self.posterior_.P} target columns as in `fit`; "
+                f"got {targets.shape[1]}."
+            )
+        mean, sd = self._predict(inputs, observed=True)
+        return self._targets(torch.distributions.Normal(mean, sd).log_prob(targets))
 
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_units.forward(torch.tensor(X))
+        return self._x_units.forward(tensor(X))
 
     @torch.no_grad()
-    def _predict(self, inputs: Tensor, *, observed: bool) -> Prediction:
-        """Mean and variance in the units of the targets."""
+    def _predict(self, inputs: Tensor, *, observed: bool) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation in the units of the targets."""
         parts = [self.posterior_.predict(rows, observed=observed) for rows in inputs.split(_ROWS)]
-        mean = torch.cat([p.mean for p in parts])
-        variance = torch.cat([p.variance for p in parts])
-        return Prediction(self._y_units.inverse(mean), variance * self._y_units.scale.square())
+        mean = self._y_units.inverse(torch.cat([p.mean for p in parts]))
+        return mean, torch.cat([p.variance for p in parts]).sqrt() * self._y_units.scale
 
     def _targets(self, values: Tensor) -> NDArray[np.float64]:
         """Drop the output axis, the last one, if `fit` was given a single target."""

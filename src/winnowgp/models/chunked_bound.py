@@ -24,14 +24,16 @@ class ChunkedBound:
     """
 
     X: Float[Tensor, "N D"]
+    centre: Float[Tensor, " D"]
     features: Float[Tensor, "N F"]
-    """What the short way needs of the rows, computed once."""
+    """What the short way needs of the centred rows, computed once."""
     tighter: bool
 
     @classmethod
     def of(cls, X: Float[Tensor, "N D"], *, tighter: bool = False) -> "ChunkedBound":
         """The bound of these rows."""
-        return cls(X, rbf_features(X), tighter)
+        centre = X.mean(0)
+        return cls(X, centre, rbf_features(X - centre), tighter)
 
     def __call__(
         self,
@@ -42,7 +44,7 @@ class ChunkedBound:
         noise: Scalar,
     ) -> Scalar:
         """The bound in nats, differentiable in all four arguments."""
-        chunks, inputs = _chunks(kernel, Z=Z, X=self.X, features=self.features)
+        chunks, inputs = _chunks(kernel, Z=Z, X=self.X, features=self.features, centre=self.centre)
 
         def evaluate() -> TwoPass:
             return two_pass_bound(chunks, Y=Y.detach(), noise=noise.detach(), tighter=self.tighter)
@@ -54,7 +56,7 @@ def evidence(
     kernel: Kernel, *, X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"], noise: Scalar
 ) -> Scalar:
     """Exact log evidence in nats, differentiable in kernel, `Y` and `noise`; O(N³)."""
-    chunks, inputs = _chunks(kernel, Z=X, X=X[:0], features=rbf_features(X[:0]))
+    chunks, inputs = _chunks(kernel, Z=X, X=X[:0], features=rbf_features(X[:0]), centre=X.mean(0))
 
     def evaluate() -> TwoPass:
         return evidence_gradient(chunks, Y=Y.detach(), noise=noise.detach())
@@ -68,6 +70,7 @@ def _chunks(
     Z: Float[Tensor, "M D"],
     X: Float[Tensor, "N D"],
     features: Float[Tensor, "N F"],
+    centre: Float[Tensor, " D"],
 ) -> tuple[ChunkedKernel, list[Tensor]]:
     """The kernel in chunks, and what its gradient is with respect to."""
     if is_scaled_rbf(kernel):
@@ -77,7 +80,7 @@ def _chunks(
         lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(X.shape[1])
         chunks = ScaledRBFChunks(
             features,
-            Z=Z.detach(),
+            Z=(Z - centre).detach(),
             variance=variance.detach(),
             lengthscales=lengthscales.detach(),
         )

@@ -29,7 +29,8 @@ def greedy_variance(
     residual = prior - base.square().sum(0)
     chosen: list[int] = []
     for k in range(len(factor)):
-        pivot = int((residual / prior).argmax())
+        # A row without prior variance has nothing to add.
+        pivot = int(torch.where(prior > 0, residual / prior, 0.0).argmax())
         if residual[pivot] <= LEAST * prior[pivot]:
             break
         row = covariance(kernel, X[pivot : pivot + 1], X)[0]

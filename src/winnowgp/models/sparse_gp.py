@@ -16,6 +16,7 @@ from winnowgp.bounds import (
     Moments,
     chunked_moments,
     collapsed_bound,
+    moment_bound,
     moment_posterior,
     moment_upper_bound,
 )
@@ -40,9 +41,9 @@ class SparseGP(nn.Module):
     so the parameters are the kernel's, the mean's, the noise and the candidates' locations.
 
     Args:
-        kernel: any GPyTorch kernel without batch shape.
+        kernel: any GPyTorch kernel without batch shape; copied.
         candidates: where inducing points may be, `[K D]`; copied, and learnt unless frozen.
-        mean: prior mean, a GPyTorch mean; zero by default.
+        mean: prior mean, a GPyTorch mean; copied, zero by default.
         noise: starting value of the noise variance.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -63,8 +64,8 @@ class SparseGP(nn.Module):
     ) -> None:
         super().__init__()
         _check(kernel, candidates, noise)
-        self.kernel = kernel.to(candidates)
-        self.mean = (ZeroMean() if mean is None else mean).to(candidates)
+        self.kernel = deepcopy(kernel).to(candidates)
+        self.mean = deepcopy(ZeroMean() if mean is None else mean).to(candidates)
         self.likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE))
         self.likelihood.to(candidates).noise = candidates.new_tensor(noise)
         self.candidates = nn.Parameter(candidates.detach().clone())
@@ -113,6 +114,10 @@ class SparseGP(nn.Module):
         return collapsed_bound(
             blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
         )
+
+    def fixed_bound(self, data: Dataset) -> float:
+        """The same bound as a number, in one pass over chunks of rows."""
+        return moment_bound(self.moments(data)[1]).item()
 
     def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Callable[[], Scalar]:
         """The same bound, or the tighter one, as a function of the parameters when it is called.
@@ -164,10 +169,11 @@ class SparseGP(nn.Module):
 
 
 def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
-    if candidates.dim() != 2 or not torch.isfinite(candidates).all():
+    floating = candidates.dtype.is_floating_point
+    if candidates.dim() != 2 or not floating or not torch.isfinite(candidates).all():
         raise InputError(
-            "`candidates` must be finite numbers of shape [K D]; "
-            f"got shape {list(candidates.shape)}."
+            "`candidates` must be finite floating-point numbers of shape [K D]; "
+            f"got {candidates.dtype} of shape {list(candidates.shape)}."
         )
     if kernel.batch_shape:
         raise InputError(

@@ -1,12 +1,6 @@
 """Choosing: what a model must answer to be selectable, the ways to choose, and what comes out."""
 
-from winnowgp.selection.alpha import (
-    AlphaChoice,
-    alpha_at,
-    alpha_for_size,
-    alpha_for_time,
-    alpha_for_tolerance,
-)
+from winnowgp.selection.alpha import alpha_at, alpha_interval, concave_hull
 from winnowgp.selection.frontier import Frontier, path_frontier, polished, search_frontier
 from winnowgp.selection.natural import NaturalSelection, select_naturally
 from winnowgp.selection.objective import FlipObjective, RelaxedObjective, SubsetObjective
@@ -15,7 +9,6 @@ from winnowgp.selection.selection import Selection
 from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
 
 __all__ = [
-    "AlphaChoice",
     "FlipObjective",
     "Found",
     "Frontier",
@@ -25,11 +18,10 @@ __all__ = [
     "SubsetObjective",
     "SubsetStatistics",
     "alpha_at",
-    "alpha_for_size",
-    "alpha_for_time",
-    "alpha_for_tolerance",
+    "alpha_interval",
     "backward_path",
     "climbed",
+    "concave_hull",
     "forward_path",
     "path_frontier",
     "polished",

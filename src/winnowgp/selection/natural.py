@@ -23,6 +23,9 @@ from winnowgp.typing import Mask, Scalar
 _BISECTIONS = 30
 _WINDOW = 20
 _OFFSET, _POWER = 5.0, 0.75
+# Of the expected size, that one subset may move it by; a point at least.
+_FARTHEST = 0.02
+_HALVINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,33 @@ def natural_step(
     The average of the flips is damped; the prior is not, for it is known exactly (`balanced`). The
     power lies between ½ and 1, so the steps add up to infinity and their squares do not.
 
+    A step that would move the expected size by more than 2 % is halved until it does not: a subset
+    that happens to lose a neighbourhood makes every point of it look worth hundreds of nats at
+    once. On energy one such subset took E|Z| from 49 to 67 and the objective down by 90 nats.
+    Steps that long die out as ρ falls.
+
     Returns: the next state, and the draw L(Z) − KL[q ‖ p] at the state that was passed in.
     """
     drawn = statistics.tableau(state.q.sample(1, generator=generator)[0])
     rate = (state.step + _OFFSET) ** -_POWER
     # No clipping: flips are heavy-tailed because losing a neighbourhood is; clipped ended lower.
-    worth = state.worth + rate * (drawn.flips() - state.worth)
+    change = rate * (drawn.flips() - state.worth)
     draw = drawn.bound - kl_divergence(state.q, prior)
-    return NaturalState(worth, balanced(worth, prior, at=state.q), state.step + 1), draw
+    return _moved(state, change, prior=prior), draw
+
+
+def _moved(
+    state: NaturalState, change: Float[Tensor, " K"], *, prior: CardinalityPrior
+) -> NaturalState:
+    """The next state, `change` halved until the expected size moves little."""
+    size = state.q.mean_count().item()
+    q = balanced(state.worth + change, prior, at=state.q)
+    for _ in range(_HALVINGS):
+        if abs(q.mean_count().item() - size) <= max(1.0, _FARTHEST * size):
+            break
+        change = 0.5 * change
+        q = balanced(state.worth + change, prior, at=state.q)
+    return NaturalState(state.worth + change, q, state.step + 1)
 
 
 def balanced(worth: Float[Tensor, " K"], prior: CardinalityPrior, *, at: Bernoulli) -> Bernoulli:

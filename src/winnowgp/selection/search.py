@@ -77,8 +77,8 @@ def forward_path(
     Args:
         statistics: of the data.
         longest: number of points to stop at.
-        log_weights: if given, stop too when five additions in a row were not worth w(m) − log
-            p̃(m+1).
+        log_weights: if given, stop too when five additions in a row were not worth
+            w(m) − w(m + 1).
     """
     K = statistics.K
     limit = K if longest is None else min(longest, K)

@@ -47,7 +47,7 @@ class SubsetStatistics(FlipObjective):
         if len(mask) == 0:
             return self.roots.empty.new_empty(0)
         width = max(int(mask.sum(dim=1).max()), 1)
-        size = max(_ELEMENTS // (width * self.K), 1)
+        size = max(_ELEMENTS // (width * max(self.K, 1)), 1)
         gains = [_gain(self.roots, part) for part in mask.split(size)]
         return torch.cat(gains) + self.roots.empty
 

@@ -1,9 +1,9 @@
 """The tableau: one subset, the exact effect of flipping every candidate, and moving to a neighbour.
 
-For each candidate k take the resolved rows (see `subset_basis`) in two geometries: e of L, the
-prior, and h of L R, prior plus data. Outside the subset ‖e‖² and ‖h‖² are the variances of k given
-the subset under each; inside they are its precisions given the others. With s = +1 outside and −1
-inside, the flip is exactly
+For each candidate k take the resolved rows (see `linalg.resolved_rows`) in two geometries: e of L,
+the prior, and h of L R, prior plus data. Outside the subset ‖e‖² and ‖h‖² are the variances of k
+given the subset under each; inside they are its precisions given the others. With s = +1 outside
+and −1 inside, the flip is exactly
 
     L(Z ∪ k) − L(Z \\ k) = ½ [ P (‖eᵀR‖²/‖e‖² − 1) + ‖hᵀy‖²/‖h‖² − s P log(‖h‖²/‖e‖²) ]:
 

@@ -40,7 +40,11 @@ class Adam:
             scale: what the objective is divided by before it is differentiated, the number of rows.
             on_step: told the number of the step, from one, and the objective before it.
         """
-        optimiser = torch.optim.Adam([{"params": list(p), "lr": lr} for p, lr in groups])
+        listed = [{"params": list(p), "lr": lr} for p, lr in groups]
+        learnt = [group for group in listed if group["params"]]
+        if not learnt:
+            return
+        optimiser = torch.optim.Adam(learnt)
         parameters = [p for group in optimiser.param_groups for p in group["params"]]
         good = [p.detach().clone() for p in parameters]
         rejections = 0

@@ -12,9 +12,6 @@ from winnowgp.training.coordinates import Coordinates
 from winnowgp.training.lbfgs import Maximum, Stop, maximise
 from winnowgp.typing import Scalar
 
-# Beyond e^±30 a positive parameter has left every sensible scale.
-_FARTHEST = 30.0
-
 
 def climb(
     model: SparseGP,
@@ -32,13 +29,14 @@ def climb(
     coordinates = Coordinates(model, X)
 
     def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
-        if len(x) and float(x.abs().max()) > _FARTHEST:
+        if not coordinates.sensible(x):
             return None
         coordinates.write(x)
         model.zero_grad(set_to_none=True)
         try:
             value = objective()
-            value.backward()
+            if value.requires_grad:
+                value.backward()
         except NotPositiveDefiniteError:
             return None
         return value.item(), coordinates.gradient()

@@ -1,6 +1,7 @@
 """The default schedule: warm up, choose, move, choose again."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import final
 
 import torch
@@ -50,7 +51,7 @@ class Fast(Schedule):
     """At most, in one climb."""
     tighter: bool = False
     """Whether the last climb is on the tighter bound."""
-    inclusion_steps: int = 40
+    inclusion_steps: int = 60
     """Subsets drawn at most to learn the probabilities of inclusion."""
 
     def __post_init__(self) -> None:
@@ -84,12 +85,12 @@ class Fast(Schedule):
         data, size = steps.data, -1
         current = steps.warmed_up()
         pool = steps.with_fresh(current, self.n_candidates)
-        reference = -float("inf")
+        reference, fits = -inf, []
         for index in range(self.rounds):
             statistics = pool.subset_statistics(data)
             frontier = path_frontier(statistics)
             reference = max(reference, frontier.bounds.max().item())
-            M = self.goal.size(frontier, reference=reference)
+            M = min(self.goal.size(frontier, reference=reference), steps.most)
             settled = index > 0 and abs(M - size) <= 0.03 * size
             last, size = settled or index == self.rounds - 1, M
             current = steps.chosen(pool, frontier.masks[M], frontier.bounds[M].item())
@@ -98,15 +99,20 @@ class Fast(Schedule):
                 current, _ = steps.climb(current, stop=Stop(1e-3 * part.N, 20, 60), on=part)
             gain, most = (3e-4, 200) if last else (1e-3, 100)
             current, bound = steps.climb(current, stop=Stop(gain * data.N, 20, most))
+            fits.append((current, bound))
             reference = max(reference, bound)
             if last:
                 break
             pool = steps.with_fresh(current, max(32, current.K // 4))
-        return current, reference
+        # The bound of all candidates counts too, as a fit that nobody would choose.
+        known = [(model.K, bound) for model, bound in fits]
+        chosen = self.goal.best([*known, (data.N + 1, reference)], N=data.N)
+        best = fits[chosen] if chosen < len(fits) else max(fits, key=lambda f: f[1])
+        return best[0], reference
 
     def _to_count(self, steps: FastSteps, M: int) -> tuple[SparseGP, float]:
         """M points: starts race, the leader climbs, then idle points are traded for fresh ones."""
-        data = steps.data
+        data, M = steps.data, min(M, steps.most)
         whole = data.N * M <= 250_000
         part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))
         leader = steps.race(steps.starts(M), on=part, iterations=50)

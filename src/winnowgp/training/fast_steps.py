@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
-from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance
 from winnowgp.selection import path_frontier
 from winnowgp.training.climb import climb
 from winnowgp.training.lbfgs import Stop
@@ -47,6 +47,11 @@ class FastSteps:
         self._order = torch.randperm(data.N, generator=generator, device=device)
         self._given = model.candidates.detach().clone()
 
+    @property
+    def most(self) -> int:
+        """No more points than candidates that were given, nor than rows."""
+        return len(self._given) or self.data.N
+
     def part(self, count: int) -> Dataset:
         """A random part of the rows, the same whenever it is asked for."""
         chosen = self._order[:count]
@@ -73,18 +78,27 @@ class FastSteps:
     def climb(
         self, model: SparseGP, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
     ) -> tuple[SparseGP, float]:
-        """A copy moved uphill by L-BFGS, and its bound in nats."""
+        """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
+
+        The climb's own bound carries the jitter of `bounds.two_pass`; the one returned is the one
+        that statistics and reports speak of. The model itself is returned if it was no lower.
+        """
         moved, rows = deepcopy(model), self.data if on is None else on
+        _lift_noise(moved, rows)
         affordable = int(_WORK / (4.5 * rows.N * max(model.K, 1) ** 2))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(20, affordable)))
-        found = climb(
+        climb(
             moved,
             rows.X,
             objective=moved.chunked_bound(rows, tighter=tighter),
             stop=stop,
             on_step=lambda step, value: self._tell("move", step, stop.iterations, value, moved),
         )
-        return moved, found.value
+        after = moved.fixed_bound(rows)
+        if tighter:
+            return moved, after
+        before = model.fixed_bound(rows)
+        return (moved, after) if after > before else (model, before)
 
     def starts(self, M: int) -> list[SparseGP]:
         """Where M points may start, the steadiest first; more of them where they are cheap.
@@ -161,6 +175,13 @@ class FastSteps:
     def _tell(self, phase: str, step: int, steps: int, value: float, model: SparseGP) -> None:
         points = model.candidates.detach().clone()
         self._on_progress(Progress(phase, step, steps, value, None, points))
+
+
+def _lift_noise(model: SparseGP, rows: Dataset) -> None:
+    """Off its floor, where it would have no gradient left to rise with."""
+    least = max(1e-4 * float(rows.Y.square().mean()), 10 * LEAST_NOISE)
+    if model.likelihood.raw_noise.requires_grad and model.noise.item() < least:
+        model.likelihood.noise = rows.X.new_tensor(least)
 
 
 def _scaled(model: SparseGP, *, variance: float, lengthscale: float, noise: float) -> SparseGP:

@@ -5,6 +5,7 @@ from copy import deepcopy
 import torch
 
 from winnowgp.data import Dataset
+from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.training.fast import Fast
 from winnowgp.training.progress import OnProgress, silent
@@ -36,6 +37,13 @@ def fit(
     >>> fitted.posterior.M < 20 < model.K
     True
     """
+    points = model.candidates
+    if points.shape[1] != data.D or points.dtype != data.X.dtype or points.device != data.X.device:
+        raise InputError(
+            f"the model's candidates are {points.dtype} with {points.shape[1]} columns on "
+            f"{points.device} and the data {data.X.dtype} with {data.D} on {data.X.device}; "
+            "make them alike."
+        )
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
     return schedule.run(deepcopy(model), data, generator=generator, on_progress=on_progress)

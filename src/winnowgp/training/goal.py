@@ -1,6 +1,7 @@
 """What a user can say about how many points they want."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,6 +19,10 @@ class Goal(ABC):
         Args:
             reference: the best bound known, in nats; the frontier's own best or a higher one.
         """
+
+    @abstractmethod
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+        """Which of several fits, each a number of points and a bound, serves the goal best."""
 
 
 @final
@@ -37,6 +42,10 @@ class FixedAlpha(Goal):
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return int(frontier.best_for_alpha(self.alpha).mask.sum())
 
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+        scores = [bound - self.alpha * M**2 for M, bound in fits]
+        return scores.index(max(scores))
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -55,11 +64,16 @@ class Tolerance(Goal):
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.smallest(self.nats, reference=reference)
 
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+        reference = max(bound for _, bound in fits)
+        kept = [(M, -bound, i) for i, (M, bound) in enumerate(fits)]
+        return min(k for k in kept if -k[1] >= reference - self.nats * N)[2]
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class MaxPoints(Goal):
-    """As many points as are allowed, if there are so many worth having."""
+    """As many points as are allowed, fewer only where candidates hold no more information."""
 
     points: int
 
@@ -69,3 +83,7 @@ class MaxPoints(Goal):
 
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.at_most(self.points)
+
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+        bounds = [bound for _, bound in fits]
+        return bounds.index(max(bounds))

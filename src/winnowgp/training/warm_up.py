@@ -9,6 +9,7 @@ from math import inf, sqrt
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from winnowgp.data import Dataset
@@ -52,16 +53,23 @@ def starting_points(model: SparseGP, data: Dataset) -> list[SparseGP]:
     """The model as given, and variants that reach every likelihood mode seen so far.
 
     Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
-    √D correlates them by e⁻¹), noise of a tenth or a hundredth of the targets' variance.
+    √D correlates them by e⁻¹), noise of a tenth or a hundredth of the targets' variance, a constant
+    mean at that of the targets.
     """
     bare = model.with_candidates(data.X[:0])
     starts = [bare]
-    variance = float(data.Y.square().mean())
+    level = data.Y.mean()
+    constant = isinstance(model.mean, ConstantMean) and any(
+        p.requires_grad for p in model.mean.parameters()
+    )
+    variance = (data.Y - level * constant).square().mean().item()
     for factor in (sqrt(data.D), 1.0):
         for noise in (0.1, 0.01):
             start = deepcopy(bare)
             for kernel in trainable_lengthscales(start.kernel):
                 kernel.lengthscale = factor * _spread(kernel, data)
+            if isinstance(start.mean, ConstantMean) and constant:
+                start.mean.initialize(constant=level)
             if start.likelihood.raw_noise.requires_grad:
                 start.likelihood.noise = data.X.new_tensor(max(noise * variance, 1e-5))
             starts.append(start)
@@ -89,7 +97,7 @@ def _spread(kernel: Kernel, data: Dataset) -> Tensor:
     if isinstance(kernel.active_dims, Tensor):
         spread = spread[kernel.active_dims]
     spread = torch.where(spread > 0, spread, 1.0)
-    return spread if kernel.ard_num_dims else spread.mean()
+    return spread if len(spread) == kernel.lengthscale.shape[-1] else spread.mean()
 
 
 def _shorten(kernel: Kernel, data: Dataset) -> None:

@@ -1,0 +1,183 @@
+"""End to end: SparseGPRegressor's schedule against GPflow's SGPR and GPyTorch's SVGP swept over M.
+
+    python benchmarks/regression.py                  # fit winnowgp on concrete, energy, kin8nm
+    python benchmarks/regression.py --data energy --points 16 64 default
+    make peers                                       # sweep the peers in environments of their own
+    python benchmarks/regression.py --report         # tables of what the files hold
+
+Everyone has the same split (90 % of the rows of a seeded permutation), standardises on the training
+rows, and uses one thread. Compare CPU seconds: the wall's clock also counts whatever else the
+machine is doing. Rows go to benchmarks/results/regression.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from records import Records, Row, recorded, table, timed
+from winnowgp import fit
+from winnowgp.data import Dataset, Standardiser, load_table
+from winnowgp.estimators import kernel_from
+from winnowgp.models import SparseGP
+from winnowgp.training import Fast, Fit, MaxPoints, Tolerance
+
+DATA = ("concrete", "energy", "kin8nm")
+POINTS = ("default", "16", "32", "64", "128", "256")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Training rows in standard units, test rows, and the unit of the targets."""
+
+    train: Dataset
+    test: Dataset
+    scale: float
+
+
+def split(name: str, *, seed: int) -> Split:
+    """The split that all peers use."""
+    raw = load_table(name).dataset()
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(raw.N))
+    cut = int(0.9 * raw.N)
+    train, test = order[:cut], order[cut:]
+    x, y = Standardiser.of(raw.X[train]), Standardiser.of(raw.Y[train])
+    parts = [Dataset(x.forward(raw.X[rows]), y.forward(raw.Y[rows])) for rows in (train, test)]
+    return Split(parts[0], parts[1], y.scale.item())
+
+
+def run(names: list[str], points: list[str], *, seed: int) -> None:
+    """Fit winnowgp and write one row a fit."""
+    for name in names:
+        problem = split(name, seed=seed)
+        records = Records(f"regression/winnowgp-{name}-{seed}")
+        for wanted in points:
+            goal = Tolerance() if wanted == "default" else MaxPoints(int(wanted))
+
+            def work(problem: Split = problem, goal: Tolerance | MaxPoints = goal) -> Fit:
+                model = SparseGP(kernel_from("rbf", problem.train.D), problem.train.X[:0])
+                generator = torch.Generator().manual_seed(seed)
+                return fit(model, problem.train, schedule=Fast(goal), generator=generator)
+
+            fitted, seconds = timed(work)
+            row = records.add(
+                peer="winnowgp",
+                dataset=name,
+                asked=wanted,
+                M=fitted.posterior.M,
+                seed=seed,
+                n_train=problem.train.N,
+                elbo=fitted.bound,
+                upper_bound=fitted.upper_bound,
+                given_up=fitted.given_up / problem.train.N,
+                alpha=fitted.selection.alpha,
+                **_test_scores(fitted, problem),
+                **seconds.row(),
+            )
+            print(f"{name} {wanted}: M={row['M']} elbo={row['elbo']:.2f} cpu={row['cpu_s']:.1f} s")
+
+
+def _test_scores(fitted: Fit, problem: Split) -> Row:
+    """In the targets' own units."""
+    mean = fitted.posterior.predict_mean(problem.test.X)
+    density = fitted.posterior.log_density(problem.test.X, problem.test.Y)
+    return {
+        "rmse": problem.scale * (mean - problem.test.Y).square().mean().sqrt().item(),
+        "log_density": density.mean().item() - math.log(problem.scale),
+    }
+
+
+def report(seed: int) -> None:
+    """Ours against the best and the quickest of the peers' fits at each M."""
+    ours = [r for r in recorded("regression/winnowgp-*") if r["seed"] == seed]
+    peers = [
+        r
+        for r in recorded("regression/gpflow-*")
+        if r["seed"] == seed and r.get("elbo") is not None and r["initial_noise"] == 1.0
+    ]
+    _report_sizes([r for r in ours if r["asked"] != "default"], peers)
+    _report_default([r for r in ours if r["asked"] == "default"], peers)
+
+
+def _report_sizes(ours: list[Row], peers: list[Row]) -> None:
+    header = (
+        "data",
+        "M",
+        "ours",
+        "GPflow best",
+        "starts",
+        "gap/obs",
+        "our cpu s",
+        "quickest cpu s",
+    )
+    lines = []
+    for row in ours:
+        same = [p for p in peers if (p["dataset"], p["M"]) == (row["dataset"], int(row["asked"]))]
+        best = max((p["elbo"] for p in same), default=math.nan)
+        lines.append(
+            (
+                row["dataset"],
+                row["asked"],
+                f"{row['elbo']:.2f}",
+                f"{best:.2f}",
+                len({p["start"] for p in same}),
+                f"{(row['elbo'] - best) / row['n_train']:+.4f}",
+                f"{row['cpu_s']:.1f}",
+                f"{min((p['cpu_seconds'] for p in same), default=math.nan):.1f}",
+            )
+        )
+    print("\nWith max_points set; a gap above -0.003 nats per observation meets the bar.")
+    print(table(header, lines))
+
+
+def _report_default(ours: list[Row], peers: list[Row]) -> None:
+    header = (
+        "data",
+        "our M",
+        "elbo gap/obs",
+        "log density gap",
+        "our cpu s",
+        "GPflow best M",
+        "sweep cpu s",
+        "sweep up to M",
+    )
+    lines = []
+    for row in ours:
+        sweep = [p for p in peers if (p["dataset"], p["start"]) == (row["dataset"], "kmeans")]
+        if not sweep:
+            continue
+        best = max(sweep, key=lambda p: p["elbo"])
+        lines.append(
+            (
+                row["dataset"],
+                row["M"],
+                f"{(row['elbo'] - best['elbo']) / row['n_train']:+.4f}",
+                f"{row['log_density'] - best['log_density']:+.4f}",
+                f"{row['cpu_s']:.1f}",
+                best["M"],
+                f"{sum(p['cpu_seconds'] for p in sweep):.0f}",
+                max(p["M"] for p in sweep),
+            )
+        )
+    print("\nWith defaults, against the highest bound of GPflow's k-means sweep.")
+    print(table(header, lines))
+
+
+def main() -> None:
+    """Words typed by a person to calls of the parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", nargs="+", choices=[*DATA, "protein"], default=list(DATA))
+    parser.add_argument("--points", nargs="+", default=list(POINTS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    if not words.report:
+        run(words.data, words.points, seed=words.seed)
+    report(words.seed)
+
+
+if __name__ == "__main__":
+    main()

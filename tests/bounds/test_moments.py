@@ -1,0 +1,186 @@
+"""Moments against the bounds and posteriors that see the rows, and a model's use of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from torch import Tensor
+
+import oracles
+from problems import Problem, problem
+from winnowgp.bounds import (
+    Moments,
+    chunked_moments,
+    collapsed_bound,
+    collapsed_posterior,
+    moment_bound,
+    moment_posterior,
+    moment_upper_bound,
+    upper_bound,
+)
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.gradients import all_masks
+from winnowgp.linalg import cholesky
+from winnowgp.models import SparseGP, kernel_blocks
+
+close: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
+sizes = pytest.mark.parametrize("K", [0, 1, 6])
+outputs = pytest.mark.parametrize("P", [1, 3])
+noises = pytest.mark.parametrize("per_row", [False, True])
+
+
+def moments(p: Problem, *, chunk: int = 7) -> Moments:
+    def block(rows: slice) -> tuple[Tensor, Tensor]:
+        return p.Kuf[:, rows], p.kff[rows]
+
+    weights = 1 / p.noise.expand(len(p.Y))
+    return chunked_moments(cholesky(p.Kuu).L, block, Y=p.Y, weights=weights, chunk=chunk)
+
+
+@sizes
+@outputs
+@noises
+def test_the_bound_is_the_collapsed_one(K: int, P: int, per_row: bool) -> None:
+    p = problem(K=K, P=P, per_row=per_row)
+    value = moment_bound(moments(p))
+    direct = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value, direct, **close)
+    dense = oracles.collapsed(p.Kuu, p.Kuf, p.Kff, p.Y, p.noise)
+    torch.testing.assert_close(value, dense, rtol=1e-8, atol=1e-8)
+
+
+@sizes
+@outputs
+def test_the_upper_bound_is_that_of_the_rows(K: int, P: int) -> None:
+    p = problem(K=K, P=P)
+    value = moment_upper_bound(moments(p))
+    direct = upper_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(value, direct, **close)
+    dense = oracles.upper(p.Kuu, p.Kuf, p.Kff, p.Y, p.noise)
+    torch.testing.assert_close(value, dense, rtol=1e-8, atol=1e-8)
+
+
+@sizes
+@outputs
+@noises
+def test_the_posterior_is_the_collapsed_one(K: int, P: int, per_row: bool) -> None:
+    p = problem(K=K, P=P, per_row=per_row)
+    mean, factor = moment_posterior(moments(p))
+    their_mean, their_factor = collapsed_posterior(p.Kuu, p.Kuf, Y=p.Y, noise=p.noise)
+    torch.testing.assert_close(mean, their_mean, **close)
+    torch.testing.assert_close(factor @ factor.mT, their_factor @ their_factor.mT, **close)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 25, 100])
+def test_chunks_change_nothing(chunk: int) -> None:
+    p = problem(per_row=True)
+    whole, parts = moments(p, chunk=1000), moments(p, chunk=chunk)
+    assert parts.N == whole.N == 25
+    for name in ("C", "D", "square", "diagonal", "log_weight"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **close)
+
+
+def test_every_moment_is_the_sum_it_is_said_to_be() -> None:
+    p = problem(per_row=True, lengthscale=0.3)
+    found, W = moments(p), torch.diag(1 / p.noise)
+    V = torch.linalg.cholesky(p.Kuu).inverse() @ p.Kuf
+    torch.testing.assert_close(found.C, V @ W @ V.mT, **close)
+    torch.testing.assert_close(found.D, V @ W @ p.Y, **close)
+    torch.testing.assert_close(found.square, (p.Y.mT @ W @ p.Y).trace(), **close)
+    torch.testing.assert_close(found.diagonal, (W @ p.Kff).trace(), **close)
+    torch.testing.assert_close(found.log_weight, W.logdet(), **close)
+
+
+def test_rows_without_a_noise_precision_and_no_rows_at_all_are_named() -> None:
+    p = problem()
+    L = cholesky(p.Kuu).L
+    with pytest.raises(InputError, match=r"`weights` must be positive.*-1"):
+        chunked_moments(L, lambda r: (p.Kuf, p.kff), Y=p.Y, weights=-torch.ones_like(p.kff))
+    with pytest.raises(InputError, match="`Y` must have at least one row"):
+        chunked_moments(L, lambda r: (p.Kuf, p.kff), Y=p.Y[:0], weights=p.kff[:0])
+
+
+KERNELS = {
+    "rbf": lambda: ScaleKernel(RBFKernel()),
+    "matern": lambda: ScaleKernel(MaternKernel(nu=0.5)),
+    "sum": lambda: ScaleKernel(MaternKernel(nu=1.5)) + LinearKernel(),
+}
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+
+
+def data(N: int = 25, P: int = 2) -> Dataset:
+    p = problem(N=N, P=P)
+    return Dataset.of(p.X, p.Y)
+
+
+def model(kernel, Z: Tensor) -> SparseGP:
+    mean = ConstantMean()
+    mean.constant = 0.3
+    return SparseGP(kernel(), Z, mean=mean, noise=0.2)
+
+
+@kernels
+def test_a_models_moments_give_its_bound_and_its_upper_bound(kernel) -> None:
+    rows = data()
+    gp = model(kernel, rows.X[:6] + 0.1)
+    # Where a gradient is wanted GPyTorch keeps Matérn distances away from zero, by 1e-8 or so.
+    value = moment_bound(gp.moments(rows)[1])
+    torch.testing.assert_close(value, gp.bound(rows), rtol=1e-7, atol=0)
+    blocks = kernel_blocks(gp.kernel, gp.candidates, rows.X)
+    Y = rows.Y - 0.3
+    direct = upper_bound(blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=Y, noise=gp.noise)
+    # 0.3 went through float32 where GPyTorch made it.
+    torch.testing.assert_close(gp.upper_bound(rows), direct, rtol=1e-6, atol=0)
+    assert gp.bound(rows) < gp.evidence(rows) < gp.upper_bound(rows)
+
+
+@kernels
+def test_a_models_subset_statistics_score_what_its_objective_scores(kernel) -> None:
+    rows = data()
+    gp, masks = model(kernel, rows.X[:5] + 0.1), all_masks(5)
+    statistics = gp.subset_statistics(rows)
+    assert (statistics.K, statistics.N) == (5, 25)
+    expected = gp.subset_objective(rows).value(masks).detach()
+    torch.testing.assert_close(statistics.value(masks), expected, rtol=1e-7, atol=0)
+
+
+@kernels
+def test_with_points_at_the_rows_the_posterior_is_the_exact_process(kernel) -> None:
+    rows = data(N=12)
+    gp = model(kernel, rows.X)
+    new = 4 * torch.rand(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        K, Kx = gp.kernel(rows.X).to_dense(), gp.kernel(new, rows.X).to_dense()
+        centre = gp.mean.get_parameter("raw_constant")
+        gain = Kx @ (K + gp.noise * torch.eye(12)).inverse()
+        mean = centre + gain @ (rows.Y - centre)
+        variance = (gp.kernel(new).to_dense() - gain @ Kx.mT).diagonal()[:, None].expand(5, 2)
+    predicted = gp.posterior(rows).predict(new)
+    torch.testing.assert_close(predicted.mean, mean, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(predicted.variance, variance, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(gp.upper_bound(rows), gp.bound(rows), rtol=1e-6, atol=0)
+
+
+def test_other_candidates_leave_parameters_freezing_and_the_original_alone() -> None:
+    rows = data()
+    gp = model(KERNELS["rbf"], rows.X[:4])
+    places = rows.X[10:13].clone()
+    for learnt in (True, False):
+        gp.candidates.requires_grad_(learnt)
+        other = gp.with_candidates(places)
+        assert other.K == 3
+        assert other.candidates.requires_grad is learnt
+        assert torch.equal(other.candidates, places)
+        for name, parameter in gp.named_parameters():
+            if name != "candidates":
+                assert torch.equal(other.get_parameter(name), parameter), name
+        with torch.no_grad():
+            other.candidates.add_(1)
+            other.likelihood.raw_noise.add_(1)
+        assert torch.equal(places, rows.X[10:13])
+        assert torch.equal(gp.candidates, rows.X[:4])
+        assert gp.noise.item() == pytest.approx(0.2)
+    assert gp.with_candidates(rows.X[:0]).K == 0

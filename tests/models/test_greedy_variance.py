@@ -1,0 +1,89 @@
+"""Greedy conditional variance against solving for every row at every step."""
+
+import pytest
+import torch
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from winnowgp.models import greedy_variance
+
+KERNELS = {
+    "matern": lambda: MaternKernel(nu=1.5),
+    "scaled": lambda: ScaleKernel(RBFKernel()),
+    "sum": lambda: MaternKernel(nu=0.5) + LinearKernel(),
+}
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+
+
+def rows(N: int = 30, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return 6 * torch.rand(N, 2, generator=g, dtype=torch.float64)
+
+
+def left(kernel: Kernel, X: Tensor, S: Tensor) -> Tensor:
+    """Share of each row's prior variance that is left once f(S) is known."""
+    with torch.no_grad():
+        prior = kernel(X).to_dense().diagonal()
+        if len(S) == 0:
+            return torch.ones_like(prior)
+        cross = kernel(S, X).to_dense()
+        known = (cross * torch.linalg.solve(kernel(S).to_dense(), cross)).sum(0)
+    return (prior - known) / prior
+
+
+@kernels
+@pytest.mark.parametrize("M", [0, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_row_is_the_one_known_least_from_those_before(kernel, M: int, seed: int) -> None:
+    k, X, given = kernel().double(), rows(seed=seed), rows(M, seed=seed + 10)
+    chosen = greedy_variance(k, X, 10, given=given)
+    assert len(chosen) == 10
+    for step, row in enumerate(chosen):
+        share = left(k, X, torch.cat([given, X[chosen[:step]]]))
+        assert share[row] > share.max() - 1e-9, step
+
+
+@kernels
+def test_a_row_and_its_duplicates_are_chosen_once(kernel) -> None:
+    X = rows(8).repeat(3, 1)
+    chosen = greedy_variance(kernel().double(), X, 24, given=X[:0])
+    assert len(X[chosen].unique(dim=0)) == len(chosen) == 8
+
+
+@kernels
+def test_given_points_are_not_chosen_again(kernel) -> None:
+    X = rows(12)
+    chosen = greedy_variance(kernel().double(), X, 12, given=X[:5])
+    assert sorted(chosen.tolist()) == list(range(5, 12))
+
+
+def test_duplicates_among_the_given_points_do_no_harm() -> None:
+    X = rows(12)
+    kernel = MaternKernel(nu=0.5).double()
+    once = greedy_variance(kernel, X, 4, given=X[:3])
+    twice = greedy_variance(kernel, X, 4, given=X[:3].repeat(2, 1))
+    assert torch.equal(once, twice)
+
+
+@pytest.mark.parametrize("K", [0, 1, 9, 10, 50])
+def test_no_more_rows_than_asked_for_and_than_there_are(K: int) -> None:
+    X = rows(10)
+    chosen = greedy_variance(MaternKernel(nu=0.5).double(), X, K, given=X[:0])
+    assert len(set(chosen.tolist())) == len(chosen) == min(K, 10)
+
+
+def test_a_kernel_of_low_rank_is_soon_exhausted() -> None:
+    """A linear function of two inputs is known from two rows."""
+    X = rows(20)
+    assert len(greedy_variance(LinearKernel().double(), X, 20, given=X[:0])) == 2
+
+
+def test_it_takes_no_gradient() -> None:
+    X = rows(5).requires_grad_()
+    assert not greedy_variance(ScaleKernel(RBFKernel()).double(), X, 3, given=X[:1]).requires_grad
+
+
+def test_a_row_without_prior_variance_is_passed_over() -> None:
+    """A linear function is zero at zero; there is nothing to learn there, elsewhere there is."""
+    X = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    assert len(greedy_variance(LinearKernel().double(), X, 3, given=X[:0])) == 1

@@ -1,0 +1,153 @@
+"""L-BFGS on a model, against SciPy on the same function written out densely."""
+
+from math import exp
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from scipy.optimize import minimize
+
+import oracles
+from winnowgp.data import Dataset, hills
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.models import SparseGP
+from winnowgp.training.climb import climb
+from winnowgp.training.coordinates import Coordinates
+from winnowgp.training.lbfgs import Stop
+from winnowgp.typing import Scalar
+
+STOP = Stop(gain=1e-9, window=10, iterations=200)
+
+
+def data() -> Dataset:
+    rows = hills()
+    return Dataset(rows.X[::4], rows.Y[::4])
+
+
+def model(rows: Dataset, K: int = 6) -> SparseGP:
+    step = rows.N // max(K, 1)
+    return SparseGP(ScaleKernel(RBFKernel()), rows.X[::step][:K], noise=0.1)
+
+
+def test_the_bound_rises_and_the_model_is_left_where_it_is_highest() -> None:
+    rows = data()
+    gp = model(rows)
+    objective = gp.chunked_bound(rows)
+    before = objective().item()
+    told: list[float] = []
+    found = climb(gp, rows.X, objective=objective, stop=STOP, on_step=lambda _, v: told.append(v))
+    assert found.value > before + 10
+    assert told == sorted(told)
+    assert told[-1] == found.value
+    assert objective().item() == pytest.approx(found.value, abs=1e-10)
+    assert gp.bound(rows).item() == pytest.approx(found.value, abs=1e-3)
+    torch.testing.assert_close(Coordinates(gp, rows.X).read(), found.x, rtol=1e-9, atol=1e-9)
+    assert all(p.grad is None for p in gp.parameters())
+
+
+def test_the_evidence_reaches_the_optimum_that_scipy_finds() -> None:
+    rows = data()
+    gp = model(rows, K=0)
+    squared = (rows.X - rows.X.mT).square()
+
+    def negative(x: np.ndarray) -> float:
+        variance, lengthscale, noise = (exp(entry) for entry in x)
+        K = variance * torch.exp(-0.5 * squared / lengthscale**2)
+        K = K + (noise + 1e-6) * torch.eye(rows.N, dtype=torch.float64)
+        return -oracles.log_normal(rows.Y, K).item()
+
+    found = climb(gp, rows.X, objective=lambda: gp.evidence(rows), stop=STOP)
+    start = np.log([0.7, 0.7, 0.1])
+    theirs = minimize(negative, start, method="Nelder-Mead", options={"fatol": 1e-9})
+    assert found.value == pytest.approx(-theirs.fun, abs=1e-5)
+    np.testing.assert_allclose(found.x.numpy(), theirs.x, atol=1e-2)
+
+
+def test_frozen_candidates_stay_and_the_rest_climbs() -> None:
+    rows = data()
+    gp = model(rows)
+    gp.candidates.requires_grad_(False)
+    places, noise = gp.candidates.clone(), gp.noise.item()
+    objective = gp.chunked_bound(rows)
+    before = objective().item()
+    found = climb(gp, rows.X, objective=objective, stop=STOP)
+    assert torch.equal(gp.candidates, places)
+    assert found.value > before
+    assert gp.noise.item() != noise
+
+
+def test_a_model_with_nothing_to_learn_stays_as_it_is() -> None:
+    rows = data()
+    gp = model(rows).requires_grad_(False)
+    value = gp.bound(rows)
+    found = climb(gp, rows.X, objective=lambda: value.requires_grad_(), stop=STOP)
+    assert found.iterations == 0
+    assert found.value == value.item()
+
+
+def test_a_covariance_that_cannot_be_factorised_is_a_step_too_long() -> None:
+    """Less noise is better here, and below 0.05 nothing can be computed."""
+    rows = data()
+    gp = model(rows)
+
+    def objective() -> Scalar:
+        if gp.noise < 0.05:
+            raise NotPositiveDefiniteError("too little noise")
+        return -gp.noise.log()
+
+    found = climb(gp, rows.X, objective=objective, stop=STOP)
+    assert found.rejected > 0
+    assert 0.05 <= gp.noise.item() < 0.0501
+
+
+def test_an_objective_that_fails_at_once_is_an_error_and_the_model_stays() -> None:
+    rows = data()
+    gp = model(rows)
+    before = {name: p.detach().clone() for name, p in gp.named_parameters()}
+
+    def objective() -> Scalar:
+        raise NotPositiveDefiniteError("never")
+
+    with pytest.raises(TrainingError, match="starting point"):
+        climb(gp, rows.X, objective=objective, stop=STOP)
+    for name, parameter in gp.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name], rtol=1e-12, atol=1e-12)
+
+
+def test_an_unbounded_objective_ends_at_the_edge_of_sensible_scales() -> None:
+    rows = data()
+    gp = model(rows, K=0)
+    found = climb(gp, rows.X, objective=lambda: gp.noise.log(), stop=STOP)
+    assert 25 < found.value <= 30
+
+
+def test_it_climbs_where_gradients_are_switched_off() -> None:
+    rows = data()
+    gp = model(rows)
+    with torch.no_grad():
+        objective = gp.chunked_bound(rows)
+        before = gp.bound(rows).item()
+        found = climb(gp, rows.X, objective=objective, stop=Stop(1e-2, 5, 20))
+    assert found.value > before
+
+
+def test_locations_far_from_zero_are_no_reason_to_fail() -> None:
+    rows = data()
+    far = Dataset(rows.X + 1000, rows.Y)
+    gp = model(far)
+    other = model(rows)
+    near = climb(other, rows.X, objective=other.chunked_bound(rows), stop=Stop(1e-2))
+    found = climb(gp, far.X, objective=gp.chunked_bound(far), stop=Stop(1e-2))
+    assert found.value > near.value - 1
+
+
+def test_a_mean_far_from_zero_can_be_learnt() -> None:
+    rows = data()
+    gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], mean=ConstantMean(), noise=1.0)
+    gp.kernel.requires_grad_(False)
+    gp.likelihood.requires_grad_(False)
+    far = Dataset(rows.X, rows.Y + 100)
+    climb(gp, far.X, objective=lambda: gp.evidence(far), stop=STOP)
+    assert abs(gp.mean.get_parameter("raw_constant").item() - 100) < 2

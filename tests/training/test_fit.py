@@ -1,0 +1,57 @@
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+
+from winnowgp import Dataset, SparseGP, fit
+from winnowgp.data import hills
+from winnowgp.errors import InputError
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import Fast, FixedAlpha, ThreePhases, Tolerance
+
+
+@pytest.mark.parametrize("kernel", [ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel())])
+def test_where_the_origin_is_does_not_matter(kernel) -> None:
+    near = hills()
+    far = Dataset.of(near.X + 2000, near.Y)
+    bounds = [fit(SparseGP(kernel, data.X[:0]), data).bound for data in (near, far)]
+    assert bounds[0] == pytest.approx(bounds[1], abs=1.0)
+
+
+def test_a_constant_mean_goes_where_the_targets_are() -> None:
+    data = hills()
+    raised = Dataset.of(data.X, data.Y + 100)
+    model = SparseGP(ScaleKernel(RBFKernel()), data.X[:0], mean=ConstantMean())
+    plain, lifted = (fit(model, d).bound for d in (data, raised))
+    assert lifted > plain - 10
+
+
+def test_points_can_be_chosen_at_known_hyper_parameters() -> None:
+    data = hills()
+    model = SparseGP(ScaleKernel(RBFKernel()), data.X[::4], noise=0.02)
+    model.requires_grad_(False)
+    for schedule in (Fast(), ThreePhases(SquaredCardinality(model.K, 0.1), process=20)):
+        fitted = fit(model, data, schedule=schedule)
+        assert fitted.model.noise == model.noise
+        assert fitted.posterior.M < model.K
+
+
+@pytest.mark.parametrize("goal", [Tolerance(100.0), FixedAlpha(30.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_can_rise_from_its_floor_when_few_points_are_left(seed: int, goal) -> None:
+    g = torch.Generator().manual_seed(seed)
+    X = 6 * torch.rand(30, 2, generator=g, dtype=torch.float64) - 3
+    data = Dataset.of(X, torch.sin(X[:, 0]))
+    fitted = fit(SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), X[:0]), data, schedule=Fast(goal))
+    empty = fitted.model.with_candidates(X[:0])
+    noise_only = torch.distributions.Normal(0.0, data.Y.std()).log_prob(data.Y).sum()
+    assert fitted.bound > noise_only - 1 or fitted.posterior.M > 0
+    assert fitted.bound >= empty.fixed_bound(data)
+
+
+def test_models_and_data_that_do_not_fit_together_are_named() -> None:
+    data = hills()
+    with pytest.raises(InputError, match="make them alike"):
+        fit(SparseGP(RBFKernel(), torch.zeros(2, 3, dtype=torch.float64)), data)
+    with pytest.raises(InputError, match="make them alike"):
+        fit(SparseGP(RBFKernel(), torch.zeros(2, 1)), data)

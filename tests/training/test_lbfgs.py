@@ -1,0 +1,245 @@
+"""L-BFGS on functions whose maximum is known, and against dense BFGS."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from winnowgp.errors import TrainingError
+from winnowgp.training.lbfgs import Objective, Stop, _cubic, _Line, _Pairs, maximise
+
+TIGHT = Stop(gain=1e-13, window=5, iterations=1000)
+
+
+def vector(*entries: float) -> Tensor:
+    return torch.tensor(entries, dtype=torch.float64)
+
+
+def differentiated(f: Callable[[Tensor], Tensor]) -> Objective:
+    def objective(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_()
+        value = f(x)
+        return value.item(), torch.autograd.grad(value, x)[0]
+
+    return objective
+
+
+def rosenbrock(x: Tensor) -> Tensor:
+    """Maximum 0 at (1, 1), along a bent ridge."""
+    return -(100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2)
+
+
+def quadratic(n: int, condition: float) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """−½ (x − c)ᵀ A (x − c), and c."""
+    g = torch.Generator().manual_seed(n)
+    Q = torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64)).Q
+    A = Q @ torch.logspace(0, math.log10(condition), n, dtype=torch.float64).diag() @ Q.mT
+    c = torch.randn(n, generator=g, dtype=torch.float64)
+    return lambda x: -0.5 * (x - c) @ A @ (x - c), c
+
+
+@pytest.mark.parametrize("memory", [2, 50])
+@pytest.mark.parametrize(("n", "condition"), [(1, 1.0), (8, 1e2), (20, 1e3)])
+def test_a_quadratic_is_climbed_to_its_top(n: int, condition: float, memory: int) -> None:
+    f, c = quadratic(n, condition)
+    found = maximise(differentiated(f), torch.zeros_like(c), stop=TIGHT, memory=memory)
+    torch.testing.assert_close(found.x, c, rtol=0, atol=1e-5)
+    assert -1e-10 < found.value <= 0
+    if memory < n:
+        assert found.iterations > memory
+
+
+def test_the_bent_ridge_of_rosenbrock_is_climbed_to_its_top() -> None:
+    found = maximise(differentiated(rosenbrock), vector(-1.2, 1.0), stop=TIGHT)
+    torch.testing.assert_close(found.x, vector(1, 1), rtol=0, atol=1e-6)
+    # SciPy's needs 35 or so.
+    assert found.iterations < 60
+    assert found.rejected == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_step_is_uphill_on_a_rugged_function(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    W = 2 * torch.randn(6, 4, generator=g, dtype=torch.float64)
+    start = torch.randn(4, generator=g, dtype=torch.float64)
+    objective = differentiated(lambda x: torch.sin(W @ x).sum() - 0.01 * x @ x)
+    first = objective(start)
+    assert first is not None
+    trace = [first[0]]
+    found = maximise(objective, start, stop=TIGHT, on_step=lambda _, value: trace.append(value))
+    assert all(b >= a for a, b in pairwise(trace))
+    assert found.value == trace[-1]
+    last = objective(found.x)
+    assert last is not None
+    assert last[0] == found.value
+    assert last[1].norm() < 1e-3
+
+
+def test_a_gradient_that_points_the_wrong_way_leaves_it_at_the_start() -> None:
+    def wrong(x: Tensor) -> tuple[float, Tensor]:
+        return -float(x @ x), 2 * x
+
+    found = maximise(wrong, vector(0.3, -0.2), stop=Stop())
+    assert torch.equal(found.x, vector(0.3, -0.2))
+    assert found.iterations == 0
+
+
+def test_it_starts_at_a_top_and_stays_there() -> None:
+    found = maximise(differentiated(rosenbrock), vector(1.0, 1.0), stop=Stop())
+    assert torch.equal(found.x, vector(1, 1))
+    assert found.iterations == 0
+
+
+NAN = math.nan
+FAILURES: dict[str, Callable[[Tensor], tuple[float, Tensor] | None]] = {
+    "none": lambda x: None,
+    "nan value": lambda x: (NAN, x),
+    "infinite value": lambda x: (math.inf, x),
+    "nan gradient": lambda x: (1e9, x * NAN),
+}
+failing = pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+
+
+@failing
+def test_it_climbs_up_to_a_wall(failure) -> None:
+    """Uphill all the way to x = 0.5, beyond which nothing can be computed."""
+    inside = differentiated(lambda x: x[0] + 0.1 * torch.sin(3 * x[0]))
+    found = maximise(
+        lambda x: failure(x) if x[0] > 0.5 else inside(x),
+        vector(-3.0),
+        stop=Stop(gain=1e-9, window=10, iterations=300),
+    )
+    assert 0.499 < found.x[0].item() <= 0.5
+    assert found.rejected > 0
+
+
+@failing
+def test_a_wall_behind_the_top_does_not_keep_it_from_the_top(failure) -> None:
+    """Rosenbrock's ridge with everything below it walled off."""
+    inside = differentiated(rosenbrock)
+    found = maximise(
+        lambda x: failure(x) if x[1] < x[0] ** 2 - 0.2 or x[0] > 1.5 else inside(x),
+        vector(-1.2, 2.0),
+        stop=TIGHT,
+    )
+    torch.testing.assert_close(found.x, vector(1, 1), rtol=0, atol=1e-5)
+
+
+@failing
+def test_an_objective_that_fails_at_the_start_is_an_error_that_says_what_to_do(failure) -> None:
+    with pytest.raises(TrainingError, match="standardised"):
+        maximise(failure, vector(0.0), stop=Stop())
+
+
+@pytest.mark.parametrize(("gain", "window"), [(1e9, 4), (0.5, 3), (1e-2, 5), (0.3, 1)])
+def test_it_stops_once_a_window_of_iterations_gained_too_few_nats(gain: float, window: int) -> None:
+    """With memory for four pairs, too few for a forecast to be trusted."""
+    start = vector(-1.2, 1.0)
+    trace = [rosenbrock(start).item()]
+    found = maximise(
+        differentiated(rosenbrock),
+        start,
+        stop=Stop(gain, window, 1000),
+        memory=4,
+        on_step=lambda _, value: trace.append(value),
+    )
+    poor = [t for t in range(window, len(trace)) if trace[t] - trace[t - window] < gain]
+    assert poor == [found.iterations] == [len(trace) - 1]
+
+
+@pytest.mark.parametrize("gain", [1e-1, 1e-3, 1e-6])
+def test_a_forecast_ends_it_sooner_only_where_less_is_left_to_gain(gain: float) -> None:
+    start, told = vector(-1.2, 1.0), []
+    found = maximise(
+        differentiated(rosenbrock),
+        start,
+        stop=Stop(gain, 20, 1000),
+        on_step=lambda _, value: told.append(value),
+    )
+    assert -found.value < gain
+    assert (
+        found.iterations
+        < maximise(
+            differentiated(rosenbrock), start, stop=Stop(gain, 20, 1000), memory=4
+        ).iterations
+    )
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 7])
+def test_it_takes_no_more_iterations_than_allowed_and_numbers_them(iterations: int) -> None:
+    told: list[int] = []
+    found = maximise(
+        differentiated(rosenbrock),
+        vector(-1.2, 1.0),
+        stop=Stop(0.0, 20, iterations),
+        on_step=lambda step, _: told.append(step),
+    )
+    assert found.iterations == iterations
+    assert told == list(range(1, iterations + 1))
+
+
+def test_a_vector_without_entries_is_its_own_maximum() -> None:
+    found = maximise(lambda x: (3.5, x), vector(), stop=Stop())
+    assert (found.value, found.iterations, found.rejected) == (3.5, 0, 0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 12])
+def test_the_direction_is_that_of_a_dense_inverse_hessian(
+    count: int, generator: torch.Generator
+) -> None:
+    """Both told the same pairs; memory for five, so of twelve the last five count."""
+    n, memory = 7, 5
+    A = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    A = A @ A.mT + torch.eye(n)
+    S = torch.randn(count, n, generator=generator, dtype=torch.float64)
+    gradient = torch.randn(n, generator=generator, dtype=torch.float64)
+    pairs = _Pairs(memory)
+    for s in S:
+        pairs.add(s, A @ s)
+    assert len(pairs) == min(count, memory)
+    eye = torch.eye(n, dtype=torch.float64)
+    newest = A @ S[-1]
+    H = (S[-1] @ newest) / (newest @ newest) * eye
+    for s in S[-memory:]:
+        y = A @ s
+        V = eye - torch.outer(y, s) / (s @ y)
+        H = V.mT @ H @ V + torch.outer(s, s) / (s @ y)
+    torch.testing.assert_close(pairs.direction(gradient), H @ gradient, rtol=1e-9, atol=1e-10)
+
+
+def test_a_step_along_which_the_gradient_grew_is_not_remembered() -> None:
+    pairs = _Pairs(5)
+    pairs.add(vector(1, 0), vector(-1, 0))
+    pairs.add(vector(1, 0), vector(0, 1))
+    assert len(pairs) == 0
+    assert torch.equal(pairs.direction(vector(2, 3)), vector(2, 3))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0, 1e2])
+def test_a_line_search_ends_where_value_and_slope_have_improved_enough(scale: float) -> None:
+    """The weak Wolfe conditions, for directions far too long and far too short."""
+    objective = differentiated(lambda x: -((x[0] - 1) ** 4) - torch.cosh(x[1]))
+    line = _Line(objective)
+    at = line.evaluate(vector(-2.0, 3.0))
+    assert at is not None
+    direction = scale * at.gradient
+    slope = float(direction @ at.gradient)
+    point = line.search(at, direction, fresh=False)
+    assert point is not None
+    step = float((point.x - at.x) @ direction / (direction @ direction))
+    assert point.value >= at.value + 1e-4 * step * slope
+    assert float(direction @ point.gradient) <= 0.9 * slope
+
+
+def test_the_cubic_step_is_the_top_of_a_cubic() -> None:
+    """f(t) = −t³ + 3t + 1 rises up to t = 1."""
+
+    def at(t: float) -> tuple[float, float, float]:
+        return t, -(t**3) + 3 * t + 1, -3 * t**2 + 3
+
+    for a, b in ((0.0, 3.0), (-0.5, 0.5), (0.2, 1.1)):
+        assert _cubic(at(a), at(b)) == pytest.approx(1.0)
+    assert math.isnan(_cubic((0.0, 0.0, 1.0), (1.0, 0.9, 1.0)))
