@@ -88,15 +88,17 @@ def test_a_smaller_tolerance_keeps_more_points_and_a_higher_bound() -> None:
     assert close.bound > fitted.bound
 
 
-def test_no_more_points_than_allowed_and_more_points_are_better() -> None:
-    sizes = (4, 8, 16)
-    assert [capped(M).posterior.M for M in sizes] == [4, 8, 16]
-    bounds = [capped(M).bound for M in sizes]
-    assert all(b > a + 1 for a, b in pairwise(bounds))
+@pytest.mark.parametrize("M", [4, 8, 16])
+def test_as_many_points_as_are_allowed(M: int) -> None:
+    assert capped(M).posterior.M == M
+
+
+def test_more_points_are_better() -> None:
+    assert all(b > a + 1 for a, b in pairwise(capped(M).bound for M in (4, 8, 16)))
 
 
 def test_a_stronger_prior_keeps_fewer_points_down_to_none() -> None:
-    sizes = [priced(alpha).posterior.M for alpha in (0.01, 1.0, 1e6)]
+    sizes = [priced(alpha).posterior.M for alpha in (0.1, 2.0, 1e6)]
     assert sizes[0] > sizes[1] > sizes[2] == 0
     assert torch.isfinite(priced(1e6).posterior.predict(data().X).variance).all()
 
@@ -188,7 +190,6 @@ def test_given_candidates_that_are_frozen_stay_in_place(goal) -> None:
     assert not fitted.model.candidates.requires_grad
 
 
-@pytest.mark.xfail(strict=True, reason="centres of clusters of given candidates are new places")
 def test_every_start_of_frozen_candidates_is_among_them() -> None:
     rows = data(every=3)
     gp = model(rows, K=20)

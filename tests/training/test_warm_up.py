@@ -177,7 +177,6 @@ def test_a_mean_is_learnt_along() -> None:
     assert abs(mean.item() - 5) < 0.7
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="starts ignore the constraint")
 def test_a_lengthscale_kept_between_limits_starts_between_them() -> None:
     rows = data()
     base = RBFKernel(lengthscale_constraint=Interval(0.01, 0.3))

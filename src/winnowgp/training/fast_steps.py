@@ -15,7 +15,13 @@ from winnowgp.selection import path_frontier
 from winnowgp.training.climb import climb
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.progress import OnProgress, Progress
-from winnowgp.training.warm_up import STAGES, starting_points, trainable_lengthscales, warmed_up
+from winnowgp.training.warm_up import (
+    STAGES,
+    set_within,
+    starting_points,
+    trainable_lengthscales,
+    warmed_up,
+)
 from winnowgp.typing import Mask
 
 # Floating-point operations one climb may take before its iterations are cut: minutes, not hours.
@@ -157,7 +163,9 @@ class FastSteps:
         return held.with_candidates(self.data.X[:0])
 
     def _centres(self, model: SparseGP, M: int) -> SparseGP:
-        """Points at the centres of M clusters of a part of the rows."""
+        """Points at the centres of M clusters of a part of the rows, if points may be anywhere."""
+        if not model.candidates.requires_grad:
+            return self._random(model, M, first=True)
         source = self._given if len(self._given) else self.part(self._rows).X
         if len(source.unique(dim=0)) <= M:
             return model.with_candidates(source[:M])
@@ -189,9 +197,9 @@ def _scaled(model: SparseGP, *, variance: float, lengthscale: float, noise: floa
     copied = deepcopy(model)
     for part in copied.kernel.modules():
         if isinstance(part, ScaleKernel) and part.raw_outputscale.requires_grad:
-            part.outputscale = variance * part.outputscale.detach()
+            set_within(part, "outputscale", variance * part.outputscale.detach())
     for part in trainable_lengthscales(copied.kernel):
-        part.lengthscale = lengthscale * part.lengthscale.detach()
+        set_within(part, "lengthscale", lengthscale * part.lengthscale.detach())
     if copied.likelihood.raw_noise.requires_grad:
-        copied.likelihood.noise = noise * copied.likelihood.noise.detach()
+        set_within(copied.likelihood.noise_covar, "noise", noise * copied.likelihood.noise.detach())
     return copied

@@ -7,6 +7,7 @@ they make the bound prefer a smoother function with more noise.
 from copy import deepcopy
 from math import inf, sqrt
 
+import gpytorch
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean
@@ -67,7 +68,7 @@ def starting_points(model: SparseGP, data: Dataset) -> list[SparseGP]:
         for noise in (0.1, 0.01):
             start = deepcopy(bare)
             for kernel in trainable_lengthscales(start.kernel):
-                kernel.lengthscale = factor * _spread(kernel, data)
+                set_within(kernel, "lengthscale", factor * _spread(kernel, data))
             if isinstance(start.mean, ConstantMean) and constant:
                 start.mean.initialize(constant=level)
             if start.likelihood.raw_noise.requires_grad:
@@ -104,4 +105,14 @@ def _shorten(kernel: Kernel, data: Dataset) -> None:
     """No lengthscale above 2√D spreads: a column that few rows switch off could not come back."""
     for part in trainable_lengthscales(kernel):
         longest = 2 * sqrt(data.D) * _spread(part, data)
-        part.lengthscale = torch.minimum(part.lengthscale.detach(), longest)
+        set_within(part, "lengthscale", torch.minimum(part.lengthscale.detach(), longest))
+
+
+def set_within(module: gpytorch.Module, name: str, value: Tensor) -> None:
+    """Set a parameter of a GPyTorch module, brought inside the limits that its user gave it."""
+    limits = module.constraint_for_parameter_name(f"raw_{name}")
+    if limits is not None:
+        low, high = float(limits.lower_bound), float(limits.upper_bound)
+        margin = 1e-3 * (high - low) if high < inf else 1e-9
+        value = value.clamp(low + margin, high - margin)
+    module.initialize(**{name: value})
