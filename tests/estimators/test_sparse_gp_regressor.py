@@ -263,7 +263,7 @@ class TestBadInput:
             regressor(candidates=np.zeros(shape)).fit(self.X, self.y)
 
     def test_words_that_are_not_on_the_list(self) -> None:
-        with pytest.raises(InputError, match="`candidates` must be one of greedy"):
+        with pytest.raises(InputError, match="`candidates` must be one of auto"):
             regressor(candidates="clever").fit(self.X, self.y)
         with pytest.raises(InputError, match="`schedule` must be 'fast' or 'paper'"):
             regressor(schedule="slow").fit(self.X, self.y)
