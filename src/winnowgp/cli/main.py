@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from winnowgp import __version__
+from winnowgp.cli.output import checked_picture
 from winnowgp.errors import WinnowError
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Where randomness starts.")] = 0,
 ) -> None:
     """Choose inducing points for a small curve, and draw before, midway and after."""
+    checked_picture(output)
     from winnowgp.cli.demo import run_demo
 
     run_demo(output, quiet=quiet, seed=seed)

@@ -25,12 +25,18 @@ _DIGESTS = {
 }
 
 
+# Their first column is a word.
+_LABELLED = ("qpcr",)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A numeric table with named columns, in float64."""
 
     columns: tuple[str, ...]
     values: Float[Tensor, "N C"]
+    labels: tuple[str, ...]
+    """A leading column of words, one a row, that is not among `columns`; empty if there is none."""
 
     def dataset(self) -> Dataset:
         """The last column as target, the others as inputs."""
@@ -50,7 +56,9 @@ def load_table(name: str) -> Table:
     if hashlib.sha256(content).hexdigest()[:16] != _DIGESTS[name]:
         raise InputError(f"{name}.csv.gz is not the file it should be; fetch it again.")
     header, *rows = csv.reader(gzip.decompress(content).decode("utf-8").splitlines())
-    return Table(tuple(header), torch.from_numpy(np.array(rows, dtype=np.float64)))
+    first = 1 if name in _LABELLED else 0
+    values = torch.from_numpy(np.array([row[first:] for row in rows], dtype=np.float64))
+    return Table(tuple(header[first:]), values, tuple(row[0] for row in rows) if first else ())
 
 
 def _find(file_name: str) -> Path:
