@@ -17,8 +17,8 @@ class Temperature:
     """A geometric path from `start` to `end` in `steps` steps, then constant.
 
     >>> cooling = Temperature(start=1.0, end=0.25, steps=2)
-    >>> [cooling.at(step) for step in range(4)]
-    [1.0, 0.5, 0.25, 0.25]
+    >>> cooling.at(0), cooling.at(1), cooling.at(2), cooling.at(3)
+    (1.0, 0.5, 0.25, 0.25)
     """
 
     start: float = 1.0
