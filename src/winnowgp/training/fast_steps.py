@@ -169,7 +169,8 @@ class FastSteps:
         source = self._given if len(self._given) else self.part(self._rows).X
         if len(source.unique(dim=0)) <= M:
             return model.with_candidates(source[:M])
-        seed = int(torch.randint(2**31, (1,), generator=self._generator))
+        g = self._generator
+        seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
         found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
             source.cpu().numpy()
         )
