@@ -25,7 +25,7 @@ from winnowgp.bounds.moments import (
 )
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
-from winnowgp.bounds.two_pass import ChunkedKernel, TwoPass, evidence_gradient, two_pass_bound
+from winnowgp.bounds.two_pass import TwoPass, evidence_gradient, two_pass_bound
 from winnowgp.bounds.uncollapsed import (
     gaussian_expected_log_prob,
     marginals,
@@ -34,12 +34,14 @@ from winnowgp.bounds.uncollapsed import (
     whitened_kl,
 )
 from winnowgp.bounds.upper import upper_bound
+from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunks
 
 __all__ = [
     "ChunkedKernel",
     "Moments",
     "Subset",
     "TwoPass",
+    "WhitenedChunks",
     "chunked_moments",
     "collapsed_bound",
     "collapsed_posterior",

@@ -7,7 +7,7 @@ over chunks, over processes or over time add up.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log, pi
+from math import pi
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ class Moments:
         D: V W Y.
         square: Σ_i w_i ‖y_i‖², over all P outputs.
         diagonal: Σ_i w_i k(x_i, x_i).
-        log_weight: Σ_i log w_i.
+        constant: Σ_i ½ log(w_i / 2π), what each output's density has besides its exponent.
         N: number of rows.
     """
 
@@ -34,7 +34,7 @@ class Moments:
     D: Float[Tensor, "K P"]
     square: Float[Tensor, ""]
     diagonal: Float[Tensor, ""]
-    log_weight: Float[Tensor, ""]
+    constant: Float[Tensor, ""]
     N: int
 
     def __add__(self, other: "Moments") -> "Moments":
@@ -44,7 +44,7 @@ class Moments:
             D=self.D + other.D,
             square=self.square + other.square,
             diagonal=self.diagonal + other.diagonal,
-            log_weight=self.log_weight + other.log_weight,
+            constant=self.constant + other.constant,
             N=self.N + other.N,
         )
 
@@ -69,7 +69,7 @@ def block_moments(
         D=VW @ Y,
         square=(weights[:, None] * Y.square()).sum(),
         diagonal=(weights * Kff_diagonal).sum(),
-        log_weight=weights.log().sum(),
+        constant=0.5 * (weights / (2 * pi)).log().sum(),
         N=len(Y),
     )
 
@@ -112,10 +112,10 @@ def moment_bound(moments: Moments) -> Float[Tensor, ""]:
 
     −½ [NP log 2π + P log|I + C| − P Σ log w + Σ w‖y‖² − Dᵀ(I + C)⁻¹D + P (Σ w k_ii − tr C)]
     """
-    P = moments.D.shape[1]
+    P, root = moments.D.shape[1], _root(moments.C)
     unexplained = moments.diagonal - moments.C.diagonal().sum()
-    fit = moments.square - squared_norm(solve_lower(_root(moments.C), moments.D))
-    return -0.5 * (P * (_log_scale(moments) + unexplained) + fit)
+    fit = moments.square - squared_norm(solve_lower(root, moments.D))
+    return P * (moments.constant - half_log_det(root) - 0.5 * unexplained) - 0.5 * fit
 
 
 def moment_upper_bound(moments: Moments) -> Float[Tensor, ""]:
@@ -127,7 +127,8 @@ def moment_upper_bound(moments: Moments) -> Float[Tensor, ""]:
     # t cannot be negative but for rounding.
     r = 1 / (1 + (moments.diagonal - moments.C.diagonal().sum()).clamp_min(0))
     fit = r * moments.square - squared_norm(solve_lower(_root(r * moments.C), r * moments.D))
-    return -0.5 * (moments.D.shape[1] * _log_scale(moments) + fit)
+    log_scale = moments.constant - half_log_det(_root(moments.C))
+    return moments.D.shape[1] * log_scale - 0.5 * fit
 
 
 def moment_posterior(moments: Moments) -> tuple[Float[Tensor, "K P"], Float[Tensor, "1 K K"]]:
@@ -140,8 +141,3 @@ def moment_posterior(moments: Moments) -> tuple[Float[Tensor, "K P"], Float[Tens
 def _root(C: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
     """The Cholesky factor of I + C."""
     return definite_cholesky(C + torch.eye(len(C), dtype=C.dtype, device=C.device))
-
-
-def _log_scale(moments: Moments) -> Float[Tensor, ""]:
-    """N log 2π + log|Q_ff + W⁻¹|."""
-    return moments.N * log(2 * pi) - moments.log_weight + 2 * half_log_det(_root(moments.C))

@@ -6,7 +6,6 @@ S = K_** + K_*f W K_f* = (L R)(L R)ᵀ. S is never formed: its root L R is exact
 itself would square the condition number.
 """
 
-import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -50,17 +49,17 @@ class Roots:
 def whitened_roots(L: Float[Tensor, "K K"], moments: Moments) -> Roots:
     """Roots from that of K_** + jitter·I and the moments whitened with it, O(K³).
 
-    L(∅) = −½ [P N log 2π − P Σ log w + Σ w ‖y‖² + P Σ w k_ii].
+    L(∅) = P · constant − ½ [Σ w ‖y‖² + P Σ w k_ii].
     """
     inner = moments.C.clone()
     inner.diagonal().add_(1.0)
     R = definite_cholesky(inner)
-    constant = moments.N * math.log(2 * math.pi) - moments.log_weight + moments.diagonal
+    constant = moments.constant - 0.5 * moments.diagonal
     return Roots(
         L=L,
         R=R,
         LR=L @ R,
         y=solve_lower(R, moments.D),
-        empty=-0.5 * (moments.D.shape[1] * constant + moments.square),
+        empty=moments.D.shape[1] * constant - 0.5 * moments.square,
         N=moments.N,
     )
