@@ -153,7 +153,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.inducing_points_ = self._x_units.inverse(fitted.posterior.Z).numpy()
         self.candidates_ = self._x_units.inverse(fitted.candidates).numpy()
         self.inclusion_ = fitted.selection.inclusion.numpy()
-        self.noise_ = (fitted.posterior.noise * self._y_units.scale.square()).numpy()
+        self.noise_ = (fitted.model.noise.detach() * self._y_units.scale.square()).numpy()
 
     def predict(
         self,

@@ -3,7 +3,8 @@
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
-from winnowgp.models.posterior import Posterior, Prediction
+from winnowgp.models.observations import Prediction
+from winnowgp.models.posterior import Posterior
 from winnowgp.models.sparse_gp import LEAST_NOISE, SparseGP
 
 __all__ = [

@@ -1,12 +1,11 @@
 """What is left of a model once it is fitted: a small, self-contained predictor."""
 
 from copy import deepcopy
-from dataclasses import dataclass
-from math import log, pi
 from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,15 +14,7 @@ from winnowgp.bounds import marginals
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.kernel_blocks import covariance, prior_mean, prior_variance
-from winnowgp.typing import Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Mean and variance of each row and output."""
-
-    mean: Float[Tensor, "N P"]
-    variance: Float[Tensor, "N P"]
+from winnowgp.models.observations import Prediction, log_density, observation
 
 
 @final
@@ -32,13 +23,13 @@ class Posterior(nn.Module):
 
         q(v_p) = N(m_p, F_p F_pᵀ),  u = L v,  K_uu = L Lᵀ
 
-    Owns copies of kernel and mean, and what can be computed once: L, and L⁻ᵀ m for means in O(M).
+    Owns copies of kernel, mean and likelihood, and what can be computed once: L, and L⁻ᵀ m for
+    means in O(M).
     Nothing here changes with train or eval mode, and nothing requires a gradient except, if the
     caller asks, the inputs.
     """
 
     Z: Tensor
-    noise: Tensor
     q_mean: Tensor
     q_factor: Tensor
     L: Tensor
@@ -50,18 +41,18 @@ class Posterior(nn.Module):
         Z: Float[Tensor, "M D"],
         *,
         mean: Mean,
-        noise: Scalar,
+        likelihood: Likelihood,
         q_mean: Float[Tensor, "M P"],
         q_factor: Float[Tensor, "#P M M"],
     ) -> None:
         super().__init__()
         self.kernel = deepcopy(kernel).requires_grad_(False)
         self.mean = deepcopy(mean).requires_grad_(False)
+        self.likelihood = deepcopy(likelihood).requires_grad_(False)
         L = cholesky(covariance(self.kernel, Z, Z)).L
         weights = torch.linalg.solve_triangular(L.mT, q_mean, upper=True)
         cached = {
             "Z": Z,
-            "noise": noise,
             "q_mean": q_mean,
             "q_factor": q_factor,
             "L": L,
@@ -77,7 +68,7 @@ class Posterior(nn.Module):
 
     @property
     def P(self) -> int:
-        """Number of outputs."""
+        """Number of latent functions."""
         return self.q_mean.shape[1]
 
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
@@ -89,25 +80,34 @@ class Posterior(nn.Module):
         """Mean and variance of each row, O(M²) a row.
 
         Args:
-            observed: whether the variance is that of an observation y rather than of f.
+            observed: whether they are those of an observation y rather than of f. A class is one
+                column, its mean a probability.
         """
         self._check(X)
         V = self._whitened(X)
         mean, variance = marginals(
             V, kff=prior_variance(self.kernel, X), q_mean=self.q_mean, q_factor=self.q_factor
         )
-        return Prediction(prior_mean(self.mean, X) + mean, variance + observed * self.noise)
+        mean = prior_mean(self.mean, X) + mean
+        if observed:
+            return observation(self.likelihood, mean, variance)
+        return Prediction(mean, variance)
 
     def covariance(
         self, X: Float[Tensor, "N D"], *, observed: bool = False
     ) -> Float[Tensor, "P N N"]:
-        """Full covariance of the rows, one matrix an output: K − VᵀV + VᵀF FᵀV."""
+        """Full covariance of the rows, one matrix an output: K − VᵀV + VᵀF FᵀV.
+
+        Args:
+            observed: whether Gaussian noise is added.
+        """
         self._check(X)
         V = self._whitened(X)
         FV = self.q_factor.mT @ V
         prior = covariance(self.kernel, X, X) - V.mT @ V
-        noise = observed * self.noise * torch.eye(X.shape[0], dtype=X.dtype, device=X.device)
-        return (prior + FV.mT @ FV + noise).expand(self.P, -1, -1)
+        if observed:
+            prior = prior + self._noise() * torch.eye(X.shape[0], dtype=X.dtype, device=X.device)
+        return (prior + FV.mT @ FV).expand(self.P, -1, -1)
 
     def sample(
         self,
@@ -125,10 +125,18 @@ class Posterior(nn.Module):
         )
         return mean + torch.einsum("pij,spj->sip", L, normal)
 
-    def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
-        """log N(y | mean, variance of an observation) of each row and output, in nats."""
-        p = self.predict(X, observed=True)
-        return -0.5 * (log(2 * pi) + p.variance.log() + (Y - p.mean).square() / p.variance)
+    def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """log p(y) under the predictive distribution of each row and target, in nats."""
+        latent = self.predict(X)
+        return log_density(self.likelihood, Y, latent.mean, latent.variance)
+
+    def _noise(self) -> Tensor:
+        if not isinstance(self.likelihood, GaussianLikelihood):
+            raise InputError(
+                f"{type(self.likelihood).__name__} has no Gaussian noise to add to a covariance; "
+                "ask for that of the function, with `observed=False`."
+            )
+        return self.likelihood.noise.reshape(())
 
     def _whitened(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "M N"]:
         return solve_lower(self.L, covariance(self.kernel, self.Z, X))

@@ -159,7 +159,7 @@ class SparseGP(nn.Module):
             self.kernel,
             self.candidates.detach(),
             mean=self.mean,
-            noise=self.noise,
+            likelihood=self.likelihood,
             q_mean=q_mean,
             q_factor=q_factor,
         )

@@ -43,7 +43,7 @@ def measured_predict_us(model: SparseGP, data: Dataset, M: int) -> float:
         model.kernel,
         points,
         mean=model.mean,
-        noise=model.noise,
+        likelihood=model.likelihood,
         q_mean=points.new_zeros(M, data.P),
         q_factor=torch.eye(M, dtype=points.dtype, device=points.device)[None],
     )

@@ -1,0 +1,205 @@
+"""What a GPyTorch likelihood says about observations, given independent Gaussians for the latents.
+
+A likelihood either sees one latent function for each target column (Gaussian, Bernoulli, Poisson,
+Student-t, Laplace, Beta, negative binomial: whatever GPyTorch integrates in one dimension), or is
+softmax, which sees them all at once. Integrals over one latent are Gauss-Hermite quadrature or
+closed forms; those over the latents of softmax are sums over fixed quasi-random nodes. Nothing here
+draws a random number.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+
+import numpy as np
+import torch
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    BetaLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    SoftmaxLikelihood,
+    _OneDimensionalLikelihood,
+)
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import Normal
+
+from winnowgp.errors import InputError
+
+# Nodes of Gauss and Hermite for E[log p(y | f)], and for densities, which are narrower than q(f).
+EXPECTATION_NODES, DENSITY_NODES = 20, 100
+# Quasi-random nodes for softmax; each counts twice, as itself and reflected.
+SOFTMAX_NODES, SOFTMAX_DENSITY_NODES = 64, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Mean and variance of each row and output."""
+
+    mean: Float[Tensor, "N P"]
+    variance: Float[Tensor, "N P"]
+
+
+def owned(likelihood: Likelihood) -> Likelihood:
+    """A copy that a model may keep, with quadrature to the working precision.
+
+    GPyTorch stores its nodes in single precision, which limits bounds to seven digits.
+    """
+    if isinstance(likelihood, _OneDimensionalLikelihood):
+        copied = deepcopy(likelihood)
+        locations, weights = np.polynomial.hermite.hermgauss(EXPECTATION_NODES)
+        copied.quadrature.locations = torch.from_numpy(locations)
+        copied.quadrature.weights = torch.from_numpy(weights)
+        return copied
+    if isinstance(likelihood, GaussianLikelihood | SoftmaxLikelihood):
+        return deepcopy(likelihood)
+    raise InputError(
+        "`likelihood` must be Gaussian, softmax, or one that GPyTorch integrates in one dimension "
+        "(Bernoulli, Poisson, Student-t, Laplace, Beta, negative binomial, your own subclass of "
+        f"`_OneDimensionalLikelihood`); got {type(likelihood).__name__}."
+    )
+
+
+def latent_functions(likelihood: Likelihood, P: int) -> int:
+    """How many latent functions P target columns need."""
+    if not isinstance(likelihood, SoftmaxLikelihood):
+        return P
+    if P != 1:
+        raise InputError(f"softmax needs one column of class numbers; got {P} target columns.")
+    return likelihood.num_features
+
+
+def check_targets(likelihood: Likelihood, Y: Float[Tensor, "N P"]) -> None:
+    """An error where the likelihood gives some target no probability at all."""
+    whole = bool((Y.round() == Y).all())
+    if isinstance(likelihood, BernoulliLikelihood) and not bool(((Y == 0) | (Y == 1)).all()):
+        raise InputError(f"Bernoulli targets must be 0 or 1; got {_some(Y[(Y != 0) & (Y != 1)])}.")
+    if isinstance(likelihood, SoftmaxLikelihood):
+        C = likelihood.num_classes
+        if not whole or bool((Y < 0).any()) or bool((Y >= C).any()):
+            raise InputError(
+                f"softmax targets must be class numbers 0 to {C - 1}; "
+                f"got {_some(Y[(Y < 0) | (Y >= C) | (Y.round() != Y)])}."
+            )
+    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood) and (
+        not whole or bool((Y < 0).any())
+    ):
+        raise InputError(
+            "counts must be whole numbers of at least 0; "
+            f"got {_some(Y[(Y < 0) | (Y.round() != Y)])}."
+        )
+    if isinstance(likelihood, BetaLikelihood) and not bool(((Y > 0) & (Y < 1)).all()):
+        raise InputError(
+            f"Beta targets must lie strictly between 0 and 1; got {_some(Y[(Y <= 0) | (Y >= 1)])}."
+        )
+
+
+def expected_log_prob(
+    likelihood: Likelihood,
+    Y: Float[Tensor, "N P"],
+    mean: Float[Tensor, "*S N F"],
+    variance: Float[Tensor, "*S N F"],
+) -> Float[Tensor, "*S N P"]:
+    """E_q(f)[log p(y | f)] of each row and target, in nats; f has F independent Gaussians a row."""
+    if isinstance(likelihood, SoftmaxLikelihood):
+        f = _softmax_samples(mean, variance, SOFTMAX_NODES)
+        return _softmax_log_prob(likelihood, f, Y).mean(0)
+    if isinstance(likelihood, GaussianLikelihood):
+        noise = likelihood.noise
+        return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
+    # A variance of zero has a square root without a derivative.
+    return likelihood.expected_log_prob(Y, Normal(mean, _positive(variance).sqrt()))
+
+
+def log_density(
+    likelihood: Likelihood,
+    Y: Float[Tensor, "N P"],
+    mean: Float[Tensor, "N F"],
+    variance: Float[Tensor, "N F"],
+) -> Float[Tensor, "N P"]:
+    """log E_q(f)[p(y | f)] of each row and target, in nats."""
+    if isinstance(likelihood, GaussianLikelihood):
+        return Normal(mean, (variance + likelihood.noise).sqrt()).log_prob(Y)
+    if isinstance(likelihood, BernoulliLikelihood):
+        # E[Φ((2y − 1) f)] = Φ((2y − 1) mean / √(1 + variance))
+        return torch.special.log_ndtr((2 * Y - 1) * mean / (1 + variance).sqrt())
+    if isinstance(likelihood, SoftmaxLikelihood):
+        f = _softmax_samples(mean, variance, SOFTMAX_DENSITY_NODES)
+        return _softmax_log_prob(likelihood, f, Y).logsumexp(0) - log(len(f))
+    f, weights = _hermite(mean, variance)
+    return (likelihood.forward(f).log_prob(Y) + weights.log()).logsumexp(0)
+
+
+def observation(
+    likelihood: Likelihood, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
+) -> Prediction:
+    """Mean and variance of a new observation of each row.
+
+    Classes are coded one column each: the mean is their probability.
+    """
+    if isinstance(likelihood, GaussianLikelihood):
+        return Prediction(mean, variance + likelihood.noise)
+    if isinstance(likelihood, SoftmaxLikelihood):
+        f = _softmax_samples(mean, variance, SOFTMAX_DENSITY_NODES)
+        probability = _logits(likelihood, f).softmax(-1).mean(0)
+        return Prediction(probability, probability * (1 - probability))
+    if isinstance(likelihood, BernoulliLikelihood):
+        probability = torch.special.ndtr(mean / (1 + variance).sqrt())
+        return Prediction(probability, probability * (1 - probability))
+    f, weights = _hermite(mean, variance)
+    y = likelihood.forward(f)
+    centre = (weights * y.mean).sum(0)
+    # Var y = E Var[y | f] + Var E[y | f]
+    spread = (weights * (y.variance + (y.mean - centre).square())).sum(0)
+    return Prediction(centre, spread)
+
+
+def _positive(variance: Tensor) -> Tensor:
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny)
+
+
+def _hermite(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes `[T N P]` of each Gaussian, and their weights, which add up to one."""
+    locations, weights = np.polynomial.hermite.hermgauss(DENSITY_NODES)
+    x = torch.from_numpy(locations).to(mean)[:, None, None]
+    w = torch.from_numpy(weights).to(mean)[:, None, None]
+    return mean + (2 * variance).sqrt() * x, w / w.sum()
+
+
+def _softmax_samples(mean: Tensor, variance: Tensor, count: int) -> Tensor:
+    """Nodes `[T *S N F]` for F independent Gaussians a row, the same for every row."""
+    nodes = _normal_nodes(count, mean.shape[-1]).to(mean)
+    shape = [len(nodes)] + [1] * (mean.dim() - 1) + [mean.shape[-1]]
+    return mean + _positive(variance).sqrt() * nodes.reshape(shape)
+
+
+@lru_cache(maxsize=16)
+def _normal_nodes(count: int, dimension: int) -> Tensor:
+    """Sobol points mapped to N(0, I), each with its reflection, every axis of variance one."""
+    uniform = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0).draw(
+        count, dtype=torch.float64
+    )
+    # Scrambled points may touch the ends, where the normal's quantile is infinite.
+    half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
+    half = half / half.square().mean(0).sqrt()
+    return torch.cat([half, -half])
+
+
+def _logits(likelihood: SoftmaxLikelihood, f: Tensor) -> Tensor:
+    """GPyTorch's own `forward` transposes where there are as many rows as classes."""
+    mixing = likelihood.mixing_weights
+    return f if mixing is None else f @ mixing.mT
+
+
+def _softmax_log_prob(likelihood: SoftmaxLikelihood, f: Tensor, Y: Tensor) -> Tensor:
+    """`[T *S N 1]`."""
+    classes = Y.long().expand(*f.shape[:-1], 1)
+    return _logits(likelihood, f).log_softmax(-1).gather(-1, classes)
+
+
+def _some(values: Tensor) -> str:
+    return ", ".join(f"{v:g}" for v in values.unique()[:5].tolist())
