@@ -23,12 +23,14 @@ from winnowgp.bounds.moments import (
     moment_posterior,
     moment_upper_bound,
 )
+from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
 from winnowgp.bounds.two_pass import TwoPass, evidence_gradient, two_pass_bound
 from winnowgp.bounds.uncollapsed import (
     gaussian_expected_log_prob,
     marginals,
+    masked_marginal,
     subset_marginal,
     uncollapsed_bound,
     whitened_kl,
@@ -39,6 +41,8 @@ from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunks
 __all__ = [
     "ChunkedKernel",
     "Moments",
+    "SiteSums",
+    "Sites",
     "Subset",
     "TwoPass",
     "WhitenedChunks",
@@ -51,9 +55,13 @@ __all__ = [
     "marginals",
     "masked_blocks",
     "masked_bound",
+    "masked_marginal",
     "moment_bound",
     "moment_posterior",
     "moment_upper_bound",
+    "site_gradient",
+    "site_moments",
+    "site_sums",
     "subset_blocks",
     "subset_marginal",
     "tighter_bound",

@@ -20,10 +20,14 @@ def masked_blocks(
     variance serves any kernel, and with weights of 0 and 1 every s gives the same bound. The result
     stays positive definite, since (1 − b)(b κ + s) ≥ 0 is added to the diagonal of b bᵀ ∘ K.
     """
-    k = Kuu.diagonal()
-    added = (1 - weights) * (weights * k + k.mean())
     scaled = weights[:, :, None] * weights[:, None, :] * Kuu
-    return scaled + torch.diag_embed(added), weights[:, :, None] * Kuf
+    return scaled + added_variance(Kuu, weights), weights[:, :, None] * Kuf
+
+
+def added_variance(Kuu: Float[Tensor, "K K"], weights: Weights) -> Float[Tensor, "S K K"]:
+    """(1 − b)(b κ + s) on the diagonal: what weighting adds to b bᵀ ∘ K."""
+    k = Kuu.diagonal()
+    return torch.diag_embed((1 - weights) * (weights * k + k.mean()))
 
 
 def masked_bound(

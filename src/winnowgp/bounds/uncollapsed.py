@@ -12,34 +12,39 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.masked import added_variance, masked_blocks
 from winnowgp.bounds.subset import Subset
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.typing import Masks, Noise, Scalar
+from winnowgp.typing import Masks, Noise, Weights
 
 
 def marginals(
-    V: Float[Tensor, "M N"],
+    V: Float[Tensor, "*S M N"],
     *,
     kff: Float[Tensor, " N"],
-    q_mean: Float[Tensor, "M P"],
-    q_factor: Float[Tensor, "#P M M"],
-) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N P"]]:
+    q_mean: Float[Tensor, "*S M P"],
+    q_factor: Float[Tensor, "*S #P M M"],
+) -> tuple[Float[Tensor, "*S N P"], Float[Tensor, "*S N P"]]:
     """q(f_ip) of each row: mean V_iᵀ m_p, variance k_ii − ‖V_i‖² + ‖F_pᵀ V_i‖², with V = L⁻¹ K_uf.
 
     The same as β_i m and κ(x_i, x_i) − β_i (K − S) β_iᵀ of section 2.2. O(P N M²).
     """
     mean = V.mT @ q_mean
-    # [P N]: one covariance may serve all outputs.
-    spread = (q_factor.mT @ V).square().sum(-2)
-    variance = (kff - V.square().sum(-2) + spread).clamp_min(0)
+    # [*S P N]: one covariance may serve all outputs.
+    spread = (q_factor.mT @ V.unsqueeze(-3)).square().sum(-2)
+    open_variance = (kff - V.square().sum(-2)).unsqueeze(-2)
+    variance = (open_variance + spread).clamp_min(0)
     return mean, variance.mT.expand(mean.shape)
 
 
-def whitened_kl(q_mean: Float[Tensor, "M P"], q_factor: Float[Tensor, "#P M M"]) -> Scalar:
+def whitened_kl(
+    q_mean: Float[Tensor, "*S M P"], q_factor: Float[Tensor, "*S #P M M"]
+) -> Float[Tensor, "*S"]:
     """Σ_p KL[N(m_p, F_p F_pᵀ) ‖ N(0, I)] = ½ Σ_p [‖F_p‖² + ‖m_p‖² − M − 2 log |det F_p|]."""
-    M, P = q_mean.shape
+    M, P = q_mean.shape[-2:]
     covariance = q_factor.square().sum((-2, -1)) - 2 * torch.linalg.slogdet(q_factor).logabsdet - M
-    return 0.5 * (covariance.expand(P).sum() + q_mean.square().sum())
+    shared = P // covariance.shape[-1]
+    return 0.5 * (shared * covariance.sum(-1) + q_mean.square().sum((-2, -1)))
 
 
 def gaussian_expected_log_prob(
@@ -55,29 +60,30 @@ def gaussian_expected_log_prob(
 
 
 def uncollapsed_bound(
-    Kuu: Float[Tensor, "M M"],
-    Kuf: Float[Tensor, "M B"],
+    Kuu: Float[Tensor, "*S M M"],
+    Kuf: Float[Tensor, "*S M B"],
     *,
     kff: Float[Tensor, " B"],
-    q_mean: Float[Tensor, "M P"],
-    q_factor: Float[Tensor, "#P M M"],
+    q_mean: Float[Tensor, "*S M P"],
+    q_factor: Float[Tensor, "*S #P M M"],
     expected_log_prob: Callable[[Tensor, Tensor], Tensor],
     scale: float = 1.0,
-) -> Scalar:
+) -> Float[Tensor, "*S"]:
     """L = scale · Σ_i Σ_p E_q(f_ip)[log p(y_ip | f_ip)] − KL[q(u) ‖ p(u)].
 
     The sum is over rows (slip 4 of the text). With B of N rows drawn at random and scale = N / B it
     is an unbiased estimate of the bound on all rows.
 
     Args:
-        expected_log_prob: from q's mean and variance `[B P]` to nats, one a row or one a row and
-            output.
+        expected_log_prob: from q's mean and variance `[*S B P]` to nats of each row and target.
 
-    Returns: nats, larger is better, never above the log evidence when scale is 1.
+    Returns: nats, larger is better, never above the log evidence when scale is 1; one number a
+        batch element.
     """
     V = solve_lower(cholesky(Kuu).L, Kuf)
     mean, variance = marginals(V, kff=kff, q_mean=q_mean, q_factor=q_factor)
-    return scale * expected_log_prob(mean, variance).sum() - whitened_kl(q_mean, q_factor)
+    nats = expected_log_prob(mean, variance).sum((-2, -1))
+    return scale * nats - whitened_kl(q_mean, q_factor)
 
 
 def subset_marginal(
@@ -104,6 +110,30 @@ def subset_marginal(
     rows = (L @ q_factor)[:, subset.index].transpose(0, 1) * subset.present[:, None, :, None]
     A = solve_lower(LZ[:, None], rows)
     pad = torch.diag_embed((~subset.present).to(A)).unsqueeze(1).expand(-1, A.shape[1], -1, -1)
-    # The triangular factor of a QR has A Aᵀ = Rᵀ R without squaring the condition number.
-    R = torch.linalg.qr(torch.cat([A, pad], dim=-1).mT, mode="r").R
-    return mean, R.mT
+    # The triangular factor of a QR has A Aᵀ = Rᵀ R without squaring the condition number. Mode "r"
+    # would do, but has no derivative.
+    return mean, torch.linalg.qr(torch.cat([A, pad], dim=-1).mT).R.mT
+
+
+def masked_marginal(
+    Kuu: Float[Tensor, "K K"],
+    q_mean: Float[Tensor, "K P"],
+    q_factor: Float[Tensor, "#P K K"],
+    *,
+    weights: Weights,
+) -> tuple[Float[Tensor, "S K P"], Float[Tensor, "S #P K K"]]:
+    """q(u*) with candidate k weighted by b_k ∈ [0, 1], whitened by its own `masked_blocks`.
+
+        m̂ = b ∘ m*,  Ŝ = b bᵀ ∘ S* + diag((1 − b)(b κ + s))
+
+    What masking adds to the prior's variance it adds to q's, so that a candidate switched off is
+    the same N(0, s) under both and costs no KL: weights of 0 and 1 give the subset's marginal.
+    O(S K³).
+    """
+    L_all = cholesky(Kuu).L
+    L = cholesky(masked_blocks(Kuu, Kuu[:, :0], weights)[0]).L
+    rows = weights[:, None, :, None] * (L_all @ q_factor)
+    half = solve_lower(L[:, None], rows @ rows.mT + added_variance(Kuu, weights)[:, None])
+    covariance = solve_lower(L[:, None], half.mT)
+    mean = solve_lower(L, weights[..., None] * (L_all @ q_mean))
+    return mean, cholesky(0.5 * (covariance + covariance.mT)).L

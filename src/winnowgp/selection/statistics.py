@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.bounds import Subset
-from winnowgp.bounds.moments import Moments
+from winnowgp.bounds import Moments, Subset
 from winnowgp.linalg import triangular_rows
 from winnowgp.selection.objective import FlipObjective
 from winnowgp.selection.roots import Roots, whitened_roots
@@ -20,7 +19,7 @@ _ELEMENTS = 2**22  # of the largest temporary in `value`: 32 MiB in float64
 @final
 @dataclass(frozen=True, slots=True)
 class SubsetStatistics(FlipObjective):
-    """Exact scores of subsets under a Gaussian likelihood with fixed hyper-parameters.
+    """Exact scores of subsets under Gaussian likelihoods, or sites, with fixed hyper-parameters.
 
     One pass over the data, O(N K²), is behind it (`chunked_moments`); after that nothing depends on
     N.
@@ -60,20 +59,27 @@ class SubsetStatistics(FlipObjective):
         return tableau(self.roots, mask)
 
 
-def subset_statistics(L: Float[Tensor, "K K"], moments: Moments) -> SubsetStatistics:
-    """Statistics from the root of K_** + jitter·I and the moments whitened with it, O(K³)."""
-    return SubsetStatistics(roots=whitened_roots(L, moments))
+def subset_statistics(L: Float[Tensor, "K K"], *moments: Moments) -> SubsetStatistics:
+    """Statistics from the root of K_** + jitter·I and the moments whitened with it, O(K³).
+
+    Args:
+        moments: one for all outputs whose rows share their weights.
+    """
+    return SubsetStatistics(roots=whitened_roots(L, *moments))
 
 
 def _gain(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
-    """L(Z) − L(∅) = ½ [ b_Iᵀ S_II⁻¹ b_I − P log|S_II|/|K_II| + P tr(QᵀCQ) ], b = K_*f W Y."""
+    """L(Z) − L(∅) = ½ Σ [ b_Iᵀ S_II⁻¹ b_I − P log|S_II|/|K_II| + P tr(QᵀCQ) ], b = K_*f W Y."""
     subset = Subset.of(mask)
     indices, real = subset.index, subset.present
     T, _ = triangular_rows(roots.L, indices, real=real)
-    TS, fit = triangular_rows(roots.LR, indices, real=real, targets=roots.y)
-    # T⁻¹ (L R)_I = Qᵀ R, whose square is tr(I + QᵀCQ)
-    QR = torch.linalg.solve_triangular(T, roots.LR[indices] * real[:, :, None], upper=False)
-    explained = QR.square().sum(dim=(1, 2)) - real.sum(dim=1)
-    ratio = TS.diagonal(dim1=1, dim2=2) / T.diagonal(dim1=1, dim2=2)
-    log_det = 2 * ratio.abs().log().sum(dim=1)
-    return 0.5 * (fit.square().sum(dim=(1, 2)) + roots.P * (explained - log_det))
+    gain = roots.empty.new_zeros(len(mask))
+    for data in roots.data:
+        TS, fit = triangular_rows(data.LR, indices, real=real, targets=data.y)
+        # T⁻¹ (L R)_I = Qᵀ R, whose square is tr(I + QᵀCQ)
+        QR = torch.linalg.solve_triangular(T, data.LR[indices] * real[:, :, None], upper=False)
+        explained = QR.square().sum(dim=(1, 2)) - real.sum(dim=1)
+        ratio = TS.diagonal(dim1=1, dim2=2) / T.diagonal(dim1=1, dim2=2)
+        log_det = 2 * ratio.abs().log().sum(dim=1)
+        gain += 0.5 * (fit.square().sum(dim=(1, 2)) + data.P * (explained - log_det))
+    return gain

@@ -7,8 +7,9 @@ and −1 inside, the flip is exactly
 
     L(Z ∪ k) − L(Z \\ k) = ½ [ P (‖eᵀR‖²/‖e‖² − 1) + ‖hᵀy‖²/‖h‖² − s P log(‖h‖²/‖e‖²) ]:
 
-what k explains, how it fits the targets, what it costs in volume. A flip changes each matrix of
-rows by one rank-one term: O(K²), where a fresh tableau is O(K² M).
+what k explains, how it fits the targets, what it costs in volume. Outputs with other weights have
+an R of their own and add up. A flip changes each matrix of rows by one rank-one term: O(K²), where
+a fresh tableau is O(K² M).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.linalg import flip_step, resolved_rows
-from winnowgp.selection.roots import Roots
+from winnowgp.selection.roots import DataRoot, Roots
+
+
+@dataclass(frozen=True, slots=True)
+class DataRows:
+    """Resolved rows that depend on the data, for outputs that share their weights.
+
+    Attributes:
+        ER: E R.
+        H: resolved rows of L R.
+    """
+
+    ER: Float[Tensor, "J K"]
+    H: Float[Tensor, "J K"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +44,7 @@ class Tableau:
         rows: which candidate each row belongs to.
         included: which of them are in the subset.
         E: resolved rows of L.
-        ER: E R.
-        H: resolved rows of L R.
+        data: what belongs to each root of the data.
         bound: L(Z) in nats.
     """
 
@@ -39,8 +52,7 @@ class Tableau:
     rows: Int[Tensor, " J"]
     included: Bool[Tensor, " J"]
     E: Float[Tensor, "J K"]
-    ER: Float[Tensor, "J K"]
-    H: Float[Tensor, "J K"]
+    data: tuple[DataRows, ...]
     bound: Float[Tensor, ""]
 
     @property
@@ -52,13 +64,15 @@ class Tableau:
 
     def flips(self) -> Float[Tensor, " J"]:
         """L(Z ∪ k) − L(Z \\ k) in nats for the J rows; positive favours including k. O(J K)."""
-        P = self.roots.P
         prior = self.E.square().sum(dim=1)
-        joint = self.H.square().sum(dim=1)
         sign = 1.0 - 2.0 * self.included.to(self.E.dtype)
-        explained = self.ER.square().sum(dim=1) / prior - 1
-        fit = (self.H @ self.roots.y).square().sum(dim=1) / joint
-        return 0.5 * (P * explained + fit - sign * P * (joint / prior).log())
+        worth = torch.zeros_like(prior)
+        for root, rows in zip(self.roots.data, self.data, strict=True):
+            joint = rows.H.square().sum(dim=1)
+            explained = rows.ER.square().sum(dim=1) / prior - 1
+            fit = (rows.H @ root.y).square().sum(dim=1) / joint
+            worth += 0.5 * (root.P * explained + fit - sign * root.P * (joint / prior).log())
+        return worth
 
     def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "Tableau":
         """Tableau of the subset with row `at` on the other side, O(J K).
@@ -68,10 +82,13 @@ class Tableau:
             worth: entry `at` of `flips`; the bound gains it when the row enters, loses it when it
                 leaves.
         """
-        L, LR = self.roots.L, self.roots.LR
-        a, q = flip_step(L, self.E, rows=self.rows, included=self.included, at=at)
-        qR = self.ER[at] / torch.linalg.vector_norm(self.E[at])
-        b, p = flip_step(LR, self.H, rows=self.rows, included=self.included, at=at)
+        a, q = flip_step(self.roots.L, self.E, rows=self.rows, included=self.included, at=at)
+        norm = torch.linalg.vector_norm(self.E[at])
+        data = []
+        for root, part in zip(self.roots.data, self.data, strict=True):
+            b, p = flip_step(root.LR, part.H, rows=self.rows, included=self.included, at=at)
+            ER = torch.addr(part.ER, a, part.ER[at] / norm)
+            data.append(DataRows(ER=ER, H=torch.addr(part.H, b, p)))
         leaves = bool(self.included[at])
         included = self.included.clone()
         included[at] = not leaves
@@ -80,8 +97,7 @@ class Tableau:
             rows=self.rows,
             included=included,
             E=torch.addr(self.E, a, q),
-            ER=torch.addr(self.ER, a, qR),
-            H=torch.addr(self.H, b, p),
+            data=tuple(data),
             bound=self.bound - worth if leaves else self.bound + worth,
         )
 
@@ -92,34 +108,47 @@ class Tableau:
             rows=self.rows[keep],
             included=self.included[keep],
             E=self.E[keep],
-            ER=self.ER[keep],
-            H=self.H[keep],
+            data=tuple(DataRows(ER=part.ER[keep], H=part.H[keep]) for part in self.data),
             bound=self.bound,
         )
 
 
 def tableau(roots: Roots, mask: Bool[Tensor, " K"]) -> Tableau:
     """Fresh tableau of a subset, O(K² M)."""
-    L, R, LR = roots.L, roots.R, roots.LR
-    E, Q = resolved_rows(L, mask)
-    H, QS = resolved_rows(LR, mask)
-    inside = Q.shape[0]
-    QR = Q @ R
+    E, Q = resolved_rows(roots.L, mask)
+    bound, data = roots.empty, []
+    for root in roots.data:
+        rows, gain = _data_rows(roots.L, root, mask, E=E, Q=Q)
+        data.append(rows)
+        bound = bound + gain
+    return Tableau(
+        roots=roots,
+        rows=torch.arange(roots.K, device=mask.device),
+        included=mask.clone(),
+        E=E,
+        data=tuple(data),
+        bound=bound,
+    )
+
+
+def _data_rows(
+    L: Float[Tensor, "K K"],
+    root: DataRoot,
+    mask: Bool[Tensor, " K"],
+    *,
+    E: Float[Tensor, "K K"],
+    Q: Float[Tensor, "M K"],
+) -> tuple[DataRows, Float[Tensor, ""]]:
+    """The data's part of a tableau, and what the subset gains over the empty one."""
+    H, QS = resolved_rows(root.LR, mask)
+    QR = Q @ root.R
     ER = torch.empty_like(E)
     # inside E = (E Qᵀ) Q; outside E = L − (L Qᵀ) Q, and L R is at hand: O(K M K), never O(K³)
     ER[mask] = (E[mask] @ Q.mT) @ QR
-    ER[~mask] = LR[~mask] - (L[~mask] @ Q.mT) @ QR
+    ER[~mask] = root.LR[~mask] - (L[~mask] @ Q.mT) @ QR
     # log|S_II|/|K_II| = −Σ log pivots is read off the triangles T = (rows I) Qᵀ
-    T, TS = (L[mask] @ Q.mT).diagonal(), (LR[mask] @ QS.mT).diagonal()
+    T, TS = (L[mask] @ Q.mT).diagonal(), (root.LR[mask] @ QS.mT).diagonal()
     log_det = 2 * (TS / T).abs().log().sum()
-    fit = (QS @ roots.y).square().sum()
-    gain = 0.5 * (fit + roots.P * (QR.square().sum() - inside - log_det))
-    return Tableau(
-        roots=roots,
-        rows=torch.arange(len(L), device=L.device),
-        included=mask.clone(),
-        E=E,
-        ER=ER,
-        H=H,
-        bound=roots.empty + gain,
-    )
+    fit = (QS @ root.y).square().sum()
+    gain = 0.5 * (fit + root.P * (QR.square().sum() - Q.shape[0] - log_det))
+    return DataRows(ER=ER, H=H), gain

@@ -1,0 +1,142 @@
+"""Gaussian sites: any likelihood as regression with a precision and a pseudo-target a row.
+
+Write q(u) ∝ p(u) Π_i exp E[λ_i f_i − ½ w_i f_i² | u], one site a row and latent function. Among all
+Gaussian q(u) the best one has this form, with w_i = −2 ∂E_i/∂σ_i² and λ_i = ∂E_i/∂μ_i + w_i μ_i,
+where E_i is row i's expected log-likelihood and (μ_i, σ_i²) its marginal under q: moving the sites
+towards these numbers is a natural-gradient step on q(u) (Khan & Lin 2017; Adam et al. 2021).
+
+With V = L⁻¹ K_uf, B_p = I + V W_p Vᵀ, D_p = V λ_p and t_i = k_ii − ‖v_i‖², the sites' evidence is
+
+    G = Σ_p [ −½ log|B_p| + ½ D_pᵀ B_p⁻¹ D_p − ½ Σ_i w_ip t_i ],
+
+and the bound at their q is G + Σ_i c_i, c_i = E_i − E_q[λ_i f_i − ½ w_i f_i²]. At the best sites
+every c_i is stationary in (μ_i, σ_i²): the gradient of the bound with respect to the kernel is that
+of G, and to first order a subset of the points is worth what G says. Precisions may be negative
+where the likelihood is not log-concave; only B_p must be positive definite.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.bounds.moments import Moments
+from winnowgp.bounds.whitened_chunks import JITTER, WhitenedChunks, add_gram, from_panels
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
+from winnowgp.typing import Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """exp(λ f − ½ w f²) of each row and latent function, up to a constant."""
+
+    linear: Float[Tensor, "N P"]
+    precision: Float[Tensor, "N P"]
+
+    def towards(self, other: "Sites", rate: float) -> "Sites":
+        """A share of the way to others; all of it at a rate of one."""
+        return Sites(
+            torch.lerp(self.linear, other.linear, rate),
+            torch.lerp(self.precision, other.precision, rate),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSums:
+    """What the sites add up to in whitened coordinates.
+
+    Attributes:
+        roots: factors of B_p = I + V W_p Vᵀ.
+        D: V λ_p.
+        open: Σ_i w_ip t_i, of what the points leave open.
+    """
+
+    roots: Float[Tensor, "P M M"]
+    D: Float[Tensor, "M P"]
+    open: Float[Tensor, " P"]
+
+    def posterior(self) -> tuple[Float[Tensor, "M P"], Float[Tensor, "P M M"]]:
+        """q(v_p) = N(B_p⁻¹ D_p, B_p⁻¹): means, and factors F_p = root⁻ᵀ of the covariances."""
+        eye = torch.eye(self.roots.shape[-1], dtype=self.D.dtype, device=self.D.device)
+        F = solve_lower(self.roots, eye).mT
+        mean = F @ (F.mT @ self.D.mT[..., None])
+        return mean[..., 0].mT, F
+
+    def evidence(self) -> Scalar:
+        """G, in nats."""
+        c = solve_lower(self.roots, self.D.mT[..., None])
+        return 0.5 * (c.square().sum() - self.open.sum()) - half_log_det(self.roots).sum()
+
+
+def site_sums(chunks: WhitenedChunks, sites: Sites) -> SiteSums:
+    """One pass over the rows, O(P N M²).
+
+    Raises:
+        NotPositiveDefiniteError: some B_p is not positive definite.
+    """
+    P, M = sites.linear.shape[1], len(chunks.L)
+    C = sites.linear.new_zeros(P, M, M)
+    D = sites.linear.new_zeros(M, P)
+    rest = sites.linear.new_zeros(P)
+    for part in chunks:
+        w = sites.precision[part.rows]
+        for p in range(P):
+            add_gram(C[p], part.V * w[:, p], part.V)
+        D.addmm_(part.V, sites.linear[part.rows])
+        rest += w.mT @ part.t
+    B = torch.stack([from_panels(c) for c in C])
+    B.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return SiteSums(definite_cholesky(B), D, rest)
+
+
+def site_moments(sums: SiteSums, *, constant: float, N: int) -> list[Moments]:
+    """The sites as moments, one latent function each, for `selection.subset_statistics`.
+
+    Args:
+        constant: Σ_i c_i, so that the bounds of all candidates add up to the true bound.
+    """
+    P, M = sums.roots.shape[:2]
+    B = sums.roots @ sums.roots.mT
+    C = B - torch.eye(M, dtype=B.dtype, device=B.device)
+    zero = sums.open.new_zeros(())
+    return [
+        Moments(
+            C=C[p],
+            D=sums.D[:, p : p + 1],
+            square=zero,
+            diagonal=sums.open[p] + C[p].diagonal().sum(),
+            constant=zero + constant / P,
+            N=N,
+        )
+        for p in range(P)
+    ]
+
+
+def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple[Tensor, ...]:
+    """∂G of the kernel's parameters at fixed sites, one more pass over the rows; O(P N M²).
+
+    ∂G/∂K_uf = L⁻ᵀ Σ_p [(I − B_p⁻¹ − β_p β_pᵀ) V W_p + β_p λ_pᵀ],   β_p = B_p⁻¹ D_p
+    ∂G/∂K_uu = −½ L⁻ᵀ Σ_p [B_p + B_p⁻¹ − 2I + β_p β_pᵀ] L⁻¹,   ∂G/∂k_ii = −½ Σ_p w_ip
+    """
+    P, M = sums.roots.shape[:2]
+    kernel, L_inverse = chunks.kernel, chunks.L_inverse
+    eye = torch.eye(M, dtype=sums.D.dtype, device=sums.D.device)
+    beta, _ = sums.posterior()
+    B_inverse = torch.cholesky_inverse(sums.roots)
+    outer = beta.mT[:, :, None] * beta.mT[:, None, :]
+    inner = (sums.roots @ sums.roots.mT + B_inverse + outer).sum(0) - 2 * P * eye
+    Kuu_gradient = -0.5 * (L_inverse.mT @ (inner @ L_inverse))
+    if M:
+        Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (JITTER / M))
+    kernel.pull_uu(Kuu_gradient)
+    middle = L_inverse.mT @ (eye - B_inverse - outer)
+    left = L_inverse.mT @ beta
+    for part in chunks:
+        w = sites.precision[part.rows]
+        gradient = left @ sites.linear[part.rows].mT
+        for p in range(P):
+            gradient.addmm_(middle[p], part.V * w[:, p])
+        kernel.pull_uf(part.rows, gradient, part.Kuf)
+        kernel.pull_ff(part.rows, -0.5 * w.sum(1))
+    return kernel.gradient()
