@@ -153,6 +153,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.inducing_points_ = self._x_units.inverse(fitted.posterior.Z).numpy()
         self.candidates_ = self._x_units.inverse(fitted.candidates).numpy()
         self.inclusion_ = fitted.selection.inclusion.numpy()
+        assert isinstance(fitted.model, SparseGP)
         self.noise_ = (fitted.model.noise.detach() * self._y_units.scale.square()).numpy()
 
     def predict(

@@ -2,18 +2,26 @@
 
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.greedy_variance import greedy_variance
+from winnowgp.models.inducing_model import InducingModel
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
-from winnowgp.models.observations import Prediction
+from winnowgp.models.observations import Prediction, expected_log_prob, latent_functions
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sparse_gp import LEAST_NOISE, SparseGP
+from winnowgp.models.uncollapsed_objective import UncollapsedObjective
+from winnowgp.models.variational_gp import VariationalGP
 
 __all__ = [
     "LEAST_NOISE",
     "CollapsedObjective",
+    "InducingModel",
     "KernelBlocks",
     "Posterior",
     "Prediction",
     "SparseGP",
+    "UncollapsedObjective",
+    "VariationalGP",
+    "expected_log_prob",
     "greedy_variance",
     "kernel_blocks",
+    "latent_functions",
 ]

@@ -16,24 +16,55 @@ from winnowgp.typing import Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkedBound:
-    """The collapsed bound of fixed rows as a function of kernel, points, targets and noise.
-
-    The gradient comes with the value, in two passes over chunks of rows (`bounds.two_pass`); memory
-    does not grow with N · M. The scaled RBF kernel takes a short way of its own.
-    """
+class KernelChunks:
+    """Fixed rows, ready to be cut into chunks of any kernel. The scaled RBF takes a short way."""
 
     X: Float[Tensor, "N D"]
     centre: Float[Tensor, " D"]
     features: Float[Tensor, "N F"]
     """What the short way needs of the centred rows, computed once."""
+
+    @classmethod
+    def of(cls, X: Float[Tensor, "N D"]) -> "KernelChunks":
+        """These rows."""
+        centre = X.mean(0)
+        return cls(X, centre, rbf_features(X - centre))
+
+    def __call__(
+        self, kernel: Kernel, Z: Float[Tensor, "M D"]
+    ) -> tuple[ChunkedKernel, list[Tensor]]:
+        """The kernel in chunks, and what its gradient is with respect to."""
+        if is_scaled_rbf(kernel):
+            assert isinstance(kernel, ScaleKernel)
+            assert isinstance(kernel.base_kernel, RBFKernel)
+            variance = kernel.outputscale.reshape(())
+            lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
+            chunks = ScaledRBFChunks(
+                self.features,
+                Z=(Z - self.centre).detach(),
+                variance=variance.detach(),
+                lengthscales=lengthscales.detach(),
+            )
+            return chunks, [variance, lengthscales, Z]
+        inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
+        return AutogradChunks(kernel, X=self.X, Z=Z, parameters=inputs), inputs
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedBound:
+    """The collapsed bound of fixed rows as a function of kernel, points, targets and noise.
+
+    The gradient comes with the value, in two passes over chunks of rows (`bounds.two_pass`); memory
+    does not grow with N · M.
+    """
+
+    chunks: KernelChunks
     tighter: bool
 
     @classmethod
     def of(cls, X: Float[Tensor, "N D"], *, tighter: bool = False) -> "ChunkedBound":
         """The bound of these rows."""
-        centre = X.mean(0)
-        return cls(X, centre, rbf_features(X - centre), tighter)
+        return cls(KernelChunks.of(X), tighter)
 
     def __call__(
         self,
@@ -44,59 +75,42 @@ class ChunkedBound:
         noise: Scalar,
     ) -> Scalar:
         """The bound in nats, differentiable in all four arguments."""
-        chunks, inputs = _chunks(kernel, Z=Z, X=self.X, features=self.features, centre=self.centre)
+        blocks, inputs = self.chunks(kernel, Z)
 
-        def evaluate() -> TwoPass:
-            return two_pass_bound(chunks, Y=Y.detach(), noise=noise.detach(), tighter=self.tighter)
+        def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+            result = two_pass_bound(
+                blocks, Y=Y.detach(), noise=noise.detach(), tighter=self.tighter
+            )
+            return _unpacked(result)
 
-        return _WithGradient.apply(evaluate, noise, Y, *inputs)
+        return WithGradient.apply(evaluate, noise, Y, *inputs)
 
 
 def evidence(
     kernel: Kernel, *, X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"], noise: Scalar
 ) -> Scalar:
     """Exact log evidence in nats, differentiable in kernel, `Y` and `noise`; O(N³)."""
-    chunks, inputs = _chunks(kernel, Z=X, X=X[:0], features=rbf_features(X[:0]), centre=X.mean(0))
+    blocks, inputs = KernelChunks.of(X)(kernel, X)
 
-    def evaluate() -> TwoPass:
-        return evidence_gradient(chunks, Y=Y.detach(), noise=noise.detach())
+    def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+        return _unpacked(evidence_gradient(blocks, Y=Y.detach(), noise=noise.detach()))
 
-    return _WithGradient.apply(evaluate, noise, Y, *inputs)
-
-
-def _chunks(
-    kernel: Kernel,
-    *,
-    Z: Float[Tensor, "M D"],
-    X: Float[Tensor, "N D"],
-    features: Float[Tensor, "N F"],
-    centre: Float[Tensor, " D"],
-) -> tuple[ChunkedKernel, list[Tensor]]:
-    """The kernel in chunks, and what its gradient is with respect to."""
-    if is_scaled_rbf(kernel):
-        assert isinstance(kernel, ScaleKernel)
-        assert isinstance(kernel.base_kernel, RBFKernel)
-        variance = kernel.outputscale.reshape(())
-        lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(X.shape[1])
-        chunks = ScaledRBFChunks(
-            features,
-            Z=(Z - centre).detach(),
-            variance=variance.detach(),
-            lengthscales=lengthscales.detach(),
-        )
-        return chunks, [variance, lengthscales, Z]
-    inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
-    return AutogradChunks(kernel, X=X, Z=Z, parameters=inputs), inputs
+    return WithGradient.apply(evaluate, noise, Y, *inputs)
 
 
-class _WithGradient(torch.autograd.Function):
-    """A value that knows its gradient already."""
+def _unpacked(result: TwoPass) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return result.value, (result.noise, result.Y, *result.kernel)
+
+
+class WithGradient(torch.autograd.Function):
+    """A value that knows its gradient already: `apply(evaluate, *inputs)`, which gives both."""
 
     @staticmethod
-    def forward(ctx: Any, evaluate: Callable[[], TwoPass], *inputs: Tensor) -> Tensor:
-        result = evaluate()
-        ctx.gradients = (result.noise, result.Y, *result.kernel)
-        return result.value
+    def forward(
+        ctx: Any, evaluate: Callable[[], tuple[Tensor, tuple[Tensor, ...]]], *inputs: Tensor
+    ) -> Tensor:
+        value, ctx.gradients = evaluate()
+        return value
 
     @staticmethod
     def backward(ctx: Any, *output: Tensor) -> tuple[Tensor | None, ...]:

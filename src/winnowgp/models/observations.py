@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +113,8 @@ def expected_log_prob(
         noise = likelihood.noise
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
     # A variance of zero has a square root without a derivative.
-    return likelihood.expected_log_prob(Y, Normal(mean, _positive(variance).sqrt()))
+    marginals: Any = Normal(mean, _positive(variance).sqrt())
+    return likelihood.expected_log_prob(Y, marginals)
 
 
 def log_density(

@@ -25,6 +25,7 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
 from winnowgp.models.chunked_bound import ChunkedBound, evidence
 from winnowgp.models.collapsed_objective import CollapsedObjective
+from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean, prior_variance
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import SubsetStatistics, subset_statistics
@@ -34,7 +35,7 @@ LEAST_NOISE = 1e-6
 
 
 @final
-class SparseGP(nn.Module):
+class SparseGP(InducingModel):
     """A Gaussian process with Gaussian noise, seen through K candidate inducing points.
 
     The posterior over inducing values is always the best one (the collapsed bound of Titsias 2009),
@@ -66,22 +67,20 @@ class SparseGP(nn.Module):
         _check(kernel, candidates, noise)
         self.kernel = deepcopy(kernel).to(candidates)
         self.mean = deepcopy(ZeroMean() if mean is None else mean).to(candidates)
-        self.likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE))
-        self.likelihood.to(candidates).noise = candidates.new_tensor(noise)
+        likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE)).to(candidates)
+        likelihood.noise = candidates.new_tensor(noise)
+        self.likelihood = likelihood
         self.candidates = nn.Parameter(candidates.detach().clone())
-
-    @property
-    def K(self) -> int:
-        """Number of candidates."""
-        return self.candidates.shape[0]
 
     @property
     def noise(self) -> Scalar:
         """Noise variance σ²."""
+        assert isinstance(self.likelihood, GaussianLikelihood)
         return self.likelihood.noise.reshape(())
 
-    def subset_objective(self, data: Dataset) -> CollapsedObjective:
+    def subset_objective(self, data: Dataset, *, total: int | None = None) -> CollapsedObjective:
         """What is the bound, in nats, if only this subset of the candidates is used?"""
+        _refuse_part(total)
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
         return CollapsedObjective(blocks, self._centred(data), self.noise)
 
@@ -108,8 +107,9 @@ class SparseGP(nn.Module):
         weights = (1 / self.noise).expand(data.N)
         return L, chunked_moments(L, block, Y=self._centred(data), weights=weights)
 
-    def bound(self, data: Dataset) -> Scalar:
+    def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Collapsed lower bound on log p(Y) with all candidates, in nats."""
+        _refuse_part(total)
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
         return collapsed_bound(
             blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
@@ -132,13 +132,20 @@ class SparseGP(nn.Module):
 
         return value
 
-    def evidence(self, data: Dataset) -> Scalar:
-        """Exact log p(Y) without any inducing points, in nats; O(N³)."""
-        return evidence(self.kernel, X=data.X, Y=self._centred(data), noise=self.noise)
+    def chunked_cost(self, data: Dataset) -> float:
+        return 4.5 * data.N * self.K**2
 
-    def upper_bound(self, data: Dataset) -> Scalar:
-        """Upper bound on log p(Y) at the same parameters, in nats; not differentiable."""
-        return moment_upper_bound(self.moments(data)[1])
+    def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
+        """The exact log p(Y), which needs no inducing points; O(N³)."""
+
+        def value() -> Scalar:
+            return evidence(self.kernel, X=data.X, Y=self._centred(data), noise=self.noise)
+
+        return value
+
+    def upper_bound(self, data: Dataset) -> float:
+        """Upper bound on log p(Y) at the same parameters, in nats."""
+        return moment_upper_bound(self.moments(data)[1]).item()
 
     def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
         """A new model with the same parameters and other candidates."""
@@ -150,6 +157,10 @@ class SparseGP(nn.Module):
     def prune(self, mask: Mask) -> "SparseGP":
         """A new model with the same parameters and only the candidates that `mask` keeps."""
         return self.with_candidates(self.candidates[mask])
+
+    def with_best_q(self, data: Dataset) -> "SparseGP":
+        """The model itself: its q(u) is the best one always."""
+        return self
 
     @torch.no_grad()
     def posterior(self, data: Dataset) -> Posterior:
@@ -169,16 +180,14 @@ class SparseGP(nn.Module):
 
 
 def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
-    floating = candidates.dtype.is_floating_point
-    if candidates.dim() != 2 or not floating or not torch.isfinite(candidates).all():
-        raise InputError(
-            "`candidates` must be finite floating-point numbers of shape [K D]; "
-            f"got {candidates.dtype} of shape {list(candidates.shape)}."
-        )
-    if kernel.batch_shape:
-        raise InputError(
-            f"`kernel` must not have a batch shape; got {list(kernel.batch_shape)}. "
-            "All outputs share one kernel."
-        )
+    check_parts(kernel, candidates)
     if not noise > LEAST_NOISE:
         raise InputError(f"`noise` is a variance and must exceed {LEAST_NOISE}; got {noise}.")
+
+
+def _refuse_part(total: int | None) -> None:
+    if total is not None:
+        raise InputError(
+            "the collapsed bound needs all rows at once; leave `total` (or the batch size) out, or "
+            "use `VariationalGP`."
+        )

@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import NotPositiveDefiniteError
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel
 from winnowgp.training.coordinates import Coordinates
 from winnowgp.training.lbfgs import Maximum, Stop, maximise
 from winnowgp.typing import Scalar
 
 
 def climb(
-    model: SparseGP,
+    model: InducingModel,
     X: Float[Tensor, "N D"],
     *,
     objective: Callable[[], Scalar],

@@ -10,7 +10,7 @@ from gpytorch.constraints import GreaterThan, Positive
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel
 
 _FARTHEST = 30.0
 
@@ -53,7 +53,7 @@ class Coordinates:
     iterations were needed on kin8nm.
     """
 
-    def __init__(self, model: SparseGP, X: Float[Tensor, "N D"]) -> None:
+    def __init__(self, model: InducingModel, X: Float[Tensor, "N D"]) -> None:
         self.model = model
         self._entries = tuple(_entries(model, X))
         self.scale = torch.cat([X.new_ones(0), *(e.scale for e in self._entries)])
@@ -94,7 +94,7 @@ class Coordinates:
         return [value.detach() / slope for value, slope in zip(values, slopes, strict=True)]
 
 
-def _entries(model: SparseGP, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
+def _entries(model: InducingModel, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
     for module in (model.kernel, model.mean, model.likelihood):
         for _, parameter, constraint in module.named_parameters_and_constraints():
             if parameter.requires_grad:

@@ -8,7 +8,7 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     Selection,
@@ -63,7 +63,7 @@ class Fast(Schedule):
 
     def run(
         self,
-        model: SparseGP,
+        model: InducingModel,
         data: Dataset,
         *,
         generator: torch.Generator,
@@ -80,7 +80,7 @@ class Fast(Schedule):
             fitted, _ = steps.climb(fitted, stop=self._stop(data, 0.1), tighter=True)
         return self._finished(steps, fitted, reference, generator)
 
-    def _to_goal(self, steps: FastSteps) -> tuple[SparseGP, float]:
+    def _to_goal(self, steps: FastSteps) -> tuple[InducingModel, float]:
         """As few points as the goal allows, in rounds of choosing and moving."""
         data, size = steps.data, -1
         current = steps.warmed_up()
@@ -110,7 +110,7 @@ class Fast(Schedule):
         best = fits[chosen] if chosen < len(fits) else max(fits, key=lambda f: f[1])
         return best[0], reference
 
-    def _to_count(self, steps: FastSteps, M: int) -> tuple[SparseGP, float]:
+    def _to_count(self, steps: FastSteps, M: int) -> tuple[InducingModel, float]:
         """M points: starts race, the leader climbs, then idle points are traded for fresh ones."""
         data, M = steps.data, min(M, steps.most)
         whole = data.N * M <= 250_000
@@ -134,7 +134,7 @@ class Fast(Schedule):
         return Stop(self.gain * data.N, 20, int(share * self.iterations))
 
     def _finished(
-        self, steps: FastSteps, fitted: SparseGP, reference: float, generator: torch.Generator
+        self, steps: FastSteps, fitted: InducingModel, reference: float, generator: torch.Generator
     ) -> Fit:
         """Look once more at the final points among fresh candidates, and report."""
         data = steps.data
@@ -142,14 +142,14 @@ class Fast(Schedule):
         statistics = pool.subset_statistics(data)
         mask = torch.arange(pool.K, device=data.X.device) < fitted.K
         selection = self._selection(statistics, mask, generator)
-        bound = statistics.value(mask[None])[0].item()
+        bound, kept = fitted.fixed_bound(data), fitted.with_best_q(data)
         return Fit(
-            model=fitted,
-            posterior=fitted.posterior(data),
+            model=kept,
+            posterior=kept.posterior(data),
             selection=selection,
             candidates=pool.candidates.detach(),
             bound=bound,
-            upper_bound=fitted.upper_bound(data).item(),
+            upper_bound=fitted.upper_bound(data),
             given_up=max(reference - bound, 0.0),
         )
 

@@ -5,21 +5,23 @@ from math import inf
 from typing import final
 
 import torch
-from gpytorch.kernels import ScaleKernel
 from sklearn.cluster import KMeans
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
-from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance
+from winnowgp.models import LEAST_NOISE, InducingModel, SparseGP, greedy_variance, latent_functions
 from winnowgp.selection import path_frontier
 from winnowgp.training.climb import climb
+from winnowgp.training.latent_scale import noise_of
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.progress import OnProgress, Progress
 from winnowgp.training.warm_up import (
     STAGES,
+    set_noise,
     set_within,
     starting_points,
     trainable_lengthscales,
+    trainable_variances,
     warmed_up,
 )
 from winnowgp.typing import Mask
@@ -40,7 +42,7 @@ class FastSteps:
 
     def __init__(
         self,
-        model: SparseGP,
+        model: InducingModel,
         data: Dataset,
         *,
         rows: int,
@@ -52,6 +54,7 @@ class FastSteps:
         device = data.X.device
         self._order = torch.randperm(data.N, generator=generator, device=device)
         self._given = model.candidates.detach().clone()
+        self._latents = latent_functions(model.likelihood, data.P)
 
     @property
     def most(self) -> int:
@@ -63,27 +66,29 @@ class FastSteps:
         chosen = self._order[:count]
         return Dataset(self.data.X[chosen], self.data.Y[chosen])
 
-    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> SparseGP:
+    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> InducingModel:
         """No points yet, and hyper-parameters from the exact evidence of a few rows."""
-        warm = warmed_up(self.model, self.data, order=self._order, stages=stages)
+        dear = 1.0 if isinstance(self.model, SparseGP) else (4 * self._latents) ** (-1 / 3)
+        rows = tuple(round(dear * count) for count in stages)
+        warm = warmed_up(self.model, self.data, order=self._order, stages=rows)
         self._tell("warm up", 1, 1, -inf, warm)
         return warm
 
-    def with_fresh(self, model: SparseGP, count: int) -> SparseGP:
+    def with_fresh(self, model: InducingModel, count: int) -> InducingModel:
         """The model's points and up to `count` candidates of greatest conditional variance."""
         source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
         chosen = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
         return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
 
-    def chosen(self, pool: SparseGP, mask: Mask, bound: float) -> SparseGP:
+    def chosen(self, pool: InducingModel, mask: Mask, bound: float) -> InducingModel:
         """The pool pruned; its bound is known from the statistics."""
         kept = pool.prune(mask)
         self._tell("choose", 1, 1, bound, kept)
         return kept
 
     def climb(
-        self, model: SparseGP, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
-    ) -> tuple[SparseGP, float]:
+        self, model: InducingModel, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
+    ) -> tuple[InducingModel, float]:
         """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
 
         The climb's own bound carries the jitter of `bounds.two_pass`; the one returned is the one
@@ -91,7 +96,7 @@ class FastSteps:
         """
         moved, rows = deepcopy(model), self.data if on is None else on
         _lift_noise(moved, rows)
-        affordable = int(_WORK / (4.5 * rows.N * max(model.K, 1) ** 2))
+        affordable = int(_WORK / max(model.chunked_cost(rows), 1.0))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(20, affordable)))
         climb(
             moved,
@@ -106,7 +111,7 @@ class FastSteps:
         before = model.fixed_bound(rows)
         return (moved, after) if after > before else (model, before)
 
-    def starts(self, M: int) -> list[SparseGP]:
+    def starts(self, M: int) -> list[InducingModel]:
         """Where M points may start, the steadiest first; more of them where they are cheap.
 
         M points cannot follow what the exact process follows: a smoother function with more noise
@@ -130,7 +135,7 @@ class FastSteps:
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
-    def race(self, starts: list[SparseGP], *, on: Dataset, iterations: int) -> SparseGP:
+    def race(self, starts: list[InducingModel], *, on: Dataset, iterations: int) -> InducingModel:
         """The start that leads after a few rounds in which the slower half drops out."""
         while len(starts) > 1:
             results = [self._raced(start, on, iterations) for start in starts]
@@ -139,13 +144,15 @@ class FastSteps:
             starts, iterations = [model for model, _ in results[:keep]], 2 * iterations
         return starts[0]
 
-    def _raced(self, start: SparseGP, on: Dataset, iterations: int) -> tuple[SparseGP, float]:
+    def _raced(
+        self, start: InducingModel, on: Dataset, iterations: int
+    ) -> tuple[InducingModel, float]:
         try:
             return self.climb(start, stop=Stop(3e-4 * on.N, 20, iterations), on=on)
         except TrainingError:
             return start, -inf
 
-    def _eliminated(self, model: SparseGP, M: int) -> SparseGP:
+    def _eliminated(self, model: InducingModel, M: int) -> InducingModel:
         """M points left of greedy candidates by backward elimination on a part of the rows."""
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
@@ -153,7 +160,7 @@ class FastSteps:
         frontier = path_frontier(pool.subset_statistics(self.part(self._rows)))
         return pool.prune(frontier.masks[M])
 
-    def _held(self, model: SparseGP, M: int) -> SparseGP:
+    def _held(self, model: InducingModel, M: int) -> InducingModel:
         """Hyper-parameters that suit M greedy points held in place; no points."""
         pool, part = self.with_fresh(model, M), self.part(self._rows)
         learnt = pool.candidates.requires_grad
@@ -162,7 +169,7 @@ class FastSteps:
         held.candidates.requires_grad_(learnt)
         return held.with_candidates(self.data.X[:0])
 
-    def _centres(self, model: SparseGP, M: int) -> SparseGP:
+    def _centres(self, model: InducingModel, M: int) -> InducingModel:
         """Points at the centres of M clusters of a part of the rows, if points may be anywhere."""
         if not model.candidates.requires_grad:
             return self._random(model, M, first=True)
@@ -176,31 +183,34 @@ class FastSteps:
         )
         return model.with_candidates(torch.as_tensor(found.cluster_centers_).to(source))
 
-    def _random(self, model: SparseGP, M: int, *, first: bool) -> SparseGP:
+    def _random(self, model: InducingModel, M: int, *, first: bool) -> InducingModel:
         """Points at random rows, from either end of the fixed order."""
         source = self._given if len(self._given) else self.data.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
 
-    def _tell(self, phase: str, step: int, steps: int, value: float, model: SparseGP) -> None:
+    def _tell(self, phase: str, step: int, steps: int, value: float, model: InducingModel) -> None:
         points = model.candidates.detach().clone()
         self._on_progress(Progress(phase, step, steps, value, None, points))
 
 
-def _lift_noise(model: SparseGP, rows: Dataset) -> None:
+def _lift_noise(model: InducingModel, rows: Dataset) -> None:
     """Off its floor, where it would have no gradient left to rise with."""
     least = max(1e-4 * float(rows.Y.square().mean()), 10 * LEAST_NOISE)
-    if model.likelihood.raw_noise.requires_grad and model.noise.item() < least:
-        model.likelihood.noise = rows.X.new_tensor(least)
+    noise = noise_of(model.likelihood)
+    if noise is not None and noise.value.item() < least:
+        set_noise(model.likelihood, rows.X.new_tensor(least))
 
 
-def _scaled(model: SparseGP, *, variance: float, lengthscale: float, noise: float) -> SparseGP:
+def _scaled(
+    model: InducingModel, *, variance: float, lengthscale: float, noise: float
+) -> InducingModel:
     """A copy with kernel variances, lengthscales and noise multiplied, where they are learnt."""
     copied = deepcopy(model)
-    for part in copied.kernel.modules():
-        if isinstance(part, ScaleKernel) and part.raw_outputscale.requires_grad:
-            set_within(part, "outputscale", variance * part.outputscale.detach())
+    for part in trainable_variances(copied.kernel):
+        set_within(part, "outputscale", variance * part.outputscale.detach())
     for part in trainable_lengthscales(copied.kernel):
         set_within(part, "lengthscale", lengthscale * part.lengthscale.detach())
-    if copied.likelihood.raw_noise.requires_grad:
-        set_within(copied.likelihood.noise_covar, "noise", noise * copied.likelihood.noise.detach())
+    learnt = noise_of(copied.likelihood)
+    if learnt is not None:
+        set_noise(copied.likelihood, noise * learnt.value)
     return copied

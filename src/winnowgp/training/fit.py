@@ -6,7 +6,7 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel
 from winnowgp.training.fast import Fast
 from winnowgp.training.progress import OnProgress, silent
 from winnowgp.training.schedule import Fit, Schedule
@@ -15,7 +15,7 @@ _DEFAULT = Fast()
 
 
 def fit(
-    model: SparseGP,
+    model: InducingModel,
     data: Dataset,
     *,
     schedule: Schedule = _DEFAULT,
@@ -32,7 +32,7 @@ def fit(
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> from winnowgp.data import hills
     >>> data = hills()
-    >>> model = SparseGP(ScaleKernel(RBFKernel()), data.X[::2])
+    >>> model = InducingModel(ScaleKernel(RBFKernel()), data.X[::2])
     >>> fitted = fit(model, data)
     >>> fitted.posterior.M < 20 < model.K
     True

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.models import Posterior, SparseGP
+from winnowgp.models import InducingModel, Posterior
 from winnowgp.selection import Selection
 from winnowgp.training.progress import OnProgress
 
@@ -17,7 +17,7 @@ from winnowgp.training.progress import OnProgress
 class Fit:
     """A fitted model, its predictor, and how its points were chosen."""
 
-    model: SparseGP
+    model: InducingModel
     """Holds only the points that were kept, moved to where they serve best."""
     posterior: Posterior
     """Predicts without the training data."""
@@ -39,7 +39,7 @@ class Schedule(ABC):
     @abstractmethod
     def run(
         self,
-        model: SparseGP,
+        model: InducingModel,
         data: Dataset,
         *,
         generator: torch.Generator,

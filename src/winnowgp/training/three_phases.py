@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
@@ -54,7 +54,7 @@ class ThreePhases(Schedule):
 
     def run(
         self,
-        model: SparseGP,
+        model: InducingModel,
         data: Dataset,
         *,
         generator: torch.Generator,
@@ -83,12 +83,18 @@ class ThreePhases(Schedule):
             selection=selection,
             candidates=candidates,
             bound=bound,
-            upper_bound=pruned.upper_bound(data).item(),
+            upper_bound=pruned.upper_bound(data),
             given_up=max(reference - bound, 0.0),
         )
 
     def _train(
-        self, model: SparseGP, data: Dataset, phase: str, *, steps: int, on_progress: OnProgress
+        self,
+        model: InducingModel,
+        data: Dataset,
+        phase: str,
+        *,
+        steps: int,
+        on_progress: OnProgress,
     ) -> None:
         """Adam on the ordinary bound with every point the model has."""
 
@@ -103,7 +109,7 @@ class ThreePhases(Schedule):
 
     def _learn_inclusion(
         self,
-        model: SparseGP,
+        model: InducingModel,
         data: Dataset,
         *,
         generator: torch.Generator,
@@ -138,7 +144,7 @@ class ThreePhases(Schedule):
 
     @torch.no_grad()
     def _draw(
-        self, model: SparseGP, data: Dataset, q: Bernoulli, generator: torch.Generator
+        self, model: InducingModel, data: Dataset, q: Bernoulli, generator: torch.Generator
     ) -> Mask:
         """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
         masks = q.sample(self.draws, generator=generator)
@@ -146,5 +152,5 @@ class ThreePhases(Schedule):
         return masks[torch.argmax(value + self.prior.log_prob(masks, like=value))]
 
 
-def _trainable(model: SparseGP) -> list[Tensor]:
+def _trainable(model: InducingModel) -> list[Tensor]:
     return [p for p in model.parameters() if p.requires_grad]

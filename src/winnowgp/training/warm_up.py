@@ -9,22 +9,24 @@ from math import inf, sqrt
 
 import gpytorch
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel
 from winnowgp.training.climb import climb
+from winnowgp.training.latent_scale import best_level, kernel_variances, noise_of
 from winnowgp.training.lbfgs import Stop
 
 STAGES = (250, 500, 1000)
 
 
 def warmed_up(
-    model: SparseGP, data: Dataset, *, order: Tensor, stages: tuple[int, ...] = STAGES
-) -> SparseGP:
+    model: InducingModel, data: Dataset, *, order: Tensor, stages: tuple[int, ...] = STAGES
+) -> InducingModel:
     """A copy of the model with no candidates and warm hyper-parameters.
 
     Every start is climbed on the first few rows of `order`; the two best distinct ones go on to
@@ -50,38 +52,44 @@ def warmed_up(
     return best
 
 
-def starting_points(model: SparseGP, data: Dataset) -> list[SparseGP]:
+def starting_points(model: InducingModel, data: Dataset) -> list[InducingModel]:
     """The model as given, and variants that reach every likelihood mode seen so far.
 
     Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
-    √D correlates them by e⁻¹), noise of a tenth or a hundredth of the targets' variance, a constant
-    mean at that of the targets.
+    √D correlates them by e⁻¹); noise of a tenth or a hundredth of the targets' variance, or two
+    variances of the kernel where a likelihood has no noise; a constant mean where the targets are
+    most probable.
     """
     bare = model.with_candidates(data.X[:0])
     starts = [bare]
-    level = data.Y.mean()
+    level = best_level(model.likelihood, data)
     constant = isinstance(model.mean, ConstantMean) and any(
         p.requires_grad for p in model.mean.parameters()
     )
     variance = (data.Y - level * constant).square().mean().item()
+    noisy = noise_of(model.likelihood) is not None
+    scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     for factor in (sqrt(data.D), 1.0):
-        for noise in (0.1, 0.01):
+        for scale in scales:
             start = deepcopy(bare)
             for kernel in trainable_lengthscales(start.kernel):
                 set_within(kernel, "lengthscale", factor * _spread(kernel, data))
             if isinstance(start.mean, ConstantMean) and constant:
                 start.mean.initialize(constant=level)
-            if start.likelihood.raw_noise.requires_grad:
-                start.likelihood.noise = data.X.new_tensor(max(noise * variance, 1e-5))
+            if noisy:
+                set_noise(start.likelihood, data.X.new_tensor(max(scale * variance, 1e-5)))
+            else:
+                for kernel in trainable_variances(start.kernel):
+                    set_within(kernel, "outputscale", data.X.new_tensor(scale))
             starts.append(start)
     return starts
 
 
-def _climb(model: SparseGP, rows: Dataset) -> float:
+def _climb(model: InducingModel, rows: Dataset) -> float:
     """Maximise the exact evidence of the rows; −∞ where it cannot be computed at all."""
     stop = Stop(gain=1e-3 * rows.N, window=10, iterations=60)
     try:
-        return climb(model, rows.X, objective=lambda: model.evidence(rows), stop=stop).value
+        return climb(model, rows.X, objective=model.dense_bound(rows), stop=stop).value
     except TrainingError:
         return -inf
 
@@ -90,6 +98,12 @@ def trainable_lengthscales(kernel: Kernel) -> list[Kernel]:
     """Kernels whose lengthscale is to be learnt."""
     parts = [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]
     return [part for part in parts if part.raw_lengthscale.requires_grad]
+
+
+def trainable_variances(kernel: Kernel) -> list[ScaleKernel]:
+    """Kernels whose variance is to be learnt."""
+    parts = [part for part in kernel.modules() if isinstance(part, ScaleKernel)]
+    return [part for part in parts if part.raw_outputscale.requires_grad]
 
 
 def _spread(kernel: Kernel, data: Dataset) -> Tensor:
@@ -106,6 +120,13 @@ def _shorten(kernel: Kernel, data: Dataset) -> None:
     for part in trainable_lengthscales(kernel):
         longest = 2 * sqrt(data.D) * _spread(part, data)
         set_within(part, "lengthscale", torch.minimum(part.lengthscale.detach(), longest))
+
+
+def set_noise(likelihood: Likelihood, value: Tensor) -> None:
+    """Set the noise variance of a likelihood that has one to be learnt."""
+    noise = noise_of(likelihood)
+    if noise is not None:
+        set_within(noise.holder, "noise", value)
 
 
 def set_within(module: gpytorch.Module, name: str, value: Tensor) -> None:

@@ -1,0 +1,89 @@
+"""The bound with the best q(u) put in, for any likelihood: a function of the other parameters."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.bounds import Sites, WhitenedChunks, site_gradient
+from winnowgp.data import Dataset
+from winnowgp.models.chunked_bound import KernelChunks, WithGradient
+from winnowgp.models.kernel_blocks import prior_mean
+from winnowgp.models.observations import expected_log_prob, latent_functions
+from winnowgp.models.site_inference import Inferred, inferred
+from winnowgp.typing import Scalar
+
+# Nats an observation that the last step to the best q(u) may gain. The gradient is as wrong as the
+# square root of what is left.
+GAIN = 1e-8
+
+
+@final
+class ProfiledBound:
+    """max over q(u) of the uncollapsed bound, on fixed rows.
+
+    Each call starts from the sites of the call before, so an optimiser that moves little pays for
+    few steps. By the envelope theorem its gradient is that of the sites' evidence for the kernel
+    and the points, and of the expected log-likelihood for the likelihood and the mean.
+    """
+
+    def __init__(self, data: Dataset) -> None:
+        self._data, self._chunks = data, KernelChunks.of(data.X)
+        self._sites: Sites | None = None
+
+    def __call__(
+        self, kernel: Kernel, *, mean: Mean, likelihood: Likelihood, Z: Float[Tensor, "M D"]
+    ) -> Scalar:
+        """The bound in nats, differentiable in what the kernel, mean, likelihood and Z hold."""
+        blocks, inputs = self._chunks(kernel, Z)
+        with torch.no_grad():
+            chunks = WhitenedChunks.for_gradients(blocks, self._data.N)
+            found = best_q(chunks, self._data, mean=mean, likelihood=likelihood, start=self._sites)
+            self._sites = found.sites
+            gradients = site_gradient(chunks, found.sites, found.sums)
+        others = [p for p in [*mean.parameters(), *likelihood.parameters()] if p.requires_grad]
+        more = _direct_gradient(found, self._data, mean, likelihood, others)
+        value = Z.new_tensor(found.bound)
+        return WithGradient.apply(lambda: (value, (*gradients, *more)), *inputs, *others)
+
+
+def best_q(
+    chunks: WhitenedChunks,
+    data: Dataset,
+    *,
+    mean: Mean,
+    likelihood: Likelihood,
+    start: Sites | None = None,
+) -> Inferred:
+    """The best q(u) at fixed parameters."""
+    centre = prior_mean(mean, data.X).detach()
+
+    def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
+        return expected_log_prob(likelihood, data.Y[rows], centre[rows] + m, v)
+
+    P = latent_functions(likelihood, data.P)
+    return inferred(chunks, expected, P=P, start=start, gain=GAIN * data.N)
+
+
+def _direct_gradient(
+    found: Inferred, data: Dataset, mean: Mean, likelihood: Likelihood, inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """∂/∂ Σ_i E_i of the parameters of mean and likelihood at fixed q, in chunks of rows."""
+    totals = [torch.zeros_like(p) for p in inputs]
+    if not inputs:
+        return totals
+    for start in range(0, data.N, 4096):
+        rows = slice(start, min(start + 4096, data.N))
+        with torch.enable_grad():
+            f = prior_mean(mean, data.X[rows]) + found.mean[rows]
+            nats = expected_log_prob(likelihood, data.Y[rows], f, found.variance[rows]).sum()
+        parts = torch.autograd.grad(nats, inputs, allow_unused=True)
+        for total, part in zip(totals, parts, strict=True):
+            if part is not None:
+                total.add_(part)
+    return totals
