@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, solve_lower
 
 # Nodes of Gauss and Hermite for E[log p(y | f)], and for densities, which are narrower than q(f).
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
@@ -108,7 +109,8 @@ def expected_log_prob(
     """E_q(f)[log p(y | f)] of each row and target, in nats; f has F independent Gaussians a row."""
     if isinstance(likelihood, SoftmaxLikelihood):
         f = _softmax_samples(mean, variance, SOFTMAX_NODES)
-        return _softmax_log_prob(likelihood, f, Y).mean(0)
+        chosen = _logits(likelihood, mean).gather(-1, Y.long().expand(*mean.shape[:-1], 1))
+        return chosen - _logits(likelihood, f).logsumexp(-1, keepdim=True).mean(0)
     if isinstance(likelihood, GaussianLikelihood):
         noise = likelihood.noise
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
@@ -181,13 +183,18 @@ def _softmax_samples(mean: Tensor, variance: Tensor, count: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _normal_nodes(count: int, dimension: int) -> Tensor:
-    """Sobol points mapped to N(0, I), each with its reflection, every axis of variance one."""
+    """Sobol points mapped to N(0, I), each with its reflection, and of covariance I exactly.
+
+    Sums over them are exact for polynomials of degree three.
+    """
+    count = max(count, 2 * dimension)
     uniform = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0).draw(
         count, dtype=torch.float64
     )
     # Scrambled points may touch the ends, where the normal's quantile is infinite.
     half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
-    half = half / half.square().mean(0).sqrt()
+    root = cholesky(half.mT @ half / count).L
+    half = solve_lower(root, half.mT).mT
     return torch.cat([half, -half])
 
 

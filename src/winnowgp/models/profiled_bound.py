@@ -18,9 +18,9 @@ from winnowgp.models.observations import expected_log_prob, latent_functions
 from winnowgp.models.site_inference import Inferred, inferred
 from winnowgp.typing import Scalar
 
-# Nats an observation that the last step to the best q(u) may gain. The gradient is as wrong as the
-# square root of what is left.
-GAIN = 1e-8
+# Nats an observation that the last step to the best q(u) may gain: while other parameters move, and
+# where the result is to be kept.
+CLIMBING, SETTLED = 1e-5, 1e-9
 
 
 @final
@@ -43,7 +43,14 @@ class ProfiledBound:
         blocks, inputs = self._chunks(kernel, Z)
         with torch.no_grad():
             chunks = WhitenedChunks.for_gradients(blocks, self._data.N)
-            found = best_q(chunks, self._data, mean=mean, likelihood=likelihood, start=self._sites)
+            found = best_q(
+                chunks,
+                self._data,
+                mean=mean,
+                likelihood=likelihood,
+                gain=CLIMBING,
+                start=self._sites,
+            )
             self._sites = found.sites
             gradients = site_gradient(chunks, found.sites, found.sums)
         others = [p for p in [*mean.parameters(), *likelihood.parameters()] if p.requires_grad]
@@ -58,16 +65,17 @@ def best_q(
     *,
     mean: Mean,
     likelihood: Likelihood,
+    gain: float,
     start: Sites | None = None,
 ) -> Inferred:
-    """The best q(u) at fixed parameters."""
+    """The best q(u) at fixed parameters, to `gain` nats an observation."""
     centre = prior_mean(mean, data.X).detach()
 
     def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
         return expected_log_prob(likelihood, data.Y[rows], centre[rows] + m, v)
 
     P = latent_functions(likelihood, data.P)
-    return inferred(chunks, expected, P=P, start=start, gain=GAIN * data.N)
+    return inferred(chunks, expected, P=P, start=start, gain=gain * data.N)
 
 
 def _direct_gradient(

@@ -13,6 +13,7 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky
 
 _SHORTEST = 1e-4
+_MEMORY = 6
 
 ExpectedLogProb: TypeAlias = Callable[[slice, Tensor, Tensor], Tensor]
 """From rows, means and variances `[B P]` of their centred latents to nats, differentiable."""
@@ -58,23 +59,74 @@ def inferred(
         start: sites to begin with, such as those of nearby parameters.
     """
     current = _started(chunks, expected, P, start)
-    rate = 1.0
+    steps, rate = _Steps(), 1.0
     for _ in range(most):
+        proposal = steps.mixed(current, rate)
+        plain = proposal is None
+        if proposal is None:
+            proposal = current.sites.towards(current.better, rate)
         try:
-            tried = _evaluated(chunks, expected, current.sites.towards(current.better, rate))
+            tried = _evaluated(chunks, expected, proposal)
         except NotPositiveDefiniteError:
             tried = None
         if tried is None or not tried.bound > current.bound:
             # At the optimum whatever is left is rounding.
             if rate < _SHORTEST or (tried and tried.bound > current.bound - 0.1 * gain):
                 break
-            rate *= 0.5
+            rate *= 0.5 if plain else 1.0
+            steps.forget()
             continue
         gained = tried.bound - current.bound
-        current, rate = tried, min(1.0, 2 * rate)
+        steps.take(current, tried)
+        current, rate = tried, min(1.0, 1.5 * rate)
         if gained < gain:
             break
     return current
+
+
+class _Steps:
+    """Anderson's mixing: the last few steps, combined so that what is left to do nearly cancels.
+
+    Where sites of several latent functions pull at one another (softmax), plain steps gain a
+    constant share of what is left each; mixed ones a growing share.
+    """
+
+    def __init__(self) -> None:
+        self._moves: list[Tensor] = []
+        self._changes: list[Tensor] = []
+
+    def forget(self) -> None:
+        """Start again, after a step that did not help."""
+        self._moves.clear()
+        self._changes.clear()
+
+    def take(self, before: Inferred, after: Inferred) -> None:
+        """Remember a step: how far the sites moved, and how the step that they ask for changed."""
+        self._moves.append(_flat(after.sites) - _flat(before.sites))
+        self._changes.append(_wanted(after) - _wanted(before))
+        del self._moves[:-_MEMORY], self._changes[:-_MEMORY]
+
+    def mixed(self, current: Inferred, rate: float) -> Sites | None:
+        """The proposal of the steps so far; None where there are none."""
+        if not self._moves:
+            return None
+        R, X, r = torch.stack(self._changes, 1), torch.stack(self._moves, 1), _wanted(current)
+        gram = R.mT @ R
+        gram.diagonal().add_(1e-10 * gram.diagonal().mean() + torch.finfo(r.dtype).tiny)
+        share = torch.linalg.solve(gram, R.mT @ r)
+        flat = _flat(current.sites) + rate * r - (X + rate * R) @ share
+        linear, precision = flat.chunk(2)
+        shape = current.mean.shape
+        return Sites(linear.reshape(shape), precision.reshape(shape))
+
+
+def _flat(sites: Sites) -> Tensor:
+    return torch.cat([sites.linear.flatten(), sites.precision.flatten()])
+
+
+def _wanted(at: Inferred) -> Tensor:
+    """The whole natural-gradient step."""
+    return _flat(at.better) - _flat(at.sites)
 
 
 def _started(

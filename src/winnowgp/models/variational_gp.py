@@ -21,7 +21,7 @@ from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
 from winnowgp.models.observations import check_targets, expected_log_prob, latent_functions, owned
 from winnowgp.models.posterior import Posterior
-from winnowgp.models.profiled_bound import ProfiledBound, best_q
+from winnowgp.models.profiled_bound import CLIMBING, SETTLED, ProfiledBound, best_q
 from winnowgp.models.site_inference import Inferred
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
 from winnowgp.selection import SubsetStatistics, subset_statistics
@@ -113,13 +113,13 @@ class VariationalGP(InducingModel):
         Exact for all candidates and for a Gaussian likelihood; to first order elsewhere, since a
         subset's own best sites differ a little.
         """
-        chunks, found = self._inferred(data)
+        chunks, found = self._inferred(data, gain=CLIMBING)
         moments = site_moments(found.sums, constant=found.constant(), N=data.N)
         return subset_statistics(chunks.L, *moments)
 
     def fixed_bound(self, data: Dataset) -> float:
         """The bound with the best q(u), as a number."""
-        return self._inferred(data)[1].bound
+        return self._inferred(data, gain=SETTLED)[1].bound
 
     def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Callable[[], Scalar]:
         """The same bound as a function of the parameters when it is called."""
@@ -177,7 +177,7 @@ class VariationalGP(InducingModel):
 
     def with_best_q(self, data: Dataset) -> "VariationalGP":
         """A new model with the same parameters and the q(u) that maximises the bound."""
-        mean, factor = self._inferred(data)[1].sums.posterior()
+        mean, factor = self._inferred(data, gain=SETTLED)[1].sums.posterior()
         # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
         lower = torch.linalg.qr(factor.mT).R.mT
         return self._copied(self.candidates, mean, lower)
@@ -195,11 +195,12 @@ class VariationalGP(InducingModel):
         )
 
     @torch.no_grad()
-    def _inferred(self, data: Dataset) -> tuple[WhitenedChunks, Inferred]:
+    def _inferred(self, data: Dataset, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
         self._check(data)
         blocks, _ = KernelChunks.of(data.X)(self.kernel, self.candidates)
         chunks = WhitenedChunks.for_values(blocks, data.N)
-        return chunks, best_q(chunks, data, mean=self.mean, likelihood=self.likelihood)
+        found = best_q(chunks, data, mean=self.mean, likelihood=self.likelihood, gain=gain)
+        return chunks, found
 
     def _expected(self, data: Dataset) -> Callable[[Tensor, Tensor], Tensor]:
         self._check(data)
