@@ -10,19 +10,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from winnowgp.data import Dataset
-    from winnowgp.estimators import SparseGPRegressor
-    from winnowgp.models import Posterior, SparseGP
+    from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
+    from winnowgp.models import Posterior, SparseGP, VariationalGP
     from winnowgp.training import fit
 
 __version__ = "0.1.0"
 
-__all__ = ["Dataset", "Posterior", "SparseGP", "SparseGPRegressor", "__version__", "fit"]
+__all__ = [
+    "Dataset",
+    "Posterior",
+    "SparseGP",
+    "SparseGPClassifier",
+    "SparseGPRegressor",
+    "VariationalGP",
+    "__version__",
+    "fit",
+]
 
 _ROOMS = {
     "Dataset": "winnowgp.data",
     "Posterior": "winnowgp.models",
     "SparseGP": "winnowgp.models",
+    "SparseGPClassifier": "winnowgp.estimators",
     "SparseGPRegressor": "winnowgp.estimators",
+    "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
 }
 

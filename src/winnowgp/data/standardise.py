@@ -25,6 +25,11 @@ class Standardiser:
         constant = scale <= 10 * torch.finfo(A.dtype).eps * shift.abs()
         return cls(shift, torch.where(constant, 1.0, scale))
 
+    @classmethod
+    def none(cls, A: Float[Tensor, "N C"]) -> "Standardiser":
+        """For columns that stay in their own units."""
+        return cls(torch.zeros_like(A[0]), torch.ones_like(A[0]))
+
     def forward(self, A: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C"]:
         """Original units to standard ones."""
         return (A - self.shift) / self.scale

@@ -15,7 +15,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.tensors import tensor
-from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models import InducingModel, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     Fast,
@@ -31,7 +31,7 @@ from winnowgp.training import (
 
 SCHEDULES = ("fast", "paper")
 CANDIDATES = ("auto", "greedy", "kmeans", "random")
-DEFAULT_CANDIDATES = {"fast": 512, "paper": 100}
+PAPER_CANDIDATES = 100
 # Rows that candidates are looked for in, where that takes more than drawing them.
 MOST_ROWS = 4_000
 
@@ -50,6 +50,7 @@ class PointsRequest:
     n_candidates: int
     schedule: str
     epochs: tuple[int, int, int]
+    batch_size: int | None
 
     @classmethod
     def checked(
@@ -63,6 +64,8 @@ class PointsRequest:
         n_candidates: Any,
         schedule: Any,
         epochs: Any,
+        batch_size: Any,
+        default_candidates: int,
     ) -> "PointsRequest":
         """The request, if it makes sense; an error that says what to do if not."""
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
@@ -81,7 +84,13 @@ class PointsRequest:
                 "`schedule='paper'` needs a number for `alpha`, such as 0.05; the paper has no "
                 "other way to say how many points."
             )
-        count = DEFAULT_CANDIDATES[schedule] if n_candidates is None else n_candidates
+        if batch_size is not None and schedule != "paper":
+            raise InputError(
+                "`batch_size` is for `schedule='paper'`; the fast schedule looks at all rows, in "
+                "chunks that fit into memory."
+            )
+        usual = PAPER_CANDIDATES if schedule == "paper" else default_candidates
+        count = usual if n_candidates is None else n_candidates
         return cls(
             alpha=strength,
             tolerance=_number("tolerance", tolerance, hint="It is in nats per observation."),
@@ -91,6 +100,7 @@ class PointsRequest:
             n_candidates=_whole("n_candidates", count),
             schedule=schedule,
             epochs=_checked_epochs(epochs),
+            batch_size=None if batch_size is None else _whole("batch_size", batch_size),
         )
 
     def locations(self, data: Dataset, units: Standardiser, *, kernel: Kernel, seed: int) -> Tensor:
@@ -115,16 +125,18 @@ class PointsRequest:
             return torch.from_numpy(clusters.fit(part.numpy()).cluster_centers_)
         return rows[: self.n_candidates]
 
-    def plan(self, model: SparseGP, data: Dataset) -> Schedule:
+    def plan(self, model: InducingModel, data: Dataset) -> Schedule:
         """The schedule that does what was asked for."""
         if self.schedule == "paper":
             assert self.alpha is not None
             pre, process, post = self.epochs
             prior = SquaredCardinality(model.K, self.alpha)
-            return ThreePhases(prior, pre=pre, process=process, post=post)
+            return ThreePhases(
+                prior, pre=pre, process=process, post=post, batch_size=self.batch_size
+            )
         return Fast(self._goal(model, data), n_candidates=self.n_candidates)
 
-    def _goal(self, model: SparseGP, data: Dataset) -> Goal:
+    def _goal(self, model: InducingModel, data: Dataset) -> Goal:
         if self.alpha is not None:
             return FixedAlpha(self.alpha)
         if self.max_points is not None:

@@ -5,26 +5,26 @@ from typing import Any, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.points_request import PointsRequest
+from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
+from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.tensors import tensor
-from winnowgp.models import SparseGP
-from winnowgp.training import Fit, OnProgress, fit, silent
+from winnowgp.models import InducingModel, SparseGP, VariationalGP
+from winnowgp.training import OnProgress, silent
 
-# Rows predicted at once: bounds memory at this many times the number of points.
-_ROWS = 16_384
+N_CANDIDATES = 512
 
 
 @final
-class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
     """Gaussian-process regression that decides how many inducing points it needs.
 
     Inputs and targets are standardised inside; everything you see is in your own units unless its
@@ -36,6 +36,9 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Args:
         kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
             kernel for standardised inputs.
+        likelihood: "gaussian", "student-t" (outliers), "laplace", "poisson" (counts), or a GPyTorch
+            likelihood of one latent function a target (Beta, negative binomial, your own). Targets
+            are standardised for the first three and for these as GPyTorch objects.
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
             values keep fewer.
         tolerance: nats per observation that may be given up relative to all candidates.
@@ -48,6 +51,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         n_candidates: how many points to choose from; 512, or 100 with the paper's schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
+        batch_size: rows a step of the paper's schedule looks at; all of them if not given.
         random_state: a seed or RandomState; the same seed gives the same fit.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
 
@@ -58,12 +62,15 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         candidates_: where those candidates are, `[K D]`; with the fast schedule the kept points
             come first, then fresh ones that were not needed.
         alpha_: strength of the prior that keeps this many points.
-        elbo_: lower bound on the log evidence of the standardised targets, in nats.
-        evidence_gap_: an upper bound on that evidence less `elbo_`, in nats.
+        elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
+        evidence_gap_: an upper bound on that evidence less `elbo_`, in nats; infinite where no
+            upper bound is known, which is for every likelihood but the Gaussian.
         given_up_: nats per observation below the best bound seen with more points.
         frontier_: best bound for each number of points among the candidates; None with the paper's
             schedule.
-        noise_: noise variance of each target, `[P]`.
+        noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; None where
+            the likelihood has none.
+        likelihood_: the fitted likelihood, for standardised targets.
         kernel_: the fitted kernel, for standardised inputs and targets.
         posterior_: the predictor, for standardised inputs and targets.
 
@@ -77,6 +84,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self,
         kernel: str | Kernel = "rbf",
         *,
+        likelihood: str | Likelihood = "gaussian",
         alpha: str | float = "auto",
         tolerance: float = 0.01,
         max_points: int | None = None,
@@ -85,10 +93,12 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         n_candidates: int | None = None,
         schedule: str = "fast",
         epochs: tuple[int, int, int] = (200, 600, 200),
+        batch_size: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         on_progress: OnProgress = silent,
     ) -> None:
         self.kernel = kernel
+        self.likelihood = likelihood
         self.alpha = alpha
         self.tolerance = tolerance
         self.max_points = max_points
@@ -97,6 +107,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.n_candidates = n_candidates
         self.schedule = schedule
         self.epochs = epochs
+        self.batch_size = batch_size
         self.random_state = random_state
         self.on_progress = on_progress
 
@@ -110,51 +121,26 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
-        request = PointsRequest.checked(
-            alpha=self.alpha,
-            tolerance=self.tolerance,
-            max_points=self.max_points,
-            max_predict_us=self.max_predict_us,
-            candidates=self.candidates,
-            n_candidates=self.n_candidates,
-            schedule=self.schedule,
-            epochs=self.epochs,
-        )
-        seed = int(check_random_state(self.random_state).randint(2**31))
-        generator = torch.Generator().manual_seed(seed)
+        likelihood = likelihood_from(self.likelihood)
         self._single_target = np.ndim(y) == 1
         rows = Dataset.of(tensor(X), tensor(y))
-        self._x_units, self._y_units = Standardiser.of(rows.X), Standardiser.of(rows.Y)
-        data = Dataset(self._x_units.forward(rows.X), self._y_units.forward(rows.Y))
-
-        kernel = kernel_from(self.kernel, data.D)
-        points = request.locations(data, self._x_units, kernel=kernel, seed=seed)
-        model = SparseGP(kernel, points)
-        fitted = fit(
-            model,
-            data,
-            schedule=request.plan(model, data),
-            generator=generator,
-            on_progress=self.on_progress,
+        self._y_units = (
+            Standardiser.of(rows.Y) if has_noise(likelihood) else Standardiser.none(rows.Y)
         )
-        self._keep(fitted, data)
-        return self
 
-    def _keep(self, fitted: Fit, data: Dataset) -> None:
-        """What was learnt, in the user's units."""
-        self.posterior_ = fitted.posterior
-        self.kernel_ = fitted.posterior.kernel
-        self.elbo_ = fitted.bound
+        def model(kernel: Kernel, points: Tensor) -> InducingModel:
+            if self.likelihood == "gaussian" and self.batch_size is None:
+                return SparseGP(kernel, points)
+            return VariationalGP(kernel, points, likelihood=likelihood, targets=rows.P)
+
+        Y = self._y_units.forward(rows.Y)
+        fitted = self._fit(rows.X, Y, model=model, n_candidates=N_CANDIDATES)
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
-        self.given_up_ = fitted.given_up / data.N
-        self.alpha_ = fitted.selection.alpha
-        self.frontier_ = fitted.selection.frontier
-        self.n_inducing_ = fitted.posterior.M
-        self.inducing_points_ = self._x_units.inverse(fitted.posterior.Z).numpy()
-        self.candidates_ = self._x_units.inverse(fitted.candidates).numpy()
-        self.inclusion_ = fitted.selection.inclusion.numpy()
-        assert isinstance(fitted.model, SparseGP)
-        self.noise_ = (fitted.model.noise.detach() * self._y_units.scale.square()).numpy()
+        self.likelihood_ = fitted.posterior.likelihood
+        self.noise_ = None
+        if has_noise(self.likelihood_):
+            self.noise_ = (self.likelihood_.noise * self._y_units.scale.square()).numpy()
+        return self
 
     def predict(
         self,
@@ -168,23 +154,28 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Args:
             return_std: also return the standard deviation of each row.
-            return_cov: also return the covariance between all rows, `[N N]` or `[N N P]`.
-            observed: whether these are for a new observation (with its noise) or for the function.
+            return_cov: also return the covariance between all rows, `[N N]` or `[N N P]`; of the
+                function alone unless the likelihood is Gaussian.
+            observed: whether these are for a new observation (with its noise) or for the latent
+                function.
 
         Returns: the mean `[N]` or `[N P]`; with a request, a pair.
         """
         if return_std and return_cov:
             raise InputError("ask for `return_std` or `return_cov`, not both.")
         inputs = self._inputs(X)
-        if not return_std and not return_cov:
-            parts = [self.posterior_.predict_mean(rows) for rows in inputs.split(_ROWS)]
-            return self._targets(self._y_units.inverse(torch.cat(parts)))
         if return_cov:
             mean = self._y_units.inverse(self.posterior_.predict_mean(inputs))
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
             return self._targets(mean), self._targets(covariance * self._y_units.scale.square())
-        mean, sd = self._predict(inputs, observed=observed)
-        return self._targets(mean), self._targets(sd)
+        if not return_std and (has_noise(self.likelihood_) or not observed):
+            # The mean of the function is that of an observation, and O(M) a row.
+            mean = torch.cat([self.posterior_.predict_mean(rows) for rows in inputs.split(ROWS)])
+            return self._targets(self._y_units.inverse(mean))
+        found = self._predicted(inputs, observed=observed)
+        mean = self._targets(self._y_units.inverse(found.mean))
+        sd = self._targets(found.variance.sqrt() * self._y_units.scale)
+        return (mean, sd) if return_std else mean
 
     def sample_y(
         self,
@@ -192,7 +183,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         n_samples: int = 1,
         random_state: int | np.random.RandomState | None = 0,
     ) -> NDArray[np.float64]:
-        """Functions drawn jointly at the rows, `[N n_samples]` or `[N P n_samples]`."""
+        """Latent functions drawn jointly at the rows, `[N n_samples]` or `[N P n_samples]`."""
         seed = int(check_random_state(random_state).randint(2**31))
         generator = torch.Generator().manual_seed(seed)
         draws = self.posterior_.sample(self._inputs(X), n_samples, generator=generator)
@@ -208,21 +199,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 f"`y` must have {self.posterior_.P} target columns as in `fit`; "
                 f"got {targets.shape[1]}."
             )
-        mean, sd = self._predict(inputs, observed=True)
-        return self._targets(torch.distributions.Normal(mean, sd).log_prob(targets))
-
-    def _inputs(self, X: Any) -> Tensor:
-        """Checked inputs in standard units."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_units.forward(tensor(X))
-
-    @torch.no_grad()
-    def _predict(self, inputs: Tensor, *, observed: bool) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation in the units of the targets."""
-        parts = [self.posterior_.predict(rows, observed=observed) for rows in inputs.split(_ROWS)]
-        mean = self._y_units.inverse(torch.cat([p.mean for p in parts]))
-        return mean, torch.cat([p.variance for p in parts]).sqrt() * self._y_units.scale
+        nats = self._log_density(inputs, self._y_units.forward(targets))
+        return self._targets(nats - self._y_units.scale.log())
 
     def _targets(self, values: Tensor) -> NDArray[np.float64]:
         """Drop the output axis, the last one, if `fit` was given a single target."""

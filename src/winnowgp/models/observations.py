@@ -10,7 +10,6 @@ draws a random number.
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from winnowgp.linalg import cholesky, solve_lower
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
 # Quasi-random nodes for softmax; each counts twice, as itself and reflected.
 SOFTMAX_NODES, SOFTMAX_DENSITY_NODES = 64, 512
+_SOFTMAX_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,7 @@ def log_density(
         # E[Φ((2y − 1) f)] = Φ((2y − 1) mean / √(1 + variance))
         return torch.special.log_ndtr((2 * Y - 1) * mean / (1 + variance).sqrt())
     if isinstance(likelihood, SoftmaxLikelihood):
-        f = _softmax_samples(mean, variance, SOFTMAX_DENSITY_NODES)
-        return _softmax_log_prob(likelihood, f, Y).logsumexp(0) - log(len(f))
+        return _softmax_probability(likelihood, mean, variance).gather(1, Y.long()).log()
     f, weights = _hermite(mean, variance)
     return (likelihood.forward(f).log_prob(Y) + weights.log()).logsumexp(0)
 
@@ -148,8 +147,7 @@ def observation(
     if isinstance(likelihood, GaussianLikelihood):
         return Prediction(mean, variance + likelihood.noise)
     if isinstance(likelihood, SoftmaxLikelihood):
-        f = _softmax_samples(mean, variance, SOFTMAX_DENSITY_NODES)
-        probability = _logits(likelihood, f).softmax(-1).mean(0)
+        probability = _softmax_probability(likelihood, mean, variance)
         return Prediction(probability, probability * (1 - probability))
     if isinstance(likelihood, BernoulliLikelihood):
         probability = torch.special.ndtr(mean / (1 + variance).sqrt())
@@ -204,10 +202,13 @@ def _logits(likelihood: SoftmaxLikelihood, f: Tensor) -> Tensor:
     return f if mixing is None else f @ mixing.mT
 
 
-def _softmax_log_prob(likelihood: SoftmaxLikelihood, f: Tensor, Y: Tensor) -> Tensor:
-    """`[T *S N 1]`."""
-    classes = Y.long().expand(*f.shape[:-1], 1)
-    return _logits(likelihood, f).log_softmax(-1).gather(-1, classes)
+def _softmax_probability(
+    likelihood: SoftmaxLikelihood, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
+) -> Float[Tensor, "N C"]:
+    """E_q(f)[softmax(f)] of each row, a few rows at a time."""
+    parts = zip(mean.split(_SOFTMAX_ROWS), variance.split(_SOFTMAX_ROWS), strict=True)
+    samples = (_softmax_samples(m, v, SOFTMAX_DENSITY_NODES) for m, v in parts)
+    return torch.cat([_logits(likelihood, f).softmax(-1).mean(0) for f in samples])
 
 
 def _some(values: Tensor) -> str:

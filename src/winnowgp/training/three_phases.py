@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, minibatches
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import InducingModel
@@ -40,6 +40,8 @@ class ThreePhases(Schedule):
     gradient: Gradient[Any] = field(default_factory=ScoreFunction)
     initial_inclusion: float = 0.5
     draws: int = 1
+    batch_size: int | None = None
+    """Rows a step looks at, for models that can learn from a part of them; all if None."""
 
     def __post_init__(self) -> None:
         if min(self.pre, self.process, self.post) < 0 or self.draws < 1:
@@ -47,6 +49,8 @@ class ThreePhases(Schedule):
                 "`pre`, `process` and `post` must be zero or more steps and `draws` at least one; "
                 f"got {self.pre}, {self.process}, {self.post} and {self.draws}."
             )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
         if not 0 < self.initial_inclusion < 1:
             raise InputError(
                 f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
@@ -65,8 +69,9 @@ class ThreePhases(Schedule):
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
                 f"build it with K={model.K}."
             )
-        self._train(model, data, "pre-train", steps=self.pre, on_progress=on_progress)
-        q, trace = self._learn_inclusion(model, data, generator=generator, on_progress=on_progress)
+        parts = _Parts(data, self.batch_size, generator)
+        self._train(model, parts, "pre-train", steps=self.pre, on_progress=on_progress)
+        q, trace = self._learn_inclusion(model, parts, generator=generator, on_progress=on_progress)
         mask = self._draw(model, data, q, generator)
         alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
         selection = Selection(q.inclusion, mask, trace, alpha, frontier=None)
@@ -74,7 +79,7 @@ class ThreePhases(Schedule):
         with torch.no_grad():
             reference = model.bound(data).item()
         pruned = model.prune(mask)
-        self._train(pruned, data, "post-train", steps=self.post, on_progress=on_progress)
+        self._train(pruned, parts, "post-train", steps=self.post, on_progress=on_progress)
         with torch.no_grad():
             bound = pruned.bound(data).item()
         return Fit(
@@ -90,7 +95,7 @@ class ThreePhases(Schedule):
     def _train(
         self,
         model: InducingModel,
-        data: Dataset,
+        parts: "_Parts",
         phase: str,
         *,
         steps: int,
@@ -104,13 +109,16 @@ class ThreePhases(Schedule):
 
         groups = [(_trainable(model), self.learning_rate)]
         Adam(steps).maximise(
-            lambda: model.bound(data), groups, scale=data.N * data.P, on_step=report
+            lambda: model.bound(parts.next(), total=parts.total),
+            groups,
+            scale=parts.scale,
+            on_step=report,
         )
 
     def _learn_inclusion(
         self,
         model: InducingModel,
-        data: Dataset,
+        parts: "_Parts",
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
@@ -123,7 +131,7 @@ class ThreePhases(Schedule):
 
         def objective() -> Scalar:
             nonlocal state
-            q, subsets = Bernoulli(logits), model.subset_objective(data)
+            q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
             estimate = self.gradient.step(q, score, state=state, generator=generator)
             state = estimate.state
@@ -139,7 +147,7 @@ class ThreePhases(Schedule):
             (_trainable(model), self.learning_rate),
             ([logits], self.process_learning_rate),
         ]
-        Adam(self.process).maximise(objective, groups, scale=data.N * data.P, on_step=report)
+        Adam(self.process).maximise(objective, groups, scale=parts.scale, on_step=report)
         return Bernoulli(logits.detach()), torch.tensor(trace, dtype=logits.dtype)
 
     @torch.no_grad()
@@ -150,6 +158,21 @@ class ThreePhases(Schedule):
         masks = q.sample(self.draws, generator=generator)
         value = model.subset_objective(data).value(masks)
         return masks[torch.argmax(value + self.prior.log_prob(masks, like=value))]
+
+
+@final
+class _Parts:
+    """What each step sees of the data: a minibatch, or all of them."""
+
+    def __init__(self, data: Dataset, size: int | None, generator: torch.Generator) -> None:
+        whole = size is None or size >= data.N
+        self.total = None if whole else data.N
+        self.scale = float(data.N * data.P)
+        self._batches = minibatches(data, size or data.N, generator=generator)
+
+    def next(self) -> Dataset:
+        """The rows of the next step."""
+        return next(self._batches)
 
 
 def _trainable(model: InducingModel) -> list[Tensor]:

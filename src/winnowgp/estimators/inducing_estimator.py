@@ -1,0 +1,121 @@
+"""What every estimator with inducing points shares: units, the fit, and what it found."""
+
+from abc import ABC
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.points_request import PointsRequest
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import InducingModel, Prediction
+from winnowgp.training import Fit, OnProgress, fit
+
+# Rows predicted at once: bounds memory at this many times the number of points.
+ROWS = 16_384
+
+
+class InducingEstimator(BaseEstimator, ABC):
+    """An estimator that keeps some of its candidates for inducing points.
+
+    Its children say what their targets are and which model they want; everything that concerns the
+    points is here. Their arguments are listed in each child, as scikit-learn asks.
+    """
+
+    kernel: str | Kernel
+    alpha: str | float
+    tolerance: float
+    max_points: int | None
+    max_predict_us: float | None
+    candidates: str | ArrayLike
+    n_candidates: int | None
+    schedule: str
+    epochs: tuple[int, int, int]
+    batch_size: int | None
+    random_state: int | np.random.RandomState | None
+    on_progress: OnProgress
+
+    def _fit(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        *,
+        model: Callable[[Kernel, Tensor], InducingModel],
+        n_candidates: int,
+    ) -> Fit:
+        """Fit a model to checked inputs `[N D]` and targets that it understands.
+
+        Args:
+            model: makes one of a kernel and candidates, both for standardised inputs.
+            n_candidates: how many candidates the fast schedule has unless the user says.
+        """
+        request = PointsRequest.checked(
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            max_points=self.max_points,
+            max_predict_us=self.max_predict_us,
+            candidates=self.candidates,
+            n_candidates=self.n_candidates,
+            schedule=self.schedule,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            default_candidates=n_candidates,
+        )
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        generator = torch.Generator().manual_seed(seed)
+        rows = Dataset.of(X, Y)
+        self._x_units = Standardiser.of(rows.X)
+        data = Dataset(self._x_units.forward(rows.X), rows.Y)
+        kernel = kernel_from(self.kernel, data.D)
+        made = model(kernel, request.locations(data, self._x_units, kernel=kernel, seed=seed))
+        fitted = fit(
+            made,
+            data,
+            schedule=request.plan(made, data),
+            generator=generator,
+            on_progress=self.on_progress,
+        )
+        self._keep(fitted, data.N)
+        return fitted
+
+    def _keep(self, fitted: Fit, N: int) -> None:
+        """What was learnt about points, in the user's units."""
+        self.posterior_ = fitted.posterior
+        self.kernel_ = fitted.posterior.kernel
+        self.elbo_ = fitted.bound
+        self.given_up_ = fitted.given_up / N
+        self.alpha_ = fitted.selection.alpha
+        self.frontier_ = fitted.selection.frontier
+        self.n_inducing_ = fitted.posterior.M
+        self.inducing_points_ = self._x_units.inverse(fitted.posterior.Z).numpy()
+        self.candidates_ = self._x_units.inverse(fitted.candidates).numpy()
+        self.inclusion_ = fitted.selection.inclusion.numpy()
+
+    def _inputs(self, X: Any) -> Tensor:
+        """Checked inputs in standard units."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._x_units.forward(tensor(X))
+
+    @torch.no_grad()
+    def _predicted(self, inputs: Tensor, *, observed: bool) -> Prediction:
+        """Mean and variance of each row, in standard units."""
+        parts = [self.posterior_.predict(rows, observed=observed) for rows in inputs.split(ROWS)]
+        return Prediction(
+            torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
+        )
+
+    @torch.no_grad()
+    def _log_density(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Of each row and target, in standard units."""
+        pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
+        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])

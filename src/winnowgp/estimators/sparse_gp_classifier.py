@@ -1,0 +1,152 @@
+"""Classification for people who know scikit-learn."""
+
+from typing import Any, final
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from winnowgp.errors import InputError
+from winnowgp.estimators.inducing_estimator import InducingEstimator
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import VariationalGP
+from winnowgp.training import OnProgress, silent
+
+N_CANDIDATES = 256
+
+
+@final
+class SparseGPClassifier(ClassifierMixin, InducingEstimator):
+    """Gaussian-process classification that decides how many inducing points it needs.
+
+    Two classes have one latent function behind a probit, more have one each behind a softmax; all
+    share kernel and points. Inputs are standardised inside. How many points to keep can be said in
+    one of four ways: `tolerance` (the default), `max_points`, `max_predict_us`, or a number for
+    `alpha`.
+
+    Args:
+        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
+            kernel for standardised inputs.
+        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
+            values keep fewer.
+        tolerance: nats per observation that may be given up relative to all candidates.
+        max_points: most points; fewer only where the candidates hold no more information.
+        max_predict_us: most microseconds for the latent mean and variance of a row, measured on
+            this machine in batches of 1,000 rows.
+        candidates: "greedy" (rows of greatest conditional variance), "kmeans" (cluster centres),
+            "random" (rows), or the locations themselves, `[K D]`. "auto" is greedy, or random with
+            the paper's schedule.
+        n_candidates: how many points to choose from; 256, or 100 with the paper's schedule.
+        schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
+        epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
+        batch_size: rows a step of the paper's schedule looks at; all of them if not given.
+        random_state: a seed or RandomState; the same seed gives the same fit.
+        on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+
+    Attributes:
+        classes_: the labels, in the order of the columns of `predict_proba`.
+        n_inducing_: number of points kept.
+        inducing_points_: where they are, `[M D]`.
+        inclusion_: probability of each candidate of the last choice, `[K]`.
+        candidates_: where those candidates are, `[K D]`; with the fast schedule the kept points
+            come first, then fresh ones that were not needed.
+        alpha_: strength of the prior that keeps this many points.
+        elbo_: lower bound on the log evidence, in nats.
+        given_up_: nats per observation below the best bound seen with more points.
+        frontier_: best bound for each number of points among the candidates; None with the paper's
+            schedule.
+        kernel_: the fitted kernel, for standardised inputs.
+        posterior_: the predictor, for standardised inputs.
+
+    >>> X = np.linspace(0, 6, 60)[:, None]
+    >>> y = np.where(np.sin(X[:, 0]) > 0, "up", "low")
+    >>> model = SparseGPClassifier(random_state=0).fit(X, y)
+    >>> model.predict([[1.5], [4.5]])
+    array(['up', 'low'], dtype='<U3')
+    """
+
+    def __init__(
+        self,
+        kernel: str | Kernel = "rbf",
+        *,
+        alpha: str | float = "auto",
+        tolerance: float = 0.01,
+        max_points: int | None = None,
+        max_predict_us: float | None = None,
+        candidates: str | ArrayLike = "auto",
+        n_candidates: int | None = None,
+        schedule: str = "fast",
+        epochs: tuple[int, int, int] = (200, 600, 200),
+        batch_size: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        on_progress: OnProgress = silent,
+    ) -> None:
+        self.kernel = kernel
+        self.alpha = alpha
+        self.tolerance = tolerance
+        self.max_points = max_points
+        self.max_predict_us = max_predict_us
+        self.candidates = candidates
+        self.n_candidates = n_candidates
+        self.schedule = schedule
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.on_progress = on_progress
+
+    def fit(self, X: Any, y: Any) -> "SparseGPClassifier":
+        """Learn kernel, locations, and which candidates to keep.
+
+        Args:
+            X: inputs `[N D]`.
+            y: labels `[N]`: strings, whole numbers or booleans.
+        """
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        check_classification_targets(y)
+        self.classes_, index = np.unique(y, return_inverse=True)
+        C = len(self.classes_)
+        if C < 2:
+            raise InputError(
+                f"`y` must have at least two classes; got one class only, {self.classes_[0]!r}."
+            )
+        likelihood = (
+            BernoulliLikelihood()
+            if C == 2
+            else SoftmaxLikelihood(num_classes=C, mixing_weights=False)
+        )
+
+        def model(kernel: Kernel, points: Tensor) -> VariationalGP:
+            return VariationalGP(kernel, points, likelihood=likelihood)
+
+        self._fit(tensor(X), tensor(index)[:, None], model=model, n_candidates=N_CANDIDATES)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probability of each class, `[N C]`, averaged over what is not known of the functions."""
+        probability = self._predicted(self._inputs(X), observed=True).mean.numpy()
+        if len(self.classes_) == 2:
+            return np.hstack([1 - probability, probability])
+        return probability / probability.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable class of each row."""
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Log probability of each label, in nats; −∞ for a label never seen."""
+        inputs = self._inputs(X)
+        labels = np.asarray(y)
+        if labels.shape != (len(inputs),):
+            raise InputError(
+                f"`y` must have one label a row, {len(inputs)}; got shape {list(labels.shape)}."
+            )
+        known = np.isin(labels, self.classes_)
+        index = np.searchsorted(self.classes_, np.where(known, labels, self.classes_[0]))
+        nats = self._log_density(inputs, tensor(index)[:, None])[:, 0]
+        return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
