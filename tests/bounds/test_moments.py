@@ -1,5 +1,6 @@
 """Moments against the bounds and posteriors that see the rows, and a model's use of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,8 +84,9 @@ def test_chunks_change_nothing(chunk: int) -> None:
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **close)
 
 
-def test_every_moment_is_the_sum_it_is_said_to_be() -> None:
-    p = problem(per_row=True, lengthscale=0.3)
+@pytest.mark.parametrize("K", [6, 110])  # 110 points are three panels of C
+def test_every_moment_is_the_sum_it_is_said_to_be(K: int) -> None:
+    p = problem(K=K, per_row=True, lengthscale=0.3 if K == 6 else 0.05)
     found, W = moments(p), torch.diag(1 / p.noise)
     V = torch.linalg.cholesky(p.Kuu).inverse() @ p.Kuf
     torch.testing.assert_close(found.C, V @ W @ V.mT, **close)
@@ -93,6 +95,18 @@ def test_every_moment_is_the_sum_it_is_said_to_be() -> None:
     torch.testing.assert_close(found.diagonal, (W @ p.Kff).trace(), **close)
     constant = 0.5 * (W / (2 * torch.pi)).diagonal().log().sum()
     torch.testing.assert_close(found.constant, constant, **close)
+
+
+def test_moments_of_parts_add_up() -> None:
+    p = problem(per_row=True)
+
+    def of(rows: slice) -> Moments:
+        return moments(replace(p, X=p.X[rows], Y=p.Y[rows], noise=p.noise[rows]))
+
+    parts, whole = of(slice(0, 9)) + of(slice(9, 25)), moments(p)
+    assert parts.N == whole.N == 25
+    for name in ("C", "D", "square", "diagonal", "constant"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **close)
 
 
 def test_rows_without_a_noise_precision_and_no_rows_at_all_are_named() -> None:
@@ -136,6 +150,17 @@ def test_a_models_moments_give_its_bound_and_its_upper_bound(kernel) -> None:
     # 0.3 went through float32 where GPyTorch made it.
     torch.testing.assert_close(gp.upper_bound(rows), direct, rtol=1e-6, atol=0)
     assert gp.bound(rows) < gp.evidence(rows) < gp.upper_bound(rows)
+
+
+def test_a_bound_far_from_the_origin_is_the_one_near_it() -> None:
+    near = data()
+    # 2¹⁰ shifts the inputs without rounding the differences away.
+    X = (near.X * 2**30).round() / 2**30
+    bounds = [
+        model(KERNELS["rbf"], X[:6] + shift).fixed_bound(Dataset.of(X + shift, near.Y))
+        for shift in (0.0, 1024.0)
+    ]
+    assert bounds[1] == pytest.approx(bounds[0], rel=1e-12)
 
 
 @kernels

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.whitened_chunks import CHUNK, add_gram, from_panels
 from winnowgp.errors import InputError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 
@@ -49,40 +50,20 @@ class Moments:
         )
 
 
-def block_moments(
-    L: Float[Tensor, "K K"],
-    Kuf: Float[Tensor, "K B"],
-    *,
-    Kff_diagonal: Float[Tensor, " B"],
-    Y: Float[Tensor, "B P"],
-    weights: Float[Tensor, " B"],
-) -> Moments:
-    """Moments of one block of rows, O(B K²).
-
-    The block is whitened before it is squared: C = (L⁻¹K_*f) W (L⁻¹K_*f)ᵀ. Squaring first and
-    whitening the sum from both sides costs the same and multiplies the rounding by cond(K_**).
-    """
-    V = solve_lower(L, Kuf)
-    VW = V * weights
-    return Moments(
-        C=VW @ V.mT,
-        D=VW @ Y,
-        square=(weights[:, None] * Y.square()).sum(),
-        diagonal=(weights * Kff_diagonal).sum(),
-        constant=0.5 * (weights / (2 * pi)).log().sum(),
-        N=len(Y),
-    )
-
-
 def chunked_moments(
     L: Float[Tensor, "K K"],
     block: Callable[[slice], tuple[Float[Tensor, "K B"], Float[Tensor, " B"]]],
     *,
     Y: Float[Tensor, "N P"],
     weights: Float[Tensor, " N"],
-    chunk: int = 4096,
+    chunk: int = CHUNK,
 ) -> Moments:
     """Moments of N rows in chunks, O(N K²) time and O(chunk·K) memory.
+
+    Each block is whitened, by a solve, before it is squared. Squaring first and whitening the sum
+    from both sides multiplies the rounding by cond(K_**). Whitening by products with an inverse is
+    quicker too: at a condition of 1e18 that of L errs by up to 2e-4 of the bound, those of its
+    diagonal blocks of thirty rows by 5e-6, a solve by 3e-8.
 
     Args:
         L: factor of the candidates' covariance, jitter included.
@@ -97,14 +78,23 @@ def chunked_moments(
         raise InputError(
             f"`weights` must be positive noise precisions; the smallest is {weights.min().item()}."
         )
-    total: Moments | None = None
+    C, D = torch.zeros_like(L), Y.new_zeros(L.shape[0], Y.shape[1])
+    diagonal, scale = Y.new_zeros(()), weights.sqrt()
     for start in range(0, len(Y), chunk):
         rows = slice(start, min(start + chunk, len(Y)))
-        Kuf, diagonal = block(rows)
-        part = block_moments(L, Kuf, Kff_diagonal=diagonal, Y=Y[rows], weights=weights[rows])
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+        Kuf, kff = block(rows)
+        V = solve_lower(L, Kuf).mul_(scale[rows])
+        add_gram(C, V, V)
+        D.addmm_(V, scale[rows, None] * Y[rows])
+        diagonal += weights[rows] @ kff
+    return Moments(
+        C=from_panels(C),
+        D=D,
+        square=(weights[:, None] * Y.square()).sum(),
+        diagonal=diagonal,
+        constant=0.5 * (weights / (2 * pi)).log().sum(),
+        N=len(Y),
+    )
 
 
 def moment_bound(moments: Moments) -> Float[Tensor, ""]:

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import final
 
 import torch
@@ -18,6 +17,8 @@ KEEP = 2**26
 # Relative to the mean of diag K_uu. Part of the objective and of its gradient; at the 1e-12 of
 # `linalg.cholesky` the gradient of close points is mostly rounding.
 JITTER = 1e-8
+# Rows of a panel: of 40, 48 and 64 the quickest for most M from 100 to 508, on one core with MKL.
+PANEL = 48
 
 
 class ChunkedKernel(ABC):
@@ -152,9 +153,7 @@ class WhitenedChunks:
 
 def panels(M: int) -> list[slice]:
     """Row panels that let a general product skip most of what a triangle does not need."""
-    count = 1 if M < 96 else 2 if M < 192 else 4
-    edges = [M * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in pairwise(edges)]
+    return [slice(start, min(start + PANEL, M)) for start in range(0, M, PANEL)]
 
 
 def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tensor, "M B"]) -> None:

@@ -6,8 +6,12 @@ from torch import Tensor
 
 
 def solve_lower(L: Float[Tensor, "*#batch M M"], A: Float[Tensor, "*#batch M C"]) -> Tensor:
-    """`L⁻¹ A` for a lower-triangular `L`."""
-    return torch.linalg.solve_triangular(L, A, upper=False)
+    """`L⁻¹ A` for a lower-triangular `L`.
+
+    As `(Aᵀ L⁻ᵀ)ᵀ`: LAPACK wants columns and `A` mostly comes in rows, so that solving from the left
+    first copies it, a fifth of the time for 200 by 2048.
+    """
+    return torch.linalg.solve_triangular(L.mT, A.mT, upper=True, left=False).mT
 
 
 def half_log_det(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch"]:

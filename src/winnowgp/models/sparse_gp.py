@@ -23,10 +23,10 @@ from winnowgp.bounds import (
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
-from winnowgp.models.chunked_bound import ChunkedBound, evidence
+from winnowgp.models.chunked_bound import ChunkedBound, KernelChunks, evidence
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.inducing_model import InducingModel, check_parts
-from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean, prior_variance
+from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import SubsetStatistics, subset_statistics
 from winnowgp.typing import Mask, Scalar
@@ -99,10 +99,10 @@ class SparseGP(InducingModel):
         Everything that predicts or scores at fixed parameters, in one pass over chunks of rows.
         """
         L = cholesky(covariance(self.kernel, self.candidates, self.candidates)).L
+        chunks, _ = KernelChunks.of(data.X)(self.kernel, self.candidates)
 
         def block(rows: slice) -> tuple[Tensor, Tensor]:
-            X = data.X[rows]
-            return covariance(self.kernel, self.candidates, X), prior_variance(self.kernel, X)
+            return chunks.uf(rows), chunks.ff(rows)
 
         weights = (1 / self.noise).expand(data.N)
         return L, chunked_moments(L, block, Y=self._centred(data), weights=weights)
