@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+import winnowgp
+
 RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
@@ -46,8 +48,9 @@ def timed(work: Callable[[], T]) -> tuple[T, Seconds]:
 
 def versions() -> Row:
     """What the numbers depend on."""
-    names = ("winnowgp", "torch", "gpytorch", "numpy", "scikit-learn")
+    names = ("torch", "gpytorch", "numpy", "scikit-learn")
     return {
+        "winnowgp": winnowgp.__version__,
         **{name: version(name) for name in names},
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),

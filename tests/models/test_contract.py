@@ -3,10 +3,11 @@
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, SoftmaxLikelihood
 
 from problems import problem
 from winnowgp.data import Dataset
-from winnowgp.models import SparseGP
+from winnowgp.models import InducingModel, SparseGP, VariationalGP
 from winnowgp.selection import FlipObjective, RelaxedObjective, SubsetObjective
 
 
@@ -25,7 +26,52 @@ def statistics(order: torch.Tensor) -> SubsetObjective:
     return gp.subset_statistics(data)
 
 
-OBJECTIVES = {"direct": direct, "statistics": statistics}
+def variational(
+    order: torch.Tensor, likelihood: Likelihood, targets: int = 1
+) -> tuple[VariationalGP, Dataset]:
+    """One process, seen through the candidates in any order."""
+    p = problem()
+    f = p.Y[:, :targets]
+    Y = (f > -0.4).double() + (f > 0.4).double()
+    data = Dataset.of(p.X, Y if isinstance(likelihood, SoftmaxLikelihood) else (Y > 0).double())
+    gp = VariationalGP(ScaleKernel(RBFKernel()), p.Z, likelihood=likelihood, targets=targets)
+    return gp.with_best_q(data).with_candidates(p.Z[order]), data
+
+
+def three_classes() -> Likelihood:
+    return SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+
+
+def uncollapsed(order: torch.Tensor) -> SubsetObjective:
+    gp, data = variational(order, BernoulliLikelihood())
+    return gp.subset_objective(data)
+
+
+def uncollapsed_softmax(order: torch.Tensor) -> SubsetObjective:
+    gp, data = variational(order, three_classes())
+    return gp.subset_objective(data, total=2 * data.N)
+
+
+def site_statistics(order: torch.Tensor) -> SubsetObjective:
+    gp, data = variational(order, BernoulliLikelihood(), targets=2)
+    statistics = gp.subset_statistics(data)
+    assert len(statistics.roots.data) == 2
+    return statistics
+
+
+def softmax_statistics(order: torch.Tensor) -> SubsetObjective:
+    gp, data = variational(order, three_classes())
+    return gp.subset_statistics(data)
+
+
+OBJECTIVES = {
+    "direct": direct,
+    "statistics": statistics,
+    "uncollapsed": uncollapsed,
+    "uncollapsed softmax": uncollapsed_softmax,
+    "site statistics": site_statistics,
+    "softmax statistics": softmax_statistics,
+}
 battery = pytest.mark.parametrize("build", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 STILL = torch.arange(6)
 
@@ -80,3 +126,56 @@ def test_flips_are_differences_of_values(build, generator) -> None:
         without_k.fill_diagonal_(False)
         expected = objective.value(with_k) - objective.value(without_k)
         torch.testing.assert_close(objective.flips(mask), expected, rtol=1e-7, atol=1e-7)
+
+
+MODELS = {
+    "sparse": model,
+    "bernoulli": lambda order: variational(order, BernoulliLikelihood(), targets=2),
+    "softmax": lambda order: variational(order, three_classes()),
+}
+models = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+
+
+@models
+def test_every_question_about_the_best_q_has_one_answer(build) -> None:
+    """To 1e-5 nats a row where q is found while climbing."""
+    gp, data = build(STILL)
+    assert isinstance(gp, InducingModel)
+    expected = gp.fixed_bound(data)
+    everything = torch.ones(1, gp.K, dtype=torch.bool)
+    best = gp.with_best_q(data)
+    answers = [
+        gp.chunked_bound(data)().item(),
+        gp.subset_statistics(data).value(everything).item(),
+        best.bound(data).item(),
+        best.subset_objective(data).value(everything).item(),
+    ]
+    assert answers == pytest.approx([expected] * 4, abs=1e-5 * data.N)
+    assert gp.bound(data).item() <= expected + 1e-6
+    assert expected <= gp.upper_bound(data)
+    assert expected <= gp.dense_bound(data)().item()
+    assert gp.chunked_cost(data) > 0
+
+
+@models
+def test_a_pruned_model_has_the_candidates_that_the_mask_keeps(build) -> None:
+    gp, data = build(STILL)
+    mask = torch.tensor([True, False, True, True, False, False])
+    pruned = gp.prune(mask)
+    assert torch.equal(pruned.candidates.detach(), gp.candidates.detach()[mask])
+    value = gp.subset_objective(data).value(mask[None])[0]
+    torch.testing.assert_close(pruned.bound(data), value, rtol=1e-9, atol=1e-9)
+    everywhere = gp.with_candidates(data.X[:4])
+    assert torch.equal(everywhere.candidates.detach(), data.X[:4])
+    assert gp.K == 6
+
+
+@models
+def test_the_chunked_bound_follows_the_parameters(build) -> None:
+    gp, data = build(STILL)
+    value = gp.chunked_bound(data)
+    before = value().item()
+    with torch.no_grad():
+        gp.kernel.initialize(outputscale=2.5)
+    assert value().item() == pytest.approx(gp.fixed_bound(data), abs=1e-5 * data.N)
+    assert abs(value().item() - before) > 0.01

@@ -10,12 +10,13 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from selection_problems import line_problem, neighbours, problem
+from selection_problems import Problem, line_problem, neighbours, problem
 from winnowgp.bounds import chunked_moments
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
+from winnowgp.selection import SubsetStatistics, subset_statistics
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -119,6 +120,62 @@ def test_chunks_do_not_change_the_values() -> None:
     masks = all_masks(8)
     values = [problem(9, chunk=chunk).statistics.value(masks) for chunk in (7, 1000)]
     torch.testing.assert_close(*values)
+
+
+def several(P: tuple[int, int] = (1, 2)) -> tuple[list[Problem], SubsetStatistics]:
+    """Two sets of outputs with other weights each, on one prior root."""
+    first, second = problem(13, P=P[0]), problem(13, P=P[1])
+    second = replace(second, Z=first.Z, weights=0.3 * first.weights.flip(0), Y=second.Y.flip(0))
+    moments = [
+        chunked_moments(
+            p.factor.L,
+            lambda rows, p=p: (p.kernel(p.Z, p.X[rows]), torch.full_like(p.weights[rows], 1.7)),
+            Y=p.Y,
+            weights=p.weights,
+        )
+        for p in (first, second)
+    ]
+    return [first, second], subset_statistics(first.factor.L, *moments)
+
+
+def test_outputs_with_other_weights_add_up_to_the_sum_of_dense_bounds() -> None:
+    parts, s = several()
+    masks = all_masks(8)[::5]
+    dense = torch.stack([torch.stack([p.dense(mask) for p in parts]).sum() for mask in masks])
+    torch.testing.assert_close(s.value(masks), dense, rtol=1e-7, atol=1e-7)
+    for mask in masks[::6]:
+        torch.testing.assert_close(s.tableau(mask).bound, s.value(mask[None])[0])
+        up, down = neighbours(mask)
+        differences = [
+            torch.stack([p.dense(a) - p.dense(b) for p in parts]).sum()
+            for a, b in zip(up, down, strict=True)
+        ]
+        assert_flips_are(torch.stack(differences), s.flips(mask), least=1e-5)
+
+
+def test_outputs_with_the_same_weights_may_be_told_apart_or_not() -> None:
+    p = problem(14, P=3)
+    masks = all_masks(8)[::5]
+    apart = [replace(p, Y=p.Y[:, i : i + 1]).statistics for i in range(3)]
+    torch.testing.assert_close(
+        sum(s.value(masks) for s in apart), p.statistics.value(masks), rtol=1e-10, atol=1e-8
+    )
+
+
+def test_a_walk_with_several_weights_stays_on_the_fresh_tableau() -> None:
+    _, s = several((2, 1))
+    generator = torch.Generator().manual_seed(0)
+    walk = s.tableau(torch.zeros(8, dtype=torch.bool))
+    for at in torch.randint(8, (25,), generator=generator).tolist():
+        walk = walk.flip(at, worth=walk.flips()[at])
+        fresh = s.tableau(walk.mask)
+        torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-6)
+        torch.testing.assert_close(walk.flips(), fresh.flips(), rtol=1e-6, atol=1e-6)
+    keep = walk.mask | (torch.arange(8) < 2)
+    part = walk.only(keep)
+    torch.testing.assert_close(part.flips(), walk.flips()[keep], rtol=1e-10, atol=1e-10)
+    stepped = part.flip(0, worth=part.flips()[0])
+    torch.testing.assert_close(stepped.flips(), s.flips(stepped.mask)[keep], rtol=1e-6, atol=1e-6)
 
 
 def test_weights_must_be_positive() -> None:

@@ -10,6 +10,7 @@ draws a random number.
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,10 @@ def expected_log_prob(
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
     # A variance of zero has a square root without a derivative.
     marginals: Any = Normal(mean, _positive(variance).sqrt())
+    if isinstance(likelihood, BernoulliLikelihood):
+        # GPyTorch's own log Φ(z) jumps by 2e-3 nats at z = −1, and errs by as much below.
+        sign = 2 * Y - 1
+        return likelihood.quadrature(lambda f: torch.special.log_ndtr(sign * f), marginals)
     return likelihood.expected_log_prob(Y, marginals)
 
 
@@ -132,7 +137,7 @@ def log_density(
         # E[Φ((2y − 1) f)] = Φ((2y − 1) mean / √(1 + variance))
         return torch.special.log_ndtr((2 * Y - 1) * mean / (1 + variance).sqrt())
     if isinstance(likelihood, SoftmaxLikelihood):
-        return _softmax_probability(likelihood, mean, variance).gather(1, Y.long()).log()
+        return _softmax_log_probability(likelihood, mean, variance).gather(1, Y.long())
     f, weights = _hermite(mean, variance)
     return (likelihood.forward(f).log_prob(Y) + weights.log()).logsumexp(0)
 
@@ -147,7 +152,7 @@ def observation(
     if isinstance(likelihood, GaussianLikelihood):
         return Prediction(mean, variance + likelihood.noise)
     if isinstance(likelihood, SoftmaxLikelihood):
-        probability = _softmax_probability(likelihood, mean, variance)
+        probability = _softmax_log_probability(likelihood, mean, variance).exp()
         return Prediction(probability, probability * (1 - probability))
     if isinstance(likelihood, BernoulliLikelihood):
         probability = torch.special.ndtr(mean / (1 + variance).sqrt())
@@ -202,13 +207,14 @@ def _logits(likelihood: SoftmaxLikelihood, f: Tensor) -> Tensor:
     return f if mixing is None else f @ mixing.mT
 
 
-def _softmax_probability(
+def _softmax_log_probability(
     likelihood: SoftmaxLikelihood, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
 ) -> Float[Tensor, "N C"]:
-    """E_q(f)[softmax(f)] of each row, a few rows at a time."""
+    """log E_q(f)[softmax(f)] of each row, a few rows at a time."""
     parts = zip(mean.split(_SOFTMAX_ROWS), variance.split(_SOFTMAX_ROWS), strict=True)
     samples = (_softmax_samples(m, v, SOFTMAX_DENSITY_NODES) for m, v in parts)
-    return torch.cat([_logits(likelihood, f).softmax(-1).mean(0) for f in samples])
+    shares = [_logits(likelihood, f).log_softmax(-1).logsumexp(0) - log(len(f)) for f in samples]
+    return torch.cat(shares)
 
 
 def _some(values: Tensor) -> str:

@@ -152,7 +152,7 @@ def _swept(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
     sites = Sites(chunks.L.new_zeros(chunks.N, P), chunks.L.new_zeros(chunks.N, P))
     for part in chunks:
         rows, kff = part.rows, part.t + part.V.square().sum(0)
-        q_mean, q_factor = SiteSums(definite_cholesky(B), D, D[0]).posterior()
+        q_mean, q_factor = SiteSums(definite_cholesky(B), D, D.new_zeros(P)).posterior()
         mean, variance = marginals(part.V, kff=kff, q_mean=q_mean, q_factor=q_factor)
         _, slope, curvature = _slopes(expected, rows, mean, variance)
         precision = (-2 * curvature).clamp_min(0)

@@ -228,6 +228,6 @@ class VariationalGP(InducingModel):
         copied = deepcopy(self)
         learnt = self.candidates.requires_grad
         copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
-        copied.q_mean = nn.Parameter(q_mean.detach().clone())
-        copied.q_factor = nn.Parameter(q_factor.detach().clone())
+        copied.q_mean = nn.Parameter(q_mean.detach().contiguous().clone())
+        copied.q_factor = nn.Parameter(q_factor.detach().contiguous().clone())
         return copied

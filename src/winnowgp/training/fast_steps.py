@@ -68,9 +68,11 @@ class FastSteps:
 
     def warmed_up(self, stages: tuple[int, ...] = STAGES) -> InducingModel:
         """No points yet, and hyper-parameters from the exact evidence of a few rows."""
-        dear = 1.0 if isinstance(self.model, SparseGP) else 0.4 * self._latents ** (-1 / 3)
-        rows = tuple(round(dear * count) for count in stages)
-        warm = warmed_up(self.model, self.data, order=self._order, stages=rows)
+        if not isinstance(self.model, SparseGP):
+            # Each value takes several factorisations for each latent function.
+            dear = 0.4 * self._latents ** (-1 / 3)
+            stages = tuple(round(dear * count) for count in stages)
+        warm = warmed_up(self.model, self.data, order=self._order, stages=stages)
         self._tell("warm up", 1, 1, -inf, warm)
         return warm
 

@@ -1,0 +1,149 @@
+"""Chunks against the dense blocks they are cut from."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+
+from winnowgp.bounds.whitened_chunks import (
+    JITTER,
+    ChunkedKernel,
+    WhitenedChunks,
+    add_gram,
+    from_panels,
+    panels,
+)
+from winnowgp.linalg import cholesky
+from winnowgp.models import kernel_blocks
+from winnowgp.models.kernel_blocks import KernelBlocks
+
+WIDTHS = [1, 5, 100, 200]
+"""Numbers of points: of one panel, and of several."""
+
+
+class Counted(ChunkedKernel):
+    """Blocks of a table, with a list of the rows that were asked for."""
+
+    def __init__(self, blocks: KernelBlocks) -> None:
+        self._blocks = blocks
+        self.asked: list[slice] = []
+
+    def uu(self) -> Tensor:
+        return self._blocks.Kuu.clone()
+
+    def uf(self, rows: slice) -> Tensor:
+        self.asked.append(rows)
+        return self._blocks.Kuf[:, rows]
+
+    def ff(self, rows: slice) -> Tensor:
+        return self._blocks.kff[rows]
+
+    def pull_uu(self, cotangent: Tensor) -> None:
+        raise NotImplementedError
+
+    def pull_uf(self, rows: slice, cotangent: Tensor, Kuf: Tensor) -> None:
+        raise NotImplementedError
+
+    def pull_ff(self, rows: slice, cotangent: Tensor) -> None:
+        raise NotImplementedError
+
+    def gradient(self) -> tuple[Tensor, ...]:
+        return ()
+
+
+@torch.no_grad()
+def blocks(M: int, N: int = 23) -> KernelBlocks:
+    g = torch.Generator().manual_seed(M)
+    X = torch.rand(N, 3, generator=g, dtype=torch.float64)
+    Z = torch.rand(M, 3, generator=g, dtype=torch.float64)
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.base_kernel.initialize(lengthscale=0.2)
+    kernel.initialize(outputscale=1.7)
+    return kernel_blocks(kernel, Z, X)
+
+
+def whole(chunks: WhitenedChunks) -> tuple[Tensor, Tensor, Tensor]:
+    """K_uf, V and t of all rows."""
+    parts = list(chunks)
+    return (
+        torch.cat([part.Kuf for part in parts], 1),
+        torch.cat([part.V for part in parts], 1),
+        torch.cat([part.t for part in parts]),
+    )
+
+
+@pytest.mark.parametrize("keep", [0, 10**9])
+@pytest.mark.parametrize("chunk", [1, 7, 23, 50])
+@pytest.mark.parametrize("M", WIDTHS)
+def test_chunks_are_the_dense_blocks_whitened(M: int, chunk: int, keep: int) -> None:
+    b = blocks(M)
+    shift = JITTER * b.Kuu.diagonal().mean() * torch.eye(M, dtype=b.Kuu.dtype)
+    exact = cholesky(b.Kuu).L
+    for made, L in [
+        (WhitenedChunks.for_gradients, torch.linalg.cholesky(b.Kuu + shift)),
+        (WhitenedChunks.for_values, exact),
+    ]:
+        chunks = made(Counted(b), 23, chunk=chunk, keep=keep)
+        torch.testing.assert_close(chunks.L, L, rtol=1e-12, atol=1e-12)
+        V = torch.linalg.solve(L, b.Kuf)
+        for _ in range(2):
+            Kuf, ours, t = whole(chunks)
+            assert torch.equal(Kuf, b.Kuf)
+            torch.testing.assert_close(ours, V, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(t, b.kff - (V * V).sum(0), rtol=1e-8, atol=1e-8)
+
+
+def test_chunks_name_their_rows_and_cover_each_once() -> None:
+    for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
+        rows = [part.rows for part in made(Counted(blocks(4)), 23, chunk=10)]
+        assert rows == [slice(0, 10), slice(10, 20), slice(20, 23)]
+
+
+@pytest.mark.parametrize(("spare", "passes"), [(0, 1), (-1, 3)])
+def test_the_kernel_is_evaluated_once_where_two_blocks_may_be_kept(spare: int, passes: int) -> None:
+    """`keep` counts numbers: V and K_uf have N M each."""
+    kernel = Counted(blocks(4))
+    chunks = WhitenedChunks.for_values(kernel, 23, chunk=10, keep=2 * 23 * 4 + spare)
+    for _ in range(3):
+        list(chunks)
+    assert len(kernel.asked) == 3 * passes
+
+
+def test_a_pass_that_was_left_early_keeps_nothing() -> None:
+    kernel = Counted(blocks(4))
+    chunks = WhitenedChunks.for_values(kernel, 23, chunk=10)
+    next(iter(chunks))
+    assert [part.rows.start for part in chunks] == [0, 10, 20]
+
+
+def test_the_open_variance_is_never_negative() -> None:
+    """Rows that are points leave nothing open, and rounding may leave less; here a millionth."""
+    Kuu = blocks(5).Kuu
+    kernel = Counted(KernelBlocks(Kuu, Kuu, Kuu.diagonal() * (1 - 1e-6)))
+    for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
+        assert torch.equal(whole(made(kernel, 5))[2], torch.zeros(5, dtype=Kuu.dtype))
+
+
+def test_no_points_leave_all_of_the_variance_open() -> None:
+    b = blocks(0)
+    for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
+        _, V, t = whole(made(Counted(b), 23, chunk=10))
+        assert V.shape == (0, 23)
+        torch.testing.assert_close(t, b.kff)
+
+
+@pytest.mark.parametrize("M", [0, 1, 47, 48, 49, 95, 96, 97, 200])
+def test_panels_cover_the_rows_in_order(M: int) -> None:
+    covered = [row for panel in panels(M) for row in range(M)[panel]]
+    assert covered == list(range(M))
+
+
+@pytest.mark.parametrize("M", WIDTHS)
+def test_gram_matrices_of_panels_add_up(M: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    V = torch.randn(M, 9, generator=g, dtype=torch.float64)
+    w = torch.randn(9, generator=g, dtype=torch.float64)
+    total = torch.zeros(M, M, dtype=torch.float64)
+    for rows in (slice(0, 4), slice(4, 9)):
+        add_gram(total, V[:, rows] * w[rows], V[:, rows])
+    torch.testing.assert_close(from_panels(total), V @ w.diag() @ V.mT)

@@ -1,0 +1,337 @@
+"""Integrals over the latents against fine grids, in one dimension and in three."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    BetaLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+    NegativeBinomialLikelihood,
+    PoissonLikelihood,
+    SoftmaxLikelihood,
+    StudentTLikelihood,
+    _OneDimensionalLikelihood,
+)
+from torch import Tensor
+from torch.distributions import Normal
+
+from winnowgp.errors import InputError
+from winnowgp.models.observations import (
+    check_targets,
+    expected_log_prob,
+    latent_functions,
+    log_density,
+    observation,
+    owned,
+)
+
+MEAN = torch.tensor([[-1.1, 0.2], [0.6, 1.4], [0.0, -0.4]], dtype=torch.float64)
+VARIANCE = torch.tensor([[0.3, 0.05], [0.6, 0.2], [0.1, 0.4]], dtype=torch.float64)
+BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+COUNTS = torch.tensor([[0.0, 3.0], [2.0, 7.0], [1.0, 0.0]], dtype=torch.float64)
+REAL = torch.tensor([[-1.5, 0.9], [3.0, 1.1], [-2.0, 0.4]], dtype=torch.float64)
+SHARES = torch.tensor([[0.2, 0.7], [0.93, 0.05], [0.5, 0.4]], dtype=torch.float64)
+
+
+def built(likelihood: Likelihood, **parameters: float) -> Likelihood:
+    """As a model keeps it, in double precision."""
+    ours = owned(likelihood).double()
+    for name, value in parameters.items():
+        setattr(ours, name, value)
+    return ours.requires_grad_(False)
+
+
+class Cauchy(_OneDimensionalLikelihood):
+    """A user's own, without a mean or a variance."""
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
+        return torch.distributions.Cauchy(function_samples, torch.ones_like(function_samples))
+
+
+class Bell(_OneDimensionalLikelihood):
+    """A user's own, whose expectation has a closed form."""
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
+        return Normal(function_samples, torch.ones_like(function_samples))
+
+
+ONE_LATENT: dict[str, tuple[Likelihood, Tensor]] = {
+    "gaussian": (built(GaussianLikelihood(), noise=0.3), REAL),
+    "bernoulli": (built(BernoulliLikelihood()), BINARY),
+    "poisson": (built(PoissonLikelihood()), COUNTS),
+    "student": (built(StudentTLikelihood(), noise=1.2, deg_free=4.5), REAL),
+    "laplace": (built(LaplaceLikelihood(), noise=0.5), REAL),
+    "beta": (built(BetaLikelihood(), scale=6.0), SHARES),
+    "negative binomial": (built(NegativeBinomialLikelihood(), probs=0.4), COUNTS),
+    "own": (built(Cauchy()), REAL),
+}
+# How far from the truth twenty nodes of Gauss and Hermite are, in nats, where it is more than 1e-9:
+# |y − f| has a kink, and the logarithm of a Cauchy density poles one scale off the real line.
+EXPECTED_TO = {"laplace": 0.02, "own": 2e-6}
+# How far a hundred are, where it is more than 1e-10.
+DENSITY_TO = {"laplace": 5e-3, "own": 1e-9}
+one_latent = pytest.mark.parametrize("name", ONE_LATENT)
+
+
+def log_probability(likelihood: Likelihood, Y: Tensor, f: Tensor) -> Tensor:
+    """log p(y | f) of latents `[T N P]`, from torch's own distributions."""
+    if isinstance(likelihood, BernoulliLikelihood):
+        return torch.special.log_ndtr((2 * Y - 1) * f)
+    if isinstance(likelihood, GaussianLikelihood):
+        return Normal(f, likelihood.noise.sqrt()).log_prob(Y)
+    return likelihood.forward(f).log_prob(Y)
+
+
+def on_a_grid(integrand: Callable[[Tensor], Tensor]) -> Tensor:
+    """E of a function of f under N(MEAN, VARIANCE), by 20,001 trapezia ten deviations each way."""
+    z = torch.linspace(-10, 10, 20_001, dtype=torch.float64)[:, None, None]
+    density = Normal(0.0, 1.0).log_prob(z).exp()
+    return torch.trapezoid(density * integrand(MEAN + VARIANCE.sqrt() * z), z, dim=0)
+
+
+@one_latent
+def test_expected_log_probabilities_are_the_integrals(name: str) -> None:
+    likelihood, Y = ONE_LATENT[name]
+    expected = on_a_grid(lambda f: log_probability(likelihood, Y, f))
+    ours = expected_log_prob(likelihood, Y, MEAN, VARIANCE)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=EXPECTED_TO.get(name, 1e-9))
+
+
+@one_latent
+def test_densities_are_the_integrals(name: str) -> None:
+    likelihood, Y = ONE_LATENT[name]
+    expected = on_a_grid(lambda f: log_probability(likelihood, Y, f).exp()).log()
+    ours = log_density(likelihood, Y, MEAN, VARIANCE)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=DENSITY_TO.get(name, 1e-10))
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_LATENT if name != "own"])
+def test_moments_of_an_observation_are_the_integrals(name: str) -> None:
+    likelihood, _ = ONE_LATENT[name]
+    if isinstance(likelihood, GaussianLikelihood):
+        noise = likelihood.noise
+        mean = on_a_grid(lambda f: f)
+        square = on_a_grid(lambda f: noise + f.square())
+    else:
+        mean = on_a_grid(lambda f: likelihood.forward(f).mean)
+        square = on_a_grid(
+            lambda f: likelihood.forward(f).variance + likelihood.forward(f).mean.square()
+        )
+    ours = observation(likelihood, MEAN, VARIANCE)
+    torch.testing.assert_close(ours.mean, mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(ours.variance, square - mean.square(), rtol=1e-8, atol=1e-8)
+
+
+def test_the_two_classes_of_bernoulli_share_all_probability() -> None:
+    likelihood, Y = ONE_LATENT["bernoulli"]
+    one, other = (log_density(likelihood, y, MEAN, VARIANCE).exp() for y in (Y, 1 - Y))
+    torch.testing.assert_close(one + other, torch.ones_like(one))
+    probability = observation(likelihood, MEAN, VARIANCE).mean
+    torch.testing.assert_close(torch.where(Y == 1, one, other), probability)
+
+
+@pytest.mark.parametrize("name", ["poisson", "negative binomial"])
+def test_counts_share_all_probability(name: str) -> None:
+    Y = torch.arange(150, dtype=torch.float64)[:, None].expand(150, 3)
+    mean, variance = MEAN[:, 0].expand(150, 3), VARIANCE[:, 0].expand(150, 3)
+    total = log_density(ONE_LATENT[name][0], Y, mean, variance).exp().sum(0)
+    torch.testing.assert_close(total, torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@one_latent
+def test_a_batch_of_latents_is_a_loop_and_has_gradients(name: str) -> None:
+    likelihood, Y = ONE_LATENT[name]
+    mean, variance = torch.stack([MEAN, MEAN.flip(0)]), torch.stack([VARIANCE, 2 * VARIANCE])
+    together = expected_log_prob(likelihood, Y, mean, variance)
+    alone = [expected_log_prob(likelihood, Y, m, v) for m, v in zip(mean, variance, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone))
+    mean, certain = MEAN.clone().requires_grad_(), torch.zeros_like(MEAN).requires_grad_()
+    nats = expected_log_prob(likelihood, Y, mean, certain)
+    torch.testing.assert_close(nats, log_probability(likelihood, Y, MEAN), rtol=1e-6, atol=1e-6)
+    slopes = torch.autograd.grad(nats.sum(), (mean, certain))
+    assert all(torch.isfinite(slope).all() for slope in slopes)
+
+
+def softmax(mixing: bool) -> SoftmaxLikelihood:
+    if not mixing:
+        return SoftmaxLikelihood(num_classes=3, mixing_weights=False).double()
+    likelihood = SoftmaxLikelihood(num_features=3, num_classes=4).double()
+    g = torch.Generator().manual_seed(0)
+    weights = torch.randn(4, 3, generator=g, dtype=torch.float64)
+    likelihood.mixing_weights = torch.nn.Parameter(weights, requires_grad=False)
+    return likelihood
+
+
+def latents(N: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and variances of three latents, and a class for each row."""
+    g = torch.Generator().manual_seed(N)
+    mean = torch.randn(N, 3, generator=g, dtype=torch.float64)
+    variance = 0.1 + 0.7 * torch.rand(N, 3, generator=g, dtype=torch.float64)
+    return mean, variance, torch.arange(N, dtype=torch.float64)[:, None] % 3
+
+
+def log_shares(likelihood: SoftmaxLikelihood, mean: Tensor, variance: Tensor, t: int = 30):
+    """log p(class | f) `[T N C]` on a product of Gauss-Hermite nodes, and their weights `[T]`."""
+    x, w = np.polynomial.hermite_e.hermegauss(t)
+    axis, weight = torch.from_numpy(x), torch.from_numpy(w / w.sum())
+    nodes = torch.cartesian_prod(axis, axis, axis)
+    f = mean + variance.sqrt() * nodes[:, None]
+    if likelihood.mixing_weights is not None:
+        f = torch.einsum("cf,tnf->tnc", likelihood.mixing_weights, f)
+    return f.log_softmax(-1), torch.cartesian_prod(weight, weight, weight).prod(1)
+
+
+# 4 rows, and as many rows as there are classes or latents, which GPyTorch takes for a transpose.
+@pytest.mark.parametrize("N", [3, 4, 5])
+@pytest.mark.parametrize("mixing", [False, True])
+def test_softmax_agrees_with_a_product_of_quadratures(mixing: bool, N: int) -> None:
+    """64 and 512 nodes and their reflections: to 0.006 nats in expectation, 1e-3 in probability."""
+    likelihood, (mean, variance, Y) = softmax(mixing), latents(N)
+    log_p, weight = log_shares(likelihood, mean, variance)
+    classes = Y.long().expand(len(log_p), N, 1)
+    chosen = log_p.gather(-1, classes)
+    expected = torch.einsum("t,tnp->np", weight, chosen)
+    ours = expected_log_prob(likelihood, Y, mean, variance)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0.006)
+    density = torch.einsum("t,tnp->np", weight, chosen.exp())
+    ours = log_density(likelihood, Y, mean, variance).exp()
+    torch.testing.assert_close(ours, density, rtol=0, atol=1e-3)
+    p = torch.einsum("t,tnc->nc", weight, log_p.exp())
+    seen = observation(likelihood, mean, variance)
+    torch.testing.assert_close(seen.mean, p, rtol=0, atol=1e-3)
+    torch.testing.assert_close(seen.variance, seen.mean * (1 - seen.mean))
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_softmax_agrees_with_random_draws(mixing: bool, generator: torch.Generator) -> None:
+    """40,000 draws, |z| < 4 for three rows, with 0.006 nats for the fixed nodes' own error."""
+    likelihood, (mean, variance, Y) = softmax(mixing), latents(3)
+    noise = torch.randn(40_000, 3, 3, generator=generator, dtype=torch.float64)
+    f = mean + variance.sqrt() * noise
+    if likelihood.mixing_weights is not None:
+        f = f @ likelihood.mixing_weights.mT
+    draws = f.log_softmax(-1).gather(-1, Y.long().expand(40_000, 3, 1))[..., 0]
+    error = (expected_log_prob(likelihood, Y, mean, variance)[:, 0] - draws.mean(0)).abs()
+    assert ((error - 0.006).clamp_min(0) < 4 * draws.std(0) / 40_000**0.5).all()
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_the_classes_of_softmax_share_all_probability(mixing: bool) -> None:
+    likelihood, (mean, variance, Y) = softmax(mixing), latents(5)
+    total = sum(
+        log_density(likelihood, torch.full_like(Y, c), mean, variance).exp()
+        for c in range(likelihood.num_classes)
+    )
+    torch.testing.assert_close(total, torch.ones_like(Y))
+    torch.testing.assert_close(
+        observation(likelihood, mean, variance).mean.sum(1), torch.ones_like(Y[:, 0])
+    )
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
+    likelihood, (mean, variance, Y) = softmax(mixing), latents(3)
+    means, variances = torch.stack([mean, -mean]), torch.stack([variance, 2 * variance])
+    together = expected_log_prob(likelihood, Y, means, variances)
+    alone = [expected_log_prob(likelihood, Y, m, v) for m, v in zip(means, variances, strict=True)]
+    torch.testing.assert_close(together, torch.stack(alone))
+    certain = torch.zeros_like(variance).requires_grad_()
+    nats = expected_log_prob(likelihood, Y, mean, certain)
+    log_p, _ = log_shares(likelihood, mean, torch.zeros_like(mean), t=1)
+    torch.testing.assert_close(nats, log_p[0].gather(-1, Y.long()))
+    assert torch.isfinite(torch.autograd.grad(nats.sum(), certain)[0]).all()
+
+
+def test_a_class_far_out_of_reach_still_has_a_density() -> None:
+    mean = torch.tensor([[800.0, 0.0, 0.0]], dtype=torch.float64)
+    Y = torch.tensor([[2.0]], dtype=torch.float64)
+    # log E e^(f₂ − f₀) = −800 + ½ (0.1 + 0.1)
+    ours = log_density(softmax(False), Y, mean, torch.full_like(mean, 0.1))
+    torch.testing.assert_close(ours, torch.full_like(Y, -799.9), rtol=0, atol=0.01)
+
+
+def test_nothing_is_drawn_at_random() -> None:
+    likelihood, (mean, variance, Y) = softmax(True), latents(4)
+    before = torch.get_rng_state()
+    first = log_density(likelihood, Y, mean, variance)
+    torch.manual_seed(1)
+    assert torch.equal(first, log_density(likelihood, Y, mean, variance))
+    torch.set_rng_state(before)
+    observation(likelihood, mean, variance)
+    expected_log_prob(likelihood, Y, mean, variance)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
+    theirs = Bell()
+    ours = owned(theirs).double()
+    assert theirs.quadrature.locations.dtype == torch.float32
+    Y, mean, variance = (torch.full((1, 1), x, dtype=torch.float64) for x in (1.0, 0.5, 0.3))
+    # Single-precision nodes would keep seven digits of a polynomial.
+    expected = Normal(mean, 1.0).log_prob(Y) - variance / 2
+    nats = expected_log_prob(ours, Y, mean, variance)
+    torch.testing.assert_close(nats, expected, rtol=1e-13, atol=0)
+    for likelihood in (GaussianLikelihood(), softmax(True)):
+        assert owned(likelihood) is not likelihood
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        MultitaskGaussianLikelihood(num_tasks=2),
+        FixedNoiseGaussianLikelihood(noise=torch.ones(3)),
+    ],
+    ids=lambda likelihood: type(likelihood).__name__,
+)
+def test_other_likelihoods_are_refused_by_name(likelihood: Likelihood) -> None:
+    with pytest.raises(InputError, match=f"`likelihood`.*got {type(likelihood).__name__}"):
+        owned(likelihood)
+
+
+def test_softmax_has_latents_for_classes_or_features_and_others_for_columns() -> None:
+    assert latent_functions(softmax(False), 1) == 3
+    assert latent_functions(SoftmaxLikelihood(num_features=2, num_classes=5), 1) == 2
+    assert latent_functions(PoissonLikelihood(), 4) == 4
+    with pytest.raises(InputError, match="one column of class numbers; got 2"):
+        latent_functions(softmax(False), 2)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "bad", "words"),
+    [
+        (BernoulliLikelihood(), -1.0, "0 or 1; got -1"),
+        (BernoulliLikelihood(), 0.5, "0 or 1; got 0.5"),
+        (softmax(False), 3.0, "0 to 2; got 3"),
+        (softmax(True), 4.0, "0 to 3; got 4"),
+        (softmax(False), -1.0, "0 to 2; got -1"),
+        (softmax(False), 0.5, "0 to 2; got 0.5"),
+        (PoissonLikelihood(), -1.0, "whole numbers.*got -1"),
+        (PoissonLikelihood(), 2.5, "whole numbers.*got 2.5"),
+        (NegativeBinomialLikelihood(), -2.0, "whole numbers.*got -2"),
+        (NegativeBinomialLikelihood(), 0.1, "whole numbers.*got 0.1"),
+        (BetaLikelihood(), 0.0, "strictly between 0 and 1; got 0"),
+        (BetaLikelihood(), 1.0, "strictly between 0 and 1; got 1"),
+    ],
+)
+def test_targets_without_probability_are_named(
+    likelihood: Likelihood, bad: float, words: str
+) -> None:
+    good = 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0
+    Y = torch.full((4, 1), good, dtype=torch.float64)
+    check_targets(likelihood, Y)
+    Y[2] = bad
+    with pytest.raises(InputError, match=words):
+        check_targets(likelihood, Y)
+
+
+def test_any_number_is_a_target_of_regression() -> None:
+    for name in ("gaussian", "student", "laplace", "own"):
+        check_targets(ONE_LATENT[name][0], REAL)
