@@ -15,6 +15,7 @@ benchmarks/results/classification.
 import argparse
 import resource
 from dataclasses import dataclass
+from typing import Any
 
 import gpytorch
 import numpy as np
@@ -63,7 +64,8 @@ def split(name: str, *, seed: int) -> Split:
         X, y, likelihood = synthetic(name, np.random.default_rng(seed))
     stratify = y if likelihood == "classes" else None
     parts = train_test_split(X, y, test_size=0.2, random_state=seed, stratify=stratify)
-    return Split(parts[0], parts[2], parts[1], parts[3], likelihood)
+    X, X_test, y, y_test = (np.asarray(part) for part in parts)
+    return Split(X, y, X_test, y_test, likelihood)
 
 
 def synthetic(name: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, str]:
@@ -83,7 +85,7 @@ def fitted(
     problem: Split, *, seed: int, everything: bool
 ) -> SparseGPClassifier | SparseGPRegressor:
     """Our default, or all of 200 candidates."""
-    asked = {"max_points": ALL, "n_candidates": ALL} if everything else {}
+    asked: dict[str, Any] = {"max_points": ALL, "n_candidates": ALL} if everything else {}
     if problem.likelihood == "classes":
         return SparseGPClassifier(random_state=seed, **asked).fit(problem.X, problem.y)
     return SparseGPRegressor(likelihood=problem.likelihood, random_state=seed, **asked).fit(
@@ -112,8 +114,9 @@ class SVGP(gpytorch.models.ApproximateGP):
             gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1])
         )
 
-    def forward(self, X: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(X), self.covar_module(X))
+    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
+        mean: Any = self.mean_module(x)
+        return gpytorch.distributions.MultivariateNormal(mean, self.covar_module(x))
 
 
 class Rival:
@@ -132,7 +135,7 @@ class Rival:
         self.y, self.y_test = y[:, 0], y_test
         self.likelihood = _likelihood(problem).double()
         self.latents = getattr(self.likelihood, "num_classes", 1)
-        centres = KMeans(M, n_init=1, random_state=seed).fit(self.X.numpy()).cluster_centers_
+        centres = KMeans(M, n_init="auto", random_state=seed).fit(self.X.numpy()).cluster_centers_
         torch.manual_seed(seed)
         self.model = SVGP(torch.from_numpy(centres), self.latents).double()
 
@@ -152,7 +155,8 @@ class Rival:
         for _ in range(steps):
             rows = torch.randperm(len(self.y))[:BATCH]
             self.optimiser.zero_grad()
-            loss = -self.bound(self.model(self.X[rows]), targets[rows])
+            bound: Any = self.bound(self.model(self.X[rows]), targets[rows])
+            loss = -bound
             loss.backward()
             self.optimiser.step()
             self.schedule.step()

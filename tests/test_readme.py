@@ -20,11 +20,15 @@ README = Path(__file__).parents[1] / "README.md"
 def test_the_examples_run(capsys) -> None:
     text = README.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)
-    kept = re.search(r"(\d+) points kept, R² = (0\.\d+)", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    up = re.search(r"(\d+) points kept, P\(up at 2\.5\) = (\d\.\d+)", printed)
+    assert up is not None
+    assert float(up.group(2)) > 0.9
+    kept = re.search(r"(\d+) points kept, R² = (0\.\d+)", printed)
     assert kept is not None
     assert 4 < int(kept.group(1)) < 15
     assert float(kept.group(2)) > 0.95

@@ -205,7 +205,7 @@ def test_other_candidates_leave_parameters_freezing_and_the_original_alone() -> 
                 assert torch.equal(other.get_parameter(name), parameter), name
         with torch.no_grad():
             other.candidates.add_(1)
-            other.likelihood.raw_noise.add_(1)
+            other.get_parameter("likelihood.noise_covar.raw_noise").add_(1)
         assert torch.equal(places, rows.X[10:13])
         assert torch.equal(gp.candidates, rows.X[:4])
         assert gp.noise.item() == pytest.approx(0.2)

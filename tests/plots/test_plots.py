@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 
-from winnowgp.plots import draw_illustration, saved
+from winnowgp.plots import ClassMap, draw_classes_2d, draw_illustration, saved
 from winnowgp.plots.illustration import Illustration, Midway
 from winnowgp.plots.posterior_1d import Curve
 
@@ -38,3 +39,16 @@ def test_a_picture_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         saved(Breaks(), tmp_path / "b.png")
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_the_map_of_classes_shows_what_it_was_given() -> None:
+    x = torch.linspace(0, 1, 6)
+    probability = x.expand(4, 6)
+    found = ClassMap(x, x[:4], probability, idle=torch.rand(3, 2), points=torch.rand(2, 2))
+    ax = Figure().subplots()
+    draw_classes_2d(found, torch.rand(10, 2), torch.arange(10) % 2, ax=ax)
+    labels = [collection.get_label() for collection in ax.collections]
+    assert "3 candidates not kept" in labels
+    assert "2 inducing points" in labels
+    boundary = [c for c in ax.collections if isinstance(c, QuadContourSet)]
+    assert [list(c.levels) for c in boundary] == [[0.5]]

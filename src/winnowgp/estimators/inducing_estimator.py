@@ -51,7 +51,7 @@ class InducingEstimator(BaseEstimator, ABC):
         *,
         model: Callable[[Kernel, Tensor], InducingModel],
         n_candidates: int,
-    ) -> Fit:
+    ) -> Fit[InducingModel]:
         """Fit a model to checked inputs `[N D]` and targets that it understands.
 
         Args:
@@ -87,7 +87,7 @@ class InducingEstimator(BaseEstimator, ABC):
         self._keep(fitted, data.N)
         return fitted
 
-    def _keep(self, fitted: Fit, N: int) -> None:
+    def _keep(self, fitted: Fit[InducingModel], N: int) -> None:
         """What was learnt about points, in the user's units."""
         self.posterior_ = fitted.posterior
         self.kernel_ = fitted.posterior.kernel

@@ -136,7 +136,8 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        probability = self.predict_proba(X)
+        return self.classes_[probability.argmax(1)]
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log probability of each label, in nats; −∞ for a label never seen."""

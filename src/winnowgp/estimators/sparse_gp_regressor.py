@@ -68,7 +68,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         given_up_: nats per observation below the best bound seen with more points.
         frontier_: best bound for each number of points among the candidates; None with the paper's
             schedule.
-        noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; None where
+        noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
             the likelihood has none.
         likelihood_: the fitted likelihood, for standardised targets.
         kernel_: the fitted kernel, for standardised inputs and targets.
@@ -137,9 +137,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         fitted = self._fit(rows.X, Y, model=model, n_candidates=N_CANDIDATES)
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
         self.likelihood_ = fitted.posterior.likelihood
-        self.noise_ = None
-        if has_noise(self.likelihood_):
-            self.noise_ = (self.likelihood_.noise * self._y_units.scale.square()).numpy()
+        noise = self.likelihood_.noise if has_noise(self.likelihood_) else torch.tensor(torch.nan)
+        self.noise_ = (noise * self._y_units.scale.square()).numpy()
         return self
 
     def predict(

@@ -1,5 +1,6 @@
 """Where a classifier keeps its points: two moons, candidates on a grid."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)
     return Classes(data.X, data.Y[:, 0].long(), maps)
 
 
-def _map(fitted: Fit, data: Dataset) -> ClassMap:
+def _map(fitted: Fit[VariationalGP], data: Dataset) -> ClassMap:
     margin = 0.15 * (data.X.amax(0) - data.X.amin(0))
     low, high = data.X.amin(0) - margin, data.X.amax(0) + margin
     steps = torch.linspace(0, 1, 120, dtype=torch.float64)
@@ -68,8 +69,7 @@ def _map(fitted: Fit, data: Dataset) -> ClassMap:
         x=x,
         y=y,
         probability=probability.reshape(len(y), len(x)).detach(),
-        candidates=fitted.candidates,
-        inclusion=fitted.selection.inclusion,
+        idle=fitted.candidates[~fitted.selection.mask],
         points=fitted.posterior.Z,
     )
 
@@ -77,10 +77,14 @@ def _map(fitted: Fit, data: Dataset) -> ClassMap:
 def classes_picture(found: Classes, path: Path) -> Path:
     """One panel a schedule."""
     with styled():
-        figure = Figure(figsize=(9, 3.8))
+        figure = Figure(figsize=(9, 4.1))
         panels = figure.subplots(1, len(found.maps), sharex=True, sharey=True)
         for ax, (name, class_map) in zip(panels, found.maps.items(), strict=True):
             draw_classes_2d(class_map, found.X, found.labels, ax=ax)
             ax.set_title(f"{name} schedule")
-            ax.legend(loc="upper right")
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     return saved(figure, path)
+
+
+if __name__ == "__main__":
+    classes_picture(run_classes(), Path(sys.argv[1]))

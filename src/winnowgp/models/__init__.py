@@ -2,7 +2,7 @@
 
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.greedy_variance import greedy_variance
-from winnowgp.models.inducing_model import InducingModel
+from winnowgp.models.inducing_model import InducingModel, Model
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
 from winnowgp.models.observations import Prediction, expected_log_prob, latent_functions
 from winnowgp.models.posterior import Posterior
@@ -15,6 +15,7 @@ __all__ = [
     "CollapsedObjective",
     "InducingModel",
     "KernelBlocks",
+    "Model",
     "Posterior",
     "Prediction",
     "SparseGP",

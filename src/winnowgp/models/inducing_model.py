@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Self, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -34,6 +35,10 @@ class InducingModel(nn.Module, ABC):
     def K(self) -> int:
         """Number of candidates."""
         return self.candidates.shape[0]
+
+    @abstractmethod
+    def check(self, data: Dataset) -> None:
+        """An error where the model cannot have produced such data."""
 
     @abstractmethod
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
@@ -79,20 +84,24 @@ class InducingModel(nn.Module, ABC):
         """Upper bound on log p(Y) at the same parameters, in nats; infinite if none is known."""
 
     @abstractmethod
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "InducingModel":
+    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> Self:
         """A new model with the same parameters and other candidates."""
 
     @abstractmethod
-    def prune(self, mask: Mask) -> "InducingModel":
+    def prune(self, mask: Mask) -> Self:
         """A new model with the same parameters and only the candidates that `mask` keeps."""
 
     @abstractmethod
-    def with_best_q(self, data: Dataset) -> "InducingModel":
+    def with_best_q(self, data: Dataset) -> Self:
         """A new model with the same parameters and the q(u) that is best for the data."""
 
     @abstractmethod
     def posterior(self, data: Dataset) -> Posterior:
         """q(f), small and independent of the data from then on."""
+
+
+Model = TypeVar("Model", bound=InducingModel)
+"""The kind of model that goes into a fit and comes out of it."""
 
 
 def check_parts(kernel: Kernel, candidates: Tensor) -> None:

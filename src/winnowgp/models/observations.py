@@ -10,7 +10,7 @@ draws a random number.
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
+from math import log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gpytorch.likelihoods import (
     BernoulliLikelihood,
     BetaLikelihood,
     GaussianLikelihood,
+    LaplaceLikelihood,
     Likelihood,
     NegativeBinomialLikelihood,
     PoissonLikelihood,
@@ -37,6 +38,7 @@ EXPECTATION_NODES, DENSITY_NODES = 20, 100
 # Quasi-random nodes for softmax; each counts twice, as itself and reflected.
 SOFTMAX_NODES, SOFTMAX_DENSITY_NODES = 64, 512
 _SOFTMAX_ROWS = 1024
+_LOWEST_RATE = -30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,25 @@ def expected_log_prob(
     if isinstance(likelihood, GaussianLikelihood):
         noise = likelihood.noise
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
+    if isinstance(likelihood, LaplaceLikelihood):
+        return _laplace_expectation(likelihood, Y, mean, variance)
     # A variance of zero has a square root without a derivative.
     marginals: Any = Normal(mean, _positive(variance).sqrt())
+    if isinstance(likelihood, _OneDimensionalLikelihood):
+        return likelihood.quadrature(lambda f: _log_prob(likelihood, f, Y), marginals)
+    return likelihood.expected_log_prob(Y, marginals)
+
+
+def _log_prob(likelihood: Likelihood, f: Tensor, Y: Tensor) -> Tensor:
+    """log p(y | f), also far out where GPyTorch's own is infinite or not a number."""
     if isinstance(likelihood, BernoulliLikelihood):
         # GPyTorch's own log Φ(z) jumps by 2e-3 nats at z = −1, and errs by as much below.
-        sign = 2 * Y - 1
-        return likelihood.quadrature(lambda f: torch.special.log_ndtr(sign * f), marginals)
-    return likelihood.expected_log_prob(Y, marginals)
+        return torch.special.log_ndtr((2 * Y - 1) * f)
+    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
+        # Below −30 the rate softplus(f) is eᶠ, and log p is linear in f, or zero where y = 0.
+        near = f.clamp_min(_LOWEST_RATE)
+        return likelihood.forward(near).log_prob(Y) + (Y > 0) * (f - near)
+    return likelihood.forward(f).log_prob(Y)
 
 
 def log_density(
@@ -139,7 +153,7 @@ def log_density(
     if isinstance(likelihood, SoftmaxLikelihood):
         return _softmax_log_probability(likelihood, mean, variance).gather(1, Y.long())
     f, weights = _hermite(mean, variance)
-    return (likelihood.forward(f).log_prob(Y) + weights.log()).logsumexp(0)
+    return (_log_prob(likelihood, f, Y) + weights.log()).logsumexp(0)
 
 
 def observation(
@@ -158,11 +172,27 @@ def observation(
         probability = torch.special.ndtr(mean / (1 + variance).sqrt())
         return Prediction(probability, probability * (1 - probability))
     f, weights = _hermite(mean, variance)
+    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
+        f = f.clamp_min(_LOWEST_RATE)
     y = likelihood.forward(f)
     centre = (weights * y.mean).sum(0)
     # Var y = E Var[y | f] + Var E[y | f]
     spread = (weights * (y.variance + (y.mean - centre).square())).sum(0)
     return Prediction(centre, spread)
+
+
+def _laplace_expectation(
+    likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """−log 2b − E|y − f|/b with b² the noise; E|z| = z̄ (2Φ(z̄/s) − 1) + 2 s φ(z̄/s).
+
+    Quadrature would see the kink of |y − f| only where a node happens to lie.
+    """
+    b, s, z = likelihood.noise.sqrt(), _positive(variance).sqrt(), Y - mean
+    ratio = z / s
+    density = torch.exp(-0.5 * ratio.square()) / sqrt(2 * pi)
+    distance = z * (2 * torch.special.ndtr(ratio) - 1) + 2 * s * density
+    return -(2 * b).log() - distance / b
 
 
 def _positive(variance: Tensor) -> Tensor:

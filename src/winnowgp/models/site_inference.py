@@ -137,7 +137,11 @@ def _started(
             return _evaluated(chunks, expected, start)
         except NotPositiveDefiniteError:
             pass
-    return _evaluated(chunks, expected, _swept(chunks, expected, P))
+    try:
+        return _evaluated(chunks, expected, _swept(chunks, expected, P))
+    except NotPositiveDefiniteError:
+        flat = chunks.L.new_zeros(chunks.N, P)
+        return _evaluated(chunks, expected, Sites(flat, flat))
 
 
 def _swept(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import final
+from typing import Self, final
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -78,6 +78,9 @@ class SparseGP(InducingModel):
         assert isinstance(self.likelihood, GaussianLikelihood)
         return self.likelihood.noise.reshape(())
 
+    def check(self, data: Dataset) -> None:
+        """Gaussian noise can explain anything."""
+
     def subset_objective(self, data: Dataset, *, total: int | None = None) -> CollapsedObjective:
         """What is the bound, in nats, if only this subset of the candidates is used?"""
         _refuse_part(total)
@@ -147,18 +150,18 @@ class SparseGP(InducingModel):
         """Upper bound on log p(Y) at the same parameters, in nats."""
         return moment_upper_bound(self.moments(data)[1]).item()
 
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
+    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> Self:
         """A new model with the same parameters and other candidates."""
         copied = deepcopy(self)
         learnt = self.candidates.requires_grad
         copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
         return copied
 
-    def prune(self, mask: Mask) -> "SparseGP":
+    def prune(self, mask: Mask) -> Self:
         """A new model with the same parameters and only the candidates that `mask` keeps."""
         return self.with_candidates(self.candidates[mask])
 
-    def with_best_q(self, data: Dataset) -> "SparseGP":
+    def with_best_q(self, data: Dataset) -> Self:
         """The model itself: its q(u) is the best one always."""
         return self
 

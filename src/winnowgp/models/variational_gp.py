@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from math import inf
-from typing import final
+from typing import Self, final
 
 import torch
 from gpytorch.kernels import Kernel
@@ -81,6 +81,15 @@ class VariationalGP(InducingModel):
         """Number of latent functions."""
         return self.q_mean.shape[1]
 
+    def check(self, data: Dataset) -> None:
+        """Other target columns than the model was made for, or targets it gives no probability."""
+        if self.targets != data.P:
+            raise InputError(
+                f"the model was made for {self.targets} target columns and the data have {data.P}; "
+                "say `targets=` when making it."
+            )
+        check_targets(self.likelihood, data.Y)
+
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Uncollapsed lower bound on log p(Y) at this q(u), in nats.
 
@@ -125,7 +134,7 @@ class VariationalGP(InducingModel):
         """The same bound as a function of the parameters when it is called."""
         if tighter:
             raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
-        self._check(data)
+        self.check(data)
         bound = ProfiledBound(data)
 
         def value() -> Scalar:
@@ -139,7 +148,7 @@ class VariationalGP(InducingModel):
 
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """The same as if every row were an inducing point; O(P N³)."""
-        self._check(data)
+        self.check(data)
         bound = ProfiledBound(data)
 
         def value() -> Scalar:
@@ -152,7 +161,7 @@ class VariationalGP(InducingModel):
         return inf
 
     @torch.no_grad()
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "VariationalGP":
+    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> Self:
         """A new model with the same parameters; its q(u) is that of the process at the new points.
 
         q(u') = ∫ p(u' | u) q(u) du, whose whitened factor is [A F, (I − A Aᵀ)^½] with
@@ -169,13 +178,13 @@ class VariationalGP(InducingModel):
         return self._copied(candidates, A @ self.q_mean, factor)
 
     @torch.no_grad()
-    def prune(self, mask: Mask) -> "VariationalGP":
+    def prune(self, mask: Mask) -> Self:
         """A new model with only the candidates that `mask` keeps, and the marginal q(u) of them."""
         Kuu = covariance(self.kernel, self.candidates, self.candidates)
         mean, factor = subset_marginal(Kuu, self.q_mean, self.q_factor.tril(), mask=mask[None])
         return self._copied(self.candidates[mask], mean[0], factor[0])
 
-    def with_best_q(self, data: Dataset) -> "VariationalGP":
+    def with_best_q(self, data: Dataset) -> Self:
         """A new model with the same parameters and the q(u) that maximises the bound."""
         mean, factor = self._inferred(data, gain=SETTLED)[1].sums.posterior()
         # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
@@ -196,14 +205,14 @@ class VariationalGP(InducingModel):
 
     @torch.no_grad()
     def _inferred(self, data: Dataset, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
-        self._check(data)
+        self.check(data)
         blocks, _ = KernelChunks.of(data.X)(self.kernel, self.candidates)
         chunks = WhitenedChunks.for_values(blocks, data.N)
         found = best_q(chunks, data, mean=self.mean, likelihood=self.likelihood, gain=gain)
         return chunks, found
 
     def _expected(self, data: Dataset) -> Callable[[Tensor, Tensor], Tensor]:
-        self._check(data)
+        self.check(data)
         centre = prior_mean(self.mean, data.X)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
@@ -211,20 +220,12 @@ class VariationalGP(InducingModel):
 
         return expected
 
-    def _check(self, data: Dataset) -> None:
-        if self.targets != data.P:
-            raise InputError(
-                f"the model was made for {self.targets} target columns and the data have {data.P}; "
-                "say `targets=` when making it."
-            )
-        check_targets(self.likelihood, data.Y)
-
     def _copied(
         self,
         candidates: Float[Tensor, "J D"],
         q_mean: Float[Tensor, "J P"],
         q_factor: Float[Tensor, "P J J"],
-    ) -> "VariationalGP":
+    ) -> Self:
         copied = deepcopy(self)
         learnt = self.candidates.requires_grad
         copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)

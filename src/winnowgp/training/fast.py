@@ -8,7 +8,7 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import InducingModel
+from winnowgp.models import Model
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     Selection,
@@ -63,12 +63,12 @@ class Fast(Schedule):
 
     def run(
         self,
-        model: InducingModel,
+        model: Model,
         data: Dataset,
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
-    ) -> Fit:
+    ) -> Fit[Model]:
         steps = FastSteps(
             model, data, rows=self.selection_rows, generator=generator, on_progress=on_progress
         )
@@ -80,7 +80,7 @@ class Fast(Schedule):
             fitted, _ = steps.climb(fitted, stop=self._stop(data, 0.1), tighter=True)
         return self._finished(steps, fitted, reference, generator)
 
-    def _to_goal(self, steps: FastSteps) -> tuple[InducingModel, float]:
+    def _to_goal(self, steps: FastSteps[Model]) -> tuple[Model, float]:
         """As few points as the goal allows, in rounds of choosing and moving."""
         data, size = steps.data, -1
         current = steps.warmed_up()
@@ -110,7 +110,7 @@ class Fast(Schedule):
         best = fits[chosen] if chosen < len(fits) else max(fits, key=lambda f: f[1])
         return best[0], reference
 
-    def _to_count(self, steps: FastSteps, M: int) -> tuple[InducingModel, float]:
+    def _to_count(self, steps: FastSteps[Model], M: int) -> tuple[Model, float]:
         """M points: starts race, the leader climbs, then idle points are traded for fresh ones."""
         data, M = steps.data, min(M, steps.most)
         whole = data.N * M <= 250_000
@@ -134,8 +134,8 @@ class Fast(Schedule):
         return Stop(self.gain * data.N, 20, int(share * self.iterations))
 
     def _finished(
-        self, steps: FastSteps, fitted: InducingModel, reference: float, generator: torch.Generator
-    ) -> Fit:
+        self, steps: FastSteps[Model], fitted: Model, reference: float, generator: torch.Generator
+    ) -> Fit[Model]:
         """Look once more at the final points among fresh candidates, and report."""
         data = steps.data
         pool = steps.with_fresh(fitted, max(32, fitted.K // 4))

@@ -2,14 +2,21 @@
 
 from copy import deepcopy
 from math import inf
-from typing import final
+from typing import Generic, final
 
 import torch
 from sklearn.cluster import KMeans
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
-from winnowgp.models import LEAST_NOISE, InducingModel, SparseGP, greedy_variance, latent_functions
+from winnowgp.models import (
+    LEAST_NOISE,
+    InducingModel,
+    Model,
+    SparseGP,
+    greedy_variance,
+    latent_functions,
+)
 from winnowgp.selection import path_frontier
 from winnowgp.training.climb import climb
 from winnowgp.training.latent_scale import noise_of
@@ -31,7 +38,7 @@ _WORK = 2.5e12
 
 
 @final
-class FastSteps:
+class FastSteps(Generic[Model]):
     """Data, a fixed order of their rows, and where fresh candidates come from.
 
     Args:
@@ -42,7 +49,7 @@ class FastSteps:
 
     def __init__(
         self,
-        model: InducingModel,
+        model: Model,
         data: Dataset,
         *,
         rows: int,
@@ -66,7 +73,7 @@ class FastSteps:
         chosen = self._order[:count]
         return Dataset(self.data.X[chosen], self.data.Y[chosen])
 
-    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> InducingModel:
+    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> Model:
         """No points yet, and hyper-parameters from the exact evidence of a few rows."""
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
@@ -76,21 +83,21 @@ class FastSteps:
         self._tell("warm up", 1, 1, -inf, warm)
         return warm
 
-    def with_fresh(self, model: InducingModel, count: int) -> InducingModel:
+    def with_fresh(self, model: Model, count: int) -> Model:
         """The model's points and up to `count` candidates of greatest conditional variance."""
         source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
         chosen = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
         return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
 
-    def chosen(self, pool: InducingModel, mask: Mask, bound: float) -> InducingModel:
+    def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
         """The pool pruned; its bound is known from the statistics."""
         kept = pool.prune(mask)
         self._tell("choose", 1, 1, bound, kept)
         return kept
 
     def climb(
-        self, model: InducingModel, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
-    ) -> tuple[InducingModel, float]:
+        self, model: Model, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
+    ) -> tuple[Model, float]:
         """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
 
         The climb's own bound carries the jitter of `bounds.two_pass`; the one returned is the one
@@ -113,7 +120,7 @@ class FastSteps:
         before = model.fixed_bound(rows)
         return (moved, after) if after > before else (model, before)
 
-    def starts(self, M: int) -> list[InducingModel]:
+    def starts(self, M: int) -> list[Model]:
         """Where M points may start, the steadiest first; more of them where they are cheap.
 
         M points cannot follow what the exact process follows: a smoother function with more noise
@@ -137,7 +144,7 @@ class FastSteps:
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
-    def race(self, starts: list[InducingModel], *, on: Dataset, iterations: int) -> InducingModel:
+    def race(self, starts: list[Model], *, on: Dataset, iterations: int) -> Model:
         """The start that leads after a few rounds in which the slower half drops out."""
         while len(starts) > 1:
             results = [self._raced(start, on, iterations) for start in starts]
@@ -146,15 +153,13 @@ class FastSteps:
             starts, iterations = [model for model, _ in results[:keep]], 2 * iterations
         return starts[0]
 
-    def _raced(
-        self, start: InducingModel, on: Dataset, iterations: int
-    ) -> tuple[InducingModel, float]:
+    def _raced(self, start: Model, on: Dataset, iterations: int) -> tuple[Model, float]:
         try:
             return self.climb(start, stop=Stop(3e-4 * on.N, 20, iterations), on=on)
         except TrainingError:
             return start, -inf
 
-    def _eliminated(self, model: InducingModel, M: int) -> InducingModel:
+    def _eliminated(self, model: Model, M: int) -> Model:
         """M points left of greedy candidates by backward elimination on a part of the rows."""
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
@@ -162,7 +167,7 @@ class FastSteps:
         frontier = path_frontier(pool.subset_statistics(self.part(self._rows)))
         return pool.prune(frontier.masks[M])
 
-    def _held(self, model: InducingModel, M: int) -> InducingModel:
+    def _held(self, model: Model, M: int) -> Model:
         """Hyper-parameters that suit M greedy points held in place; no points."""
         pool, part = self.with_fresh(model, M), self.part(self._rows)
         learnt = pool.candidates.requires_grad
@@ -171,7 +176,7 @@ class FastSteps:
         held.candidates.requires_grad_(learnt)
         return held.with_candidates(self.data.X[:0])
 
-    def _centres(self, model: InducingModel, M: int) -> InducingModel:
+    def _centres(self, model: Model, M: int) -> Model:
         """Points at the centres of M clusters of a part of the rows, if points may be anywhere."""
         if not model.candidates.requires_grad:
             return self._random(model, M, first=True)
@@ -185,12 +190,12 @@ class FastSteps:
         )
         return model.with_candidates(torch.as_tensor(found.cluster_centers_).to(source))
 
-    def _random(self, model: InducingModel, M: int, *, first: bool) -> InducingModel:
+    def _random(self, model: Model, M: int, *, first: bool) -> Model:
         """Points at random rows, from either end of the fixed order."""
         source = self._given if len(self._given) else self.data.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
 
-    def _tell(self, phase: str, step: int, steps: int, value: float, model: InducingModel) -> None:
+    def _tell(self, phase: str, step: int, steps: int, value: float, model: Model) -> None:
         points = model.candidates.detach().clone()
         self._on_progress(Progress(phase, step, steps, value, None, points))
 
@@ -203,9 +208,7 @@ def _lift_noise(model: InducingModel, rows: Dataset) -> None:
         set_noise(model.likelihood, rows.X.new_tensor(least))
 
 
-def _scaled(
-    model: InducingModel, *, variance: float, lengthscale: float, noise: float
-) -> InducingModel:
+def _scaled(model: Model, *, variance: float, lengthscale: float, noise: float) -> Model:
     """A copy with kernel variances, lengthscales and noise multiplied, where they are learnt."""
     copied = deepcopy(model)
     for part in trainable_variances(copied.kernel):

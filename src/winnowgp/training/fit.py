@@ -6,7 +6,7 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import InducingModel
+from winnowgp.models import Model
 from winnowgp.training.fast import Fast
 from winnowgp.training.progress import OnProgress, silent
 from winnowgp.training.schedule import Fit, Schedule
@@ -15,13 +15,13 @@ _DEFAULT = Fast()
 
 
 def fit(
-    model: InducingModel,
+    model: Model,
     data: Dataset,
     *,
     schedule: Schedule = _DEFAULT,
     generator: torch.Generator | None = None,
     on_progress: OnProgress = silent,
-) -> Fit:
+) -> Fit[Model]:
     """Train a copy of `model`, choose among its candidates, and return what is left.
 
     Args:
@@ -31,8 +31,9 @@ def fit(
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> from winnowgp.data import hills
+    >>> from winnowgp.models import SparseGP
     >>> data = hills()
-    >>> model = InducingModel(ScaleKernel(RBFKernel()), data.X[::2])
+    >>> model = SparseGP(ScaleKernel(RBFKernel()), data.X[::2])
     >>> fitted = fit(model, data)
     >>> fitted.posterior.M < 20 < model.K
     True
@@ -44,6 +45,7 @@ def fit(
             f"{points.device} and the data {data.X.dtype} with {data.D} on {data.X.device}; "
             "make them alike."
         )
+    model.check(data)
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
     return schedule.run(deepcopy(model), data, generator=generator, on_progress=on_progress)

@@ -2,22 +2,23 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.models import InducingModel, Posterior
+from winnowgp.models import Model, Posterior
 from winnowgp.selection import Selection
 from winnowgp.training.progress import OnProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Generic[Model]):
     """A fitted model, its predictor, and how its points were chosen."""
 
-    model: InducingModel
+    model: Model
     """Holds only the points that were kept, moved to where they serve best."""
     posterior: Posterior
     """Predicts without the training data."""
@@ -39,10 +40,10 @@ class Schedule(ABC):
     @abstractmethod
     def run(
         self,
-        model: InducingModel,
+        model: Model,
         data: Dataset,
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
-    ) -> Fit:
+    ) -> Fit[Model]:
         """Fit a model that the schedule may change as it likes."""

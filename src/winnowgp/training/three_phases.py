@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from winnowgp.data import Dataset, minibatches
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import InducingModel
+from winnowgp.models import Model
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
@@ -58,12 +58,12 @@ class ThreePhases(Schedule):
 
     def run(
         self,
-        model: InducingModel,
+        model: Model,
         data: Dataset,
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
-    ) -> Fit:
+    ) -> Fit[Model]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
@@ -94,7 +94,7 @@ class ThreePhases(Schedule):
 
     def _train(
         self,
-        model: InducingModel,
+        model: Model,
         parts: "_Parts",
         phase: str,
         *,
@@ -117,7 +117,7 @@ class ThreePhases(Schedule):
 
     def _learn_inclusion(
         self,
-        model: InducingModel,
+        model: Model,
         parts: "_Parts",
         *,
         generator: torch.Generator,
@@ -151,9 +151,7 @@ class ThreePhases(Schedule):
         return Bernoulli(logits.detach()), torch.tensor(trace, dtype=logits.dtype)
 
     @torch.no_grad()
-    def _draw(
-        self, model: InducingModel, data: Dataset, q: Bernoulli, generator: torch.Generator
-    ) -> Mask:
+    def _draw(self, model: Model, data: Dataset, q: Bernoulli, generator: torch.Generator) -> Mask:
         """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
         masks = q.sample(self.draws, generator=generator)
         value = model.subset_objective(data).value(masks)
@@ -175,5 +173,5 @@ class _Parts:
         return next(self._batches)
 
 
-def _trainable(model: InducingModel) -> list[Tensor]:
+def _trainable(model: Model) -> list[Tensor]:
     return [p for p in model.parameters() if p.requires_grad]

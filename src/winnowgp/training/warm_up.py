@@ -16,7 +16,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
-from winnowgp.models import InducingModel
+from winnowgp.models import InducingModel, Model
 from winnowgp.training.climb import climb
 from winnowgp.training.latent_scale import best_level, kernel_variances, noise_of
 from winnowgp.training.lbfgs import Stop
@@ -25,8 +25,8 @@ STAGES = (250, 500, 1000)
 
 
 def warmed_up(
-    model: InducingModel, data: Dataset, *, order: Tensor, stages: tuple[int, ...] = STAGES
-) -> InducingModel:
+    model: Model, data: Dataset, *, order: Tensor, stages: tuple[int, ...] = STAGES
+) -> Model:
     """A copy of the model with no candidates and warm hyper-parameters.
 
     Every start is climbed on the first few rows of `order`; the two best distinct ones go on to
@@ -52,7 +52,7 @@ def warmed_up(
     return best
 
 
-def starting_points(model: InducingModel, data: Dataset) -> list[InducingModel]:
+def starting_points(model: Model, data: Dataset) -> list[Model]:
     """The model as given, and variants that reach every likelihood mode seen so far.
 
     Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so

@@ -1,0 +1,136 @@
+"""SparseGPRegressor with likelihoods other than the Gaussian."""
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.likelihoods import (
+    BetaLikelihood,
+    GaussianLikelihood,
+    MultitaskGaussianLikelihood,
+    NegativeBinomialLikelihood,
+    StudentTLikelihood,
+)
+
+from winnowgp import SparseGPRegressor
+from winnowgp.errors import InputError
+
+rng = np.random.default_rng(0)
+X = np.sort(rng.uniform(0, 6, size=(150, 1)), axis=0)
+WAVE = np.sin(2 * X[:, 0])
+
+
+def regressor(likelihood, **arguments) -> SparseGPRegressor:
+    return SparseGPRegressor(likelihood=likelihood, n_candidates=30, random_state=0, **arguments)
+
+
+@pytest.mark.parametrize("likelihood", ["student-t", StudentTLikelihood()])
+def test_students_t_shrugs_off_outliers_in_any_units(likelihood) -> None:
+    y = WAVE + 0.1 * rng.normal(size=150)
+    y[::10] += 8
+    y = 1e3 * y - 500
+    robust = regressor(likelihood).fit(X, y)
+    plain = regressor("gaussian").fit(X, y)
+    truth = 1e3 * WAVE - 500
+    error, plain_error = (np.abs(m.predict(X) - truth).mean() for m in (robust, plain))
+    assert error < 60 < 200 < plain_error
+    assert robust.log_density(X, y).mean() > plain.log_density(X, y).mean() + 0.5
+    assert 30**2 < robust.noise_[0] < 200**2
+    assert robust.evidence_gap_ == np.inf
+    assert robust.n_inducing_ < 25
+
+
+@pytest.mark.parametrize("likelihood", ["poisson", NegativeBinomialLikelihood()])
+@pytest.mark.parametrize("level", [1.0, 200.0])
+def test_counts_small_and_large(likelihood, level: float) -> None:
+    rate = level * np.exp(1.2 * WAVE)
+    y = np.random.default_rng(1).poisson(rate)
+    model = regressor(likelihood).fit(X, y)
+    mean, sd = model.predict(X, return_std=True)
+    np.testing.assert_allclose(model.predict(X), mean)
+    assert np.abs(mean - rate).mean() < 0.35 * rate.mean() ** 0.5 + 0.05 * rate.mean()
+    assert 0.85 < (np.abs(y - mean) <= 2 * sd).mean() <= 1
+    assert np.isnan(model.noise_).all()
+    assert model.log_density(X, y).mean() > -0.5 * np.log(2 * np.pi * np.e * rate).mean() - 0.3
+
+
+def test_the_density_of_counts_adds_up_to_one() -> None:
+    y = np.random.default_rng(2).poisson(2 + WAVE)
+    model = regressor("poisson", max_points=6).fit(X, y)
+    counts = np.arange(40)
+    density = np.exp([model.log_density(X[:3], np.full(3, c)) for c in counts])
+    np.testing.assert_allclose(density.sum(0), 1, atol=1e-6)
+    mean = (counts[:, None] * density).sum(0)
+    np.testing.assert_allclose(model.predict(X[:3]), mean, atol=1e-5)
+
+
+def test_proportions() -> None:
+    y = 1 / (1 + np.exp(-WAVE - 0.1 * rng.normal(size=150)))
+    model = regressor(BetaLikelihood()).fit(X, y)
+    mean, sd = model.predict(X, return_std=True)
+    assert np.abs(mean - y).mean() < 0.05
+    assert ((mean > 0) & (mean < 1)).all()
+    assert (sd < 0.2).all()
+
+
+def test_laplace_and_several_targets() -> None:
+    Y = np.c_[WAVE, -10 * WAVE] + 0.1 * rng.laplace(size=(150, 2))
+    model = regressor("laplace", max_points=10).fit(X, Y)
+    assert model.predict(X).shape == (150, 2)
+    assert model.log_density(X, Y).shape == (150, 2)
+    assert model.noise_.shape == (2,)
+    assert model.score(X, Y) > 0.9
+
+
+def test_a_gaussian_likelihood_by_hand_agrees_with_the_collapsed_model() -> None:
+    y = WAVE + 0.1 * rng.normal(size=150)
+    collapsed = regressor("gaussian").fit(X, y)
+    explicit = regressor(GaussianLikelihood()).fit(X, y)
+    assert abs(collapsed.elbo_ - explicit.elbo_) < 0.02 * 150
+    np.testing.assert_allclose(collapsed.predict(X), explicit.predict(X), atol=0.03)
+
+
+def test_the_papers_schedule_on_minibatches() -> None:
+    y = np.random.default_rng(1).poisson(np.exp(1.2 * WAVE))
+    settings = {"schedule": "paper", "alpha": 0.02, "batch_size": 50, "n_candidates": 15}
+    model = SparseGPRegressor(
+        likelihood="poisson", epochs=(150, 100, 150), random_state=0, **settings
+    ).fit(X, y)
+    assert 0 < model.n_inducing_ < 15
+    assert model.log_density(X, y).mean() > -1.6
+    gaussian = SparseGPRegressor(epochs=(300, 50, 100), random_state=0, **settings).fit(X, WAVE)
+    assert gaussian.score(X, WAVE) > 0.8
+
+
+class TestBadTargets:
+    @pytest.mark.parametrize("bad", [-1.0, 0.5])
+    def test_counts(self, bad: float) -> None:
+        y = np.ones(150)
+        y[3] = bad
+        with pytest.raises(InputError, match=rf"counts must be whole numbers.*got {bad:g}"):
+            regressor("poisson").fit(X, y)
+
+    @pytest.mark.parametrize("likelihood", ["normal", 3, None])
+    def test_words_that_are_not_on_the_list(self, likelihood) -> None:
+        with pytest.raises(InputError, match="`likelihood` must be one of gaussian, student-t"):
+            regressor(likelihood).fit(X, WAVE)
+
+    def test_a_likelihood_that_cannot_be_supported(self) -> None:
+        with pytest.raises(InputError, match="got MultitaskGaussianLikelihood"):
+            regressor(MultitaskGaussianLikelihood(num_tasks=2)).fit(X, WAVE)
+
+    def test_noise_in_a_covariance_that_has_none(self) -> None:
+        model = regressor("poisson", max_points=4).fit(X, np.ones(150))
+        with pytest.raises(InputError, match="PoissonLikelihood has no Gaussian noise"):
+            model.predict(X[:3], return_cov=True)
+        _, covariance = model.predict(X[:3], return_cov=True, observed=False)
+        assert covariance.shape == (3, 3)
+
+
+def test_the_users_likelihood_is_left_alone() -> None:
+    mine = StudentTLikelihood()
+    before = {name: p.clone() for name, p in mine.named_parameters()}
+    SparseGPRegressor(
+        likelihood=mine, schedule="paper", alpha=0.1, n_candidates=5, epochs=(5, 5, 5)
+    ).fit(X, WAVE)
+    for name, p in mine.named_parameters():
+        assert torch.equal(p, before[name])

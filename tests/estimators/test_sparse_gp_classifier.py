@@ -1,0 +1,157 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import train_test_split
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from winnowgp import SparseGPClassifier
+from winnowgp.errors import InputError
+
+
+def bands(C: int = 2, N: int = 150, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels from a wave cut at C − 1 levels, softened by noise; inputs far from the origin."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(100, 106, size=(N, 1))
+    height = np.sin(2 * X[:, 0]) + 0.2 * rng.normal(size=N)
+    cuts = np.linspace(-1, 1, C + 1)[1:-1]
+    return X, np.array(["low", "mid", "top"])[:C][np.searchsorted(cuts, height)]
+
+
+def classifier(**arguments: Any) -> SparseGPClassifier:
+    settings: dict[str, Any] = {"n_candidates": 30, "random_state": 0} | arguments
+    return SparseGPClassifier(**settings)
+
+
+def paper(**arguments: Any) -> SparseGPClassifier:
+    settings: dict[str, Any] = {
+        "schedule": "paper",
+        "alpha": 0.01,
+        "n_candidates": 12,
+        "epochs": (60, 30, 60),
+    }
+    return classifier(**(settings | arguments))
+
+
+@parametrize_with_checks([paper()])
+def test_scikit_learns_own_checks(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([SparseGPClassifier(n_candidates=20)])
+def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("C", [2, 3])
+@pytest.mark.parametrize(
+    "model",
+    [classifier(), paper(epochs=(300, 150, 150)), paper(epochs=(300, 150, 150), batch_size=50)],
+    ids=["fast", "paper", "minibatches"],
+)
+def test_it_learns_strings_with_few_points(model: SparseGPClassifier, C: int) -> None:
+    X, y = bands(C)
+    model.fit(X, y)
+    assert list(model.classes_) == ["low", "mid", "top"][:C]
+    probability = model.predict_proba(X)
+    assert probability.shape == (150, C)
+    np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-12)
+    assert model.score(X, y) > 0.85
+    assert (model.predict(X) == model.classes_[probability.argmax(1)]).all()
+    assert 0 < model.n_inducing_ < 20
+    assert model.inducing_points_.shape == (model.n_inducing_, 1)
+    assert model.inclusion_.shape == (len(model.candidates_),)
+    assert -150 * np.log(C) < model.elbo_ < 0
+
+
+def test_log_density_is_the_log_of_the_probability() -> None:
+    for C in (2, 3):
+        X, y = bands(C)
+        model = paper().fit(X, y)
+        chosen = model.predict_proba(X)[np.arange(len(y)), np.searchsorted(model.classes_, y)]
+        np.testing.assert_allclose(model.log_density(X, y), np.log(chosen), atol=1e-9)
+        assert model.log_density(X[:1], ["never seen"]) == -np.inf
+
+
+def test_probabilities_are_calibrated() -> None:
+    rng = np.random.default_rng(1)
+    X = rng.uniform(-3, 3, size=(1200, 1))
+    truth = 1 / (1 + np.exp(-3 * np.sin(2 * X[:, 0])))
+    y = rng.uniform(size=1200) < truth
+    model = classifier().fit(X[:600], y[:600])
+    found = model.predict_proba(X[600:])[:, 1]
+    assert np.abs(found - truth[600:]).mean() < 0.06
+    for low, high in ((0.0, 0.25), (0.25, 0.75), (0.75, 1.0)):
+        inside = (found >= low) & (found <= high)
+        expected, seen = found[inside].mean(), y[600:][inside].mean()
+        # Five standard errors of a frequency, at most.
+        assert abs(expected - seen) < 5 * np.sqrt(0.25 / inside.sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
+def test_embedded_data(load) -> None:
+    X, y = load(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0, stratify=y)
+    model = SparseGPClassifier(random_state=0).fit(X, y)
+    assert model.score(X_test, y_test) >= 0.94
+    assert model.log_density(X_test, y_test).mean() > -0.2
+    assert model.n_inducing_ < 40
+
+
+def test_the_same_seed_gives_the_same_fit() -> None:
+    X, y = bands(N=60)
+    first, second = (classifier(random_state=3).fit(X, y) for _ in range(2))
+    np.testing.assert_array_equal(first.inducing_points_, second.inducing_points_)
+    np.testing.assert_array_equal(first.predict_proba(X), second.predict_proba(X))
+
+
+def test_points_can_be_asked_for() -> None:
+    X, y = bands(N=60)
+    assert classifier(max_points=4).fit(X, y).n_inducing_ == 4
+    few, many = (classifier(tolerance=t).fit(X, y).n_inducing_ for t in (0.1, 0.001))
+    assert few < many
+
+
+def test_booleans_integers_and_a_users_kernel() -> None:
+    X, y = bands(N=60)
+    kernel = ScaleKernel(MaternKernel(nu=1.5))
+    model = classifier(kernel=kernel).fit(X, y == "low")
+    assert model.predict(X).dtype == bool
+    assert classifier(kernel="matern52").fit(X, (y == "low") * 7).predict(X).max() == 7
+
+
+class TestBadLabels:
+    @pytest.mark.parametrize("y", [["one"] * 20, np.zeros(20)])
+    def test_one_class_only(self, y) -> None:
+        with pytest.raises(InputError, match="at least two classes; got one class only"):
+            classifier().fit(np.arange(20.0)[:, None], y)
+
+    def test_floats(self) -> None:
+        X = np.linspace(0, 1, 20)[:, None]
+        with pytest.raises(ValueError, match="Unknown label type: continuous"):
+            classifier().fit(X, np.sin(X[:, 0]))
+
+    def test_nan(self) -> None:
+        X, y = np.arange(20.0)[:, None], np.r_[np.nan, np.zeros(9), np.ones(10)]
+        with pytest.raises(ValueError, match="NaN"):
+            classifier().fit(X, y)
+
+    def test_labels_of_another_length(self) -> None:
+        X, y = bands()
+        model = paper().fit(X, y)
+        with pytest.raises(InputError, match="one label a row, 150; got shape"):
+            model.log_density(X, y[:3])
+
+    def test_batches_need_the_papers_schedule(self) -> None:
+        with pytest.raises(InputError, match="`batch_size` is for `schedule='paper'`"):
+            classifier(batch_size=10).fit(*bands())
+
+    def test_predicting_before_fitting(self) -> None:
+        for method in ("predict", "predict_proba"):
+            with pytest.raises(NotFittedError):
+                getattr(classifier(), method)([[1.0]])

@@ -1,0 +1,107 @@
+"""Both schedules on models whose likelihood is not Gaussian."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    PoissonLikelihood,
+    SoftmaxLikelihood,
+    StudentTLikelihood,
+)
+
+from winnowgp import fit
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.gradients import Relaxed
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import Fast, FixedAlpha, MaxPoints, ThreePhases, Tolerance
+from winnowgp.training.latent_scale import best_level, kernel_variances, noise_of
+
+X = torch.linspace(-3, 3, 80, dtype=torch.float64)[:, None]
+LABELS = (torch.sin(2 * X[:, 0]) > 0).double()
+
+
+def model(K: int = 0, likelihood=None) -> VariationalGP:
+    likelihood = BernoulliLikelihood() if likelihood is None else likelihood
+    return VariationalGP(
+        ScaleKernel(RBFKernel()), X[:: 80 // K][:K] if K else X[:0], likelihood=likelihood
+    )
+
+
+def data(y: torch.Tensor = LABELS) -> Dataset:
+    return Dataset.of(X, y)
+
+
+@pytest.mark.parametrize("goal", [Tolerance(0.05), MaxPoints(6), FixedAlpha(0.05)])
+def test_the_fast_schedule_keeps_its_promise(goal) -> None:
+    fitted = fit(model(), data(), schedule=Fast(goal, n_candidates=30))
+    M = fitted.posterior.M
+    assert 2 < M < 20
+    if isinstance(goal, MaxPoints):
+        assert M == 6
+    if isinstance(goal, Tolerance):
+        assert fitted.given_up <= 0.05 * 80 + 1e-6
+    kept = fitted.model
+    assert fitted.bound == pytest.approx(kept.bound(data()).item(), abs=1e-5)
+    assert fitted.bound == pytest.approx(kept.fixed_bound(data()), abs=1e-5)
+    assert fitted.selection.frontier is not None
+    assert int(fitted.selection.mask.sum()) == M
+    assert fitted.upper_bound == float("inf")
+    right = (fitted.posterior.predict(X, observed=True).mean[:, 0] > 0.5) == (LABELS > 0.5)
+    assert right.double().mean() > 0.95
+
+
+@pytest.mark.parametrize("batch_size", [None, 20])
+@pytest.mark.parametrize("gradient", [None, Relaxed(samples=2)])
+def test_the_papers_schedule_gives_the_same_kind_of_selection(batch_size, gradient) -> None:
+    extra = {} if gradient is None else {"gradient": gradient}
+    schedule = ThreePhases(
+        SquaredCardinality(12, 0.02),
+        pre=80,
+        process=60,
+        post=40,
+        learning_rate=0.05,
+        batch_size=batch_size,
+        **extra,
+    )
+    start = model(12)
+    fitted = fit(start, data(), schedule=schedule)
+    assert fitted.bound > start.bound(data())
+    assert fitted.selection.inclusion.shape == (12,)
+    assert fitted.selection.trace.shape == (60,)
+    assert int(fitted.selection.mask.sum()) == fitted.posterior.M
+    assert fitted.bound == pytest.approx(fitted.model.bound(data()).item())
+
+
+def test_minibatches_are_refused_by_the_collapsed_bound() -> None:
+    gp = SparseGP(ScaleKernel(RBFKernel()), X[::8])
+    schedule = ThreePhases(SquaredCardinality(10, 0.1), pre=1, batch_size=20)
+    with pytest.raises(InputError, match="needs all rows at once"):
+        fit(gp, data(), schedule=schedule)
+    with pytest.raises(InputError, match="`batch_size` must be at least 1"):
+        ThreePhases(SquaredCardinality(10, 0.1), batch_size=0)
+
+
+def test_targets_are_checked_before_anything_is_fitted() -> None:
+    with pytest.raises(InputError, match=r"Bernoulli targets must be 0 or 1; got 0\.5"):
+        fit(model(), data(torch.full((80,), 0.5, dtype=torch.float64)))
+
+
+def test_levels_and_scales_that_fits_start_from() -> None:
+    counts = data(torch.full((80,), 37.0, dtype=torch.float64))
+    assert best_level(PoissonLikelihood(), counts).item() == pytest.approx(37, abs=0.5)
+    rare = data((torch.arange(80) < 8).double())
+    level = best_level(BernoulliLikelihood(), rare)
+    assert torch.special.ndtr(level).item() == pytest.approx(0.1, abs=0.03)
+    assert kernel_variances(BernoulliLikelihood(), rare) == (1.0, 10.0)
+    spread = data(1000 * LABELS)
+    assert kernel_variances(PoissonLikelihood(), spread)[1] == pytest.approx(1000**2 / 4, rel=0.1)
+    assert noise_of(BernoulliLikelihood()) is None
+    assert noise_of(SoftmaxLikelihood(num_classes=3, mixing_weights=False)) is None
+    for likelihood in (GaussianLikelihood(), StudentTLikelihood()):
+        assert noise_of(likelihood) is not None
+        likelihood.raw_noise.requires_grad_(False)
+        assert noise_of(likelihood) is None
