@@ -54,11 +54,14 @@ def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)
         model = VariationalGP(kernel, grid, likelihood=BernoulliLikelihood())
         model.candidates.requires_grad_(moves)
         generator = torch.Generator().manual_seed(seed)
-        maps[name] = _map(fit(model, data, schedule=schedule, generator=generator), data)
+        fitted = fit(model, data, schedule=schedule, generator=generator)
+        held = (grid[:, None] != fitted.posterior.Z).any(-1).all(1)
+        idle = fitted.candidates[~fitted.selection.mask] if moves else grid[held]
+        maps[name] = _map(fitted, data, idle)
     return Classes(data.X, data.Y[:, 0].long(), maps)
 
 
-def _map(fitted: Fit[VariationalGP], data: Dataset) -> ClassMap:
+def _map(fitted: Fit[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]) -> ClassMap:
     margin = 0.15 * (data.X.amax(0) - data.X.amin(0))
     low, high = data.X.amin(0) - margin, data.X.amax(0) + margin
     steps = torch.linspace(0, 1, 120, dtype=torch.float64)
@@ -69,7 +72,7 @@ def _map(fitted: Fit[VariationalGP], data: Dataset) -> ClassMap:
         x=x,
         y=y,
         probability=probability.reshape(len(y), len(x)).detach(),
-        idle=fitted.candidates[~fitted.selection.mask],
+        idle=idle,
         points=fitted.posterior.Z,
     )
 
