@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -16,6 +16,8 @@ from winnowgp.errors import InputError
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.typing import Mask, Scalar
+
+_Same = TypeVar("_Same", bound=nn.Module)
 
 
 class InducingModel(nn.Module, ABC):
@@ -84,15 +86,15 @@ class InducingModel(nn.Module, ABC):
         """Upper bound on log p(Y) at the same parameters, in nats; infinite if none is known."""
 
     @abstractmethod
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> Self:
+    def with_candidates(self: _Same, candidates: Float[Tensor, "J D"]) -> _Same:
         """A new model with the same parameters and other candidates."""
 
     @abstractmethod
-    def prune(self, mask: Mask) -> Self:
+    def prune(self: _Same, mask: Mask) -> _Same:
         """A new model with the same parameters and only the candidates that `mask` keeps."""
 
     @abstractmethod
-    def with_best_q(self, data: Dataset) -> Self:
+    def with_best_q(self: _Same, data: Dataset) -> _Same:
         """A new model with the same parameters and the q(u) that is best for the data."""
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Self, final
+from typing import final
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -150,18 +150,18 @@ class SparseGP(InducingModel):
         """Upper bound on log p(Y) at the same parameters, in nats."""
         return moment_upper_bound(self.moments(data)[1]).item()
 
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> Self:
+    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
         """A new model with the same parameters and other candidates."""
         copied = deepcopy(self)
         learnt = self.candidates.requires_grad
         copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
         return copied
 
-    def prune(self, mask: Mask) -> Self:
+    def prune(self, mask: Mask) -> "SparseGP":
         """A new model with the same parameters and only the candidates that `mask` keeps."""
         return self.with_candidates(self.candidates[mask])
 
-    def with_best_q(self, data: Dataset) -> Self:
+    def with_best_q(self, data: Dataset) -> "SparseGP":
         """The model itself: its q(u) is the best one always."""
         return self
 

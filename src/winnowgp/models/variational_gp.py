@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from math import inf
-from typing import Self, final
+from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
@@ -161,7 +161,7 @@ class VariationalGP(InducingModel):
         return inf
 
     @torch.no_grad()
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> Self:
+    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "VariationalGP":
         """A new model with the same parameters; its q(u) is that of the process at the new points.
 
         q(u') = ∫ p(u' | u) q(u) du, whose whitened factor is [A F, (I − A Aᵀ)^½] with
@@ -178,13 +178,13 @@ class VariationalGP(InducingModel):
         return self._copied(candidates, A @ self.q_mean, factor)
 
     @torch.no_grad()
-    def prune(self, mask: Mask) -> Self:
+    def prune(self, mask: Mask) -> "VariationalGP":
         """A new model with only the candidates that `mask` keeps, and the marginal q(u) of them."""
         Kuu = covariance(self.kernel, self.candidates, self.candidates)
         mean, factor = subset_marginal(Kuu, self.q_mean, self.q_factor.tril(), mask=mask[None])
         return self._copied(self.candidates[mask], mean[0], factor[0])
 
-    def with_best_q(self, data: Dataset) -> Self:
+    def with_best_q(self, data: Dataset) -> "VariationalGP":
         """A new model with the same parameters and the q(u) that maximises the bound."""
         mean, factor = self._inferred(data, gain=SETTLED)[1].sums.posterior()
         # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
@@ -225,7 +225,7 @@ class VariationalGP(InducingModel):
         candidates: Float[Tensor, "J D"],
         q_mean: Float[Tensor, "J P"],
         q_factor: Float[Tensor, "P J J"],
-    ) -> Self:
+    ) -> "VariationalGP":
         copied = deepcopy(self)
         learnt = self.candidates.requires_grad
         copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
