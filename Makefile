@@ -25,7 +25,7 @@ types: $(INSTALLED)
 	$(BIN)/basedpyright --level error
 
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
@@ -33,6 +33,7 @@ slow: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/regression.py
+	$(BIN)/python benchmarks/classification.py
 
 # GPflow and GPyTorch, each in a virtual environment of its own; hours on two cores.
 PEERS := benchmarks/peers
