@@ -8,8 +8,10 @@ from gpytorch.likelihoods import (
     GaussianLikelihood,
     MultitaskGaussianLikelihood,
     NegativeBinomialLikelihood,
+    SoftmaxLikelihood,
     StudentTLikelihood,
 )
+from sklearn.exceptions import NotFittedError
 
 from winnowgp import SparseGPRegressor
 from winnowgp.errors import InputError
@@ -134,3 +136,42 @@ def test_the_users_likelihood_is_left_alone() -> None:
     ).fit(X, WAVE)
     for name, p in mine.named_parameters():
         assert torch.equal(p, before[name])
+
+
+def test_students_t_without_noise_is_as_good_as_gaussian() -> None:
+    few = X[::4]
+    plain, robust = (
+        regressor(name).fit(few, np.sin(few[:, 0])) for name in ("gaussian", "student-t")
+    )
+    assert robust.elbo_ > plain.elbo_ - 1
+    assert np.abs(robust.predict(few) - np.sin(few[:, 0])).max() < 1e-2
+
+
+def test_the_papers_schedule_starts_where_large_counts_are() -> None:
+    y = np.random.default_rng(3).poisson(200 * (2 + WAVE))
+    model = SparseGPRegressor(
+        likelihood="poisson",
+        schedule="paper",
+        alpha=0.01,
+        n_candidates=5,
+        epochs=(5, 5, 5),
+        random_state=0,
+    ).fit(X, y)
+    assert 250 < model.predict(X).mean() < 550
+
+
+def test_softmax_is_sent_to_the_classifier() -> None:
+    softmax = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    with pytest.raises(InputError, match="use SparseGPClassifier"):
+        regressor(softmax).fit(X, np.arange(150) % 3)
+
+
+def test_the_density_of_impossible_counts_is_refused_by_name() -> None:
+    model = regressor("poisson", max_points=3).fit(X[:40], np.ones(40))
+    with pytest.raises(InputError, match="counts must be whole numbers"):
+        model.log_density(X[:2], [1, -1])
+
+
+def test_sampling_before_fitting() -> None:
+    with pytest.raises(NotFittedError):
+        regressor("poisson").sample_y([[1.0]])

@@ -1,6 +1,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from sklearn.datasets import load_breast_cancer, load_wine
@@ -140,6 +141,13 @@ class TestBadLabels:
         X, y = np.arange(20.0)[:, None], np.r_[np.nan, np.zeros(9), np.ones(10)]
         with pytest.raises(ValueError, match="NaN"):
             classifier().fit(X, y)
+
+    @pytest.mark.parametrize("missing", [None, pd.NA])
+    def test_missing_labels(self, missing) -> None:
+        y = np.array(["a", "b"] * 10, dtype=object)
+        y[3] = missing
+        with pytest.raises(InputError, match="`y` has 1 missing labels; drop those rows"):
+            classifier().fit(np.arange(20.0)[:, None], y)
 
     def test_labels_of_another_length(self) -> None:
         X, y = bands()

@@ -335,3 +335,18 @@ def test_targets_without_probability_are_named(
 def test_any_number_is_a_target_of_regression() -> None:
     for name in ("gaussian", "student", "laplace", "own"):
         check_targets(ONE_LATENT[name][0], REAL)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 0.02])
+@pytest.mark.parametrize("likelihood", [StudentTLikelihood(), LaplaceLikelihood()])
+def test_densities_much_narrower_than_the_latent_are_exact(likelihood, scale: float) -> None:
+    narrow = built(likelihood, noise=scale**2)
+    f = torch.linspace(-12, 12, 600_001, dtype=torch.float64)
+    weight = Normal(0.2, 1.0).log_prob(f).exp() * (f[1] - f[0])
+    for y in (0.0, 0.7, 3.0):
+        log_prob = narrow.forward(f).log_prob(torch.tensor(y, dtype=torch.float64))
+        Y, mean, variance = (torch.full((1, 1), v, dtype=torch.float64) for v in (y, 0.2, 1.0))
+        expected = expected_log_prob(narrow, Y, mean, variance).item()
+        assert expected == pytest.approx((weight * log_prob).sum().item(), abs=1e-5)
+        density = log_density(narrow, Y, mean, variance).item()
+        assert density == pytest.approx((weight * log_prob.exp()).sum().log().item(), abs=1e-5)

@@ -15,9 +15,9 @@ from winnowgp import fit
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
-from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models import Posterior, SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, FixedAlpha, MaxPoints, ThreePhases, Tolerance
+from winnowgp.training import Fast, FixedAlpha, MaxPoints, ThreePhases, Tolerance, predict_time
 from winnowgp.training.latent_scale import best_level, kernel_variances, noise_of
 
 X = torch.linspace(-3, 3, 80, dtype=torch.float64)[:, None]
@@ -105,3 +105,17 @@ def test_levels_and_scales_that_fits_start_from() -> None:
         assert noise_of(likelihood) is not None
         likelihood.raw_noise.requires_grad_(False)
         assert noise_of(likelihood) is None
+
+
+def test_prediction_times_count_every_latent_function(monkeypatch) -> None:
+    seen = []
+
+    def watched(*arguments, **named) -> Posterior:
+        seen.append(tuple(named["q_factor"].shape))
+        return Posterior(*arguments, **named)
+
+    monkeypatch.setattr(predict_time, "Posterior", watched)
+    softmax = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    predict_time.measured_predict_us(model(likelihood=softmax), data(), 7)
+    predict_time.measured_predict_us(SparseGP(ScaleKernel(RBFKernel()), X[:0]), data(), 7)
+    assert seen == [(3, 7, 7), (1, 7, 7)]

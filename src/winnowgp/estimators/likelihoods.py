@@ -2,15 +2,18 @@
 
 from typing import TypeGuard
 
+from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import (
     GaussianLikelihood,
     LaplaceLikelihood,
     Likelihood,
     PoissonLikelihood,
+    SoftmaxLikelihood,
     StudentTLikelihood,
 )
 
 from winnowgp.errors import InputError
+from winnowgp.models import LEAST_NOISE
 
 LIKELIHOODS = {
     "gaussian": GaussianLikelihood,
@@ -26,6 +29,8 @@ def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
     >>> likelihood_from("student-t").deg_free.item()
     7.0
     """
+    if isinstance(likelihood, SoftmaxLikelihood):
+        raise InputError("`likelihood` is softmax, which is for classes; use SparseGPClassifier.")
     if isinstance(likelihood, Likelihood):
         return likelihood
     if not isinstance(likelihood, str) or likelihood not in LIKELIHOODS:
@@ -33,7 +38,10 @@ def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
             f"`likelihood` must be one of {', '.join(LIKELIHOODS)} or a GPyTorch likelihood; "
             f"got {likelihood!r}."
         )
-    return LIKELIHOODS[likelihood]()
+    kind = LIKELIHOODS[likelihood]
+    if kind is PoissonLikelihood:
+        return kind()
+    return kind(noise_constraint=GreaterThan(LEAST_NOISE))
 
 
 def has_noise(

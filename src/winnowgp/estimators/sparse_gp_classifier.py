@@ -9,7 +9,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from winnowgp.errors import InputError
@@ -107,6 +107,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
             X: inputs `[N D]`.
             y: labels `[N]`: strings, whole numbers or booleans.
         """
+        _check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
@@ -142,7 +143,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log probability of each label, in nats; −∞ for a label never seen."""
         inputs = self._inputs(X)
-        labels = np.asarray(y)
+        labels = column_or_1d(y)
         if labels.shape != (len(inputs),):
             raise InputError(
                 f"`y` must have one label a row, {len(inputs)}; got shape {list(labels.shape)}."
@@ -151,3 +152,12 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         index = np.searchsorted(self.classes_, np.where(known, labels, self.classes_[0]))
         nats = self._log_density(inputs, tensor(index)[:, None])[:, 0]
         return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
+
+
+def _check_missing(y: Any) -> None:
+    """None and pandas' NA cannot be compared, so they would fail where nobody understands why."""
+    labels = np.asarray(y)
+    if labels.dtype == object:
+        missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
+        if missing:
+            raise InputError(f"`y` has {missing} missing labels; drop those rows.")

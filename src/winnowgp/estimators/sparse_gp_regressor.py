@@ -17,8 +17,8 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.tensors import tensor
-from winnowgp.models import InducingModel, SparseGP, VariationalGP
-from winnowgp.training import OnProgress, silent
+from winnowgp.models import InducingModel, SparseGP, VariationalGP, check_targets
+from winnowgp.training import OnProgress, best_level, silent
 
 N_CANDIDATES = 512
 
@@ -131,9 +131,15 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
             if self.likelihood == "gaussian" and self.batch_size is None:
                 return SparseGP(kernel, points)
-            return VariationalGP(kernel, points, likelihood=likelihood, targets=rows.P)
+            made = VariationalGP(kernel, points, likelihood=likelihood, targets=rows.P)
+            made.check(data)
+            if not has_noise(likelihood):
+                # Counts may be far from zero, further than the paper's small steps would get.
+                made.mean.initialize(constant=best_level(made.likelihood, data))
+            return made
 
         Y = self._y_units.forward(rows.Y)
+        data = Dataset(rows.X, Y)
         fitted = self._fit(rows.X, Y, model=model, n_candidates=N_CANDIDATES)
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
         self.likelihood_ = fitted.posterior.likelihood
@@ -153,8 +159,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
 
         Args:
             return_std: also return the standard deviation of each row.
-            return_cov: also return the covariance between all rows, `[N N]` or `[N N P]`; of the
-                function alone unless the likelihood is Gaussian.
+            return_cov: also return the covariance between all rows, `[N N]` or `[N N P]`. Unless
+                the likelihood is Gaussian, ask for that of the function, with `observed=False`.
             observed: whether these are for a new observation (with its noise) or for the latent
                 function.
 
@@ -185,7 +191,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         """Latent functions drawn jointly at the rows, `[N n_samples]` or `[N P n_samples]`."""
         seed = int(check_random_state(random_state).randint(2**31))
         generator = torch.Generator().manual_seed(seed)
-        draws = self.posterior_.sample(self._inputs(X), n_samples, generator=generator)
+        inputs = self._inputs(X)
+        draws = self.posterior_.sample(inputs, n_samples, generator=generator)
         draws = self._y_units.inverse(draws).permute(1, 2, 0)
         return (draws[:, 0] if self._single_target else draws).numpy()
 
@@ -198,7 +205,9 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
                 f"`y` must have {self.posterior_.P} target columns as in `fit`; "
                 f"got {targets.shape[1]}."
             )
-        nats = self._log_density(inputs, self._y_units.forward(targets))
+        targets = self._y_units.forward(targets)
+        check_targets(self.likelihood_, targets)
+        nats = self._log_density(inputs, targets)
         return self._targets(nats - self._y_units.scale.log())
 
     def _targets(self, values: Tensor) -> NDArray[np.float64]:

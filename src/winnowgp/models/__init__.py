@@ -4,7 +4,12 @@ from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.inducing_model import InducingModel, Model
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
-from winnowgp.models.observations import Prediction, expected_log_prob, latent_functions
+from winnowgp.models.observations import (
+    Prediction,
+    check_targets,
+    expected_log_prob,
+    latent_functions,
+)
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sparse_gp import LEAST_NOISE, SparseGP
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
@@ -21,6 +26,7 @@ __all__ = [
     "SparseGP",
     "UncollapsedObjective",
     "VariationalGP",
+    "check_targets",
     "expected_log_prob",
     "greedy_variance",
     "kernel_blocks",

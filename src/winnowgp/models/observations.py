@@ -24,6 +24,7 @@ from gpytorch.likelihoods import (
     NegativeBinomialLikelihood,
     PoissonLikelihood,
     SoftmaxLikelihood,
+    StudentTLikelihood,
     _OneDimensionalLikelihood,
 )
 from jaxtyping import Float
@@ -119,6 +120,8 @@ def expected_log_prob(
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
     if isinstance(likelihood, LaplaceLikelihood):
         return _laplace_expectation(likelihood, Y, mean, variance)
+    if isinstance(likelihood, StudentTLikelihood):
+        return _student_expectation(likelihood, Y, mean, variance)
     # A variance of zero has a square root without a derivative.
     marginals: Any = Normal(mean, _positive(variance).sqrt())
     if isinstance(likelihood, _OneDimensionalLikelihood):
@@ -152,6 +155,10 @@ def log_density(
         return torch.special.log_ndtr((2 * Y - 1) * mean / (1 + variance).sqrt())
     if isinstance(likelihood, SoftmaxLikelihood):
         return _softmax_log_probability(likelihood, mean, variance).gather(1, Y.long())
+    if isinstance(likelihood, StudentTLikelihood):
+        return _student_log_density(likelihood, Y, mean, variance)
+    if isinstance(likelihood, LaplaceLikelihood):
+        return _laplace_log_density(likelihood, Y, mean, variance)
     f, weights = _hermite(mean, variance)
     return (_log_prob(likelihood, f, Y) + weights.log()).logsumexp(0)
 
@@ -193,6 +200,47 @@ def _laplace_expectation(
     density = torch.exp(-0.5 * ratio.square()) / sqrt(2 * pi)
     distance = z * (2 * torch.special.ndtr(ratio) - 1) + 2 * s * density
     return -(2 * b).log() - distance / b
+
+
+def _laplace_log_density(
+    likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """Of a Laplace variable plus a Gaussian one, in closed form."""
+    b, s, z = likelihood.noise.sqrt(), _positive(variance).sqrt(), Y - mean
+    above = -z / b + torch.special.log_ndtr(z / s - s / b)
+    below = z / b + torch.special.log_ndtr(-z / s - s / b)
+    return -(2 * b).log() + 0.5 * (s / b).square() + torch.logaddexp(above, below)
+
+
+def _student_expectation(
+    likelihood: StudentTLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """log c − (ν + 1)/2 · E log(1 + z²/νσ²), exact however narrow the density is.
+
+    E log(1 + x) = ∫ (1 − E e^{−tx}) e^{−t}/t dt for x ≥ 0, a smooth integral over log t, and
+    E e^{−az²} = (1 + 2av)^{−½} exp(−a z̄²/(1 + 2av)).
+    """
+    nu, square = likelihood.deg_free, (Y - mean).square()
+    log_t = torch.linspace(-36, 4, 161, dtype=mean.dtype, device=mean.device)
+    t = log_t.exp().reshape(-1, *([1] * mean.dim()))
+    a = t / (nu * likelihood.noise)
+    widened = 1 + 2 * a * variance
+    kept = -torch.expm1(-0.5 * widened.log() - a * square / widened)
+    logarithm = (kept * (-t).exp()).sum(0) * (log_t[1] - log_t[0])
+    zero = torch.zeros_like(mean)
+    peak = likelihood.forward(zero).log_prob(zero)
+    return peak - 0.5 * (nu + 1) * logarithm
+
+
+def _student_log_density(
+    likelihood: StudentTLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """A Student-t is a Gaussian of precision g/σ² with g ~ Gamma(ν/2, ν/2): a sum over log g."""
+    half = 0.5 * likelihood.deg_free
+    u = torch.linspace(-36, 6, 337, dtype=mean.dtype, device=mean.device)[:, None, None]
+    log_weight = (half * (u - u.exp())).log_softmax(0)
+    wide = Normal(mean, (variance + likelihood.noise * (-u).exp()).sqrt())
+    return (wide.log_prob(Y) + log_weight).logsumexp(0)
 
 
 def _positive(variance: Tensor) -> Tensor:

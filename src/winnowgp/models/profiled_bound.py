@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import LaplaceLikelihood, Likelihood, StudentTLikelihood
 from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
@@ -75,6 +75,10 @@ def best_q(
         return expected_log_prob(likelihood, data.Y[rows], centre[rows] + m, v)
 
     P = latent_functions(likelihood, data.P)
+    if start is None and isinstance(likelihood, StudentTLikelihood | LaplaceLikelihood):
+        # As if the noise were Gaussian: seen from the prior, far targets hardly pull.
+        precision = likelihood.noise.detach().reciprocal().expand(data.Y.shape).clone()
+        start = Sites(precision * (data.Y - centre), precision)
     return inferred(chunks, expected, P=P, start=start, gain=gain * data.N)
 
 

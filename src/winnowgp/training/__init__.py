@@ -4,6 +4,7 @@ from winnowgp.training.adam import Adam
 from winnowgp.training.fast import Fast
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.latent_scale import best_level
 from winnowgp.training.predict_time import measured_predict_us, points_within
 from winnowgp.training.progress import OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
@@ -21,6 +22,7 @@ __all__ = [
     "Schedule",
     "ThreePhases",
     "Tolerance",
+    "best_level",
     "fit",
     "measured_predict_us",
     "points_within",

@@ -7,7 +7,7 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import InducingModel, Posterior, latent_functions
+from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
 
 ROWS = 1000
 _REPEATS = 5
@@ -39,13 +39,16 @@ def measured_predict_us(model: InducingModel, data: Dataset, M: int) -> float:
     points = data.X[torch.arange(M, device=data.X.device) % data.N]
     # Times do not depend on where the points are, so long as they are apart.
     points = points + torch.linspace(0, 1, M, dtype=points.dtype, device=points.device)[:, None]
+    P = latent_functions(model.likelihood, data.P)
+    eye = torch.eye(M, dtype=points.dtype, device=points.device)
+    # Only the collapsed model has one covariance for all its outputs.
     posterior = Posterior(
         model.kernel,
         points,
         mean=model.mean,
         likelihood=model.likelihood,
-        q_mean=points.new_zeros(M, latent_functions(model.likelihood, data.P)),
-        q_factor=torch.eye(M, dtype=points.dtype, device=points.device)[None],
+        q_mean=points.new_zeros(M, P),
+        q_factor=eye.repeat(1 if isinstance(model, SparseGP) else P, 1, 1),
     )
     seconds = []
     for _ in range(_REPEATS):
