@@ -2,9 +2,10 @@
 
 A likelihood either sees one latent function for each target column (Gaussian, Bernoulli, Poisson,
 Student-t, Laplace, Beta, negative binomial: whatever GPyTorch integrates in one dimension), or is
-softmax, which sees them all at once. Integrals over one latent are Gauss-Hermite quadrature or
-closed forms; those over the latents of softmax are sums over fixed quasi-random nodes. Nothing here
-draws a random number.
+softmax, which sees them all at once. Integrals over one latent are closed (Gaussian, Laplace),
+smooth ones that are exact (Student-t), or Gauss-Hermite quadrature, which is good where the
+likelihood is not much narrower than q(f); those over the latents of softmax are sums over fixed
+quasi-random nodes. Nothing here draws a random number.
 """
 
 from copy import deepcopy
