@@ -157,7 +157,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
 def _check_missing(y: Any) -> None:
     """None and pandas' NA cannot be compared, so they would fail where nobody understands why."""
     labels = np.asarray(y)
-    if labels.dtype == object:
+    if y is not None and labels.dtype == object:
         missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
         if missing:
             raise InputError(f"`y` has {missing} missing labels; drop those rows.")
