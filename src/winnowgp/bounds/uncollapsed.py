@@ -21,9 +21,9 @@ from winnowgp.typing import Masks, Noise, Weights
 def marginals(
     V: Float[Tensor, "*S M N"],
     *,
-    kff: Float[Tensor, " N"],
-    q_mean: Float[Tensor, "*S M P"],
-    q_factor: Float[Tensor, "*S #P M M"],
+    kff: Float[Tensor, "*#S N"],
+    q_mean: Float[Tensor, "*#S M P"],
+    q_factor: Float[Tensor, "*#S #P M M"],
 ) -> tuple[Float[Tensor, "*S N P"], Float[Tensor, "*S N P"]]:
     """q(f_ip) of each row: mean V_iᵀ m_p, variance k_ii − ‖V_i‖² + ‖F_pᵀ V_i‖², with V = L⁻¹ K_uf.
 

@@ -1,6 +1,12 @@
 """Models: what has parameters, candidates and data, and can say what any subset is worth."""
 
 from winnowgp.models.collapsed_objective import CollapsedObjective
+from winnowgp.models.deep_gp import DeepEvaluation, DeepGP
+from winnowgp.models.deep_layer import DeepLayer
+from winnowgp.models.deep_objective import DeepObjective
+from winnowgp.models.deep_posterior import DeepPosterior
+from winnowgp.models.deep_sites import LayerSites, deep_sites, layer_sites
+from winnowgp.models.deep_start import deep_layers
 from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.inducing_model import InducingModel, Model
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
@@ -18,8 +24,14 @@ from winnowgp.models.variational_gp import VariationalGP
 __all__ = [
     "LEAST_NOISE",
     "CollapsedObjective",
+    "DeepEvaluation",
+    "DeepGP",
+    "DeepLayer",
+    "DeepObjective",
+    "DeepPosterior",
     "InducingModel",
     "KernelBlocks",
+    "LayerSites",
     "Model",
     "Posterior",
     "Prediction",
@@ -27,8 +39,11 @@ __all__ = [
     "UncollapsedObjective",
     "VariationalGP",
     "check_targets",
+    "deep_layers",
+    "deep_sites",
     "expected_log_prob",
     "greedy_variance",
     "kernel_blocks",
     "latent_functions",
+    "layer_sites",
 ]

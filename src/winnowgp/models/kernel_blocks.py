@@ -31,11 +31,12 @@ def kernel_blocks(
 
 
 def covariance(
-    kernel: Kernel, A: Float[Tensor, "R D"], B: Float[Tensor, "C D"]
-) -> Float[Tensor, "R C"]:
+    kernel: Kernel, A: Float[Tensor, "*#S R D"], B: Float[Tensor, "*#S C D"]
+) -> Float[Tensor, "*S R C"]:
     """Dense prior covariance between two sets of rows."""
-    if A.shape[0] == 0 or B.shape[0] == 0:
-        return A.new_zeros(A.shape[0], B.shape[0])
+    if A.shape[-2] == 0 or B.shape[-2] == 0:
+        batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+        return A.new_zeros(*batch, A.shape[-2], B.shape[-2])
     if isinstance(kernel, AdditiveKernel) and kernel.active_dims is None:
         # Left to itself, a sum with a low-rank part is factorised to be added, with a jitter.
         parts = [covariance(part, A, B) for part in kernel.kernels if isinstance(part, Kernel)]
@@ -43,7 +44,7 @@ def covariance(
     return to_dense(kernel(A, B))
 
 
-def prior_variance(kernel: Kernel, X: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+def prior_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:
     """Prior variance of each row."""
     return to_dense(kernel(X, diag=True))
 

@@ -1,10 +1,21 @@
 """The only room with optimiser loops: schedules take a model and data, and return a `Fit`."""
 
 from winnowgp.training.adam import Adam
+from winnowgp.training.deep_fast import DeepFast
+from winnowgp.training.deep_fit import (
+    DeepFit,
+    DeepProgress,
+    DeepSchedule,
+    OnDeepProgress,
+    deep_silent,
+    fit_deep,
+)
+from winnowgp.training.deep_three_phases import DeepThreePhases
 from winnowgp.training.fast import Fast
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.latent_scale import best_level
+from winnowgp.training.layer_goal import LayerAlphas, LayerGoal, SharedBudget, SharedTolerance
 from winnowgp.training.predict_time import measured_predict_us, points_within
 from winnowgp.training.progress import OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
@@ -12,18 +23,30 @@ from winnowgp.training.three_phases import ThreePhases
 
 __all__ = [
     "Adam",
+    "DeepFast",
+    "DeepFit",
+    "DeepProgress",
+    "DeepSchedule",
+    "DeepThreePhases",
     "Fast",
     "Fit",
     "FixedAlpha",
     "Goal",
+    "LayerAlphas",
+    "LayerGoal",
     "MaxPoints",
+    "OnDeepProgress",
     "OnProgress",
     "Progress",
     "Schedule",
+    "SharedBudget",
+    "SharedTolerance",
     "ThreePhases",
     "Tolerance",
     "best_level",
+    "deep_silent",
     "fit",
+    "fit_deep",
     "measured_predict_us",
     "points_within",
     "silent",

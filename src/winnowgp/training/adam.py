@@ -23,6 +23,8 @@ class Adam:
     """
 
     steps: int
+    cooling: float = 1.0
+    """What share of them the learning rates fall to, geometrically, over the last third."""
 
     def maximise(
         self,
@@ -47,9 +49,12 @@ class Adam:
         optimiser = torch.optim.Adam(learnt)
         parameters = [p for group in optimiser.param_groups for p in group["params"]]
         good = [p.detach().clone() for p in parameters]
+        rates = [group["lr"] for group in optimiser.param_groups]
         rejections = 0
         step = 0
         while step < self.steps:
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = rate * self._share(step)
             value = _differentiate(optimiser, objective, parameters, scale)
             if value is None:
                 rejections += 1
@@ -59,14 +64,17 @@ class Adam:
                         "scaled badly (standardise them), or the kernel cannot be evaluated there."
                     )
                 _restore(parameters, good)
-                for group in optimiser.param_groups:
-                    group["lr"] *= 0.5
+                rates = [0.5 * rate for rate in rates]
                 continue
             rejections = 0
             good = [p.detach().clone() for p in parameters]
             step += 1
             on_step(step, value)
             optimiser.step()
+
+    def _share(self, step: int) -> float:
+        late = max(0.0, 3 * step / self.steps - 2)
+        return self.cooling**late
 
 
 def _differentiate(

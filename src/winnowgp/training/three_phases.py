@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset, minibatches
+from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import Model
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
+from winnowgp.training.parts import Parts
 from winnowgp.training.progress import OnProgress, Progress
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.typing import Mask, Scalar
@@ -69,7 +70,7 @@ class ThreePhases(Schedule):
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
                 f"build it with K={model.K}."
             )
-        parts = _Parts(data, self.batch_size, generator)
+        parts = Parts(data, self.batch_size, generator)
         self._train(model, parts, "pre-train", steps=self.pre, on_progress=on_progress)
         q, trace = self._learn_inclusion(model, parts, generator=generator, on_progress=on_progress)
         mask = self._draw(model, data, q, generator)
@@ -95,7 +96,7 @@ class ThreePhases(Schedule):
     def _train(
         self,
         model: Model,
-        parts: "_Parts",
+        parts: Parts,
         phase: str,
         *,
         steps: int,
@@ -118,7 +119,7 @@ class ThreePhases(Schedule):
     def _learn_inclusion(
         self,
         model: Model,
-        parts: "_Parts",
+        parts: Parts,
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
@@ -156,21 +157,6 @@ class ThreePhases(Schedule):
         masks = q.sample(self.draws, generator=generator)
         value = model.subset_objective(data).value(masks)
         return masks[torch.argmax(value + self.prior.log_prob(masks, like=value))]
-
-
-@final
-class _Parts:
-    """What each step sees of the data: a minibatch, or all of them."""
-
-    def __init__(self, data: Dataset, size: int | None, generator: torch.Generator) -> None:
-        whole = size is None or size >= data.N
-        self.total = None if whole else data.N
-        self.scale = float(data.N * data.P)
-        self._batches = minibatches(data, size or data.N, generator=generator)
-
-    def next(self) -> Dataset:
-        """The rows of the next step."""
-        return next(self._batches)
 
 
 def _trainable(model: Model) -> list[Tensor]:

@@ -1,0 +1,160 @@
+"""One layer of a deep Gaussian process, and the points that a pass through it uses."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from winnowgp.bounds import Subset, marginals, subset_marginal, whitened_kl
+from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.models.inducing_model import check_parts
+from winnowgp.models.kernel_blocks import covariance, prior_variance
+from winnowgp.models.observations import Prediction
+from winnowgp.typing import Mask, Masks
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPoints:
+    """Inducing points and their q(v) as one pass sees them: all of them, or S subsets at once."""
+
+    Z: Float[Tensor, "*S M D"]
+    L: Float[Tensor, "*S M M"]
+    q_mean: Float[Tensor, "*S M P"]
+    q_factor: Float[Tensor, "*S P M M"]
+    present: Bool[Tensor, "*S M"]
+    """False where a place is padding."""
+
+    def kl(self) -> Float[Tensor, "*S"]:
+        """Σ_p KL[q(u_p) ‖ p(u_p)] in nats."""
+        return whitened_kl(self.q_mean, self.q_factor)
+
+    def over_samples(self) -> "LayerPoints":
+        """The same for inputs that carry one more axis, of samples, after that of the subsets."""
+        return LayerPoints(
+            self.Z.unsqueeze(-3),
+            self.L.unsqueeze(-3),
+            self.q_mean.unsqueeze(-3),
+            self.q_factor.unsqueeze(-4),
+            self.present.unsqueeze(-2),
+        )
+
+
+@final
+class DeepLayer(nn.Module):
+    """P Gaussian processes that share kernel and candidates, around a fixed linear map.
+
+        f_p(x) = xᵀ A_p + c_p + g_p(x),  g_p ~ GP(0, k),  q(v_p) = N(m_p, F_p F_pᵀ),  u = L v
+
+    Args:
+        kernel: any GPyTorch kernel without batch shape; copied.
+        candidates: where inducing points may be, `[K D]`; copied, and learnt unless frozen.
+        outputs: P.
+        slope: A, `[D P]`, held fixed; zero by default.
+        q_scale: starting value of F_p, times the identity. Small in hidden layers, so that a deep
+            model starts out as the deterministic map of its means (Salimbeni & Deisenroth 2017).
+    """
+
+    slope: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        candidates: Float[Tensor, "K D"],
+        *,
+        outputs: int,
+        slope: Float[Tensor, "D P"] | None = None,
+        q_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_parts(kernel, candidates)
+        K, D = candidates.shape
+        like = candidates.detach()
+        slope = like.new_zeros(D, outputs) if slope is None else slope.to(like)
+        if slope.shape != (D, outputs):
+            raise InputError(
+                f"`slope` must be [{D} {outputs}], from inputs to outputs; "
+                f"got shape {list(slope.shape)}."
+            )
+        self.kernel = deepcopy(kernel).to(like)
+        self.candidates = nn.Parameter(like.clone())
+        self.level = nn.Parameter(like.new_zeros(outputs))
+        self.q_mean = nn.Parameter(like.new_zeros(K, outputs))
+        eye = torch.eye(K, dtype=like.dtype, device=like.device)
+        self.q_factor = nn.Parameter(q_scale * eye.repeat(outputs, 1, 1))
+        self.register_buffer("slope", slope.detach().clone())
+
+    @property
+    def K(self) -> int:
+        """Number of candidates."""
+        return self.candidates.shape[0]
+
+    @property
+    def D(self) -> int:
+        """Number of inputs."""
+        return self.candidates.shape[1]
+
+    @property
+    def P(self) -> int:
+        """Number of outputs."""
+        return self.level.shape[0]
+
+    def centre(self, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N P"]:
+        """Prior mean of each row."""
+        return X @ self.slope + self.level
+
+    def points(self) -> LayerPoints:
+        """All candidates."""
+        Kuu = covariance(self.kernel, self.candidates, self.candidates)
+        everywhere = torch.ones(self.K, dtype=torch.bool, device=Kuu.device)
+        factor = self.q_factor.tril()
+        return LayerPoints(self.candidates, cholesky(Kuu).L, self.q_mean, factor, everywhere)
+
+    def subset_points(self, mask: Masks) -> LayerPoints:
+        """S subsets, each with the marginal of q(u) on it; O(S M K² P)."""
+        subset = Subset.of(mask)
+        Kuu = covariance(self.kernel, self.candidates, self.candidates)
+        mean, factor = subset_marginal(Kuu, self.q_mean, self.q_factor.tril(), mask=mask)
+        return LayerPoints(
+            Z=self.candidates[subset.index],
+            L=cholesky(subset.square(Kuu)).L,
+            q_mean=mean,
+            q_factor=factor,
+            present=subset.present,
+        )
+
+    def marginals(self, X: Float[Tensor, "*S N D"], points: LayerPoints) -> Prediction:
+        """q(f_p(x)) of each row: independent Gaussians, O(P N M²) a batch element."""
+        Kuf = covariance(self.kernel, points.Z, X) * points.present[..., None]
+        V = solve_lower(points.L, Kuf)
+        mean, variance = marginals(
+            V,
+            kff=prior_variance(self.kernel, X),
+            q_mean=points.q_mean,
+            q_factor=points.q_factor,
+        )
+        return Prediction(self.centre(X) + mean, variance)
+
+    @torch.no_grad()
+    def prune(self, mask: Mask) -> "DeepLayer":
+        """A new layer with only the candidates that `mask` keeps, and the marginal q(u) of them."""
+        points = self.subset_points(mask[None])
+        return self.with_q(self.candidates[mask], points.q_mean[0], points.q_factor[0])
+
+    def with_q(
+        self,
+        candidates: Float[Tensor, "J D"],
+        q_mean: Float[Tensor, "J P"],
+        q_factor: Float[Tensor, "P J J"],
+    ) -> "DeepLayer":
+        """A new layer with the same kernel and mean, and other points and q(u)."""
+        copied = deepcopy(self)
+        learnt = self.candidates.requires_grad
+        copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
+        copied.q_mean = nn.Parameter(q_mean.detach().contiguous().clone())
+        copied.q_factor = nn.Parameter(q_factor.detach().contiguous().clone())
+        return copied

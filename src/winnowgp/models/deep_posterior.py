@@ -1,0 +1,182 @@
+"""What is left of a deep model once it is fitted: a mixture over propagated samples."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from math import log, sqrt
+from typing import final
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from winnowgp.errors import InputError
+from winnowgp.models.deep_layer import DeepLayer, LayerPoints
+from winnowgp.models.observations import Prediction, log_density, normal_nodes, observation
+from winnowgp.models.propagation import layer_inputs, propagated
+
+_BISECTIONS = 60
+
+
+@final
+class DeepPosterior(nn.Module):
+    """q(f_L(…f_1(x))) as an equal mixture of Gaussians, one for each propagated sample.
+
+    The samples are fixed quasi-random nodes, the same for every row: predictions are smooth in x,
+    repeat exactly, and do not depend on which rows are asked for together.
+
+    Args:
+        layers: copied.
+        samples: propagated for each row; rounded up to an even number, and to twice the number of
+            hidden outputs.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DeepLayer],
+        *,
+        likelihood: Likelihood,
+        connected: bool,
+        samples: int = 64,
+    ) -> None:
+        super().__init__()
+        self._layers = nn.ModuleList(deepcopy(layer) for layer in layers).requires_grad_(False)
+        self.likelihood = deepcopy(likelihood).requires_grad_(False)
+        self.connected = connected
+        self.samples = samples
+        for number, layer in enumerate(self.layers):
+            self.register_buffer(f"_L{number}", layer.points().L)
+
+    @property
+    def layers(self) -> list[DeepLayer]:
+        """From the input to the output."""
+        return [layer for layer in self._layers if isinstance(layer, DeepLayer)]
+
+    @property
+    def M(self) -> tuple[int, ...]:
+        """Number of inducing points of each layer."""
+        return tuple(layer.K for layer in self.layers)
+
+    @property
+    def P(self) -> int:
+        """Number of latent functions of the last layer."""
+        return self.layers[-1].P
+
+    def components(self, X: Float[Tensor, "N D"]) -> Prediction:
+        """The Gaussians of the mixture, `[T N P]`: q(f_L | sample t) of each row."""
+        self._check(X)
+        layers = self.layers
+        widths = [layer.P for layer in layers[:-1]]
+        noise: Sequence[Tensor] = []
+        if widths:
+            nodes = normal_nodes(max(self.samples // 2, 1), sum(widths)).to(X)
+            noise = nodes[:, None].split(widths, dim=-1)
+        return propagated(layers, self._points(), X, noise=noise, connected=self.connected).last
+
+    def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
+        """Mean and variance of each row under the mixture.
+
+        Args:
+            observed: whether they are those of an observation y rather than of f_L. A class is one
+                column, its mean a probability.
+        """
+        parts = self.components(X)
+        return _mixed(self._observed(parts) if observed else parts)
+
+    def predict_matched(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
+        """Mean and variance with every layer's output taken for a Gaussian: quicker, approximate.
+
+        The moments of layer l + 1 under independent Gaussian inputs come from the spherical
+        cubature rule: 2H points at ±√H standard deviations along each of the H hidden outputs,
+        exact for cubic functions. 2H evaluations a layer instead of `samples`.
+        """
+        self._check(X)
+        points = self._points()
+        found = self.layers[0].marginals(X, points[0])
+        for layer, used in zip(self.layers[1:], points[1:], strict=True):
+            H = found.mean.shape[-1]
+            axes = sqrt(H) * torch.eye(H, dtype=X.dtype, device=X.device)
+            nodes = torch.cat([axes, -axes])[:, None]
+            hidden = found.mean + found.variance.sqrt() * nodes
+            inputs = layer_inputs(hidden, X, connected=self.connected)
+            found = _mixed(layer.marginals(inputs, used.over_samples()))
+        return observation(self.likelihood, found.mean, found.variance) if observed else found
+
+    def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """log p(y) of each row and target under the mixture, in nats."""
+        parts = self.components(X)
+        nats = log_density(
+            self.likelihood,
+            Y.repeat(len(parts.mean), 1),
+            parts.mean.flatten(0, 1),
+            parts.variance.flatten(0, 1),
+        )
+        return nats.reshape(-1, *Y.shape).logsumexp(0) - log(len(parts.mean))
+
+    def quantiles(
+        self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
+    ) -> Float[Tensor, "Q N P"]:
+        """Where the mixture's distribution function reaches each probability, by bisection.
+
+        Args:
+            observed: whether of an observation with Gaussian noise rather than of f_L.
+        """
+        if not bool(((probabilities > 0) & (probabilities < 1)).all()):
+            raise InputError(
+                f"`probabilities` must lie strictly between 0 and 1; got {probabilities.tolist()}."
+            )
+        parts = self.components(X)
+        if observed:
+            if not isinstance(self.likelihood, GaussianLikelihood):
+                raise InputError(
+                    f"quantiles of observations need Gaussian noise, not "
+                    f"{type(self.likelihood).__name__}; ask for those of the function, with "
+                    "`observed=False`."
+                )
+            parts = self._observed(parts)
+        return _quantiles(Normal(parts.mean, parts.variance.sqrt()), probabilities)
+
+    def _observed(self, parts: Prediction) -> Prediction:
+        seen = observation(self.likelihood, parts.mean.flatten(0, 1), parts.variance.flatten(0, 1))
+        T, N = parts.mean.shape[:2]
+        return Prediction(seen.mean.reshape(T, N, -1), seen.variance.reshape(T, N, -1))
+
+    def _points(self) -> list[LayerPoints]:
+        return [
+            LayerPoints(
+                layer.candidates,
+                self.get_buffer(f"_L{number}"),
+                layer.q_mean,
+                layer.q_factor.tril(),
+                torch.ones(layer.K, dtype=torch.bool, device=layer.candidates.device),
+            )
+            for number, layer in enumerate(self.layers)
+        ]
+
+    def _check(self, X: Tensor) -> None:
+        D = self.layers[0].D
+        if X.dim() != 2 or X.shape[1] != D:
+            raise InputError(f"`X` must have {D} columns as in training; got {list(X.shape)}.")
+
+
+def _mixed(parts: Prediction) -> Prediction:
+    """Mean and variance of an equal mixture over the first axis: E Var + Var E."""
+    mean = parts.mean.mean(0)
+    spread = (parts.mean - mean).square().mean(0)
+    return Prediction(mean, parts.variance.mean(0) + spread)
+
+
+def _quantiles(parts: Normal, probabilities: Float[Tensor, " Q"]) -> Float[Tensor, "Q N P"]:
+    wanted = probabilities[:, None, None].to(parts.loc)
+    # The mixture's quantile lies between the least and the greatest of its components'.
+    ends = parts.loc[:, None] + parts.scale[:, None] * torch.special.ndtri(wanted)
+    low, high = ends.amin(0), ends.amax(0)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        below = middle.new_zeros(()).expand_as(middle)
+        for mean, sd in zip(parts.loc, parts.scale, strict=True):
+            below = below + Normal(mean, sd).cdf(middle) / len(parts.loc)
+        up = below < wanted
+        low, high = torch.where(up, middle, low), torch.where(up, high, middle)
+    return 0.5 * (low + high)

@@ -1,0 +1,166 @@
+"""The default schedule for deep models: train, eliminate layer by layer, train the rest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.models import DeepGP, LayerSites, deep_sites
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.selection import Frontier, Selection, path_frontier, select_naturally
+from winnowgp.training.deep_fit import (
+    DeepFit,
+    DeepProgress,
+    DeepSchedule,
+    OnDeepProgress,
+    estimated_bound,
+)
+from winnowgp.training.layer_goal import LayerGoal, SharedTolerance
+from winnowgp.training.layer_training import LayerTraining
+from winnowgp.training.layerwise import train_layerwise
+from winnowgp.training.parts import Parts
+
+# Rows times samples that sites are taken at when points are chosen.
+_SITES = 65_536
+_MOST_SAMPLES = 16
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeepFast(DeepSchedule):
+    """Choose the points of all layers from one pass of sites.
+
+    1. All candidates: each layer alone, then all of them by Adam, with natural gradients for the
+       last layer's q(u).
+    2. Every layer as regression on its sites (`models.deep_sites`): backward elimination gives its
+       frontier, the goal a strength α that all layers share, α the set of each layer.
+    3. The sets that are left, trained on, the learning rate falling.
+    """
+
+    goal: LayerGoal = field(default_factory=SharedTolerance)
+    layerwise: int = 100
+    """Steps that each layer is trained alone first, as `train_layerwise` does."""
+    pre: int = 1000
+    post: int = 1000
+    learning_rate: float = 0.03
+    natural_rate: float = 0.3
+    samples: int = 1
+    batch_size: int | None = None
+    """Rows a step looks at; all if None."""
+    inclusion_steps: int = 60
+    """Subsets drawn at most to learn a layer's probabilities of inclusion."""
+
+    def __post_init__(self) -> None:
+        if min(self.layerwise, self.pre, self.post) < 0 or self.samples < 1:
+            raise InputError(
+                "`layerwise`, `pre` and `post` must be zero or more steps and `samples` at least "
+                f"one; got {self.layerwise}, {self.pre}, {self.post} and {self.samples}."
+            )
+
+    def run(
+        self,
+        model: DeepGP,
+        data: Dataset,
+        *,
+        generator: torch.Generator,
+        on_progress: OnDeepProgress,
+    ) -> DeepFit:
+        parts = Parts(data, self.batch_size, generator)
+        before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
+        told = {"generator": generator, "on_progress": on_progress}
+        train_layerwise(
+            model, data, training=before, steps=self.layerwise, batch_size=self.batch_size, **told
+        )
+        before.run(model, parts, "pre-train", steps=self.pre, **told)
+        reference = estimated_bound(model, data, generator=generator)
+        sites = _sites(model, data, generator)
+        selections = self._selections(model, sites, reference, data.N, generator)
+        pruned = _pruned(model, data, sites, selections, generator)
+        on_progress(DeepProgress("choose", 1, 1, reference, pruned, _inclusion(selections)))
+        after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
+        after.run(pruned, parts, "post-train", steps=self.post, **told)
+        bound = estimated_bound(pruned, data, generator=generator)
+        return DeepFit(
+            model=pruned,
+            posterior=pruned.posterior(),
+            selections=selections,
+            candidates=tuple(layer.candidates.detach().clone() for layer in model.layers),
+            bound=bound,
+            given_up=max(reference - bound, 0.0),
+        )
+
+    def _selections(
+        self,
+        model: DeepGP,
+        sites: Sequence[LayerSites],
+        bound: float,
+        N: int,
+        generator: torch.Generator,
+    ) -> tuple[Selection, ...]:
+        """The set of each layer, and the probability of each of its candidates."""
+        pairs = zip(model.layers, sites, strict=True)
+        statistics = [found.statistics(layer, bound=bound, N=N) for layer, found in pairs]
+        frontiers = [path_frontier(each) for each in statistics]
+        alphas = self.goal.alphas(frontiers)
+        chosen = []
+        for layer, frontier, alpha in zip(statistics, frontiers, alphas, strict=True):
+            mask = _some(frontier, alpha)
+            learnt = select_naturally(
+                layer,
+                prior=SquaredCardinality(layer.K, alpha),
+                generator=generator,
+                start=mask,
+                max_steps=self.inclusion_steps,
+            )
+            chosen.append(Selection(learnt.q.inclusion, mask, learnt.trace, alpha, frontier))
+        return tuple(chosen)
+
+
+def _sites(model: DeepGP, data: Dataset, generator: torch.Generator) -> list[LayerSites]:
+    """Sites of all layers, on a part of the rows where there are very many."""
+    rows, total = data, None
+    if data.N > _SITES:
+        order = torch.randperm(data.N, generator=generator, device=data.X.device)[:_SITES]
+        rows, total = Dataset(data.X[order], data.Y[order]), data.N
+    samples = max(1, min(_MOST_SAMPLES, _SITES // rows.N))
+    return deep_sites(model, rows, total=total, noise=model.noise(rows.N, samples, generator))
+
+
+def _some(frontier: Frontier, alpha: float) -> Tensor:
+    """The frontier's best set for α, of one point at least: a layer of none learns nothing."""
+    best = frontier.best_for_alpha(alpha).mask
+    return best if bool(best.any()) else frontier.masks[min(1, len(frontier.masks) - 1)]
+
+
+def _pruned(
+    model: DeepGP,
+    data: Dataset,
+    sites: Sequence[LayerSites],
+    selections: Sequence[Selection],
+    generator: torch.Generator,
+) -> DeepGP:
+    """The chosen points, with the best q(u) of their own in the last layer, and in the others
+    either theirs or the marginal of all points', whichever is worth more."""
+    marginal = model.prune([selection.mask for selection in selections])
+    improved = [s.improved(layer) for layer, s in zip(marginal.layers, sites, strict=True)]
+    choices = [
+        marginal.with_layers([*marginal.layers[:-1], improved[-1]]),
+        marginal.with_layers(improved),
+    ]
+    # The same samples for both.
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    part = Dataset(data.X[:_SITES], data.Y[:_SITES])
+
+    def bound(choice: DeepGP) -> float:
+        fresh = torch.Generator(device=generator.device).manual_seed(seed)
+        return estimated_bound(choice, part, generator=fresh)
+
+    return max(choices, key=bound)
+
+
+def _inclusion(selections: Sequence[Selection]) -> tuple[Tensor, ...]:
+    return tuple(selection.inclusion for selection in selections)

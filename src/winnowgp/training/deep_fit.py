@@ -1,0 +1,114 @@
+"""Fitting a deep model: the way in, the plan, what comes out, and what a watcher is told."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.models import DeepGP, DeepPosterior
+from winnowgp.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class DeepProgress:
+    """One step of one phase."""
+
+    phase: str
+    step: int
+    """Counted from one."""
+    steps: int
+    """How many the phase has."""
+    objective: float
+    """In nats, larger is better; an estimate."""
+    model: DeepGP
+    """As it stands; not to be changed."""
+    inclusion: tuple[Tensor, ...] | None
+    """λ of each layer, in phases that learn it."""
+
+
+OnDeepProgress: TypeAlias = Callable[[DeepProgress], None]
+"""A watcher. It may raise to end the fit early."""
+
+
+def deep_silent(progress: DeepProgress) -> None:
+    """The watcher that looks away."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepFit:
+    """A fitted deep model, its predictor, and how the points of each layer were chosen."""
+
+    model: DeepGP
+    """Holds only the points that were kept, moved to where they serve best."""
+    posterior: DeepPosterior
+    """Predicts without the training data."""
+    selections: tuple[Selection, ...]
+    """What was kept in each layer and how probable each candidate was."""
+    candidates: tuple[Tensor, ...]
+    """Where each layer's candidates stood when the choice was made, `[K D]`."""
+    bound: float
+    """Lower bound on the log evidence of the final model, in nats; an average over samples."""
+    given_up: float
+    """Nats below the bound of all candidates before the choice; zero if that was no higher."""
+
+
+class DeepSchedule(ABC):
+    """A plan for a whole fit of a deep model."""
+
+    @abstractmethod
+    def run(
+        self,
+        model: DeepGP,
+        data: Dataset,
+        *,
+        generator: torch.Generator,
+        on_progress: OnDeepProgress,
+    ) -> DeepFit:
+        """Fit a model that the schedule may change as it likes."""
+
+
+def fit_deep(
+    model: DeepGP,
+    data: Dataset,
+    *,
+    schedule: DeepSchedule,
+    generator: torch.Generator | None = None,
+    on_progress: OnDeepProgress = deep_silent,
+) -> DeepFit:
+    """Train a copy of a deep model, choose among each layer's candidates, return what is left.
+
+    Args:
+        schedule: `DeepFast()`, or the paper's `DeepThreePhases`.
+        generator: where randomness comes from; the same seed gives the same fit.
+        on_progress: told of every step.
+    """
+    points = model.layers[0].candidates
+    if points.dtype != data.X.dtype or points.device != data.X.device:
+        raise InputError(
+            f"the model is {points.dtype} on {points.device} and the data {data.X.dtype} on "
+            f"{data.X.device}; make them alike."
+        )
+    model.check(data)
+    if generator is None:
+        generator = torch.Generator(device=points.device).manual_seed(0)
+    return schedule.run(deepcopy(model), data, generator=generator, on_progress=on_progress)
+
+
+@torch.no_grad()
+def estimated_bound(
+    model: DeepGP, data: Dataset, *, generator: torch.Generator, samples: int = 4, rows: int = 4096
+) -> float:
+    """The bound of all rows, in nats, averaged over a few samples; rows in chunks."""
+    parts = zip(data.X.split(rows), data.Y.split(rows), strict=True)
+    fit = 0.0
+    for X, Y in parts:
+        part = Dataset(X, Y)
+        noise = model.noise(part.N, samples, generator)
+        fit += model.evaluated(part, noise=noise).fit.item()
+    return fit - sum(layer.points().kl().item() for layer in model.layers)

@@ -1,0 +1,165 @@
+"""The paper's training of deep models: fit all candidates, learn which to keep, fit the rest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.gradients import Gradient, ScoreFunction
+from winnowgp.models import DeepGP
+from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence
+from winnowgp.selection import Selection
+from winnowgp.training.adam import Adam
+from winnowgp.training.deep_fit import (
+    DeepFit,
+    DeepProgress,
+    DeepSchedule,
+    OnDeepProgress,
+    estimated_bound,
+)
+from winnowgp.training.layer_goal import layer_alphas
+from winnowgp.training.layer_training import LayerTraining
+from winnowgp.training.layerwise import train_layerwise
+from winnowgp.training.parts import Parts
+from winnowgp.typing import Mask, Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeepThreePhases(DeepSchedule):
+    """Pre-train, learn inclusion in all layers jointly with everything else, prune, post-train.
+
+    The middle phase maximises E_q[L(Z_1..Z_L)] − Σ_l KL[q(Z_l) ‖ p(Z_l)] by the score function over
+    all layers at once: a draw is a subset for every layer, scored by one pass.
+    """
+
+    alpha: float | tuple[float, ...]
+    """Strength of the prior, one for all layers or one for each."""
+    layerwise: int = 200
+    """Steps that each layer is trained alone first, as `train_layerwise` does."""
+    pre: int = 1000
+    process: int = 500
+    post: int = 1500
+    learning_rate: float = 0.01
+    process_learning_rate: float = 0.2
+    gradient: Gradient[Any] = field(default_factory=ScoreFunction)
+    initial_inclusion: float = 0.5
+    samples: int = 1
+    """Propagated for each row at each step; every subset meets the same ones."""
+    batch_size: int | None = None
+    draws: int = 1
+    """Subsets drawn at the end, of which the best is kept."""
+
+    def __post_init__(self) -> None:
+        if min(self.layerwise, self.pre, self.process, self.post) < 0 or self.draws < 1:
+            raise InputError(
+                "`layerwise`, `pre`, `process` and `post` must be zero or more steps and `draws` "
+                f"at least one; got {self.layerwise}, {self.pre}, {self.process}, {self.post} and "
+                f"{self.draws}."
+            )
+        if self.gradient.scores_weights:
+            raise InputError(
+                "`gradient` must score subsets, not weights: relaxed subsets add noise that grows "
+                "from layer to layer. Use `ScoreFunction`."
+            )
+
+    def run(
+        self,
+        model: DeepGP,
+        data: Dataset,
+        *,
+        generator: torch.Generator,
+        on_progress: OnDeepProgress,
+    ) -> DeepFit:
+        alphas = layer_alphas(self.alpha, len(model.layers))
+        parts = Parts(data, self.batch_size, generator)
+        training = LayerTraining(self.learning_rate, self.samples)
+        told = {"generator": generator, "on_progress": on_progress}
+        train_layerwise(
+            model, data, training=training, steps=self.layerwise, batch_size=self.batch_size, **told
+        )
+        training.run(model, parts, "pre-train", steps=self.pre, **told)
+        processes, trace = self._learn_inclusion(model, parts, alphas, generator, on_progress)
+        masks = self._draw(model, data, processes, alphas, generator)
+        reference = estimated_bound(model, data, generator=generator)
+        pruned = model.prune(masks)
+        training.run(pruned, parts, "post-train", steps=self.post, **told)
+        bound = estimated_bound(pruned, data, generator=generator)
+        triples = zip(processes, masks, alphas, strict=True)
+        return DeepFit(
+            model=pruned,
+            posterior=pruned.posterior(),
+            selections=tuple(
+                Selection(q.inclusion, mask, trace, alpha, None) for q, mask, alpha in triples
+            ),
+            candidates=tuple(layer.candidates.detach().clone() for layer in model.layers),
+            bound=bound,
+            given_up=max(reference - bound, 0.0),
+        )
+
+    def _learn_inclusion(
+        self,
+        model: DeepGP,
+        parts: Parts,
+        alphas: Sequence[float],
+        generator: torch.Generator,
+        on_progress: OnDeepProgress,
+    ) -> tuple[list[Bernoulli], Tensor]:
+        """Adam on the objective, jointly in λ of all layers and all that the model learns."""
+        like = model.layers[0].candidates.detach()
+        start = like.new_full((sum(model.sizes),), self.initial_inclusion)
+        logits = nn.Parameter(torch.logit(start))
+        state = self.gradient.init()
+        trace: list[float] = []
+
+        def objective() -> Scalar:
+            nonlocal state
+            rows = parts.next()
+            subsets = model.subset_objective(
+                rows, total=parts.total, samples=self.samples, generator=generator
+            )
+            estimate = self.gradient.step(
+                Bernoulli(logits), subsets.value, state=state, generator=generator
+            )
+            state = estimate.state
+            pairs = zip(_split(logits, model), alphas, strict=True)
+            kl = [kl_divergence(q, SquaredCardinality(q.K, alpha)) for q, alpha in pairs]
+            return estimate.surrogate - torch.stack(kl).sum()
+
+        def report(step: int, value: float) -> None:
+            trace.append(value)
+            inclusion = tuple(q.inclusion for q in _split(logits.detach(), model))
+            on_progress(DeepProgress("inclusion", step, self.process, value, model, inclusion))
+
+        learnt = [p for p in model.parameters() if p.requires_grad]
+        groups = [(learnt, self.learning_rate), ([logits], self.process_learning_rate)]
+        Adam(self.process).maximise(objective, groups, scale=parts.scale, on_step=report)
+        return _split(logits.detach(), model), torch.tensor(trace, dtype=like.dtype)
+
+    @torch.no_grad()
+    def _draw(
+        self,
+        model: DeepGP,
+        data: Dataset,
+        processes: Sequence[Bernoulli],
+        alphas: Sequence[float],
+        generator: torch.Generator,
+    ) -> list[Mask]:
+        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
+        drawn = [q.sample(self.draws, generator=generator) for q in processes]
+        if self.draws == 1:
+            return [masks[0] for masks in drawn]
+        subsets = model.subset_objective(data, samples=self.samples, generator=generator)
+        score = subsets.value(torch.cat(drawn, dim=1))
+        for masks, alpha in zip(drawn, alphas, strict=True):
+            score = score + SquaredCardinality(masks.shape[1], alpha).log_prob(masks, like=score)
+        best = int(score.argmax())
+        return [masks[best] for masks in drawn]
+
+
+def _split(logits: Tensor, model: DeepGP) -> list[Bernoulli]:
+    return [Bernoulli(part) for part in logits.split(model.sizes)]

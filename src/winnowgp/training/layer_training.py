@@ -1,0 +1,90 @@
+"""Training all layers of a deep model at once: Adam, and natural gradients in the last layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from winnowgp.models import DeepGP, layer_sites
+from winnowgp.models.deep_gp import DeepEvaluation
+from winnowgp.training.adam import Adam
+from winnowgp.training.deep_fit import DeepProgress, OnDeepProgress
+from winnowgp.training.parts import Parts
+from winnowgp.typing import Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LayerTraining:
+    """Steps on the ordinary bound with every point the model has.
+
+    The last layer's q(u) can follow the natural gradient instead of Adam's, whole steps of which
+    are exact for Gaussian noise given the layers below (Salimbeni et al. 2018). It reuses the pass
+    that the other gradients need, at the cost of one K × K sum over the rows.
+    """
+
+    learning_rate: float
+    samples: int = 1
+    """Propagated for each row at each step."""
+    natural_rate: float | None = None
+    """Of the last layer's q(u); None leaves it to Adam."""
+    cooling: float = 1.0
+    """What share the learning rate falls to over the last third of the steps."""
+
+    def run(
+        self,
+        model: DeepGP,
+        parts: Parts,
+        phase: str,
+        *,
+        steps: int,
+        generator: torch.Generator,
+        on_progress: OnDeepProgress,
+        learnt: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Take `steps` steps.
+
+        Args:
+            learnt: parameters to be changed; all that the model learns if not given.
+        """
+        natural = self.natural_rate
+        last = model.layers[-1]
+        chosen = [p for p in model.parameters() if p.requires_grad] if learnt is None else learnt
+        if natural is not None:
+            chosen = [p for p in chosen if p is not last.q_mean and p is not last.q_factor]
+        latest: list[DeepEvaluation] = []
+
+        def objective() -> Scalar:
+            rows = parts.next()
+            noise = model.noise(rows.N, self.samples, generator)
+            found = model.evaluated(rows, total=parts.total, noise=noise)
+            if natural is not None:
+                found.passed.last.mean.retain_grad()
+                found.passed.last.variance.retain_grad()
+                latest[:] = [found]
+            return found.bound
+
+        def on_step(step: int, value: float) -> None:
+            if natural is not None:
+                _improve(model, latest[0], scale=parts.scale, rate=max(natural, 1 / step))
+            on_progress(DeepProgress(phase, step, steps, value, model, None))
+
+        Adam(steps, cooling=self.cooling).maximise(
+            objective, [(chosen, self.learning_rate)], scale=parts.scale, on_step=on_step
+        )
+
+
+@torch.no_grad()
+def _improve(model: DeepGP, found: DeepEvaluation, *, scale: float, rate: float) -> None:
+    """A natural-gradient step on the last layer's q(u), from gradients of −bound / scale."""
+    last, top = model.layers[-1], found.passed.last
+    slope, curvature = top.mean.grad, top.variance.grad
+    assert slope is not None
+    assert curvature is not None
+    precision = (2 * scale * curvature).clamp_min(0)
+    sites = layer_sites(last, found.passed.inputs[-1], top.mean, -scale * slope, precision)
+    better = sites.improved(last, rate=rate)
+    last.q_mean.copy_(better.q_mean)
+    last.q_factor.copy_(better.q_factor)
