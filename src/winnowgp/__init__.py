@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from winnowgp.data import Dataset
-    from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
-    from winnowgp.models import Posterior, SparseGP, VariationalGP
-    from winnowgp.training import fit
+    from winnowgp.estimators import (
+        DeepGPClassifier,
+        DeepGPRegressor,
+        SparseGPClassifier,
+        SparseGPRegressor,
+    )
+    from winnowgp.models import DeepGP, Posterior, SparseGP, VariationalGP
+    from winnowgp.training import fit, fit_deep
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Dataset",
+    "DeepGP",
+    "DeepGPClassifier",
+    "DeepGPRegressor",
     "Posterior",
     "SparseGP",
     "SparseGPClassifier",
@@ -25,16 +33,21 @@ __all__ = [
     "VariationalGP",
     "__version__",
     "fit",
+    "fit_deep",
 ]
 
 _ROOMS = {
     "Dataset": "winnowgp.data",
+    "DeepGP": "winnowgp.models",
+    "DeepGPClassifier": "winnowgp.estimators",
+    "DeepGPRegressor": "winnowgp.estimators",
     "Posterior": "winnowgp.models",
     "SparseGP": "winnowgp.models",
     "SparseGPClassifier": "winnowgp.estimators",
     "SparseGPRegressor": "winnowgp.estimators",
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
+    "fit_deep": "winnowgp.training",
 }
 
 

@@ -5,14 +5,12 @@ from typing import Any, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.errors import InputError
+from winnowgp.estimators.class_labels import ClassLabels, check_missing
 from winnowgp.estimators.inducing_estimator import InducingEstimator
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import VariationalGP
@@ -107,20 +105,11 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
             X: inputs `[N D]`.
             y: labels `[N]`: strings, whole numbers or booleans.
         """
-        _check_missing(y)
+        check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
-        check_classification_targets(y)
-        self.classes_, index = np.unique(y, return_inverse=True)
-        C = len(self.classes_)
-        if C < 2:
-            raise InputError(
-                f"`y` must have at least two classes; got one class only, {self.classes_[0]!r}."
-            )
-        likelihood = (
-            BernoulliLikelihood()
-            if C == 2
-            else SoftmaxLikelihood(num_classes=C, mixing_weights=False)
-        )
+        self._labels, index = ClassLabels.of(y)
+        self.classes_ = self._labels.classes
+        likelihood = self._labels.likelihood()
 
         def model(kernel: Kernel, points: Tensor) -> VariationalGP:
             return VariationalGP(kernel, points, likelihood=likelihood)
@@ -130,10 +119,8 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probability of each class, `[N C]`, averaged over what is not known of the functions."""
-        probability = self._predicted(self._inputs(X), observed=True).mean.numpy()
-        if len(self.classes_) == 2:
-            return np.hstack([1 - probability, probability])
-        return probability / probability.sum(1, keepdims=True)
+        mean = self._predicted(self._inputs(X), observed=True).mean
+        return self._labels.probabilities(mean.numpy())
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row."""
@@ -143,21 +130,6 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log probability of each label, in nats; −∞ for a label never seen."""
         inputs = self._inputs(X)
-        labels = column_or_1d(y)
-        if labels.shape != (len(inputs),):
-            raise InputError(
-                f"`y` must have one label a row, {len(inputs)}; got shape {list(labels.shape)}."
-            )
-        known = np.isin(labels, self.classes_)
-        index = np.searchsorted(self.classes_, np.where(known, labels, self.classes_[0]))
+        index, known = self._labels.numbers(y, len(inputs))
         nats = self._log_density(inputs, tensor(index)[:, None])[:, 0]
         return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
-
-
-def _check_missing(y: Any) -> None:
-    """None and pandas' NA cannot be compared, so they would fail where nobody understands why."""
-    labels = np.asarray(y)
-    if y is not None and labels.dtype == object:
-        missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
-        if missing:
-            raise InputError(f"`y` has {missing} missing labels; drop those rows.")

@@ -6,7 +6,7 @@ from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.models.deep_objective import DeepObjective
 from winnowgp.models.deep_posterior import DeepPosterior
 from winnowgp.models.deep_sites import LayerSites, deep_sites, layer_sites
-from winnowgp.models.deep_start import deep_layers
+from winnowgp.models.deep_start import HIDDEN_MEANS, deep_layers
 from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.inducing_model import InducingModel, Model
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
@@ -22,6 +22,7 @@ from winnowgp.models.uncollapsed_objective import UncollapsedObjective
 from winnowgp.models.variational_gp import VariationalGP
 
 __all__ = [
+    "HIDDEN_MEANS",
     "LEAST_NOISE",
     "CollapsedObjective",
     "DeepEvaluation",

@@ -22,7 +22,7 @@ from winnowgp.models.observations import (
     owned,
 )
 from winnowgp.models.propagation import Propagation, propagated
-from winnowgp.typing import Mask, Scalar
+from winnowgp.typing import Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,10 @@ class DeepGP(nn.Module):
         self, data: Dataset, *, total: int | None = None, noise: Sequence[Tensor]
     ) -> "DeepEvaluation":
         """The bound for given ε of the hidden layers, and all that was computed on the way."""
+        expected = self._expected(data)
         points = [layer.points() for layer in self.layers]
         passed = propagated(self.layers, points, data.X, noise=noise, connected=self.connected)
-        nats = self._expected(data)(passed.last.mean, passed.last.variance)
+        nats = expected(passed.last.mean, passed.last.variance)
         scale = 1.0 if total is None else total / data.N
         fit = scale * nats.sum((-2, -1)).mean()
         return DeepEvaluation(fit, fit - torch.stack([used.kl() for used in points]).sum(), passed)
@@ -158,8 +159,8 @@ class DeepGP(nn.Module):
             for layer in self.layers[:-1]
         ]
 
-    def prune(self, masks: Sequence[Mask]) -> "DeepGP":
-        """A new model with only the candidates that each layer's mask keeps."""
+    def prune(self, masks: Sequence[Tensor]) -> "DeepGP":
+        """A new model with only the candidates that each layer's mask, `[K]`, keeps."""
         pairs = zip(self.layers, masks, strict=True)
         return self.with_layers([layer.prune(mask) for layer, mask in pairs])
 

@@ -28,8 +28,8 @@ class DeepPosterior(nn.Module):
 
     Args:
         layers: copied.
-        samples: propagated for each row; rounded up to an even number, and to twice the number of
-            hidden outputs.
+        samples: propagated for each row; rounded up to an even number, and to four times the number
+            of hidden outputs.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class DeepPosterior(nn.Module):
         samples: int = 64,
     ) -> None:
         super().__init__()
+        if samples < 1:
+            raise InputError(f"`samples` must be at least 1; got {samples}.")
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers).requires_grad_(False)
         self.likelihood = deepcopy(likelihood).requires_grad_(False)
         self.connected = connected
@@ -70,7 +72,7 @@ class DeepPosterior(nn.Module):
         widths = [layer.P for layer in layers[:-1]]
         noise: Sequence[Tensor] = []
         if widths:
-            nodes = normal_nodes(max(self.samples // 2, 1), sum(widths)).to(X)
+            nodes = normal_nodes((self.samples + 1) // 2, sum(widths)).to(X)
             noise = nodes[:, None].split(widths, dim=-1)
         return propagated(layers, self._points(), X, noise=noise, connected=self.connected).last
 
@@ -112,7 +114,7 @@ class DeepPosterior(nn.Module):
             parts.mean.flatten(0, 1),
             parts.variance.flatten(0, 1),
         )
-        return nats.reshape(-1, *Y.shape).logsumexp(0) - log(len(parts.mean))
+        return nats.reshape(len(parts.mean), *Y.shape).logsumexp(0) - log(len(parts.mean))
 
     def quantiles(
         self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
@@ -135,12 +137,14 @@ class DeepPosterior(nn.Module):
                     "`observed=False`."
                 )
             parts = self._observed(parts)
-        return _quantiles(Normal(parts.mean, parts.variance.sqrt()), probabilities)
+        # Where f is known for certain, Normal wants a standard deviation all the same.
+        variance = parts.variance.clamp_min(torch.finfo(X.dtype).tiny)
+        return _quantiles(Normal(parts.mean, variance.sqrt()), probabilities)
 
     def _observed(self, parts: Prediction) -> Prediction:
         seen = observation(self.likelihood, parts.mean.flatten(0, 1), parts.variance.flatten(0, 1))
-        T, N = parts.mean.shape[:2]
-        return Prediction(seen.mean.reshape(T, N, -1), seen.variance.reshape(T, N, -1))
+        shape = (*parts.mean.shape[:2], seen.mean.shape[-1])
+        return Prediction(seen.mean.reshape(shape), seen.variance.reshape(shape))
 
     def _points(self) -> list[LayerPoints]:
         return [

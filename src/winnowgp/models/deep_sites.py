@@ -11,6 +11,7 @@ w_h = Σ_o (∂f_o/∂h)² w_o, never negative, where the exact curvature is noi
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import final
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from winnowgp.bounds import Sites, SiteSums, WhitenedChunks, site_moments, site_sums
 from winnowgp.data import Dataset
+from winnowgp.linalg import definite_cholesky
 from winnowgp.models.chunked_bound import KernelChunks
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
@@ -45,17 +47,22 @@ class LayerSites:
     def statistics(self, layer: DeepLayer, *, bound: float, N: int) -> SubsetStatistics:
         """What any subset of a layer's candidates is worth, the other layers held.
 
+        On the CPU: choosing is thousands of steps on small matrices, one after another.
+
         Args:
             bound: of all candidates, in nats; values are relative to it.
             N: rows of the data.
         """
-        chunks, sums = self.sums(layer)
+        chunks, found = self.sums(layer)
+        sums = SiteSums(found.roots.cpu(), found.D.cpu(), found.open.cpu())
         constant = bound - sums.evidence().item()
-        return subset_statistics(chunks.L, *site_moments(sums, constant=constant, N=N))
+        return subset_statistics(chunks.L.cpu(), *site_moments(sums, constant=constant, N=N))
 
     @torch.no_grad()
-    def improved(self, layer: DeepLayer, *, rate: float = 1.0) -> DeepLayer:
-        """The layer after a natural-gradient step on q(u); the whole way to the best at rate one.
+    def natural_step(
+        self, layer: DeepLayer, *, rate: float
+    ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
+        """Mean and factor of a layer's q(v) after a natural-gradient step; the best at rate one.
 
         B ← (1 − rate) Λ + rate B,  D ← (1 − rate) Λ m + rate D,  with Λ the precision of q.
         """
@@ -64,7 +71,11 @@ class LayerSites:
             sums = _towards(layer, sums, rate)
         q_mean, factor = sums.posterior()
         # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
-        return layer.with_q(layer.candidates, q_mean, torch.linalg.qr(factor.mT).R.mT)
+        return q_mean, torch.linalg.qr(factor.mT).R.mT
+
+    def improved(self, layer: DeepLayer) -> DeepLayer:
+        """The layer with the q(u) that is best for these sites."""
+        return layer.with_q(layer.candidates, *self.natural_step(layer, rate=1.0))
 
 
 def deep_sites(
@@ -75,7 +86,8 @@ def deep_sites(
     One pass up, one down for the gradient, and one down for each function of the last layer.
     """
     with torch.enable_grad():
-        found = model.evaluated(data, total=total, noise=noise)
+        # A copy: sites are gradients in the means, also of layers whose parameters are frozen.
+        found = deepcopy(model).requires_grad_().evaluated(data, total=total, noise=noise)
         outputs, inputs = found.passed.outputs, found.passed.inputs
         means = [output.mean for output in outputs]
         *slopes, curvature = torch.autograd.grad(
@@ -123,5 +135,5 @@ def _towards(layer: DeepLayer, sums: SiteSums, rate: float) -> SiteSums:
     old = inverse.mT @ inverse
     new = sums.roots @ sums.roots.mT
     linear = torch.einsum("pij,jp->ip", old, layer.q_mean)
-    roots = torch.linalg.cholesky(torch.lerp(old, new, rate))
+    roots = definite_cholesky(torch.lerp(old, new, rate))
     return SiteSums(roots, torch.lerp(linear, sums.D, rate), sums.open)

@@ -17,7 +17,7 @@ def deep_layers(
     X: Float[Tensor, "N D"],
     points: Float[Tensor, "K D"],
     *,
-    kernel: Callable[[int], Kernel],
+    kernel: Callable[[int, int], Kernel],
     widths: Sequence[int],
     connected: bool = False,
     hidden_mean: str = "identity",
@@ -28,7 +28,8 @@ def deep_layers(
     Args:
         X: inputs, for their principal components.
         points: candidates of the first layer; those of the next are their images.
-        kernel: makes a kernel for so many inputs.
+        kernel: makes the kernel of a layer from its number, 0 for the first, and its number of
+            inputs.
         widths: number of outputs of each layer, the last that of the likelihood's functions.
         connected: whether layers after the first also see the input.
         hidden_mean: "identity", or "zero" for hidden functions that are to be pre-trained on the
@@ -47,7 +48,7 @@ def deep_layers(
         last = number == len(widths) - 1
         slope = linear_map(inputs, width)
         layer = DeepLayer(
-            kernel(Z.shape[1]),
+            kernel(number, Z.shape[1]),
             Z,
             outputs=width,
             slope=None if last or hidden_mean == "zero" else slope,

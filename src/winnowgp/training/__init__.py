@@ -8,14 +8,19 @@ from winnowgp.training.deep_fit import (
     DeepSchedule,
     OnDeepProgress,
     deep_silent,
+    estimated_bound,
     fit_deep,
 )
+from winnowgp.training.deep_race import deep_race
 from winnowgp.training.deep_three_phases import DeepThreePhases
 from winnowgp.training.fast import Fast
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.latent_scale import best_level
 from winnowgp.training.layer_goal import LayerAlphas, LayerGoal, SharedBudget, SharedTolerance
+from winnowgp.training.layer_training import LayerTraining
+from winnowgp.training.layerwise import train_layerwise
+from winnowgp.training.parts import Parts
 from winnowgp.training.predict_time import measured_predict_us, points_within
 from winnowgp.training.progress import OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
@@ -34,9 +39,11 @@ __all__ = [
     "Goal",
     "LayerAlphas",
     "LayerGoal",
+    "LayerTraining",
     "MaxPoints",
     "OnDeepProgress",
     "OnProgress",
+    "Parts",
     "Progress",
     "Schedule",
     "SharedBudget",
@@ -44,10 +51,13 @@ __all__ = [
     "ThreePhases",
     "Tolerance",
     "best_level",
+    "deep_race",
     "deep_silent",
+    "estimated_bound",
     "fit",
     "fit_deep",
     "measured_predict_us",
     "points_within",
     "silent",
+    "train_layerwise",
 ]

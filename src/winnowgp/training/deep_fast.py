@@ -23,10 +23,22 @@ from winnowgp.training.layer_goal import LayerGoal, SharedTolerance
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
+from winnowgp.typing import Mask
 
 # Rows times samples that sites are taken at when points are chosen.
 _SITES = 65_536
 _MOST_SAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A model after a choice, and what the choice was made from."""
+
+    model: DeepGP
+    selections: tuple[Selection, ...]
+    candidates: tuple[Tensor, ...]
+    reference: float
+    """Bound of all candidates, in nats."""
 
 
 @final
@@ -46,6 +58,8 @@ class DeepFast(DeepSchedule):
     """Steps that each layer is trained alone first, as `train_layerwise` does."""
     pre: int = 1000
     post: int = 1000
+    rounds: int = 3
+    """In how many parts points are dropped, with a share of `pre` before each."""
     learning_rate: float = 0.03
     natural_rate: float = 0.3
     samples: int = 1
@@ -55,11 +69,14 @@ class DeepFast(DeepSchedule):
     """Subsets drawn at most to learn a layer's probabilities of inclusion."""
 
     def __post_init__(self) -> None:
-        if min(self.layerwise, self.pre, self.post) < 0 or self.samples < 1:
+        if min(self.layerwise, self.pre, self.post) < 0 or min(self.samples, self.rounds) < 1:
             raise InputError(
-                "`layerwise`, `pre` and `post` must be zero or more steps and `samples` at least "
-                f"one; got {self.layerwise}, {self.pre}, {self.post} and {self.samples}."
+                "`layerwise`, `pre` and `post` must be zero or more steps, `samples` and `rounds` "
+                f"at least one; got {self.layerwise}, {self.pre}, {self.post}, {self.samples} and "
+                f"{self.rounds}."
             )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
 
     def run(
         self,
@@ -75,23 +92,43 @@ class DeepFast(DeepSchedule):
         train_layerwise(
             model, data, training=before, steps=self.layerwise, batch_size=self.batch_size, **told
         )
-        before.run(model, parts, "pre-train", steps=self.pre, **told)
+        for number in range(1, self.rounds):
+            before.run(model, parts, "pre-train", steps=self.pre // self.rounds, **told)
+            model = self._chosen(model, data, number / self.rounds, **told).model
+        before.run(model, parts, "pre-train", steps=self.pre // self.rounds, **told)
+        chosen = self._chosen(model, data, 1.0, **told)
+        model = chosen.model
+        after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
+        after.run(model, parts, "post-train", steps=self.post, **told)
+        bound = estimated_bound(model, data, generator=generator)
+        return DeepFit(
+            model=model,
+            posterior=model.posterior(),
+            selections=chosen.selections,
+            candidates=chosen.candidates,
+            bound=bound,
+            given_up=max(chosen.reference - bound, 0.0),
+        )
+
+    def _chosen(
+        self,
+        model: DeepGP,
+        data: Dataset,
+        share: float,
+        *,
+        generator: torch.Generator,
+        on_progress: OnDeepProgress,
+    ) -> "_Chosen":
+        """The model pruned, all the way to the goal's sets or a share of the way."""
         reference = estimated_bound(model, data, generator=generator)
         sites = _sites(model, data, generator)
         selections = self._selections(model, sites, reference, data.N, generator)
-        pruned = _pruned(model, data, sites, selections, generator)
-        on_progress(DeepProgress("choose", 1, 1, reference, pruned, _inclusion(selections)))
-        after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
-        after.run(pruned, parts, "post-train", steps=self.post, **told)
-        bound = estimated_bound(pruned, data, generator=generator)
-        return DeepFit(
-            model=pruned,
-            posterior=pruned.posterior(),
-            selections=selections,
-            candidates=tuple(layer.candidates.detach().clone() for layer in model.layers),
-            bound=bound,
-            given_up=max(reference - bound, 0.0),
-        )
+        candidates = tuple(layer.candidates.detach().clone() for layer in model.layers)
+        masks = [_part_way(found, share) for found in selections]
+        pruned = _pruned(model, data, sites, masks, generator)
+        inclusion = tuple(found.inclusion for found in selections)
+        on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
+        return _Chosen(pruned, selections, candidates, reference)
 
     def _selections(
         self,
@@ -106,13 +143,14 @@ class DeepFast(DeepSchedule):
         statistics = [found.statistics(layer, bound=bound, N=N) for layer, found in pairs]
         frontiers = [path_frontier(each) for each in statistics]
         alphas = self.goal.alphas(frontiers)
+        here = torch.Generator().manual_seed(_seed(generator))
         chosen = []
         for layer, frontier, alpha in zip(statistics, frontiers, alphas, strict=True):
             mask = _some(frontier, alpha)
             learnt = select_naturally(
                 layer,
                 prior=SquaredCardinality(layer.K, alpha),
-                generator=generator,
+                generator=here,
                 start=mask,
                 max_steps=self.inclusion_steps,
             )
@@ -140,19 +178,20 @@ def _pruned(
     model: DeepGP,
     data: Dataset,
     sites: Sequence[LayerSites],
-    selections: Sequence[Selection],
+    masks: Sequence[Mask],
     generator: torch.Generator,
 ) -> DeepGP:
     """The chosen points, with the best q(u) of their own in the last layer, and in the others
     either theirs or the marginal of all points', whichever is worth more."""
-    marginal = model.prune([selection.mask for selection in selections])
+    device = data.X.device
+    marginal = model.prune([mask.to(device) for mask in masks])
     improved = [s.improved(layer) for layer, s in zip(marginal.layers, sites, strict=True)]
     choices = [
         marginal.with_layers([*marginal.layers[:-1], improved[-1]]),
         marginal.with_layers(improved),
     ]
     # The same samples for both.
-    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    seed = _seed(generator)
     part = Dataset(data.X[:_SITES], data.Y[:_SITES])
 
     def bound(choice: DeepGP) -> float:
@@ -162,5 +201,12 @@ def _pruned(
     return max(choices, key=bound)
 
 
-def _inclusion(selections: Sequence[Selection]) -> tuple[Tensor, ...]:
-    return tuple(selection.inclusion for selection in selections)
+def _part_way(found: Selection, share: float) -> Mask:
+    """A set between all candidates and the chosen one, on the path that leads to it."""
+    if share == 1 or found.frontier is None:
+        return found.mask
+    return found.frontier.masks[round(found.K ** (1 - share) * found.M**share)]
+
+
+def _seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**31, (1,), generator=generator, device=generator.device))

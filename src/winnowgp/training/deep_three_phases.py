@@ -21,11 +21,11 @@ from winnowgp.training.deep_fit import (
     OnDeepProgress,
     estimated_bound,
 )
-from winnowgp.training.layer_goal import layer_alphas
+from winnowgp.training.layer_goal import LayerAlphas, layer_alphas
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
-from winnowgp.typing import Mask, Scalar
+from winnowgp.typing import Scalar
 
 
 @final
@@ -60,6 +60,16 @@ class DeepThreePhases(DeepSchedule):
                 "`layerwise`, `pre`, `process` and `post` must be zero or more steps and `draws` "
                 f"at least one; got {self.layerwise}, {self.pre}, {self.process}, {self.post} and "
                 f"{self.draws}."
+            )
+        LayerAlphas(self.alpha)
+        if self.samples < 1 or (self.batch_size is not None and self.batch_size < 1):
+            raise InputError(
+                "`samples` and `batch_size` must be at least 1; "
+                f"got {self.samples} and {self.batch_size}."
+            )
+        if not 0 < self.initial_inclusion < 1:
+            raise InputError(
+                f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
             )
         if self.gradient.scores_weights:
             raise InputError(
@@ -148,8 +158,8 @@ class DeepThreePhases(DeepSchedule):
         processes: Sequence[Bernoulli],
         alphas: Sequence[float],
         generator: torch.Generator,
-    ) -> list[Mask]:
-        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
+    ) -> list[Tensor]:
+        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z); a mask `[K]` a layer."""
         drawn = [q.sample(self.draws, generator=generator) for q in processes]
         if self.draws == 1:
             return [masks[0] for masks in drawn]

@@ -78,6 +78,12 @@ class SharedBudget(LayerGoal):
             raise InputError(f"`max_cost` is a sum of squared numbers of points; got {self.cost}.")
 
     def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        if self.cost < len(frontiers):
+            raise InputError(
+                f"`max_cost` must allow one point in each of {len(frontiers)} layers; "
+                f"got {self.cost:g}."
+            )
+
         def beyond(alpha: float) -> bool:
             sizes = [int(f.best_for_alpha(alpha).mask.sum()) for f in frontiers]
             return sum(M**2 for M in sizes) > self.cost

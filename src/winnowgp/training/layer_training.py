@@ -1,12 +1,11 @@
 """Training all layers of a deep model at once: Adam, and natural gradients in the last layer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
+from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP, layer_sites
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.training.adam import Adam
@@ -42,16 +41,11 @@ class LayerTraining:
         steps: int,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
-        learnt: Sequence[Tensor] | None = None,
     ) -> None:
-        """Take `steps` steps.
-
-        Args:
-            learnt: parameters to be changed; all that the model learns if not given.
-        """
+        """Take `steps` steps."""
         natural = self.natural_rate
         last = model.layers[-1]
-        chosen = [p for p in model.parameters() if p.requires_grad] if learnt is None else learnt
+        chosen = [p for p in model.parameters() if p.requires_grad]
         if natural is not None:
             chosen = [p for p in chosen if p is not last.q_mean and p is not last.q_factor]
         latest: list[DeepEvaluation] = []
@@ -85,6 +79,10 @@ def _improve(model: DeepGP, found: DeepEvaluation, *, scale: float, rate: float)
     assert curvature is not None
     precision = (2 * scale * curvature).clamp_min(0)
     sites = layer_sites(last, found.passed.inputs[-1], top.mean, -scale * slope, precision)
-    better = sites.improved(last, rate=rate)
-    last.q_mean.copy_(better.q_mean)
-    last.q_factor.copy_(better.q_factor)
+    try:
+        q_mean, q_factor = sites.natural_step(last, rate=rate)
+    except NotPositiveDefiniteError:
+        # Like any step that cannot be computed: not taken.
+        return
+    last.q_mean.copy_(q_mean)
+    last.q_factor.copy_(q_factor)

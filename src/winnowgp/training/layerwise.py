@@ -30,8 +30,11 @@ def train_layerwise(
     The last layer learns the targets. So does a hidden one without a linear map of its own, by
     regression (one column for each class), and with outputs to spare the principal components of
     its inputs: the next layer then begins with something that the targets depend on. A hidden layer
-    around the identity begins with that already, and is left as it is.
+    around the identity begins with that already, and is left as it is. Candidates begin at rows of
+    what their layer sees, unless frozen. No steps change nothing.
     """
+    if steps == 0:
+        return
     inputs, layers = data.X, model.layers
     told = {"generator": generator, "on_progress": on_progress}
     for number, layer in enumerate(layers, start=1):
@@ -47,7 +50,8 @@ def train_layerwise(
                 model.likelihood.load_state_dict(alone.likelihood.state_dict())
         if not last:
             inputs = layer_inputs(_mean(layer, inputs), data.X, connected=model.connected)
-            _scatter(layers[number], inputs, generator)
+            if layers[number].candidates.requires_grad:
+                _scatter(layers[number], inputs, generator)
 
 
 def _hidden_targets(

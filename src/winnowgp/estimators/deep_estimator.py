@@ -1,0 +1,144 @@
+"""What both deep estimators share: units, the choice of a start, the fit, and what it found."""
+
+from abc import ABC
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators.layers_request import LayersRequest
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import HIDDEN_MEANS, DeepGP, Prediction, latent_functions
+from winnowgp.training import OnDeepProgress, deep_race, fit_deep
+
+# Rows predicted at once: memory grows with these, the samples and the points.
+ROWS = 1024
+
+
+class DeepEstimator(BaseEstimator, ABC):
+    """An estimator of several layers, each of which keeps some of its candidates."""
+
+    layers: int
+    width: int | tuple[int, ...] | None
+    kernel: str | Kernel | tuple[str | Kernel, ...]
+    hidden_mean: str
+    connected: bool
+    alpha: str | float | tuple[float, ...]
+    tolerance: float
+    max_cost: float | None
+    n_candidates: int
+    schedule: str
+    epochs: tuple[int, ...] | None
+    batch_size: int | None
+    samples: int
+    predict_samples: int
+    random_state: int | np.random.RandomState | None
+    on_progress: OnDeepProgress
+
+    def _fit(self, X: Tensor, Y: Tensor, likelihood: Likelihood) -> None:
+        """Fit to checked inputs `[N D]` and targets that the likelihood understands."""
+        request = LayersRequest.checked(
+            layers=self.layers,
+            width=self.width,
+            kernel=self.kernel,
+            connected=self.connected,
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            max_cost=self.max_cost,
+            n_candidates=self.n_candidates,
+            schedule=self.schedule,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            samples=self.samples,
+        )
+        if not isinstance(self.hidden_mean, str) or self.hidden_mean not in ("auto", *HIDDEN_MEANS):
+            raise InputError(
+                f"`hidden_mean` must be one of auto, {', '.join(HIDDEN_MEANS)}; "
+                f"got {self.hidden_mean!r}."
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        generator = torch.Generator().manual_seed(seed)
+        rows = Dataset.of(X, Y)
+        self._x_units = Standardiser.of(rows.X)
+        data = Dataset(self._x_units.forward(rows.X), rows.Y)
+        outputs = latent_functions(likelihood, data.P)
+        names = HIDDEN_MEANS if self.hidden_mean == "auto" else (self.hidden_mean,)
+        starts = [
+            request.model(
+                data,
+                likelihood=likelihood,
+                outputs=outputs,
+                hidden_mean=name,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            for name in (names if request.layers > 1 else names[:1])
+        ]
+        fitted = fit_deep(
+            self._raced(starts, data, request, generator),
+            data,
+            schedule=request.plan(),
+            generator=generator,
+            on_progress=self.on_progress,
+        )
+        self.posterior_ = fitted.model.posterior(samples=self.predict_samples)
+        self.elbo_ = fitted.bound
+        self.given_up_ = fitted.given_up / data.N
+        self.n_inducing_ = self.posterior_.M
+        self.inducing_points_ = tuple(
+            layer.candidates.detach().numpy().copy() for layer in self.posterior_.layers
+        )
+        self.candidates_ = tuple(points.numpy() for points in fitted.candidates)
+        self.inclusion_ = tuple(found.inclusion.numpy() for found in fitted.selections)
+        self.alpha_ = tuple(found.alpha for found in fitted.selections)
+        self.frontiers_ = tuple(found.frontier for found in fitted.selections)
+
+    def _raced(
+        self,
+        starts: list[DeepGP],
+        data: Dataset,
+        request: LayersRequest,
+        generator: torch.Generator,
+    ) -> DeepGP:
+        if len(starts) == 1:
+            return starts[0]
+        layerwise, steps = request.steps[0], request.steps[1] // 5
+        return deep_race(
+            starts,
+            data,
+            layerwise=layerwise,
+            steps=steps,
+            batch_size=request.batch_size,
+            generator=generator,
+        )
+
+    def _inputs(self, X: Any) -> Tensor:
+        """Checked inputs in standard units."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._x_units.forward(tensor(X))
+
+    @torch.no_grad()
+    def _predicted(self, inputs: Tensor, *, observed: bool, method: str) -> Prediction:
+        """Mean and variance of each row, in standard units."""
+        if method not in ("mixture", "matched"):
+            raise InputError(f"`method` must be 'mixture' or 'matched'; got {method!r}.")
+        posterior = self.posterior_
+        predict = posterior.predict if method == "mixture" else posterior.predict_matched
+        parts = [predict(rows, observed=observed) for rows in inputs.split(ROWS)]
+        return Prediction(
+            torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
+        )
+
+    @torch.no_grad()
+    def _log_density(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Of each row and target, in standard units."""
+        pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
+        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])

@@ -1,0 +1,134 @@
+"""Deep classification for people who know scikit-learn."""
+
+from typing import Any, final
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import validate_data
+
+from winnowgp.estimators.class_labels import ClassLabels, check_missing
+from winnowgp.estimators.deep_estimator import DeepEstimator
+from winnowgp.estimators.tensors import tensor
+from winnowgp.training import OnDeepProgress, deep_silent
+
+
+@final
+class DeepGPClassifier(ClassifierMixin, DeepEstimator):
+    """Classification by a deep Gaussian process that allocates inducing points to its layers.
+
+    Two classes have one latent function behind a probit, more have one each behind a softmax.
+    Inputs are standardised inside. How many points to keep can be said in one of three ways:
+    `tolerance` (the default), `max_cost`, or a number for `alpha`.
+
+    Args:
+        layers: number of layers, one of them the last.
+        width: number of outputs of each hidden layer; that of the inputs if not given.
+        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
+            kernel that suits every layer; a tuple for one each.
+        hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
+            components), "zero" (trained on the classes first), or "auto" for the better of the two
+            after a short run.
+        connected: whether every layer after the first also sees the inputs.
+        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on each layer's M
+            points; a tuple for one strength a layer.
+        tolerance: nats per observation that all layers together may give up relative to all
+            candidates.
+        max_cost: most Σ M² over the layers, what predicting takes; shared out where it buys most.
+        n_candidates: how many points each layer chooses from.
+        schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
+        epochs: steps of the phases: each layer alone, all points, (paper: learning inclusion,)
+            kept points.
+        batch_size: rows a step looks at; all of them if None.
+        samples: propagated for each row at each step.
+        predict_samples: propagated for each row when predicting.
+        random_state: a seed or RandomState; the same seed gives the same fit.
+        on_progress: told of every step of the fit; see `winnowgp.training.DeepProgress`.
+
+    Attributes:
+        classes_: the labels, in the order of the columns of `predict_proba`.
+        n_inducing_: number of points kept in each layer.
+        inducing_points_: where they are, in standard units, one array `[M D]` a layer.
+        inclusion_: probability of each candidate, one array `[K]` a layer.
+        candidates_: where the candidates were, in standard units, one array `[K D]` a layer.
+        alpha_: strength of the prior in each layer.
+        frontiers_: best bound for each number of points in each layer, the others held; None with
+            the paper's schedule.
+        elbo_: lower bound on the log evidence, in nats.
+        given_up_: nats per observation below the bound of all candidates.
+        posterior_: the predictor, for standardised inputs.
+    """
+
+    def __init__(
+        self,
+        layers: int = 2,
+        *,
+        width: int | tuple[int, ...] | None = None,
+        kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf",
+        hidden_mean: str = "auto",
+        connected: bool = False,
+        alpha: str | float | tuple[float, ...] = "auto",
+        tolerance: float = 0.01,
+        max_cost: float | None = None,
+        n_candidates: int = 100,
+        schedule: str = "fast",
+        epochs: tuple[int, ...] | None = None,
+        batch_size: int | None = 1024,
+        samples: int = 1,
+        predict_samples: int = 64,
+        random_state: int | np.random.RandomState | None = None,
+        on_progress: OnDeepProgress = deep_silent,
+    ) -> None:
+        self.layers = layers
+        self.width = width
+        self.kernel = kernel
+        self.hidden_mean = hidden_mean
+        self.connected = connected
+        self.alpha = alpha
+        self.tolerance = tolerance
+        self.max_cost = max_cost
+        self.n_candidates = n_candidates
+        self.schedule = schedule
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.samples = samples
+        self.predict_samples = predict_samples
+        self.random_state = random_state
+        self.on_progress = on_progress
+
+    def fit(self, X: Any, y: Any) -> "DeepGPClassifier":
+        """Learn all layers, and which of its candidates each keeps.
+
+        Args:
+            X: inputs `[N D]`.
+            y: labels `[N]`: strings, whole numbers or booleans.
+        """
+        check_missing(y)
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        self._labels, index = ClassLabels.of(y)
+        self.classes_ = self._labels.classes
+        self._fit(tensor(X), tensor(index)[:, None], self._labels.likelihood())
+        return self
+
+    def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:
+        """Probability of each class, `[N C]`, averaged over what is not known of the functions.
+
+        Args:
+            method: "mixture" of propagated samples, or the quicker "matched".
+        """
+        mean = self._predicted(self._inputs(X), observed=True, method=method).mean
+        return self._labels.probabilities(mean.numpy())
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable class of each row."""
+        probability = self.predict_proba(X)
+        return self.classes_[probability.argmax(1)]
+
+    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Log probability of each label, in nats; −∞ for a label never seen."""
+        inputs = self._inputs(X)
+        index, known = self._labels.numbers(y, len(inputs))
+        nats = self._log_density(inputs, tensor(index)[:, None])[:, 0]
+        return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()

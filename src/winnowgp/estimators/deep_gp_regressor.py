@@ -1,0 +1,197 @@
+"""Deep regression for people who know scikit-learn."""
+
+from typing import Any, final
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators.deep_estimator import ROWS, DeepEstimator
+from winnowgp.estimators.likelihoods import has_noise, likelihood_from
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import check_targets
+from winnowgp.training import OnDeepProgress, deep_silent
+
+# Of the targets' variance: more, and the first steps take the function for noise.
+START_NOISE = 0.1
+
+
+@final
+class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
+    """Regression by a deep Gaussian process that allocates inducing points to its layers.
+
+    For functions that jump, or change their smoothness from place to place, where a shallow process
+    must compromise. Inputs and targets are standardised inside.
+
+    How many points to keep can be said in one of three ways: `tolerance` (the default), `max_cost`,
+    or a number for `alpha`.
+
+    Args:
+        layers: number of layers, one of them the last.
+        width: number of outputs of each hidden layer; that of the inputs if not given.
+        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
+            kernel that suits every layer; a tuple for one each.
+        likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood of one
+            latent function a target.
+        hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
+            components), "zero" (trained on the targets first), or "auto" for the better of the two
+            after a short run.
+        connected: whether every layer after the first also sees the inputs.
+        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on each layer's M
+            points; a tuple for one strength a layer.
+        tolerance: nats per observation that all layers together may give up relative to all
+            candidates.
+        max_cost: most Σ M² over the layers, what predicting takes; shared out where it buys most.
+        n_candidates: how many points each layer chooses from.
+        schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
+        epochs: steps of the phases: each layer alone, all points, (paper: learning inclusion,)
+            kept points.
+        batch_size: rows a step looks at; all of them if None.
+        samples: propagated for each row at each step.
+        predict_samples: propagated for each row when predicting.
+        random_state: a seed or RandomState; the same seed gives the same fit.
+        on_progress: told of every step of the fit; see `winnowgp.training.DeepProgress`.
+
+    Attributes:
+        n_inducing_: number of points kept in each layer.
+        inducing_points_: where they are, in standard units, one array `[M D]` a layer.
+        inclusion_: probability of each candidate, one array `[K]` a layer.
+        candidates_: where the candidates were, in standard units, one array `[K D]` a layer.
+        alpha_: strength of the prior in each layer.
+        frontiers_: best bound for each number of points in each layer, the others held; None with
+            the paper's schedule.
+        elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
+        given_up_: nats per observation below the bound of all candidates.
+        noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
+            the likelihood has none.
+        likelihood_: the fitted likelihood, for standardised targets.
+        posterior_: the predictor, for standardised inputs and targets.
+    """
+
+    def __init__(
+        self,
+        layers: int = 2,
+        *,
+        width: int | tuple[int, ...] | None = None,
+        kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf",
+        likelihood: str | Likelihood = "gaussian",
+        hidden_mean: str = "auto",
+        connected: bool = False,
+        alpha: str | float | tuple[float, ...] = "auto",
+        tolerance: float = 0.01,
+        max_cost: float | None = None,
+        n_candidates: int = 100,
+        schedule: str = "fast",
+        epochs: tuple[int, ...] | None = None,
+        batch_size: int | None = 1024,
+        samples: int = 1,
+        predict_samples: int = 64,
+        random_state: int | np.random.RandomState | None = None,
+        on_progress: OnDeepProgress = deep_silent,
+    ) -> None:
+        self.layers = layers
+        self.width = width
+        self.kernel = kernel
+        self.likelihood = likelihood
+        self.hidden_mean = hidden_mean
+        self.connected = connected
+        self.alpha = alpha
+        self.tolerance = tolerance
+        self.max_cost = max_cost
+        self.n_candidates = n_candidates
+        self.schedule = schedule
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.samples = samples
+        self.predict_samples = predict_samples
+        self.random_state = random_state
+        self.on_progress = on_progress
+
+    def fit(self, X: Any, y: Any) -> "DeepGPRegressor":
+        """Learn all layers, and which of its candidates each keeps.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`.
+        """
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
+        )
+        likelihood = likelihood_from(self.likelihood)
+        self._single_target = np.ndim(y) == 1
+        rows = Dataset.of(tensor(X), tensor(y))
+        if has_noise(likelihood):
+            self._y_units = Standardiser.of(rows.Y)
+            if isinstance(self.likelihood, str):
+                likelihood.noise = torch.tensor(START_NOISE)
+        else:
+            self._y_units = Standardiser.none(rows.Y)
+        Y = self._y_units.forward(rows.Y)
+        check_targets(likelihood, Y)
+        self._fit(rows.X, Y, likelihood)
+        self.likelihood_ = self.posterior_.likelihood
+        noise = self.likelihood_.noise if has_noise(self.likelihood_) else torch.tensor(torch.nan)
+        self.noise_ = (noise * self._y_units.scale.square()).numpy()
+        return self
+
+    def predict(
+        self, X: Any, return_std: bool = False, *, observed: bool = True, method: str = "mixture"
+    ) -> Any:
+        """Predictive mean, and on request the standard deviation, of each row.
+
+        Args:
+            return_std: also return the standard deviation.
+            observed: whether these are for a new observation (with its noise) or for the latent
+                function.
+            method: "mixture" of propagated samples, or "matched": one Gaussian after another, which
+                is quicker and nearly as good where hidden layers are sure of themselves.
+
+        Returns: the mean `[N]` or `[N P]`; with a request, a pair.
+        """
+        found = self._predicted(self._inputs(X), observed=observed, method=method)
+        mean = self._targets(self._y_units.inverse(found.mean))
+        sd = self._targets(found.variance.sqrt() * self._y_units.scale)
+        return (mean, sd) if return_std else mean
+
+    @torch.no_grad()
+    def predict_quantiles(
+        self, X: Any, probabilities: ArrayLike, *, observed: bool = True
+    ) -> NDArray[np.float64]:
+        """Quantiles of the mixture, `[Q N]` or `[Q N P]`.
+
+        Args:
+            probabilities: Q of them, strictly between 0 and 1.
+            observed: whether of a new observation (Gaussian noise only) or of the function.
+        """
+        wanted = tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
+        inputs = self._inputs(X)
+        parts = [
+            self.posterior_.quantiles(rows, wanted, observed=observed)
+            for rows in inputs.split(ROWS)
+        ]
+        return self._targets(self._y_units.inverse(torch.cat(parts, dim=1)))
+
+    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Log predictive density of each observation, in nats and in the units of `y`."""
+        inputs = self._inputs(X)
+        targets = Dataset.of(inputs, tensor(y)).Y
+        if targets.shape[1] != self.posterior_.P:
+            raise InputError(
+                f"`y` must have {self.posterior_.P} target columns as in `fit`; "
+                f"got {targets.shape[1]}."
+            )
+        targets = self._y_units.forward(targets)
+        check_targets(self.likelihood_, targets)
+        nats = self._log_density(inputs, targets)
+        return self._targets(nats - self._y_units.scale.log())
+
+    def _targets(self, values: Tensor) -> NDArray[np.float64]:
+        """Drop the output axis, the last one, if `fit` was given a single target."""
+        return (values[..., 0] if self._single_target else values).numpy()

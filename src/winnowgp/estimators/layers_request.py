@@ -1,0 +1,213 @@
+"""What a user said about the layers of a deep model, checked, and turned into layers and a plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from numbers import Integral
+from typing import Any, TypeAlias, final
+
+import torch
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.estimators.arguments import positive_number, whole_number
+from winnowgp.estimators.kernels import kernel_from
+from winnowgp.models import DeepGP, deep_layers
+from winnowgp.training import (
+    DeepFast,
+    DeepSchedule,
+    DeepThreePhases,
+    LayerAlphas,
+    LayerGoal,
+    SharedBudget,
+    SharedTolerance,
+)
+
+FAST_STEPS = (100, 1000, 1000)
+PAPER_STEPS = (200, 1000, 500, 1500)
+# Prior variance of what a hidden function adds to the identity, at the start.
+_HIDDEN_VARIANCE = 0.1
+
+LayerKernel: TypeAlias = str | Kernel | Sequence[str | Kernel]
+"""By name or as an object, for all layers or for each."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LayersRequest:
+    """The arguments of a deep estimator that concern its layers and their points."""
+
+    layers: int
+    widths: tuple[int, ...] | None
+    """Of the hidden layers; None for as many as there are inputs."""
+    kernels: tuple[str | Kernel, ...]
+    connected: bool
+    n_candidates: int
+    goal: LayerGoal
+    schedule: str
+    steps: tuple[int, ...]
+    batch_size: int | None
+    samples: int
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        layers: Any,
+        width: Any,
+        kernel: Any,
+        connected: Any,
+        alpha: Any,
+        tolerance: Any,
+        max_cost: Any,
+        n_candidates: Any,
+        schedule: Any,
+        epochs: Any,
+        batch_size: Any,
+        samples: Any,
+    ) -> "LayersRequest":
+        """The request, if it makes sense; an error that says what to do if not."""
+        L = whole_number("layers", layers)
+        if not isinstance(schedule, str) or schedule not in ("fast", "paper"):
+            raise InputError(f"`schedule` must be 'fast' or 'paper'; got {schedule!r}.")
+        return cls(
+            layers=L,
+            widths=_widths(width, L),
+            kernels=_kernels(kernel, L),
+            connected=bool(connected),
+            n_candidates=whole_number("n_candidates", n_candidates),
+            goal=_goal(alpha, tolerance, max_cost, L, schedule),
+            schedule=schedule,
+            steps=_steps(epochs, schedule),
+            batch_size=None if batch_size is None else whole_number("batch_size", batch_size),
+            samples=whole_number("samples", samples),
+        )
+
+    def model(
+        self,
+        data: Dataset,
+        *,
+        likelihood: Likelihood,
+        outputs: int,
+        hidden_mean: str,
+        generator: torch.Generator,
+    ) -> DeepGP:
+        """A deep model at its start, candidates at random rows."""
+        order = torch.randperm(data.N, generator=generator)
+        points = data.X[order[: self.n_candidates]]
+        widths = self.widths or (data.D,) * (self.layers - 1)
+
+        def kernel(number: int, inputs: int) -> Kernel:
+            hidden = number < self.layers - 1 and hidden_mean == "identity"
+            return _started(self.kernels[number], inputs, hidden)
+
+        layers = deep_layers(
+            data.X,
+            points,
+            kernel=kernel,
+            widths=(*widths, outputs),
+            connected=self.connected,
+            hidden_mean=hidden_mean,
+        )
+        return DeepGP(layers, likelihood=likelihood, targets=data.P, connected=self.connected)
+
+    def plan(self) -> DeepSchedule:
+        """The schedule that does what was asked for."""
+        if self.schedule == "fast":
+            layerwise, pre, post = self.steps
+            return DeepFast(
+                self.goal,
+                layerwise=layerwise,
+                pre=pre,
+                post=post,
+                samples=self.samples,
+                batch_size=self.batch_size,
+            )
+        assert isinstance(self.goal, LayerAlphas)
+        layerwise, pre, process, post = self.steps
+        return DeepThreePhases(
+            self.goal.alpha,
+            layerwise=layerwise,
+            pre=pre,
+            process=process,
+            post=post,
+            samples=self.samples,
+            batch_size=self.batch_size,
+        )
+
+
+def _started(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
+    """A named kernel with a lengthscale of √inputs, two typical rows being √2 of that apart."""
+    made = kernel_from(kernel, inputs)
+    if isinstance(kernel, str) and isinstance(made, ScaleKernel):
+        variance = _HIDDEN_VARIANCE if hidden else 1.0
+        made.initialize(**{"outputscale": variance, "base_kernel.lengthscale": sqrt(inputs)})
+    return made
+
+
+def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> LayerGoal:
+    automatic = isinstance(alpha, str) and alpha == "auto"
+    if not automatic and max_cost is not None:
+        raise InputError(
+            "say how many points in one way only: a number for `alpha`, or `max_cost`."
+        )
+    if schedule == "paper" and automatic:
+        raise InputError(
+            "`schedule='paper'` needs a number for `alpha`, such as 1.0, or one for each layer; "
+            "the paper has no other way to say how many points."
+        )
+    if not automatic:
+        many = isinstance(alpha, tuple | list)
+        given = tuple(
+            positive_number("alpha", a, hint=_ALPHA_HINT) for a in (alpha if many else [alpha])
+        )
+        if many and len(given) != L:
+            raise InputError(
+                f"`alpha` must be one number or one for each of {L} layers; got {len(given)}."
+            )
+        return LayerAlphas(given if many else given[0])
+    if max_cost is not None:
+        return SharedBudget(
+            positive_number("max_cost", max_cost, hint="It is Σ M² over the layers.")
+        )
+    return SharedTolerance(
+        positive_number("tolerance", tolerance, hint="It is in nats per observation.")
+    )
+
+
+_ALPHA_HINT = "Larger values keep fewer points; 'auto' derives it from `tolerance`."
+
+
+def _widths(width: Any, L: int) -> tuple[int, ...] | None:
+    if width is None:
+        return None
+    given = tuple(width) if isinstance(width, tuple | list) else (width,) * (L - 1)
+    if len(given) != L - 1:
+        raise InputError(
+            f"`width` must be one number or one for each of {L - 1} hidden layers; got {width!r}."
+        )
+    return tuple(whole_number("width", w) for w in given)
+
+
+def _kernels(kernel: Any, L: int) -> tuple[str | Kernel, ...]:
+    given = tuple(kernel) if isinstance(kernel, tuple | list) else (kernel,) * L
+    if len(given) != L:
+        raise InputError(f"`kernel` must be one or one for each of {L} layers; got {len(given)}.")
+    return given
+
+
+def _steps(epochs: Any, schedule: str) -> tuple[int, ...]:
+    usual = FAST_STEPS if schedule == "fast" else PAPER_STEPS
+    if epochs is None:
+        return usual
+    given = tuple(epochs) if isinstance(epochs, tuple | list) else ()
+    if len(given) != len(usual) or not all(isinstance(n, Integral) and int(n) >= 0 for n in given):
+        phases = "layer by layer, all points, kept points"
+        if schedule == "paper":
+            phases = "layer by layer, all points, learning inclusion, kept points"
+        raise InputError(
+            f"`epochs` must be {len(usual)} whole numbers of steps ({phases}); got {epochs!r}."
+        )
+    return tuple(int(n) for n in given)

@@ -1,0 +1,58 @@
+"""Results of experiments as tidy JSON lines, one row a run, that a later start goes on with."""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+import winnowgp
+
+Row = dict[str, Any]
+
+
+@final
+class Runs:
+    """A file of rows. Each is written at once, whole, so that whatever ends a run loses none.
+
+    Args:
+        path: the file; made when the first row is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[Row]:
+        if not self.path.exists():
+            return
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                # The last line of a run that was ended while it wrote.
+                continue
+
+    def find(self, **settings: Any) -> list[Row]:
+        """Rows with these settings."""
+        return [row for row in self if all(row.get(k) == v for k, v in settings.items())]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row, with the versions behind it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({**row, "versions": versions()}) + "\n"
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def versions() -> Row:
+    """What the numbers depend on."""
+    names = ("torch", "gpytorch")
+    return {
+        "winnowgp": winnowgp.__version__,
+        **{name: version(name) for name in names},
+        "python": platform.python_version(),
+    }

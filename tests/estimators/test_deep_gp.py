@@ -1,0 +1,204 @@
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.likelihoods import LaplaceLikelihood
+from sklearn.datasets import make_moons
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from winnowgp import DeepGPClassifier, DeepGPRegressor
+from winnowgp.errors import InputError
+
+QUICK: dict[str, Any] = {"n_candidates": 12, "random_state": 0, "hidden_mean": "identity"}
+
+
+def regressor(**arguments: Any) -> DeepGPRegressor:
+    settings: dict[str, Any] = QUICK | {"epochs": (20, 60, 60)} | arguments
+    return DeepGPRegressor(**settings)
+
+
+def classifier(**arguments: Any) -> DeepGPClassifier:
+    settings: dict[str, Any] = QUICK | {"epochs": (20, 60, 60)} | arguments
+    return DeepGPClassifier(**settings)
+
+
+def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A function that jumps, in units of its own."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(100, 110, size=(N, 1))
+    y = 50 + 20 * np.sign(np.sin(X[:, 0])) + rng.normal(size=N)
+    return X, y
+
+
+SMALL: dict[str, Any] = {"n_candidates": 8, "predict_samples": 16}
+PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "epochs": (20, 60, 5, 40)}
+
+
+@parametrize_with_checks([regressor(**SMALL, **PAPER), classifier(**SMALL, **PAPER)])
+def test_scikit_learns_own_checks(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([regressor(**SMALL), classifier(**SMALL)])
+def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) -> None:
+    check(estimator)
+
+
+def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
+    X, y = steps()
+    model = regressor(n_candidates=30, epochs=(50, 300, 300), hidden_mean="auto").fit(X, y)
+    mean, sd = model.predict(X, return_std=True)
+    assert model.score(X, y) > 0.95
+    assert 0.5 < np.sqrt(model.noise_[0]) < 6
+    assert (sd > 0).all()
+    inside = np.abs(y - mean) < 2 * sd
+    assert inside.mean() > 0.85
+    assert len(model.n_inducing_) == 2
+    assert all(0 < M <= 30 for M in model.n_inducing_)
+    assert [len(p) for p in model.inducing_points_] == list(model.n_inducing_)
+    assert [p.shape for p in model.inclusion_] == [(30,), (30,)]
+    assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
+    assert model.alpha_[0] == model.alpha_[1]
+
+
+def test_quantiles_and_density_agree_with_each_other() -> None:
+    X, y = steps()
+    model = regressor().fit(X, y)
+    low, middle, high = model.predict_quantiles(X, [0.05, 0.5, 0.95])
+    assert ((low < middle) & (middle < high)).all()
+    # The density integrates to the probability between two quantiles.
+    grid = np.linspace(low[0], high[0], 2001)
+    density = np.exp(model.log_density(np.repeat(X[:1], len(grid), 0), grid))
+    assert np.trapezoid(density, grid) == pytest.approx(0.9, abs=1e-3)
+
+
+def test_a_prediction_does_not_depend_on_its_neighbours_nor_on_the_day() -> None:
+    X, y = steps()
+    model = regressor().fit(X, y)
+    together = model.predict(X)
+    np.testing.assert_allclose(together[:3], model.predict(X[:3]), rtol=1e-10)
+    np.testing.assert_array_equal(together, model.predict(X))
+    np.testing.assert_array_equal(regressor().fit(X, y).predict(X), together)
+
+
+def test_the_matched_prediction_is_near_the_mixture() -> None:
+    X, y = steps()
+    model = regressor(epochs=(20, 200, 200)).fit(X, y)
+    mixture, matched = model.predict(X), model.predict(X, method="matched")
+    assert np.abs(mixture - matched).max() < 0.3 * y.std()
+
+
+def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
+    X, y = steps()
+    weak = regressor(alpha=1e-3).fit(X, y).n_inducing_
+    strong = regressor(alpha=2.0).fit(X, y).n_inducing_
+    assert sum(strong) < sum(weak)
+    cheap = regressor(max_cost=20).fit(X, y)
+    assert sum(M**2 for M in cheap.n_inducing_) <= 20
+
+
+def test_several_targets_layers_widths_and_kernels() -> None:
+    X, y = steps()
+    two = np.column_stack([y, -3 * y])
+    kernels = ("matern52", ScaleKernel(MaternKernel(nu=1.5)), "rbf")
+    model = regressor(layers=3, width=(3, 2), kernel=kernels).fit(np.hstack([X, X**2]), two)
+    assert model.predict(np.hstack([X, X**2])).shape == two.shape
+    assert model.log_density(np.hstack([X, X**2]), two).shape == two.shape
+    assert [p.shape[1] for p in model.inducing_points_] == [2, 3, 2]
+
+
+def test_connected_layers_see_the_inputs() -> None:
+    X, y = steps()
+    model = regressor(connected=True, hidden_mean="zero").fit(X, y)
+    assert [p.shape[1] for p in model.inducing_points_] == [1, 2]
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize("likelihood", ["student-t", LaplaceLikelihood(), "poisson"])
+def test_other_likelihoods(likelihood: Any) -> None:
+    X, y = steps()
+    model = regressor(likelihood=likelihood).fit(X, np.round(np.abs(y)))
+    assert np.isfinite(model.log_density(X, np.round(np.abs(y)))).all()
+    with pytest.raises(InputError, match="observed=False"):
+        model.predict_quantiles(X, 0.5)
+    assert model.predict_quantiles(X, 0.5, observed=False).shape == (1, len(X))
+
+
+def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
+    X, y = steps()
+    seen = []
+    model = regressor(
+        schedule="paper",
+        alpha=(0.1, 0.2),
+        epochs=(5, 20, 30, 20),
+        on_progress=lambda p: seen.append(p.phase),
+    ).fit(X, y)
+    assert list(dict.fromkeys(seen)) == ["layer 2", "pre-train", "inclusion", "post-train"]
+    assert model.alpha_ == (0.1, 0.2)
+    assert model.frontiers_ == (None, None)
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_classes_are_learnt(C: int) -> None:
+    X, label = map(np.asarray, make_moons(150, noise=0.15, random_state=0))
+    label = label if C == 2 else np.where(X[:, 0] > 1.2, 2, label)
+    y = np.array(["a", "b", "c"])[label]
+    model = classifier(n_candidates=25, epochs=(50, 250, 150)).fit(X, y)
+    assert model.score(X, y) > 0.9
+    probability = model.predict_proba(X)
+    np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-12)
+    chosen = probability[np.arange(len(y)), np.searchsorted(model.classes_, y)]
+    np.testing.assert_allclose(model.log_density(X, y), np.log(chosen), atol=1e-9)
+    assert model.log_density(X[:1], ["never seen"]) == -np.inf
+    assert model.predict_proba(X, method="matched").shape == (150, C)
+
+
+def test_it_survives_joblib(tmp_path) -> None:
+    X, y = steps()
+    model = regressor().fit(X, y)
+    joblib.dump(model, tmp_path / "model")
+    np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layers": 0}, "`layers` must be a whole number"),
+        ({"width": (1, 2)}, "`width` must be one number or one for each of 1 hidden layers"),
+        ({"kernel": ("rbf",)}, "`kernel` must be one or one for each of 2 layers"),
+        ({"kernel": "rbff"}, "`kernel` must be one of rbf"),
+        ({"hidden_mean": "none"}, "`hidden_mean` must be one of auto"),
+        ({"alpha": -1.0}, "`alpha` must be a positive number"),
+        ({"alpha": (1.0, 1.0, 1.0)}, "one for each of 2 layers"),
+        ({"alpha": 1.0, "max_cost": 10}, "in one way only"),
+        ({"max_cost": 0}, "`max_cost` must be a positive number"),
+        ({"tolerance": 0}, "`tolerance` must be a positive number"),
+        ({"schedule": "slow"}, "`schedule` must be 'fast' or 'paper'"),
+        ({"schedule": "paper"}, "needs a number for `alpha`"),
+        ({"epochs": (1, 2)}, "`epochs` must be 3 whole numbers"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number"),
+        ({"samples": 0}, "`samples` must be a whole number"),
+        ({"likelihood": "poisson"}, "counts must be whole numbers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], words: str) -> None:
+    X, y = steps(20)
+    with pytest.raises(InputError, match=words):
+        regressor(**arguments).fit(X, y)
+
+
+def test_refusals_after_the_fit() -> None:
+    X, y = steps(30)
+    with pytest.raises(NotFittedError):
+        regressor().predict(X)
+    model = regressor(epochs=(2, 5, 5)).fit(X, y)
+    with pytest.raises(InputError, match="`method` must be"):
+        model.predict(X, method="quick")
+    with pytest.raises(InputError, match="strictly between 0 and 1"):
+        model.predict_quantiles(X, [0.0])
+    with pytest.raises(InputError, match="1 target columns"):
+        model.log_density(X, np.column_stack([y, y]))
