@@ -176,7 +176,7 @@ def hermite(count: int) -> tuple[Tensor, Tensor]:
 
 
 def integrated_density(model: DeepGP, X: Tensor, Y: Tensor, count: int = 200) -> Tensor:
-    """log ∫ N(y | f_2(h), σ²) q(h) dh of each row: two layers, one hidden output, Gaussian noise."""
+    """log ∫ N(y | f_2(h), σ²) q(h) dh of each row: two layers, one hidden output."""
     nodes, weights = hermite(count)
     noise = nodes[:, None, None].expand(-1, len(X), 1)
     mean, variance = dense_pass(model, X, [noise])

@@ -1,4 +1,4 @@
-"""The bound of deep models: dense passes, quadrature, minibatches, one layer, and what is refused."""
+"""The bound of deep models: dense passes, quadrature, minibatches, and what is refused."""
 
 import math
 
