@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from winnowgp.data import Dataset
-from winnowgp.models import DeepGP, DeepLayer, expected_log_prob
+from winnowgp.models import DeepGP, DeepLayer, deep_layers, expected_log_prob
 
 LIKELIHOODS: dict[str, tuple[Likelihood, int]] = {
     "gaussian": (GaussianLikelihood(), 2),
@@ -184,3 +184,45 @@ def integrated_density(model: DeepGP, X: Tensor, Y: Tensor, count: int = 200) ->
     total = (variance + model.likelihood.noise.detach()).sqrt()
     density = Normal(mean, total).log_prob(Y).exp()
     return (weights[:, None, None] * density).sum(0).log()
+
+
+def step_data(seen: str = "gaussian", *, N: int = 40) -> Dataset:
+    """A step, which one smooth layer cannot follow."""
+    X = torch.linspace(-1, 1, N, dtype=torch.float64)[:, None]
+    f = torch.where(X > 0.1, 1.0, -1.0).double() + 0.05 * normal(N, 1, seed=2)
+    Y = {
+        "gaussian": f,
+        "student": f,
+        "bernoulli": (f > 0).double(),
+        "softmax": (X > -0.3).double() + (X > 0.4).double(),
+    }[seen]
+    return Dataset.of(X, Y)
+
+
+def started(
+    seen: str = "gaussian",
+    *,
+    data: Dataset | None = None,
+    K: int = 8,
+    widths: Sequence[int] = (1,),
+    hidden_mean: str = "identity",
+    connected: bool = False,
+) -> DeepGP:
+    """A model as a user would start it."""
+    data = step_data(seen) if data is None else data
+    likelihood, _ = LIKELIHOODS[seen]
+    outputs = 3 if seen == "softmax" else data.P
+
+    def kernel(*given: int) -> Kernel:
+        # The last number given is that of the inputs.
+        return ScaleKernel(RBFKernel(ard_num_dims=given[-1]))
+
+    layers = deep_layers(
+        data.X,
+        data.X[:: data.N // K][:K],
+        kernel=kernel,
+        widths=(*widths, outputs),
+        hidden_mean=hidden_mean,
+        connected=connected,
+    )
+    return DeepGP(layers, likelihood=likelihood, targets=data.P, connected=connected)
