@@ -90,7 +90,7 @@ def deep(
         inputs = P + D * connected
     made = DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
     if isinstance(made.likelihood, GaussianLikelihood):
-        made.likelihood.noise = 0.15
+        made.likelihood.initialize(noise=0.15)
     return made
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from gpytorch.kernels import LinearKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
@@ -22,7 +23,7 @@ from deep_problems import (
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.models import DeepGP, VariationalGP
+from winnowgp.models import DeepGP, DeepLayer, VariationalGP
 from winnowgp.models.propagation import propagated
 
 battery = pytest.mark.parametrize("seen", LIKELIHOODS)
@@ -30,6 +31,10 @@ battery = pytest.mark.parametrize("seen", LIKELIHOODS)
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
 def shallow(seen: str) -> tuple[DeepGP, VariationalGP]:
@@ -47,7 +52,7 @@ def shallow(seen: str) -> tuple[DeepGP, VariationalGP]:
     )
     with torch.no_grad():
         # A mean is held in single precision until it is copied.
-        made.level.copy_(mean.constant.double().expand_as(made.level))
+        made.level.fill_(torch.tensor(0.4).item())
         gp.q_mean.copy_(made.q_mean)
         gp.q_factor.copy_(made.q_factor)
     return DeepGP([made], likelihood=likelihood, targets=targets), gp
@@ -57,20 +62,19 @@ def shallow(seen: str) -> tuple[DeepGP, VariationalGP]:
 def test_one_layer_is_a_variational_gp(seen: str) -> None:
     model, gp = shallow(seen)
     data, test, masks = rows(seen), rows(seen, N=5, seed=30), all_masks(5)
-    close = {"rtol": 1e-9, "atol": 1e-9}
-    torch.testing.assert_close(model.bound(data), gp.bound(data), **close)
-    torch.testing.assert_close(model.bound(data, total=50), gp.bound(data, total=50), **close)
+    close(model.bound(data), gp.bound(data))
+    close(model.bound(data, total=50), gp.bound(data, total=50))
     ours, theirs = (each.subset_objective(data, total=50).value(masks) for each in (model, gp))
-    torch.testing.assert_close(ours, theirs, **close)
+    close(ours, theirs)
     posterior, other = model.posterior(), gp.posterior(data)
     for observed in (False, True):
         expected = other.predict(test.X, observed=observed)
         for predict in (posterior.predict, posterior.predict_matched):
             found = predict(test.X, observed=observed)
-            torch.testing.assert_close(found.mean, expected.mean, **close)
+            close(found.mean, expected.mean)
             torch.testing.assert_close(found.variance, expected.variance, rtol=1e-7, atol=1e-9)
     density = other.log_density(test.X, test.Y)
-    torch.testing.assert_close(posterior.log_density(test.X, test.Y), density, **close)
+    close(posterior.log_density(test.X, test.Y), density)
 
 
 @battery
@@ -79,13 +83,12 @@ def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, connected: b
     model, data = deep(seen, widths=(3,), connected=connected), rows(seen)
     noise = model.noise(data.N, 5, seeded())
     ours = model.evaluated(data, noise=noise)
-    close = {"rtol": 1e-8, "atol": 1e-8}
-    torch.testing.assert_close(ours.bound.detach(), dense_bound(model, data, noise), **close)
+    close(ours.bound.detach(), dense_bound(model, data, noise))
     again = model.bound(data, samples=5, generator=seeded())
     torch.testing.assert_close(again, ours.bound)
     scaled = model.evaluated(data, total=100, noise=noise).bound.detach()
     expected = dense_bound(model, data, noise, scale=100 / data.N)
-    torch.testing.assert_close(scaled, expected, **close)
+    close(scaled, expected)
     # The KL of every layer is subtracted once, and not scaled.
     kl = torch.stack([made.points().kl() for made in model.layers]).sum()
     torch.testing.assert_close(ours.fit - ours.bound, kl)
@@ -101,10 +104,9 @@ def test_three_layers_are_three_dense_passes(connected: bool) -> None:
     assert [tuple(each.shape) for each in noise] == [(4, data.N, 3), (4, data.N, 2)]
     found = model.evaluated(data, noise=noise)
     mean, variance = dense_pass(model, data.X, noise)
-    close = {"rtol": 1e-8, "atol": 1e-8}
-    torch.testing.assert_close(found.passed.last.mean.detach(), mean, **close)
-    torch.testing.assert_close(found.passed.last.variance.detach(), variance, **close)
-    torch.testing.assert_close(found.bound.detach(), dense_bound(model, data, noise), **close)
+    close(found.passed.last.mean.detach(), mean)
+    close(found.passed.last.variance.detach(), variance)
+    close(found.bound.detach(), dense_bound(model, data, noise))
     widths = [each.shape[-1] for each in found.passed.inputs]
     assert widths == ([2, 5, 4] if connected else [2, 3, 2])
 
@@ -123,7 +125,7 @@ def line() -> tuple[DeepGP, Dataset]:
     layers = [layer(1, 1, K=3, seed=0), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
-    model.likelihood.noise = 0.3
+    model.likelihood.initialize(noise=0.3)
     X = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
     return model, Dataset.of(X, torch.sin(2 * X))
 
@@ -213,14 +215,14 @@ def test_the_gradient_is_that_of_the_samples_path() -> None:
 
 
 def test_a_variance_of_zero_has_a_gradient() -> None:
-    """Points whose q is certain, and rows that lie on them."""
-    model = deep()
-    with torch.no_grad():
-        model.layers[0].q_factor.mul_(1e-12)
-    Z = model.layers[0].candidates.detach()
-    data = Dataset.of(Z.clone(), torch.ones(4, 2, dtype=torch.float64))
-    bound = model.bound(data, samples=2, generator=seeded())
-    for gradient in torch.autograd.grad(bound, list(model.parameters())):
+    """A linear function without a level is known at zero."""
+    first = DeepLayer(LinearKernel(), normal(2, 2, seed=0), outputs=2)
+    model = DeepGP([first, layer(2, 1, seed=10)], likelihood=GaussianLikelihood())
+    X = torch.cat([torch.zeros(1, 2, dtype=torch.float64), normal(3, 2, seed=1)])
+    data = Dataset.of(X, torch.ones(4, dtype=torch.float64))
+    found = model.evaluated(data, noise=model.noise(4, 2, seeded()))
+    assert (found.passed.outputs[0].variance[:, 0] == 0).all()
+    for gradient in torch.autograd.grad(found.bound, list(model.parameters())):
         assert torch.isfinite(gradient).all()
 
 

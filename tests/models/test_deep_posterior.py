@@ -33,7 +33,7 @@ def line(*, spread: float = 1.0, noise: float = 0.3) -> DeepGP:
     layers = [layer(1, 1, K=3, seed=0, spread=spread), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
-    model.likelihood.noise = noise
+    model.likelihood.initialize(noise=noise)
     return model
 
 
@@ -160,7 +160,7 @@ def test_matched_moments_are_close_to_the_mixture_where_hidden_doubt_is_small() 
         with torch.no_grad():
             for made in model.layers[:-1]:
                 made.q_factor.mul_(0.2)
-                made.kernel.outputscale = 0.02
+                made.kernel.initialize(outputscale=0.02)
         posterior = model.posterior(samples=2048)
         exact, found = posterior.predict(X), posterior.predict_matched(X)
         none = [torch.zeros(1, 6, P).double() for P in widths]

@@ -37,14 +37,14 @@ def shifted_pass(
     """A dense pass with something added to the means of one layer's outputs, `[T N P]`."""
     means, variances = [], []
     for t in range(len(noise[0])):
-        inputs, last = X, len(model.layers) - 1
+        mean, variance = dense_marginals(model.layers[0], X)
         for index, made in enumerate(model.layers):
-            mean, variance = dense_marginals(made, inputs)
+            if index:
+                hidden = mean + variance.sqrt() * noise[index - 1][t]
+                inputs = torch.cat([hidden, X], 1) if model.connected else hidden
+                mean, variance = dense_marginals(made, inputs)
             if index == number:
                 mean = mean + shift[t % len(shift)]
-            if index < last:
-                hidden = mean + variance.sqrt() * noise[index][t]
-                inputs = torch.cat([hidden, X], 1) if model.connected else hidden
         means.append(mean)
         variances.append(variance)
     return torch.stack(means), torch.stack(variances)

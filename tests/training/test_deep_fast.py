@@ -161,7 +161,7 @@ def test_frozen_points_stay_where_they_are() -> None:
 def test_bad_plans_are_named() -> None:
     for bad in ({"layerwise": -1}, {"pre": -1}, {"post": -1}, {"samples": 0}):
         with pytest.raises(InputError, match=r"zero or more steps and `samples` at least one"):
-            DeepFast(**bad)
+            schedule(**bad)
     with pytest.raises(InputError, match="`batch_size` must be at least 1; got 0"):
         DeepFast(batch_size=0)
     with pytest.raises(InputError, match="one for each of 2 layers"):
