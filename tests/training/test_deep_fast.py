@@ -7,6 +7,7 @@ import torch
 
 from deep_problems import started, step_data
 from winnowgp.errors import InputError
+from winnowgp.models import deep_sites
 from winnowgp.training import (
     DeepFast,
     DeepFit,
@@ -127,6 +128,23 @@ def test_pruning_keeps_what_the_statistics_promise_of_the_last_layer() -> None:
     before = estimated_bound(trained, data, generator=seeded(5), samples=200)
     after = estimated_bound(fitted.model, data, generator=seeded(5), samples=200)
     assert after > before - 0.1
+
+
+def test_of_two_ways_to_give_pruned_layers_their_q_the_better_is_taken() -> None:
+    data, told = step_data(), []
+    plan = schedule(pre=3, post=0)
+    fitted = fit_deep(started(), data, schedule=plan, on_progress=told.append)
+    full = next(p.model for p in told if p.phase == "pre-train")
+    sites = deep_sites(full, data, noise=full.noise(data.N, 16, seeded()))
+    marginal = full.prune([each.mask for each in fitted.selections])
+    best = [s.improved(layer) for layer, s in zip(marginal.layers, sites, strict=True)]
+    ways = [marginal.with_layers([marginal.layers[0], best[1]]), marginal.with_layers(best)]
+    found, *bounds = (
+        estimated_bound(each, data, generator=seeded(1), samples=64)
+        for each in (fitted.model, *ways)
+    )
+    assert max(bounds) - min(bounds) > 1
+    assert found > max(bounds) - 0.5
 
 
 def test_progress_tells_phases_in_order() -> None:

@@ -177,6 +177,23 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
         assert torch.equal(parameter, before[name]) is not moved, name
 
 
+def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
+    model, data = deep(), rows(N=10)
+    sites = deep_sites(model, data, noise=model.noise(10, 1, seeded(2)))
+    better = sites[-1].improved(model.layers[-1])
+    level = model.layers[0].level.detach().clone()
+    LayerTraining(0.05, natural_rate=0.4).run(
+        model,
+        Parts(data, None, seeded()),
+        "x",
+        steps=1,
+        generator=seeded(2),
+        on_progress=deep_silent,
+    )
+    torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
+    assert not torch.equal(model.layers[0].level, level)
+
+
 def test_without_natural_steps_adam_learns_everything() -> None:
     model, data = deep(), rows(N=10)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
