@@ -325,3 +325,13 @@ def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
     with torch.no_grad():
         Y = data.Y - model.layers[0].centre(data.X)
     torch.testing.assert_close(found.sites.linear, Y / noise_of(model), rtol=1e-9, atol=1e-9)
+
+
+def test_frozen_layers_have_the_same_sites() -> None:
+    model, data, noise = setting()
+    before = deep_sites(model, data, noise=noise)
+    model.layers[0].requires_grad_(False)
+    after = deep_sites(model, data, noise=noise)
+    for ours, theirs in zip(after, before, strict=True):
+        assert torch.equal(ours.sites.linear, theirs.sites.linear)
+        assert torch.equal(ours.sites.precision, theirs.sites.precision)
