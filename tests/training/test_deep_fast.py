@@ -47,7 +47,7 @@ def check(fitted: DeepFit, sizes: tuple[int, ...]) -> None:
     assert fitted.given_up >= 0
 
 
-@pytest.mark.parametrize("hidden_mean", ["identity", "zero"])
+@pytest.mark.parametrize("hidden_mean", ["identity", pytest.param("zero", marks=pytest.mark.slow)])
 def test_it_keeps_few_points_and_most_of_the_bound(hidden_mean: str) -> None:
     data, model = step_data(), started(hidden_mean=hidden_mean, connected=hidden_mean == "zero")
     fitted = fit_deep(model, data, schedule=schedule(pre=40, post=30, natural_rate=0.5))
@@ -67,7 +67,9 @@ def test_it_keeps_few_points_and_most_of_the_bound(hidden_mean: str) -> None:
     assert fitted.bound > full.bound - 0.3 * data.N
 
 
-@pytest.mark.parametrize("seen", ["bernoulli", "student", "softmax"])
+@pytest.mark.parametrize(
+    "seen", ["bernoulli", "student", pytest.param("softmax", marks=pytest.mark.slow)]
+)
 def test_other_likelihoods_and_minibatches_serve_too(seen: str) -> None:
     data, model = step_data(seen), started(seen, K=6)
     fitted = fit_deep(model, data, schedule=schedule(batch_size=16))
@@ -77,6 +79,7 @@ def test_other_likelihoods_and_minibatches_serve_too(seen: str) -> None:
     assert density.mean() > model.posterior().log_density(data.X, data.Y).mean()
 
 
+@pytest.mark.slow
 def test_three_layers() -> None:
     data = step_data()
     fitted = fit_deep(started(widths=(2, 1), K=5, connected=True), data, schedule=schedule())
