@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -40,3 +42,43 @@ def test_an_objective_that_never_works_is_an_error_and_not_a_loop() -> None:
     x = torch.zeros((), requires_grad=True)
     with pytest.raises(TrainingError, match="standardise"):
         Adam(5).maximise(lambda: x * float("nan"), [([x], 0.1)], scale=1.0, on_step=lambda *_: None)
+
+
+def strides(steps: int, **options: float) -> list[float]:
+    """How far each step goes up a slope of one: as far as the learning rate says."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    places: list[float] = []
+    Adam(steps, **options).maximise(
+        lambda: 1.0 * x, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
+    )
+    places.append(x.item())
+    return [after - before for before, after in pairwise(places)]
+
+
+def test_cooling_lets_the_learning_rate_fall_over_the_last_third() -> None:
+    found = strides(300, cooling=0.01)
+    # Steps are counted from zero: 0.1 · 0.01^max(0, 3 step / 300 − 2).
+    expected = [0.1 * 0.01 ** max(0.0, (step - 200) / 100) for step in range(300)]
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found[-1] == pytest.approx(0.001, rel=0.05)
+
+
+def test_without_cooling_the_learning_rate_stays() -> None:
+    assert strides(30) == pytest.approx([0.1] * 30, rel=1e-5)
+    assert strides(30, cooling=1.0) == strides(30)
+    assert strides(1, cooling=0.01) == pytest.approx([0.1], rel=1e-5)
+
+
+def test_cooling_goes_on_from_a_rate_that_was_halved() -> None:
+    """One step fails; afterwards the rates are half of what the schedule says."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    places: list[float] = []
+    calls = iter(range(1000))
+
+    def objective() -> torch.Tensor:
+        return x * float("nan") if next(calls) == 150 else 1.0 * x
+
+    Adam(300, cooling=0.01).maximise(
+        objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
+    )
+    assert places[-1] - places[-2] == pytest.approx(0.5 * 0.1 * 0.01 ** (98 / 100), rel=1e-3)

@@ -1,0 +1,305 @@
+"""The bound of deep models: dense passes, quadrature, minibatches, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import LinearKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from torch import Tensor
+from torch.distributions import Normal
+
+from deep_problems import (
+    LIKELIHOODS,
+    deep,
+    dense_bound,
+    dense_pass,
+    hermite,
+    layer,
+    normal,
+    rows,
+)
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.gradients import all_masks
+from winnowgp.models import DeepGP, DeepLayer, VariationalGP
+from winnowgp.models.propagation import propagated
+
+battery = pytest.mark.parametrize("seen", LIKELIHOODS)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def shallow(seen: str) -> tuple[DeepGP, VariationalGP]:
+    """One layer, and the variational model with the same parameters."""
+    likelihood, targets = LIKELIHOODS[seen]
+    made = layer(2, 3 if seen == "softmax" else targets, K=5, slope=False)
+    mean = ConstantMean()
+    mean.constant = 0.4
+    gp = VariationalGP(
+        made.kernel,
+        made.candidates.detach(),
+        likelihood=likelihood,
+        targets=targets,
+        mean=mean,
+    )
+    with torch.no_grad():
+        # A mean is held in single precision until it is copied.
+        made.level.fill_(torch.tensor(0.4).item())
+        gp.q_mean.copy_(made.q_mean)
+        gp.q_factor.copy_(made.q_factor)
+    return DeepGP([made], likelihood=likelihood, targets=targets), gp
+
+
+@battery
+def test_one_layer_is_a_variational_gp(seen: str) -> None:
+    model, gp = shallow(seen)
+    data, test, masks = rows(seen), rows(seen, N=5, seed=30), all_masks(5)
+    close(model.bound(data), gp.bound(data))
+    close(model.bound(data, total=50), gp.bound(data, total=50))
+    ours, theirs = (each.subset_objective(data, total=50).value(masks) for each in (model, gp))
+    close(ours, theirs)
+    posterior, other = model.posterior(), gp.posterior(data)
+    for observed in (False, True):
+        expected = other.predict(test.X, observed=observed)
+        for predict in (posterior.predict, posterior.predict_matched):
+            found = predict(test.X, observed=observed)
+            close(found.mean, expected.mean)
+            torch.testing.assert_close(found.variance, expected.variance, rtol=1e-7, atol=1e-9)
+    density = other.log_density(test.X, test.Y)
+    close(posterior.log_density(test.X, test.Y), density)
+
+
+@battery
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, connected: bool) -> None:
+    model, data = deep(seen, widths=(3,), connected=connected), rows(seen)
+    noise = model.noise(data.N, 5, seeded())
+    ours = model.evaluated(data, noise=noise)
+    close(ours.bound.detach(), dense_bound(model, data, noise))
+    again = model.bound(data, samples=5, generator=seeded())
+    torch.testing.assert_close(again, ours.bound)
+    scaled = model.evaluated(data, total=100, noise=noise).bound.detach()
+    expected = dense_bound(model, data, noise, scale=100 / data.N)
+    close(scaled, expected)
+    # The KL of every layer is subtracted once, and not scaled.
+    kl = torch.stack([made.points().kl() for made in model.layers]).sum()
+    torch.testing.assert_close(ours.fit - ours.bound, kl)
+    more = model.evaluated(data, total=100, noise=noise)
+    torch.testing.assert_close(more.fit - more.bound, kl)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_three_layers_are_three_dense_passes(connected: bool) -> None:
+    model = deep(widths=(3, 2), K=(4, 3, 5), connected=connected)
+    data = rows()
+    noise = model.noise(data.N, 4, seeded())
+    assert [tuple(each.shape) for each in noise] == [(4, data.N, 3), (4, data.N, 2)]
+    found = model.evaluated(data, noise=noise)
+    mean, variance = dense_pass(model, data.X, noise)
+    close(found.passed.last.mean.detach(), mean)
+    close(found.passed.last.variance.detach(), variance)
+    close(found.bound.detach(), dense_bound(model, data, noise))
+    widths = [each.shape[-1] for each in found.passed.inputs]
+    assert widths == ([2, 5, 4] if connected else [2, 3, 2])
+
+
+def test_one_noise_for_all_rows_is_the_same_for_each() -> None:
+    model, data = deep(widths=(3,)), rows()
+    shared = normal(4, 1, 3, seed=1)
+    found = model.evaluated(data, noise=[shared]).bound
+    torch.testing.assert_close(
+        found, model.evaluated(data, noise=[shared.expand(4, data.N, 3)]).bound
+    )
+
+
+def line() -> tuple[DeepGP, Dataset]:
+    """Two layers with one hidden output, where E over ε is one integral a row."""
+    layers = [layer(1, 1, K=3, seed=0), layer(1, 1, K=4, seed=10)]
+    model = DeepGP(layers, likelihood=GaussianLikelihood())
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    model.likelihood.initialize(noise=0.3)
+    X = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
+    return model, Dataset.of(X, torch.sin(2 * X))
+
+
+def integrated_bound(model: DeepGP, data: Dataset) -> Tensor:
+    """The bound with E over ε by Gauss-Hermite quadrature, row by row."""
+    nodes, weights = hermite(100)
+    noise = nodes[:, None, None].expand(-1, data.N, 1)
+    mean, variance = dense_pass(model, data.X, [noise])
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    s2 = model.likelihood.noise.detach()
+    nats = Normal(mean, s2.sqrt()).log_prob(data.Y) - 0.5 * variance / s2
+    kl = torch.stack([made.points().kl() for made in model.layers]).sum().detach()
+    return (weights[:, None, None] * nats).sum() - kl
+
+
+def z_score(samples: Tensor, mean: Tensor) -> float:
+    return ((samples.mean() - mean) / (samples.std() / math.sqrt(len(samples)))).item()
+
+
+def draws(model: DeepGP, data: Dataset, *, sd: float = 1.0) -> Tensor:
+    """60 estimates of 400 samples a row."""
+    g = seeded(4)
+    with torch.no_grad():
+        noises = [[sd * e for e in model.noise(data.N, 400, g)] for _ in range(60)]
+        return torch.stack([model.evaluated(data, noise=noise).bound for noise in noises])
+
+
+def test_the_bound_is_unbiased_for_quadrature_over_the_hidden_sample() -> None:
+    model, data = line()
+    expected = integrated_bound(model, data)
+    # 60 draws of 400; the standard error is a small part of what sampling changes.
+    found = draws(model, data)
+    assert abs(z_score(found, expected)) < 4
+    means_only = model.evaluated(data, noise=[torch.zeros(1, data.N, 1).double()]).bound
+    assert abs(means_only.item() - expected) > 10 * found.std() / math.sqrt(60)
+
+
+def test_the_same_check_is_red_on_a_biased_twin() -> None:
+    """A twin whose samples have 1.2 times the standard deviation of q."""
+    model, data = line()
+    assert abs(z_score(draws(model, data, sd=1.2), integrated_bound(model, data))) > 4
+
+
+@pytest.mark.parametrize("seen", ["gaussian", "bernoulli"])
+def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str) -> None:
+    model, data = deep(seen, connected=True), rows(seen, N=12)
+    noise = model.noise(12, 3, seeded())
+    order = torch.randperm(12, generator=seeded(1))
+    values = []
+    for index in order.split(4):
+        part = Dataset.of(data.X[index], data.Y[index])
+        tied = [each[:, index] for each in noise]
+        values.append(model.evaluated(part, total=12, noise=tied).bound)
+    whole, mean = model.evaluated(data, noise=noise).bound, torch.stack(values).mean()
+    assert torch.stack(values).std() > 0.1
+    torch.testing.assert_close(mean, whole, rtol=1e-10, atol=1e-10)
+    parameters = list(model.parameters())
+    for a, b in zip(
+        torch.autograd.grad(mean, parameters),
+        torch.autograd.grad(whole, parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+def test_the_gradient_is_that_of_the_samples_path() -> None:
+    """With ε held, autograd agrees with finite differences in every parameter."""
+    model, data = deep(connected=True, K=(3, 3)), rows(N=5)
+    noise = model.noise(5, 2, seeded())
+    names = [name for name, _ in model.named_parameters()]
+
+    def bound(*values: Tensor) -> Tensor:
+        class Bound(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self) -> Tensor:
+                return self.model.evaluated(data, noise=noise).bound
+
+        given = {f"model.{n}": v for n, v in zip(names, values, strict=True)}
+        return torch.func.functional_call(Bound(), given)
+
+    start = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    assert torch.autograd.gradcheck(bound, start, eps=1e-6, atol=1e-5, rtol=1e-4)
+
+
+def test_a_variance_of_zero_has_a_gradient() -> None:
+    """A linear function without a level is known at zero."""
+    first = DeepLayer(LinearKernel(), normal(2, 2, seed=0), outputs=2)
+    model = DeepGP([first, layer(2, 1, seed=10)], likelihood=GaussianLikelihood())
+    X = torch.cat([torch.zeros(1, 2, dtype=torch.float64), normal(3, 2, seed=1)])
+    data = Dataset.of(X, torch.ones(4, dtype=torch.float64))
+    found = model.evaluated(data, noise=model.noise(4, 2, seeded()))
+    assert (found.passed.outputs[0].variance[:, 0] == 0).all()
+    for gradient in torch.autograd.grad(found.bound, list(model.parameters())):
+        assert torch.isfinite(gradient).all()
+
+
+def test_layers_and_likelihood_are_copies() -> None:
+    made, likelihood = layer(2, 2), GaussianLikelihood()
+    model = DeepGP([made], likelihood=likelihood, targets=2)
+    with torch.no_grad():
+        model.layers[0].level.add_(1)
+    assert not torch.equal(model.layers[0].level, made.level)
+    pruned = model.prune([torch.tensor([True, False, True, False])])
+    assert (pruned.sizes, model.sizes) == ((2,), (4,))
+    assert pruned.likelihood is not model.likelihood
+
+
+def test_pruning_keeps_likelihood_connections_and_frozen_points() -> None:
+    model = deep(connected=True)
+    model.layers[1].candidates.requires_grad_(False)
+    masks = [torch.tensor([True, False, True, True]), torch.tensor([False, True, True])]
+    pruned = model.prune(masks)
+    assert pruned.sizes == (3, 2)
+    assert pruned.connected
+    assert isinstance(pruned.likelihood, GaussianLikelihood)
+    assert pruned.likelihood.noise.item() == pytest.approx(0.15)
+    assert [each.candidates.requires_grad for each in pruned.layers] == [True, False]
+
+
+def test_single_precision_serves_too() -> None:
+    model, data = deep(connected=True).float(), rows()
+    few = Dataset.of(data.X.float(), data.Y.float())
+    bound = model.bound(few, samples=2, generator=seeded())
+    assert bound.dtype == torch.float32
+    noise = model.noise(few.N, 2, seeded())
+    exact = deep(connected=True).evaluated(data, noise=[e.double() for e in noise]).bound
+    assert bound.item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+def test_what_each_layer_saw_is_told() -> None:
+    model, data = deep(widths=(3,), connected=True), rows()
+    noise = model.noise(data.N, 2, seeded())
+    points = [made.points() for made in model.layers]
+    passed = propagated(model.layers, points, data.X, noise=noise, connected=True)
+    assert torch.equal(passed.inputs[0], data.X[None])
+    first = passed.outputs[0]
+    hidden = first.mean + first.variance.sqrt() * noise[0]
+    torch.testing.assert_close(passed.inputs[1][..., :3], hidden)
+    assert torch.equal(passed.inputs[1][..., 3:], data.X.expand(2, -1, -1))
+
+
+def test_layers_that_do_not_fit_together_are_named() -> None:
+    one, two, likelihood = layer(2, 3), layer(3, 1), GaussianLikelihood()
+    with pytest.raises(InputError, match="at least one layer"):
+        DeepGP([], likelihood=likelihood)
+    with pytest.raises(InputError, match=r"layer 2 must have 3 inputs.*it has 2"):
+        DeepGP([one, layer(2, 1)], likelihood=likelihood)
+    with pytest.raises(InputError, match=r"layer 2 must have 5 inputs .*2 observed inputs.*has 3"):
+        DeepGP([one, two], likelihood=likelihood, connected=True)
+    with pytest.raises(InputError, match=r"last layer must have 2 outputs.*it has 1"):
+        DeepGP([one, two], likelihood=likelihood, targets=2)
+    with pytest.raises(InputError, match="softmax needs one column"):
+        DeepGP([one], likelihood=LIKELIHOODS["softmax"][0], targets=2)
+
+
+def test_data_that_do_not_fit_are_refused_by_every_question() -> None:
+    model, data = deep("bernoulli"), rows("bernoulli")
+    wide = Dataset.of(data.X.repeat(1, 2), data.Y)
+    more = Dataset.of(data.X, data.Y.repeat(1, 2))
+    for ask in (model.bound, model.subset_objective):
+        with pytest.raises(InputError, match=r"2 inputs and 2 target columns.*have 4 and 2"):
+            ask(wide)
+        with pytest.raises(InputError, match=r"2 inputs and 2 target columns.*have 2 and 4"):
+            ask(more)
+        with pytest.raises(InputError, match="must be 0 or 1"):
+            ask(Dataset.of(data.X, data.Y + 1))
+
+
+def test_a_kernel_may_be_any() -> None:
+    model, data = deep(matern=True, connected=True), rows()
+    noise = model.noise(data.N, 2, seeded())
+    ours = model.evaluated(data, noise=noise).bound.detach()
+    torch.testing.assert_close(ours, dense_bound(model, data, noise), rtol=1e-8, atol=1e-8)

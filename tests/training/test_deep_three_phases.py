@@ -1,0 +1,227 @@
+"""The paper's schedule of deep models."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import pytest
+import torch
+
+from deep_problems import started, step_data
+from winnowgp.errors import InputError
+from winnowgp.gradients import Estimate, Gradient, Relaxed, ScoreFunction, all_masks
+from winnowgp.training import DeepProgress, DeepThreePhases, fit_deep
+from winnowgp.training.deep_fit import estimated_bound
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> DeepThreePhases:
+    given = {
+        "layerwise": 3,
+        "pre": 10,
+        "process": 15,
+        "post": 10,
+        "learning_rate": 0.03,
+        "gradient": ScoreFunction(samples=2),
+        **options,
+    }
+    return DeepThreePhases(alpha, **given)
+
+
+@pytest.mark.parametrize(
+    ("seen", "size"), [("gaussian", None), ("gaussian", 16), ("bernoulli", 16), ("student", None)]
+)
+def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> None:
+    data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", connected=True)
+    fitted = fit_deep(model, data, schedule=schedule(batch_size=size))
+    sizes = tuple(each.M for each in fitted.selections)
+    assert sizes == fitted.model.sizes == fitted.posterior.M
+    assert tuple(each.K for each in fitted.selections) == (6, 6)
+    assert [tuple(each.shape) for each in fitted.candidates] == [(6, 1), (6, 2)]
+    for each in fitted.selections:
+        assert each.alpha == 0.3
+        assert each.trace.shape == (15,)
+        assert torch.isfinite(each.trace).all()
+        assert each.inclusion.shape == (6,)
+    assert math.isfinite(fitted.bound)
+    assert fitted.given_up >= 0
+    assert fitted.bound > estimated_bound(model, data, generator=seeded())
+    found = fitted.posterior.predict(data.X).mean
+    assert torch.equal(found, fitted.model.posterior().predict(data.X).mean)
+
+
+def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
+    data, model = step_data(), started(K=6)
+    plan = {"layerwise": 5, "pre": 15, "process": 60, "post": 0}
+    weak, strong, mixed = (
+        [
+            each.inclusion.sum().item()
+            for each in fit_deep(model, data, schedule=schedule(alpha, **plan)).selections
+        ]
+        for alpha in (0.01, 100.0, (100.0, 0.01))
+    )
+    assert sum(strong) < 1 < sum(weak) / 3
+    assert mixed[0] < 1
+    assert mixed[1] > 2 * mixed[0]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Indifferent(Gradient[None]):
+    """Scores nothing, so that the objective is what the priors say."""
+
+    scores_weights: ClassVar[bool] = False
+
+    def init(self) -> None:
+        return None
+
+    def step(self, q, score, *, state=None, generator=None) -> Estimate[None]:
+        nothing = 0.0 * q.logits.sum()
+        return Estimate(nothing, torch.zeros(1, dtype=q.logits.dtype), None)
+
+
+def enumerated_kl(K: int, inclusion: float, alpha: float) -> float:
+    """KL[q(Z) ‖ p(Z)] by all 2^K subsets."""
+    sizes = all_masks(K).double().sum(1)
+    log_q = sizes * math.log(inclusion) + (K - sizes) * math.log(1 - inclusion)
+    log_p = (-alpha * sizes.square()).log_softmax(0)
+    return (log_q.exp() * (log_q - log_p)).sum().item()
+
+
+def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> None:
+    plan = schedule(
+        (0.2, 0.7),
+        layerwise=0,
+        pre=0,
+        process=8,
+        post=0,
+        gradient=Indifferent(),
+        initial_inclusion=0.4,
+    )
+    fitted = fit_deep(started(K=5), step_data(), schedule=plan)
+    trace = fitted.selections[0].trace
+    expected = -enumerated_kl(5, 0.4, 0.2) - enumerated_kl(5, 0.4, 0.7)
+    assert trace[0].item() == pytest.approx(expected)
+    assert (trace.diff() > 0).all()
+    assert [each.alpha for each in fitted.selections] == [0.2, 0.7]
+    # Where data say nothing, the stronger prior takes more away.
+    assert fitted.selections[1].inclusion.sum() < fitted.selections[0].inclusion.sum() < 5 * 0.4
+
+
+def test_everything_learns_while_inclusion_does() -> None:
+    model = started(K=5)
+    plan = schedule(layerwise=0, pre=0, process=6, post=0)
+    told: list[DeepProgress] = []
+    fit_deep(model, step_data(), schedule=plan, on_progress=told.append)
+    after = dict(told[-1].model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert not torch.equal(after[name], parameter), name
+    first, last = told[0].inclusion, told[-1].inclusion
+    assert first is not None
+    assert last is not None
+    assert all(not torch.equal(a, b) for a, b in zip(first, last, strict=True))
+
+
+def test_of_several_draws_the_best_is_kept() -> None:
+    data, model = step_data(), started(K=6)
+    sizes = []
+    for draws in (1, 200):
+        plan = schedule(50.0, layerwise=0, pre=0, process=0, post=0, draws=draws)
+        fitted = fit_deep(model, data, schedule=plan, generator=seeded(3))
+        sizes.append(sum(M**2 for M in fitted.model.sizes))
+    # At such a strength hardly anything but the prior counts.
+    assert sizes[0] >= 8
+    assert sizes[1] <= 4
+
+
+def test_draws_are_scored_by_their_bound() -> None:
+    """At no strength to speak of, the best of many is worth more than they are on average."""
+    data, model = step_data(), started(K=4)
+    model = fit_deep(
+        model,
+        data,
+        schedule=schedule(1e-6, layerwise=15, pre=5, process=0, post=0, initial_inclusion=1 - 1e-9),
+    ).model
+    assert model.sizes == (4, 4)
+    plan = schedule(1e-9, layerwise=0, pre=0, process=0, post=0, draws=60, samples=4)
+    best = fit_deep(model, data, schedule=plan, generator=seeded(3)).bound
+    singles = [
+        fit_deep(
+            model,
+            data,
+            schedule=schedule(1e-9, layerwise=0, pre=0, process=0, post=0),
+            generator=seeded(seed),
+        ).bound
+        for seed in range(6)
+    ]
+    assert best > max(singles) - 1
+    assert best > sum(singles) / 6 + 5
+
+
+def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
+    data = step_data()
+    plan = schedule(1e6, pre=0, process=60, post=2)
+    fitted = fit_deep(started(K=5), data, schedule=plan)
+    assert fitted.posterior.M == (0, 0)
+    assert torch.isfinite(fitted.posterior.predict(data.X).variance).all()
+
+
+def test_the_same_seed_gives_the_same_fit() -> None:
+    data, model = step_data(), started(K=5)
+    plan = schedule(layerwise=2, pre=2, process=5, post=2, batch_size=16)
+    first, second, other = (
+        fit_deep(model, data, schedule=plan, generator=seeded(s)) for s in (1, 1, 2)
+    )
+    assert first.bound == second.bound
+    for a, b, c in zip(first.selections, second.selections, other.selections, strict=True):
+        assert torch.equal(a.inclusion, b.inclusion)
+        assert not torch.equal(a.inclusion, c.inclusion)
+
+
+def test_progress_tells_phases_in_order() -> None:
+    told: list[DeepProgress] = []
+    plan = schedule(layerwise=1, pre=2, process=2, post=1, initial_inclusion=0.999)
+    fit_deep(started(hidden_mean="zero"), step_data(), schedule=plan, on_progress=told.append)
+    assert [(p.phase, p.step, p.steps) for p in told] == [
+        ("layer 1", 1, 1),
+        ("layer 2", 1, 1),
+        ("pre-train", 1, 2),
+        ("pre-train", 2, 2),
+        ("inclusion", 1, 2),
+        ("inclusion", 2, 2),
+        ("post-train", 1, 1),
+    ]
+    assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in told)
+    last = told[5].inclusion
+    assert last is not None
+    assert [len(each) for each in last] == [8, 8]
+
+
+def test_bad_plans_are_named() -> None:
+    for bad in ({"layerwise": -1}, {"pre": -1}, {"process": -1}, {"post": -1}, {"draws": 0}):
+        with pytest.raises(InputError, match=r"zero or more steps and `draws`\s+at least one"):
+            schedule(**bad)
+    with pytest.raises(InputError, match=r"must score subsets, not weights.*`ScoreFunction`"):
+        schedule(gradient=Relaxed())
+    with pytest.raises(InputError, match="one for each of 2 layers"):
+        fit_deep(started(), step_data(), schedule=schedule((0.1, 0.2, 0.3)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"initial_inclusion": 1.0}, "`initial_inclusion`"),
+        ({"initial_inclusion": 0.0}, "`initial_inclusion`"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"samples": 0}, "`samples`"),
+        ({"alpha": -1.0}, "`alpha`"),
+        ({"alpha": (0.1, 0.0)}, "`alpha`"),
+    ],
+)
+def test_bad_numbers_are_named_before_anything_is_trained(bad, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        schedule(**bad)

@@ -1,0 +1,234 @@
+"""Layers trained one after another, and the steps they are trained by."""
+
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from deep_problems import deep, normal, rows, started, step_data
+from winnowgp.data import Dataset
+from winnowgp.models import DeepGP, deep_sites
+from winnowgp.training import DeepProgress, deep_silent
+from winnowgp.training.layer_training import LayerTraining
+from winnowgp.training.layerwise import train_layerwise
+from winnowgp.training.parts import Parts
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, size=None) -> None:
+    train_layerwise(
+        model,
+        data,
+        training=LayerTraining(0.03, natural_rate=0.5),
+        steps=steps,
+        batch_size=size,
+        generator=seeded(),
+        on_progress=told,
+    )
+
+
+def hidden_mean(model: DeepGP, inputs: Tensor, number: int = 0) -> Tensor:
+    layer = model.layers[number]
+    return layer.marginals(inputs, layer.points()).mean.detach()
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return torch.corrcoef(torch.stack([a, b]))[0, 1].item()
+
+
+def test_a_hidden_layer_without_a_map_learns_the_targets() -> None:
+    data = step_data()
+    model = started(hidden_mean="zero")
+    assert hidden_mean(model, data.X).abs().max() == 0
+    trained(model, data, size=20)
+    found = hidden_mean(model, data.X)[:, 0]
+    assert correlation(found, data.Y[:, 0]) > 0.9
+    # Standardised: of the size of the targets' spread.
+    assert 0.6 < found.std() < 1.3
+
+
+def test_outputs_to_spare_learn_principal_components_of_the_inputs() -> None:
+    X = normal(40, 3, seed=1) @ torch.diag(torch.tensor([0.3, 2.0, 0.6], dtype=torch.float64))
+    data = Dataset.of(X, torch.sin(X[:, 1]))
+    model = started(data=data, widths=(2,), hidden_mean="zero", K=20)
+    trained(model, data, steps=60)
+    found = hidden_mean(model, X)
+    assert correlation(found[:, 0], data.Y[:, 0]) > 0.9
+    centred = X - X.mean(0)
+    component = torch.linalg.eigh(centred.mT @ centred).eigenvectors[:, -1]
+    assert abs(correlation(found[:, 1], X @ component)) > 0.9
+
+
+def test_classes_are_learnt_one_column_each() -> None:
+    data = step_data("softmax")
+    model = started("softmax", widths=(3,), hidden_mean="zero")
+    trained(model, data)
+    found = hidden_mean(model, data.X)
+    for c in range(3):
+        assert correlation(found[:, c], (data.Y[:, 0] == c).double()) > 0.85
+
+
+def test_a_layer_around_the_identity_is_left_as_it_is() -> None:
+    data, model = step_data(), started(widths=(1, 1))
+    before = [{k: v.clone() for k, v in each.state_dict().items()} for each in model.layers]
+    trained(model, data, steps=5)
+    changed = [
+        {name for name, value in each.state_dict().items() if not torch.equal(value, old[name])}
+        for each, old in zip(model.layers, before, strict=True)
+    ]
+    assert changed[0] == set()
+    assert changed[1] == {"candidates"}
+    assert {"q_mean", "q_factor", "candidates", "level"} <= changed[2]
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
+    data, model = step_data(), started(hidden_mean="zero", connected=connected)
+    seen: list[Tensor] = []
+
+    def watch(progress: DeepProgress) -> None:
+        if progress.phase == "layer 2" and progress.step == 1:
+            seen.append(progress.model.layers[0].candidates.detach().clone())
+
+    trained(model, data, steps=5, told=watch)
+    inputs = hidden_mean(model, data.X)
+    if connected:
+        inputs = torch.cat([inputs, data.X], dim=1)
+    (points,) = seen
+    distance = (points[:, None] - inputs[None]).abs().amax(-1)
+    assert (distance.min(1).values < 1e-12).all()
+    # Eight different rows.
+    assert len(distance.argmin(1).unique()) == 8
+
+
+def test_more_points_than_rows_leave_the_rest_where_they_are() -> None:
+    data = step_data(N=40)
+    few = Dataset.of(data.X[::8], data.Y[::8])
+    model = started(hidden_mean="zero")
+    before = model.layers[1].candidates.detach().clone()
+    trained(model, few, steps=1)
+    assert model.layers[1].K == 8
+    assert (model.layers[1].candidates[5:] - before[5:]).abs().max() < 0.1
+
+
+def test_the_last_layer_and_its_likelihood_learn() -> None:
+    data, model = step_data(), started()
+    before = model.bound(data, generator=seeded()).item()
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    noise = model.likelihood.noise.item()
+    trained(model, data)
+    assert model.likelihood.noise.item() < noise
+    assert model.bound(data, generator=seeded()).item() > before + 5
+
+
+def test_frozen_points_stay_where_they_are() -> None:
+    data, model = step_data(), started(hidden_mean="zero")
+    for layer in model.layers:
+        layer.candidates.requires_grad_(False)
+    before = [layer.candidates.clone() for layer in model.layers]
+    trained(model, data, steps=3)
+    for layer, points in zip(model.layers, before, strict=True):
+        assert torch.equal(layer.candidates, points)
+
+
+def test_no_steps_change_nothing() -> None:
+    data, model = step_data(), started()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained(model, data, steps=0)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_layers_are_reported_in_order() -> None:
+    told: list[DeepProgress] = []
+    trained(started(hidden_mean="zero"), step_data(), steps=2, told=told.append)
+    assert [(p.phase, p.step, p.steps) for p in told] == [
+        ("layer 1", 1, 2),
+        ("layer 1", 2, 2),
+        ("layer 2", 1, 2),
+        ("layer 2", 2, 2),
+    ]
+
+
+@pytest.mark.parametrize("size", [None, 5])
+def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
+    """At a learning rate of zero only the last layer's q moves: by 1, then by ½, as documented."""
+    model, data = deep(), rows(N=10)
+    twin = deep()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = LayerTraining(0.0, samples=2, natural_rate=0.4)
+    parts = Parts(data, size, seeded(1))
+    training.run(model, parts, "x", steps=3, generator=seeded(2), on_progress=deep_silent)
+    g, parts = seeded(2), Parts(data, size, seeded(1))
+    for rate in (1.0, 0.5, 0.4):
+        part = parts.next()
+        sites = deep_sites(twin, part, total=parts.total, noise=twin.noise(part.N, 2, g))
+        better = sites[-1].improved(twin.layers[-1], rate=rate)
+        twin = twin.with_layers([*twin.layers[:-1], better])
+    ours, theirs = model.layers[-1].points(), twin.layers[-1].points()
+    torch.testing.assert_close(ours.q_mean, theirs.q_mean, rtol=1e-6, atol=1e-8)
+    spread = [p.q_factor.detach() @ p.q_factor.detach().mT for p in (ours, theirs)]
+    torch.testing.assert_close(*spread, rtol=1e-6, atol=1e-8)
+    for name, parameter in model.named_parameters():
+        moved = name.startswith("_layers.1.q_")
+        assert torch.equal(parameter, before[name]) is not moved, name
+
+
+def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
+    model, data = deep(), rows(N=10)
+    sites = deep_sites(model, data, noise=model.noise(10, 1, seeded(2)))
+    better = sites[-1].improved(model.layers[-1])
+    level = model.layers[0].level.detach().clone()
+    LayerTraining(0.05, natural_rate=0.4).run(
+        model,
+        Parts(data, None, seeded()),
+        "x",
+        steps=1,
+        generator=seeded(2),
+        on_progress=deep_silent,
+    )
+    torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
+    assert not torch.equal(model.layers[0].level, level)
+
+
+def test_without_natural_steps_adam_learns_everything() -> None:
+    model, data = deep(), rows(N=10)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training, told = LayerTraining(0.02), []
+    parts = Parts(data, None, seeded())
+    training.run(model, parts, "x", steps=40, generator=seeded(), on_progress=told.append)
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+    values = [p.objective for p in told]
+    assert sum(values[-10:]) > sum(values[:10])
+
+
+def test_only_what_is_to_be_learnt_changes() -> None:
+    model, data = deep(), rows(N=10)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    chosen = [model.layers[0].q_mean]
+    LayerTraining(0.02).run(
+        model,
+        Parts(data, 4, seeded()),
+        "x",
+        steps=2,
+        generator=seeded(),
+        on_progress=deep_silent,
+        learnt=chosen,
+    )
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name
+
+
+def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
+    data = rows(N=10)
+    whole = Parts(data, None, seeded())
+    assert whole.total is None
+    assert whole.next().N == 10
+    assert Parts(data, 10, seeded()).total is None
+    some = Parts(data, 4, seeded())
+    assert (some.total, some.scale) == (10, 20.0)
+    assert [some.next().N for _ in range(3)] == [4, 4, 4]
