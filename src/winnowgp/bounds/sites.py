@@ -155,7 +155,7 @@ def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple
     P, M = sums.roots.shape[:2]
     kernel, L_inverse = chunks.kernel, chunks.L_inverse
     eye = torch.eye(M, dtype=sums.D.dtype, device=sums.D.device)
-    beta, _ = sums.posterior()
+    beta = torch.cholesky_solve(sums.D.mT[..., None], sums.roots)[..., 0].mT
     B_inverse = torch.cholesky_inverse(sums.roots)
     outer = beta.mT[:, :, None] * beta.mT[:, None, :]
     inner = (sums.roots @ sums.roots.mT + B_inverse + outer).sum(0) - 2 * P * eye

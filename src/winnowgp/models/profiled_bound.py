@@ -23,9 +23,9 @@ from winnowgp.models.observations import expected_log_prob, latent_coupling, lat
 from winnowgp.models.site_inference import Inferred, inferred
 from winnowgp.typing import Scalar
 
-# Nats an observation that the last step to the best q(u) may gain: while other parameters move, and
-# where the result is to be kept.
-CLIMBING, SETTLED = 1e-5, 1e-11
+# Nats an observation that the last step to the best q(u) may gain: while other parameters look for
+# a place to start, while they move, and where the result is to be kept.
+WARMING, CLIMBING, SETTLED = 3e-5, 1e-5, 1e-11
 
 
 @final
@@ -35,10 +35,13 @@ class ProfiledBound:
     Each call starts from the sites of the call before, so an optimiser that moves little pays for
     few steps. By the envelope theorem its gradient is that of the sites' evidence for the kernel
     and the points, and of the expected log-likelihood for the likelihood and the mean.
+
+    Args:
+        gain: nats an observation that the last step to the best q(u) may gain.
     """
 
-    def __init__(self, data: Dataset) -> None:
-        self._data, self._chunks = data, KernelChunks.of(data.X)
+    def __init__(self, data: Dataset, *, gain: float) -> None:
+        self._data, self._chunks, self._gain = data, KernelChunks.of(data.X), gain
         self._sites: Sites | None = None
 
     def __call__(
@@ -53,7 +56,7 @@ class ProfiledBound:
                 self._data,
                 mean=mean,
                 likelihood=likelihood,
-                gain=CLIMBING,
+                gain=self._gain,
                 start=self._sites,
             )
             self._sites = found.sites

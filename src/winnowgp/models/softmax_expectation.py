@@ -69,7 +69,9 @@ class _Expectation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *output: Tensor
+    ) -> tuple[Tensor | None, ...]:
         slope, curvature = ctx.saved_tensors
         return output[0][:, None] * slope, output[0][:, None] * curvature, None
 

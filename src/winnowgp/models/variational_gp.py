@@ -21,7 +21,7 @@ from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
 from winnowgp.models.observations import check_targets, expected_log_prob, latent_functions, owned
 from winnowgp.models.posterior import Posterior
-from winnowgp.models.profiled_bound import CLIMBING, SETTLED, ProfiledBound, best_q
+from winnowgp.models.profiled_bound import CLIMBING, SETTLED, WARMING, ProfiledBound, best_q
 from winnowgp.models.site_inference import Inferred
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
 from winnowgp.selection import SubsetStatistics, subset_statistics
@@ -122,7 +122,7 @@ class VariationalGP(InducingModel):
         Exact for all candidates and for a Gaussian likelihood; to first order elsewhere, since a
         subset's own best sites differ a little.
         """
-        chunks, found = self._inferred(data, gain=1e-6)
+        chunks, found = self._inferred(data, gain=CLIMBING)
         moments = site_moments(found.sums, constant=found.constant(), N=data.N)
         return subset_statistics(chunks.L, *moments)
 
@@ -135,7 +135,7 @@ class VariationalGP(InducingModel):
         if tighter:
             raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
         self.check(data)
-        bound = ProfiledBound(data)
+        bound = ProfiledBound(data, gain=CLIMBING)
 
         def value() -> Scalar:
             return bound(self.kernel, mean=self.mean, likelihood=self.likelihood, Z=self.candidates)
@@ -149,7 +149,7 @@ class VariationalGP(InducingModel):
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """The same as if every row were an inducing point; O(P N³)."""
         self.check(data)
-        bound = ProfiledBound(data)
+        bound = ProfiledBound(data, gain=WARMING)
 
         def value() -> Scalar:
             return bound(self.kernel, mean=self.mean, likelihood=self.likelihood, Z=data.X)
