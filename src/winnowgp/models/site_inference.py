@@ -154,7 +154,7 @@ def _widened(
 ) -> tuple[Inferred | None, float]:
     """The means held, precisions moved to those that the likelihood asks for; None at the end.
 
-    Returns: what was found, and the share of the way that it took.
+    Returns: what was found, and the share of the way that promises most next time.
     """
     wanted = at.better.precision - at.sites.precision
     while rate >= _SHORTEST:
@@ -169,7 +169,7 @@ def _widened(
         # rate / (1 − share) (Irons and Tuck 1969). A precision w changes log σ² by about σ² dw.
         weight = wanted * at.variance.square()
         share = ((weight * left).sum() / (weight * wanted).sum()).item()
-        best = min(1.0, rate / (1 - share)) if share < 1 else 1.0
+        best = min(1.0, rate / min(1 - share, 10)) if share < 1 else 1.0
         # Near the optimum the bound is flat, and what is left to want says more.
         if tried.bound > at.bound or (tried.bound > at.bound - 0.1 * gain and abs(share) < 0.5):
             return tried, best

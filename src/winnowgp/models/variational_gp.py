@@ -34,7 +34,7 @@ class VariationalGP(InducingModel):
 
     q(u_p) = N(L m_p, L F_p F_pᵀ Lᵀ) with K_uu = L Lᵀ and F_p lower-triangular (Hensman et al.
     2015). m and F are parameters like any other, so all can be learnt at once on minibatches; or
-    `with_best_q` finds the best ones at fixed hyper-parameters by natural gradients.
+    `with_best_q` finds the best ones at fixed hyper-parameters, by sites (`site_inference`).
 
     Args:
         kernel: any GPyTorch kernel without batch shape; copied.
