@@ -110,6 +110,22 @@ def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
         torch.testing.assert_close(LF @ LF.mT, covariance, **close)
 
 
+@cut
+@pytest.mark.parametrize("rows", [0, 25])
+def test_variances_are_those_of_the_dense_posterior(rows: int, how: dict[str, int]) -> None:
+    """By solves where rows are few, by products with an inverse where they are many."""
+    p, sites = problem(), random_sites(25)
+    chunks = WhitenedChunks.for_values(rbf(p), 25, **how)
+    sums = site_sums(chunks, sites)
+    inverse = sums.inverse(rows)
+    assert (inverse is None) == (rows == 0)
+    ours = torch.cat([sums.variance(part, inverse) for part in chunks])
+    A = p.Kuf.mT @ p.Kuu.inverse()
+    for i, (_, covariance) in enumerate(dense_q(p.Kuu, p.Kuf, sites)):
+        expected = p.kff + ((A @ covariance) * A).sum(1) - (A * p.Kuf.mT).sum(1)
+        torch.testing.assert_close(ours[:, i], expected, **close)
+
+
 def test_the_sites_of_gaussian_noise_are_regression() -> None:
     """λ = y/σ², w = 1/σ²: G is the collapsed bound less what the density has besides f."""
     p = problem(per_row=True)

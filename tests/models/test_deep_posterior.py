@@ -22,7 +22,8 @@ from deep_problems import (
 )
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepLayer
-from winnowgp.models.observations import log_density, normal_nodes, observation
+from winnowgp.models.normal_nodes import normal_nodes
+from winnowgp.models.observations import log_density, observation
 
 X = 1.3 * normal(6, 2, seed=40)
 battery = pytest.mark.parametrize("seen", LIKELIHOODS)

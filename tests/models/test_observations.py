@@ -27,6 +27,7 @@ from winnowgp.errors import InputError
 from winnowgp.models.observations import (
     check_targets,
     expected_log_prob,
+    latent_coupling,
     latent_functions,
     log_density,
     observation,
@@ -248,6 +249,26 @@ def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
     log_p, _ = log_shares(likelihood, mean, torch.zeros_like(mean), t=1)
     torch.testing.assert_close(nats, log_p[0].gather(-1, Y.long()))
     assert torch.isfinite(torch.autograd.grad(nats.sum(), certain)[0]).all()
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_the_coupling_of_latents_is_the_negative_second_derivative(mixing: bool) -> None:
+    likelihood, (mean, variance, Y) = softmax(mixing), latents(4)
+    ours = latent_coupling(likelihood, mean, variance)
+    assert ours is not None
+    h = 1e-4
+
+    def slope(at: Tensor) -> Tensor:
+        at = at.clone().requires_grad_()
+        nats = expected_log_prob(likelihood, Y, at, variance).sum()
+        return torch.autograd.grad(nats, at)[0]
+
+    for f in range(3):
+        step = torch.zeros_like(mean)
+        step[:, f] = h
+        change = (slope(mean + step) - slope(mean - step)) / (2 * h)
+        torch.testing.assert_close(ours[:, f], -change, rtol=1e-5, atol=1e-7)
+    assert latent_coupling(BernoulliLikelihood(), mean, variance) is None
 
 
 def test_a_class_far_out_of_reach_still_has_a_density() -> None:

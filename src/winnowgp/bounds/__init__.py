@@ -36,7 +36,7 @@ from winnowgp.bounds.uncollapsed import (
     whitened_kl,
 )
 from winnowgp.bounds.upper import upper_bound
-from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunks
+from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunk, WhitenedChunks
 
 __all__ = [
     "ChunkedKernel",
@@ -45,6 +45,7 @@ __all__ = [
     "Sites",
     "Subset",
     "TwoPass",
+    "WhitenedChunk",
     "WhitenedChunks",
     "chunked_moments",
     "collapsed_bound",

@@ -22,7 +22,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.moments import Moments
-from winnowgp.bounds.whitened_chunks import JITTER, WhitenedChunks, add_gram, from_panels
+from winnowgp.bounds.whitened_chunks import (
+    JITTER,
+    WhitenedChunk,
+    WhitenedChunks,
+    add_gram,
+    from_panels,
+    lower_product,
+)
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.typing import Scalar
 
@@ -62,6 +69,32 @@ class SiteSums:
         F = solve_lower(self.roots, eye).mT
         mean = F @ (F.mT @ self.D.mT[..., None])
         return mean[..., 0].mT, F
+
+    def inverse(self, rows: int) -> Float[Tensor, "P M M"] | None:
+        """root⁻¹, where so many rows make products with it cheaper than solves."""
+        M = self.roots.shape[-1]
+        if rows <= M:
+            return None
+        return solve_lower(self.roots, torch.eye(M, dtype=self.D.dtype, device=self.D.device))
+
+    def variance(
+        self, part: WhitenedChunk, inverse: Float[Tensor, "P M M"] | None
+    ) -> Float[Tensor, "B P"]:
+        """Var f_ip = t_i + ‖root_p⁻¹ v_i‖² of some rows under q; O(P B M²).
+
+        Args:
+            inverse: root⁻¹, if it is known.
+        """
+        P = len(self.roots)
+        variance = part.t.new_empty(P, len(part.t))
+        for p in range(P):
+            A = (
+                solve_lower(self.roots[p], part.V)
+                if inverse is None
+                else lower_product(inverse[p], part.V)
+            )
+            torch.sum(A.square_(), 0, out=variance[p])
+        return (variance + part.t).mT
 
     def evidence(self) -> Scalar:
         """G, in nats."""
@@ -122,7 +155,7 @@ def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple
     P, M = sums.roots.shape[:2]
     kernel, L_inverse = chunks.kernel, chunks.L_inverse
     eye = torch.eye(M, dtype=sums.D.dtype, device=sums.D.device)
-    beta, _ = sums.posterior()
+    beta = torch.cholesky_solve(sums.D.mT[..., None], sums.roots)[..., 0].mT
     B_inverse = torch.cholesky_inverse(sums.roots)
     outer = beta.mT[:, :, None] * beta.mT[:, None, :]
     inner = (sums.roots @ sums.roots.mT + B_inverse + outer).sum(0) - 2 * P * eye

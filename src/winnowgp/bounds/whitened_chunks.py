@@ -145,15 +145,20 @@ class WhitenedChunks:
     def _whitened(self, Kuf: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
         if self._L_inverse is None:
             return solve_lower(self.L, Kuf)
-        V = torch.empty_like(Kuf)
-        for panel in panels(V.shape[0]):
-            torch.mm(self._L_inverse[panel, : panel.stop], Kuf[: panel.stop], out=V[panel])
-        return V
+        return lower_product(self._L_inverse, Kuf)
 
 
 def panels(M: int) -> list[slice]:
     """Row panels that let a general product skip most of what a triangle does not need."""
     return [slice(start, min(start + PANEL, M)) for start in range(0, M, PANEL)]
+
+
+def lower_product(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
+    """L A of a lower-triangular L."""
+    product = torch.empty_like(A)
+    for panel in panels(len(A)):
+        torch.mm(L[panel, : panel.stop], A[: panel.stop], out=product[panel])
+    return product
 
 
 def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tensor, "M B"]) -> None:

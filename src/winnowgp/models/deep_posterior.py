@@ -13,7 +13,8 @@ from torch.distributions import Normal
 
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, LayerPoints
-from winnowgp.models.observations import Prediction, log_density, normal_nodes, observation
+from winnowgp.models.normal_nodes import normal_nodes
+from winnowgp.models.observations import Prediction, log_density, observation
 from winnowgp.models.propagation import layer_inputs, propagated
 
 _BISECTIONS = 60

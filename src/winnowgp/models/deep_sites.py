@@ -73,9 +73,9 @@ class LayerSites:
         # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
         return q_mean, torch.linalg.qr(factor.mT).R.mT
 
-    def improved(self, layer: DeepLayer) -> DeepLayer:
-        """The layer with the q(u) that is best for these sites."""
-        return layer.with_q(layer.candidates, *self.natural_step(layer, rate=1.0))
+    def improved(self, layer: DeepLayer, *, rate: float = 1.0) -> DeepLayer:
+        """The layer after such a step; with the q(u) that is best for these sites at rate one."""
+        return layer.with_q(layer.candidates, *self.natural_step(layer, rate=rate))
 
 
 def deep_sites(

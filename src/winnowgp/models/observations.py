@@ -10,7 +10,6 @@ quasi-random nodes. Nothing here draws a random number.
 
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
 from math import log, pi, sqrt
 from typing import Any
 
@@ -33,12 +32,18 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.models.normal_nodes import normal_nodes
+from winnowgp.models.probit_expectation import probit_expectation
+from winnowgp.models.softmax_expectation import (
+    SOFTMAX_NODES,
+    softmax_coupling,
+    softmax_expectation,
+)
 
 # Nodes of Gauss and Hermite for E[log p(y | f)], and for densities, which are narrower than q(f).
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
-# Quasi-random nodes for softmax; each counts twice, as itself and reflected.
-SOFTMAX_NODES, SOFTMAX_DENSITY_NODES = 64, 512
+# Quasi-random nodes for densities of softmax; each counts twice, as itself and reflected.
+SOFTMAX_DENSITY_NODES = 512
 _SOFTMAX_ROWS = 1024
 _LOWEST_RATE = -30.0
 
@@ -113,6 +118,10 @@ def expected_log_prob(
 ) -> Float[Tensor, "*S N P"]:
     """E_q(f)[log p(y | f)] of each row and target, in nats; f has F independent Gaussians a row."""
     if isinstance(likelihood, SoftmaxLikelihood):
+        if likelihood.mixing_weights is None:
+            classes = Y[:, 0].long().expand(mean.shape[:-1]).flatten()
+            rows = (mean.reshape(-1, mean.shape[-1]), variance.reshape(-1, mean.shape[-1]))
+            return softmax_expectation(classes, *rows).reshape(*mean.shape[:-1], 1)
         f = _softmax_samples(mean, variance, SOFTMAX_NODES)
         chosen = _logits(likelihood, mean).gather(-1, Y.long().expand(*mean.shape[:-1], 1))
         return chosen - _logits(likelihood, f).logsumexp(-1, keepdim=True).mean(0)
@@ -123,6 +132,8 @@ def expected_log_prob(
         return _laplace_expectation(likelihood, Y, mean, variance)
     if isinstance(likelihood, StudentTLikelihood):
         return _student_expectation(likelihood, Y, mean, variance)
+    if isinstance(likelihood, BernoulliLikelihood):
+        return _bernoulli_expectation(likelihood, Y, mean, variance)
     # A variance of zero has a square root without a derivative.
     marginals: Any = Normal(mean, _positive(variance).sqrt())
     if isinstance(likelihood, _OneDimensionalLikelihood):
@@ -130,11 +141,39 @@ def expected_log_prob(
     return likelihood.expected_log_prob(Y, marginals)
 
 
+def _bernoulli_expectation(
+    likelihood: BernoulliLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """Quadrature of log Φ, which GPyTorch's own log_prob gets wrong by 2e-3 nats near z = −1."""
+    quadrature = likelihood.quadrature
+    weights = quadrature.weights.to(mean)
+    flat = probit_expectation(
+        (2 * Y - 1).expand(mean.shape).flatten(),
+        mean.flatten(),
+        variance.flatten(),
+        nodes=sqrt(2) * quadrature.locations.to(mean),
+        weights=weights / weights.sum(),
+    )
+    return flat.reshape(mean.shape)
+
+
+def latent_coupling(
+    likelihood: Likelihood, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
+) -> Float[Tensor, "N F F"] | None:
+    """−∂²E/∂μ∂μᵀ of E = E_q(f)[log p(y | f)] of each row; None where each latent is seen alone."""
+    if not isinstance(likelihood, SoftmaxLikelihood):
+        return None
+    if likelihood.mixing_weights is None:
+        return softmax_coupling(mean, variance)
+    mixing = likelihood.mixing_weights.detach()
+    p = _logits(likelihood, _softmax_samples(mean, variance, SOFTMAX_NODES)).softmax(-1).detach()
+    p = p.permute(1, 2, 0)
+    classes = torch.diag_embed(p.mean(-1)) - p @ p.mT / p.shape[-1]
+    return mixing.mT @ classes @ mixing
+
+
 def _log_prob(likelihood: Likelihood, f: Tensor, Y: Tensor) -> Tensor:
     """log p(y | f), also far out where GPyTorch's own is infinite or not a number."""
-    if isinstance(likelihood, BernoulliLikelihood):
-        # GPyTorch's own log Φ(z) jumps by 2e-3 nats at z = −1, and errs by as much below.
-        return torch.special.log_ndtr((2 * Y - 1) * f)
     if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
         # Below −30 the rate softplus(f) is eᶠ, and log p is linear in f, or zero where y = 0.
         near = f.clamp_min(_LOWEST_RATE)
@@ -261,23 +300,6 @@ def _softmax_samples(mean: Tensor, variance: Tensor, count: int) -> Tensor:
     nodes = normal_nodes(count, mean.shape[-1]).to(mean)
     shape = [len(nodes)] + [1] * (mean.dim() - 1) + [mean.shape[-1]]
     return mean + _positive(variance).sqrt() * nodes.reshape(shape)
-
-
-@lru_cache(maxsize=16)
-def normal_nodes(count: int, dimension: int) -> Tensor:
-    """Sobol points mapped to N(0, I), each with its reflection, and of covariance I exactly.
-
-    Sums over them are exact for polynomials of degree three.
-    """
-    count = max(count, 2 * dimension)
-    uniform = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0).draw(
-        count, dtype=torch.float64
-    )
-    # Scrambled points may touch the ends, where the normal's quantile is infinite.
-    half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
-    root = cholesky(half.mT @ half / count).L
-    half = solve_lower(root, half.mT).mT
-    return torch.cat([half, -half])
 
 
 def _logits(likelihood: SoftmaxLikelihood, f: Tensor) -> Tensor:

@@ -5,7 +5,12 @@ from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import LaplaceLikelihood, Likelihood, StudentTLikelihood
+from gpytorch.likelihoods import (
+    LaplaceLikelihood,
+    Likelihood,
+    SoftmaxLikelihood,
+    StudentTLikelihood,
+)
 from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
@@ -14,13 +19,13 @@ from winnowgp.bounds import Sites, WhitenedChunks, site_gradient
 from winnowgp.data import Dataset
 from winnowgp.models.chunked_bound import KernelChunks, WithGradient
 from winnowgp.models.kernel_blocks import prior_mean
-from winnowgp.models.observations import expected_log_prob, latent_functions
+from winnowgp.models.observations import expected_log_prob, latent_coupling, latent_functions
 from winnowgp.models.site_inference import Inferred, inferred
 from winnowgp.typing import Scalar
 
-# Nats an observation that the last step to the best q(u) may gain: while other parameters move, and
-# where the result is to be kept.
-CLIMBING, SETTLED = 1e-5, 1e-9
+# Nats an observation that the last step to the best q(u) may gain: while other parameters look for
+# a place to start, while they move, and where the result is to be kept.
+WARMING, CLIMBING, SETTLED = 3e-5, 1e-5, 1e-11
 
 
 @final
@@ -30,10 +35,13 @@ class ProfiledBound:
     Each call starts from the sites of the call before, so an optimiser that moves little pays for
     few steps. By the envelope theorem its gradient is that of the sites' evidence for the kernel
     and the points, and of the expected log-likelihood for the likelihood and the mean.
+
+    Args:
+        gain: nats an observation that the last step to the best q(u) may gain.
     """
 
-    def __init__(self, data: Dataset) -> None:
-        self._data, self._chunks = data, KernelChunks.of(data.X)
+    def __init__(self, data: Dataset, *, gain: float) -> None:
+        self._data, self._chunks, self._gain = data, KernelChunks.of(data.X), gain
         self._sites: Sites | None = None
 
     def __call__(
@@ -48,7 +56,7 @@ class ProfiledBound:
                 self._data,
                 mean=mean,
                 likelihood=likelihood,
-                gain=CLIMBING,
+                gain=self._gain,
                 start=self._sites,
             )
             self._sites = found.sites
@@ -74,12 +82,18 @@ def best_q(
     def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
         return expected_log_prob(likelihood, data.Y[rows], centre[rows] + m, v)
 
+    def coupling(m: Tensor, v: Tensor) -> Tensor:
+        H = latent_coupling(likelihood, centre + m, v)
+        assert H is not None
+        return H
+
     P = latent_functions(likelihood, data.P)
     if start is None and isinstance(likelihood, StudentTLikelihood | LaplaceLikelihood):
         # As if the noise were Gaussian: seen from the prior, far targets hardly pull.
         precision = likelihood.noise.detach().reciprocal().expand(data.Y.shape).clone()
         start = Sites(precision * (data.Y - centre), precision)
-    return inferred(chunks, expected, P=P, start=start, gain=gain * data.N)
+    coupled = coupling if isinstance(likelihood, SoftmaxLikelihood) else None
+    return inferred(chunks, expected, P=P, coupling=coupled, start=start, gain=gain * data.N)
 
 
 def _direct_gradient(

@@ -1,41 +1,66 @@
-"""The best q(u) for any likelihood at fixed parameters: sites moved until the bound settles."""
+"""The best q(u) for any likelihood at fixed parameters: sites moved until the bound settles.
+
+In whitened coordinates sites (λ, w) give q(v_p) = N(V α_p, B_p⁻¹): α = λ − w μ is what each row
+pulls, and B_p = I + V W_p Vᵀ depends on the precisions alone. The best ones are α = ∂E/∂μ and
+w = −2 ∂E/∂σ² (Opper and Archambeau 2009). Means and precisions are moved in turn: the means at
+O(P N M) a step, with B kept, the precisions at O(P N M²). Moved at once, as a natural-gradient step
+does, the precisions answer means that have not settled yet, and full steps overshoot: three times
+as many factorisations on breast cancer's rows.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import Sites, SiteSums, WhitenedChunks, marginals, site_sums, whitened_kl
+from winnowgp.bounds import Sites, SiteSums, WhitenedChunk, WhitenedChunks, site_sums
 from winnowgp.errors import NotPositiveDefiniteError
-from winnowgp.linalg import definite_cholesky
+from winnowgp.linalg import definite_cholesky, half_log_det
+from winnowgp.models.mean_step import MeanStep, mean_step, solved
 
 _SHORTEST = 1e-4
-_MEMORY = 6
+# Steps of the means at most before the precisions answer.
+_MEAN_STEPS = 6
 
 ExpectedLogProb: TypeAlias = Callable[[slice, Tensor, Tensor], Tensor]
 """From rows, means and variances `[B P]` of their centred latents to nats, differentiable."""
 
+Coupling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From means and variances `[N P]` of all rows to −∂²E/∂μ∂μᵀ, `[N P P]`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """q(u) of some sites, and where a natural-gradient step would take them."""
+    """q(u) of some sites, and the sites that the likelihood asks for there."""
 
     sites: Sites
     sums: SiteSums
+    q_mean: Float[Tensor, "M P"]
+    """m = V α, in whitened coordinates."""
     mean: Float[Tensor, "N P"]
     """Of each row's centred latents under q."""
     variance: Float[Tensor, "N P"]
     better: Sites
     """The sites that the likelihood asks for at these marginals; the same at the optimum."""
+    lift: Float[Tensor, "M P"]
+    """V ∂E/∂μ; m at the optimum."""
     bound: float
     """In nats."""
 
     def constant(self) -> float:
         """Σ_i c_i: the bound less the evidence of the sites."""
         return self.bound - self.sums.evidence().item()
+
+    def pull(self) -> Float[Tensor, "N P"]:
+        """α = λ − w μ."""
+        return self.sites.linear - self.sites.precision * self.mean
+
+    def slope(self) -> Float[Tensor, "N P"]:
+        """∂E/∂μ; α at the optimum."""
+        return self.better.linear - self.better.precision * self.mean
 
 
 @torch.no_grad()
@@ -44,89 +69,114 @@ def inferred(
     expected: ExpectedLogProb,
     *,
     P: int,
+    coupling: Coupling | None = None,
     start: Sites | None = None,
     gain: float,
     most: int = 100,
 ) -> Inferred:
-    """Natural-gradient steps until one gains less than `gain` nats.
+    """Means and precisions in turn, until a change of the precisions gains less than `gain` nats.
 
-    A step to the sites that the likelihood asks for is taken whole where that raises the bound, and
-    halved until it does where it does not, or where q would have no covariance (sites of negative
-    precision). Two passes over the rows a step.
+    Either is moved the whole way where that raises the bound, and half as far until it does where
+    it does not, or where q would have no covariance (sites of negative precision).
 
     Args:
         P: number of latent functions.
+        coupling: of the likelihood, where it sees several latent functions at once.
         start: sites to begin with, such as those of nearby parameters.
     """
     current = _started(chunks, expected, P, start)
-    steps, rate = _Steps(), 1.0
+    rate, gained = 1.0, 0.0
     for _ in range(most):
-        proposal = steps.mixed(current, rate)
-        plain = proposal is None
-        if proposal is None:
-            proposal = current.sites.towards(current.better, rate)
-        try:
-            tried = _evaluated(chunks, expected, proposal)
-        except NotPositiveDefiniteError:
-            tried = None
-        if tried is None or not tried.bound > current.bound:
-            # At the optimum whatever is left is rounding.
-            if rate < _SHORTEST or (tried and tried.bound > current.bound - 0.1 * gain):
-                break
-            rate *= 0.5 if plain else 1.0
-            steps.forget()
-            continue
-        gained = tried.bound - current.bound
-        steps.take(current, tried)
-        current, rate = tried, min(1.0, 1.5 * rate)
-        if gained < gain:
+        # What rounding of the bound lets one see.
+        least = max(gain, 4 * torch.finfo(chunks.L.dtype).eps * abs(current.bound))
+        settled = max(least, 0.1 * gained)
+        current = _centred(chunks, expected, current, coupling, gain=least, settled=settled)
+        tried, rate = _widened(chunks, expected, current, rate, gain=least)
+        if tried is None:
+            break
+        gained, current = tried.bound - current.bound, tried
+        if gained < least:
             break
     return current
 
 
-class _Steps:
-    """Anderson's mixing: the last few steps, combined so that what is left to do nearly cancels.
+def _centred(
+    chunks: WhitenedChunks,
+    expected: ExpectedLogProb,
+    at: Inferred,
+    coupling: Coupling | None,
+    *,
+    gain: float,
+    settled: float,
+) -> Inferred:
+    """Newton's steps of the means at fixed precisions, the last one that gains `settled` nats."""
+    for _ in range(_MEAN_STEPS):
+        H = None if coupling is None else coupling(at.mean, at.variance)
+        lifted = at.lift - at.q_mean
+        step = mean_step(
+            chunks,
+            roots=at.sums.roots,
+            precision=at.sites.precision,
+            residual=at.slope() - at.pull(),
+            lifted=lifted,
+            coupling=H,
+        )
+        # A quadratic gains half of the slope along Newton's step.
+        if 0.5 * (lifted * step.q_mean).sum().item() < 0.3 * gain:
+            break
+        tried = _uphill(chunks, expected, at, step)
+        if tried is None:
+            break
+        gained, at = tried.bound - at.bound, tried
+        if gained < settled:
+            break
+    return at
 
-    Where sites of several latent functions pull at one another (softmax), plain steps gain a
-    constant share of what is left each; mixed ones a growing share.
+
+def _uphill(
+    chunks: WhitenedChunks, expected: ExpectedLogProb, at: Inferred, step: MeanStep
+) -> Inferred | None:
+    """As much of a step as raises the bound: all of it, half, a quarter; None where none does."""
+    share = 1.0
+    while share >= _SHORTEST:
+        try:
+            tried = _recentred(chunks, expected, at, step, share)
+        except NotPositiveDefiniteError:
+            tried = None
+        if tried is not None and tried.bound > at.bound:
+            return tried
+        share *= 0.5
+    return None
+
+
+def _widened(
+    chunks: WhitenedChunks, expected: ExpectedLogProb, at: Inferred, rate: float, *, gain: float
+) -> tuple[Inferred | None, float]:
+    """The means held, precisions moved to those that the likelihood asks for; None at the end.
+
+    Returns: what was found, and the share of the way that promises most next time.
     """
-
-    def __init__(self) -> None:
-        self._moves: list[Tensor] = []
-        self._changes: list[Tensor] = []
-
-    def forget(self) -> None:
-        """Start again, after a step that did not help."""
-        self._moves.clear()
-        self._changes.clear()
-
-    def take(self, before: Inferred, after: Inferred) -> None:
-        """Remember a step: how far the sites moved, and how the step that they ask for changed."""
-        self._moves.append(_flat(after.sites) - _flat(before.sites))
-        self._changes.append(_wanted(after) - _wanted(before))
-        del self._moves[:-_MEMORY], self._changes[:-_MEMORY]
-
-    def mixed(self, current: Inferred, rate: float) -> Sites | None:
-        """The proposal of the steps so far; None where there are none."""
-        if not self._moves:
-            return None
-        R, X, r = torch.stack(self._changes, 1), torch.stack(self._moves, 1), _wanted(current)
-        gram = R.mT @ R
-        gram.diagonal().add_(1e-10 * gram.diagonal().mean() + torch.finfo(r.dtype).tiny)
-        share = torch.linalg.solve(gram, R.mT @ r)
-        flat = _flat(current.sites) + rate * r - (X + rate * R) @ share
-        linear, precision = flat.chunk(2)
-        shape = current.mean.shape
-        return Sites(linear.reshape(shape), precision.reshape(shape))
-
-
-def _flat(sites: Sites) -> Tensor:
-    return torch.cat([sites.linear.flatten(), sites.precision.flatten()])
-
-
-def _wanted(at: Inferred) -> Tensor:
-    """The whole natural-gradient step."""
-    return _flat(at.better) - _flat(at.sites)
+    wanted = at.better.precision - at.sites.precision
+    while rate >= _SHORTEST:
+        precision = at.sites.precision + rate * wanted
+        try:
+            tried = _evaluated(chunks, expected, Sites(at.pull() + precision * at.mean, precision))
+        except NotPositiveDefiniteError:
+            rate *= 0.5
+            continue
+        left = tried.better.precision - tried.sites.precision
+        # Along the step what is wanted falls from 1 to `share`: it would be nothing at
+        # rate / (1 − share) (Irons and Tuck 1969). A precision w changes log σ² by about σ² dw.
+        weight = wanted * at.variance.square()
+        share = ((weight * left).sum() / (weight * wanted).sum()).item()
+        best = min(1.0, rate / min(1 - share, 10)) if share < 1 else 1.0
+        # Near the optimum the bound is flat, and what is left to want says more.
+        if tried.bound > at.bound or (tried.bound > at.bound - 0.1 * gain and abs(share) < 0.5):
+            return tried, best
+        if tried.bound > at.bound - 0.1 * gain:
+            break
+        rate = min(0.5 * rate, best)
+    return None, rate
 
 
 def _started(
@@ -155,9 +205,10 @@ def _swept(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
     D = chunks.L.new_zeros(M, P)
     sites = Sites(chunks.L.new_zeros(chunks.N, P), chunks.L.new_zeros(chunks.N, P))
     for part in chunks:
-        rows, kff = part.rows, part.t + part.V.square().sum(0)
-        q_mean, q_factor = SiteSums(definite_cholesky(B), D, D.new_zeros(P)).posterior()
-        mean, variance = marginals(part.V, kff=kff, q_mean=q_mean, q_factor=q_factor)
+        rows = part.rows
+        sums = SiteSums(definite_cholesky(B), D, D.new_zeros(P))
+        variance = sums.variance(part, sums.inverse(rows.stop - rows.start))
+        mean = part.V.mT @ solved(sums.roots, D)
         _, slope, curvature = _slopes(expected, rows, mean, variance)
         precision = (-2 * curvature).clamp_min(0)
         sites.precision[rows], sites.linear[rows] = precision, slope + precision * mean
@@ -170,23 +221,63 @@ def _swept(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
 def _evaluated(chunks: WhitenedChunks, expected: ExpectedLogProb, sites: Sites) -> Inferred:
     """Two passes over the rows, O(P N M²) each."""
     sums = site_sums(chunks, sites)
-    q_mean, q_factor = sums.posterior()
+    q_mean, inverse = solved(sums.roots, sums.D), sums.inverse(chunks.N)
+
+    def marginal(part: WhitenedChunk) -> tuple[Tensor, Tensor]:
+        return part.V.mT @ q_mean, sums.variance(part, inverse)
+
+    return _observed(chunks, expected, sites, sums, q_mean, marginal)
+
+
+def _recentred(
+    chunks: WhitenedChunks, expected: ExpectedLogProb, at: Inferred, step: MeanStep, share: float
+) -> Inferred:
+    """Only the means moved: one pass over the rows, O(P N M)."""
+    q_mean, mean = at.q_mean + share * step.q_mean, at.mean + share * step.mean
+    pull = at.pull() + share * step.pull
+    sites = Sites(pull + at.sites.precision * mean, at.sites.precision)
+    roots = at.sums.roots
+    # D = B m
+    D = (roots @ (roots.mT @ q_mean.mT[..., None]))[..., 0].mT
+    sums = replace(at.sums, D=D)
+    return _observed(
+        chunks,
+        expected,
+        sites,
+        sums,
+        q_mean,
+        lambda part: (mean[part.rows], at.variance[part.rows]),
+    )
+
+
+def _observed(
+    chunks: WhitenedChunks,
+    expected: ExpectedLogProb,
+    sites: Sites,
+    sums: SiteSums,
+    q_mean: Tensor,
+    marginal: Callable[[WhitenedChunk], tuple[Tensor, Tensor]],
+) -> Inferred:
+    """What the likelihood says of these marginals, in one pass."""
     mean, variance = torch.empty_like(sites.linear), torch.empty_like(sites.linear)
     linear, precision = torch.empty_like(mean), torch.empty_like(mean)
-    nats = mean.new_zeros(())
+    nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
     for part in chunks:
         rows = part.rows
-        kff = part.t + part.V.square().sum(0)
-        mean[rows], variance[rows] = marginals(part.V, kff=kff, q_mean=q_mean, q_factor=q_factor)
-        total, slope, curvature = _slopes(expected, rows, mean[rows], variance[rows])
+        m, v = marginal(part)
+        total, slope, curvature = _slopes(expected, rows, m, v)
         nats += total
-        precision[rows] = -2 * curvature
-        linear[rows] = slope + precision[rows] * mean[rows]
-    bound = (nats - whitened_kl(q_mean, q_factor)).item()
-    better = Sites(linear, precision)
-    if not (torch.isfinite(linear).all() and torch.isfinite(precision).all()):
+        mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
+        linear[rows] = slope + precision[rows] * m
+        lift.addmm_(part.V, slope)
+    if not torch.isfinite(linear.sum() + precision.sum()):
         raise NotPositiveDefiniteError("the likelihood has no finite slope at some rows")
-    return Inferred(sites, sums, mean, variance, better, bound)
+    # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
+    inside = (sites.precision * variance).sum() - sums.open.sum()
+    kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)
+    return Inferred(
+        sites, sums, q_mean, mean, variance, Sites(linear, precision), lift, (nats - kl).item()
+    )
 
 
 def _slopes(

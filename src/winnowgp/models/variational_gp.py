@@ -21,7 +21,7 @@ from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
 from winnowgp.models.observations import check_targets, expected_log_prob, latent_functions, owned
 from winnowgp.models.posterior import Posterior
-from winnowgp.models.profiled_bound import CLIMBING, SETTLED, ProfiledBound, best_q
+from winnowgp.models.profiled_bound import CLIMBING, SETTLED, WARMING, ProfiledBound, best_q
 from winnowgp.models.site_inference import Inferred
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
 from winnowgp.selection import SubsetStatistics, subset_statistics
@@ -34,7 +34,7 @@ class VariationalGP(InducingModel):
 
     q(u_p) = N(L m_p, L F_p F_pᵀ Lᵀ) with K_uu = L Lᵀ and F_p lower-triangular (Hensman et al.
     2015). m and F are parameters like any other, so all can be learnt at once on minibatches; or
-    `with_best_q` finds the best ones at fixed hyper-parameters by natural gradients.
+    `with_best_q` finds the best ones at fixed hyper-parameters, by sites (`site_inference`).
 
     Args:
         kernel: any GPyTorch kernel without batch shape; copied.
@@ -135,7 +135,7 @@ class VariationalGP(InducingModel):
         if tighter:
             raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
         self.check(data)
-        bound = ProfiledBound(data)
+        bound = ProfiledBound(data, gain=CLIMBING)
 
         def value() -> Scalar:
             return bound(self.kernel, mean=self.mean, likelihood=self.likelihood, Z=self.candidates)
@@ -149,7 +149,7 @@ class VariationalGP(InducingModel):
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """The same as if every row were an inducing point; O(P N³)."""
         self.check(data)
-        bound = ProfiledBound(data)
+        bound = ProfiledBound(data, gain=WARMING)
 
         def value() -> Scalar:
             return bound(self.kernel, mean=self.mean, likelihood=self.likelihood, Z=data.X)
