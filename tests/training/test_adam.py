@@ -1,3 +1,4 @@
+import math
 from itertools import pairwise
 
 import pytest
@@ -82,3 +83,21 @@ def test_cooling_goes_on_from_a_rate_that_was_halved() -> None:
         objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
     )
     assert places[-1] - places[-2] == pytest.approx(0.5 * 0.1 * 0.01 ** (98 / 100), rel=1e-3)
+
+
+@pytest.mark.parametrize(("longest", "least", "most"), [(2.0, 0.05, 0.2), (math.inf, 0.0, 0.01)])
+def test_a_gradient_out_of_all_proportion_is_shortened(
+    longest: float, least: float, most: float
+) -> None:
+    """Unshortened, one spike fills Adam's memory, and the steps after it go nowhere."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    places: list[float] = []
+    calls = iter(range(1000))
+
+    def objective() -> torch.Tensor:
+        return (1e6 if next(calls) == 50 else 1.0) * x
+
+    Adam(100, longest=longest).maximise(
+        objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
+    )
+    assert least < places[-1] - places[-2] < most

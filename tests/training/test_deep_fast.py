@@ -1,6 +1,7 @@
 """The default schedule of deep models, end to end on a step."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def schedule(goal=None, **options) -> DeepFast:
-    given = {"layerwise": 5, "pre": 15, "post": 10, "inclusion_steps": 5, **options}
+    given = {"layerwise": 5, "pre": 15, "post": 10, "rounds": 1, "inclusion_steps": 5, **options}
     return DeepFast(goal or LayerAlphas(0.5), **given)
 
 
@@ -180,10 +181,24 @@ def test_frozen_points_stay_where_they_are() -> None:
 
 
 def test_bad_plans_are_named() -> None:
-    for bad in ({"layerwise": -1}, {"pre": -1}, {"post": -1}, {"samples": 0}):
-        with pytest.raises(InputError, match=r"zero or more steps and `samples` at least one"):
+    for bad in ({"layerwise": -1}, {"pre": -1}, {"post": -1}, {"samples": 0}, {"rounds": 0}):
+        with pytest.raises(InputError, match=r"zero or more steps, `samples` and `rounds`"):
             schedule(**bad)
     with pytest.raises(InputError, match="`batch_size` must be at least 1; got 0"):
         DeepFast(batch_size=0)
     with pytest.raises(InputError, match="one for each of 2 layers"):
         fit_deep(started(), step_data(), schedule=schedule(LayerAlphas((0.1, 0.2, 0.3)), pre=1))
+
+
+def test_points_are_dropped_in_rounds_along_a_path_to_the_goal() -> None:
+    told: list[DeepProgress] = []
+    plan = schedule(layerwise=2, pre=9, post=1, rounds=3)
+    fitted = fit_deep(started(), step_data(), schedule=plan, on_progress=told.append)
+    phases = [(p.phase, p.step) for p in told if p.phase in ("pre-train", "choose")]
+    assert phases == [("pre-train", 1), ("pre-train", 2), ("pre-train", 3), ("choose", 1)] * 3
+    sizes = [p.model.sizes for p in told if p.phase == "choose"]
+    assert all(a >= b for one, two in pairwise(sizes) for a, b in zip(one, two, strict=True))
+    assert sizes[0] < (8, 8)
+    assert sizes[-1] == fitted.model.sizes
+    # The last choice is among what the rounds before left.
+    assert tuple(each.K for each in fitted.selections) == sizes[1]

@@ -2,15 +2,24 @@
 
 from winnowgp.plots.classes_2d import ClassMap, draw_classes_2d
 from winnowgp.plots.illustration import draw_illustration
-from winnowgp.plots.posterior_1d import draw_posterior_1d
+from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_1d, draw_layer_sizes
+from winnowgp.plots.posterior_1d import Curve, draw_posterior_1d
 from winnowgp.plots.style import COLOURS, saved, styled
+from winnowgp.plots.tradeoff import Tradeoff, draw_tradeoff
 
 __all__ = [
     "COLOURS",
     "ClassMap",
+    "Curve",
+    "DensityMap",
+    "Tradeoff",
     "draw_classes_2d",
+    "draw_density",
     "draw_illustration",
+    "draw_layer_1d",
+    "draw_layer_sizes",
     "draw_posterior_1d",
+    "draw_tradeoff",
     "saved",
     "styled",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import final
 
 import torch
@@ -25,6 +26,12 @@ class Adam:
     steps: int
     cooling: float = 1.0
     """What share of them the learning rates fall to, geometrically, over the last third."""
+    longest: float = inf
+    """Times the running average of its length that a gradient may be; it is shortened beyond.
+
+    Gradients through sampled layers have heavy tails where functions are steep, and one step along
+    such a one can undo hundreds.
+    """
 
     def maximise(
         self,
@@ -50,7 +57,7 @@ class Adam:
         parameters = [p for group in optimiser.param_groups for p in group["params"]]
         good = [p.detach().clone() for p in parameters]
         rates = [group["lr"] for group in optimiser.param_groups]
-        rejections = 0
+        rejections, average = 0, None
         step = 0
         while step < self.steps:
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
@@ -70,7 +77,16 @@ class Adam:
             good = [p.detach().clone() for p in parameters]
             step += 1
             on_step(step, value)
+            if self.longest < inf:
+                average = self._shortened(parameters, average)
             optimiser.step()
+
+    def _shortened(self, parameters: list[Tensor], average: float | None) -> float:
+        """Hold a gradient's length against the average so far; return the next average."""
+        limit = inf if average is None else self.longest * average
+        length = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+        length = min(length, limit)
+        return length if average is None else 0.95 * average + 0.05 * length
 
     def _share(self, step: int) -> float:
         late = max(0.0, 3 * step / self.steps - 2)

@@ -178,7 +178,7 @@ def _pruned(
     model: DeepGP,
     data: Dataset,
     sites: Sequence[LayerSites],
-    masks: Sequence[Mask],
+    masks: Sequence[Tensor],
     generator: torch.Generator,
 ) -> DeepGP:
     """The chosen points, with the best q(u) of their own in the last layer, and in the others

@@ -13,6 +13,9 @@ from winnowgp.training.deep_fit import DeepProgress, OnDeepProgress
 from winnowgp.training.parts import Parts
 from winnowgp.typing import Scalar
 
+# Of the running average of gradients' lengths.
+_LONGEST = 2.0
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class LayerTraining:
                 _improve(model, latest[0], scale=parts.scale, rate=max(natural, 1 / step))
             on_progress(DeepProgress(phase, step, steps, value, model, None))
 
-        Adam(steps, cooling=self.cooling).maximise(
+        Adam(steps, cooling=self.cooling, longest=_LONGEST).maximise(
             objective, [(chosen, self.learning_rate)], scale=parts.scale, on_step=on_step
         )
 

@@ -1,0 +1,86 @@
+"""What a step of the point process over all layers costs, in ordinary training steps.
+
+Kin8nm, two layers of 150 candidates, minibatches of 4,096 of 7,000 rows, four subsets a step; one
+thread. The paper's estimator scores every subset through all layers; ours does so in one batched
+pass whose width is the largest subset's. The ratio depends on how many candidates a draw includes,
+so it is measured with half of them and with nearly all.
+
+    python benchmarks/deep.py
+"""
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+
+from records import Records, Seconds, timed
+from winnowgp.data import Dataset, Standardiser, load_table
+from winnowgp.estimators import kernel_from
+from winnowgp.gradients import ScoreFunction
+from winnowgp.models import DeepGP, deep_layers
+from winnowgp.point_processes import Bernoulli
+
+K, S, ROWS, BATCH, REPEATS = 150, 4, 7000, 4096, 8
+
+
+def problem() -> tuple[DeepGP, Dataset]:
+    """The model at its start, and one minibatch."""
+    table = load_table("kin8nm").dataset()
+    X = Standardiser.of(table.X).forward(table.X)[:ROWS]
+    Y = Standardiser.of(table.Y).forward(table.Y)[:ROWS]
+
+    def kernel(number: int, inputs: int) -> Kernel:
+        return kernel_from("rbf", inputs)
+
+    layers = deep_layers(X, X[:K], kernel=kernel, widths=(8, 1), q_scale=0.1)
+    model = DeepGP(layers, likelihood=GaussianLikelihood())
+    return model, Dataset(X[:BATCH], Y[:BATCH])
+
+
+def main() -> None:
+    """Alternate ordinary steps and steps of the process, and compare their CPU seconds."""
+    torch.set_num_threads(1)
+    model, batch = problem()
+    generator = torch.Generator().manual_seed(0)
+    ordinary_optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def ordinary() -> None:
+        ordinary_optimiser.zero_grad()
+        (-model.bound(batch, total=ROWS, generator=generator)).backward()
+        ordinary_optimiser.step()
+
+    def process(logits: torch.Tensor, optimiser: torch.optim.Adam) -> None:
+        optimiser.zero_grad()
+        objective = model.subset_objective(batch, total=ROWS, generator=generator)
+        gradient = ScoreFunction(S)
+        step = gradient.step(
+            Bernoulli(logits), objective.value, state=gradient.init(), generator=generator
+        )
+        (-step.surrogate).backward()
+        optimiser.step()
+
+    records = Records("deep/process_step")
+    ordinary()
+    for inclusion in (0.3, 0.5, 0.95):
+        start = torch.full((sum(model.sizes),), inclusion, dtype=torch.float64)
+        logits = torch.nn.Parameter(torch.logit(start))
+        optimiser = torch.optim.Adam([*model.parameters(), logits], lr=1e-4)
+        process(logits, optimiser)
+        ours, theirs = Seconds(0, 0), Seconds(0, 0)
+        for _ in range(REPEATS):
+            theirs += timed(ordinary)[1]
+            ours += timed(lambda: process(logits, optimiser))[1]  # noqa: B023
+        ratio = ours.cpu / (S * theirs.cpu)
+        records.add(
+            inclusion=inclusion,
+            ordinary_cpu_s=theirs.cpu / REPEATS,
+            process_cpu_s=ours.cpu / REPEATS,
+            ratio=ratio,
+        )
+        print(
+            f"inclusion {inclusion}: a step of {S} subsets takes {ours.cpu / REPEATS:.2f} s, "
+            f"{ratio:.2f} times {S} ordinary steps of {theirs.cpu / REPEATS:.2f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What accuracy costs: one dot a model."""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from winnowgp.plots.style import COLOURS
+
+
+@dataclass(frozen=True, slots=True)
+class Tradeoff:
+    """Models of one kind."""
+
+    name: str
+    cost: list[float]
+    accuracy: list[float]
+    labels: list[str]
+    """What stands beside each dot; empty for none."""
+
+
+def draw_tradeoff(grid: Tradeoff, ours: list[Tradeoff], *, ax: Axes) -> Axes:
+    """A grid in grey, and procedures that chose for themselves in colour, joined by a line."""
+    ax.scatter(grid.cost, grid.accuracy, s=16, color=COLOURS["data"], alpha=0.7, label=grid.name)
+    colours = (COLOURS["inclusion"], COLOURS["posterior"], COLOURS["second"])
+    for colour, found in zip(colours, ours, strict=False):
+        ax.plot(
+            found.cost, found.accuracy, color=colour, marker="o", markersize=5, label=found.name
+        )
+        for x, y, label in zip(found.cost, found.accuracy, found.labels, strict=False):
+            ax.annotate(
+                label, (x, y), textcoords="offset points", xytext=(5, -9), fontsize=7, color=colour
+            )
+    ax.legend(loc="lower right")
+    return ax
