@@ -1,9 +1,17 @@
 """Models: what has parameters, candidates and data, and can say what any subset is worth."""
 
 from winnowgp.models.collapsed_objective import CollapsedObjective
+from winnowgp.models.column_noise import gaussian_noise
+from winnowgp.models.expected_kernel import expected_kernel, has_psi
+from winnowgp.models.expected_posterior import ExpectedPosterior
 from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.inducing_model import InducingModel, Model
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
+from winnowgp.models.latent_model import Latent, LatentModel
+from winnowgp.models.latent_objective import LatentObjective
+from winnowgp.models.latent_posterior import LatentPosterior
+from winnowgp.models.latent_variable_gp import LatentVariableGP
+from winnowgp.models.latents import Latents
 from winnowgp.models.observations import (
     Prediction,
     check_targets,
@@ -11,6 +19,9 @@ from winnowgp.models.observations import (
     latent_functions,
 )
 from winnowgp.models.posterior import Posterior
+from winnowgp.models.row_bound import ExpectedRowBound, RowBound
+from winnowgp.models.sampled_latent_gp import SampledLatentGP
+from winnowgp.models.sampled_posterior import SampledPosterior
 from winnowgp.models.sparse_gp import LEAST_NOISE, SparseGP
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
 from winnowgp.models.variational_gp import VariationalGP
@@ -18,17 +29,31 @@ from winnowgp.models.variational_gp import VariationalGP
 __all__ = [
     "LEAST_NOISE",
     "CollapsedObjective",
+    "ExpectedPosterior",
+    "ExpectedRowBound",
     "InducingModel",
     "KernelBlocks",
+    "Latent",
+    "LatentModel",
+    "LatentObjective",
+    "LatentPosterior",
+    "LatentVariableGP",
+    "Latents",
     "Model",
     "Posterior",
     "Prediction",
+    "RowBound",
+    "SampledLatentGP",
+    "SampledPosterior",
     "SparseGP",
     "UncollapsedObjective",
     "VariationalGP",
     "check_targets",
+    "expected_kernel",
     "expected_log_prob",
+    "gaussian_noise",
     "greedy_variance",
+    "has_psi",
     "kernel_blocks",
     "latent_functions",
 ]

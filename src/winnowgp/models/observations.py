@@ -258,13 +258,13 @@ def _hermite(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 def _softmax_samples(mean: Tensor, variance: Tensor, count: int) -> Tensor:
     """Nodes `[T *S N F]` for F independent Gaussians a row, the same for every row."""
-    nodes = _normal_nodes(count, mean.shape[-1]).to(mean)
+    nodes = normal_nodes(count, mean.shape[-1]).to(mean)
     shape = [len(nodes)] + [1] * (mean.dim() - 1) + [mean.shape[-1]]
     return mean + _positive(variance).sqrt() * nodes.reshape(shape)
 
 
 @lru_cache(maxsize=16)
-def _normal_nodes(count: int, dimension: int) -> Tensor:
+def normal_nodes(count: int, dimension: int) -> Tensor:
     """Sobol points mapped to N(0, I), each with its reflection, and of covariance I exactly.
 
     Sums over them are exact for polynomials of degree three.

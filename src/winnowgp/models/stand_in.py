@@ -1,0 +1,11 @@
+"""Something possible where an entry is missing, for likelihoods that must see a number."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.data import Entries
+
+
+def valid(table: Entries) -> Float[Tensor, "N P"]:
+    """The table with missing entries replaced by one that was observed."""
+    return table.filled(table.Y[table.observed][0].item())
