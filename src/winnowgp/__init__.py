@@ -9,15 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winnowgp.data import Dataset
-    from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
-    from winnowgp.models import Posterior, SparseGP, VariationalGP
-    from winnowgp.training import fit
+    from winnowgp.data import Dataset, Entries
+    from winnowgp.estimators import GPLVM, SparseGPClassifier, SparseGPRegressor
+    from winnowgp.models import LatentVariableGP, Posterior, SparseGP, VariationalGP
+    from winnowgp.training import fit, fit_latent
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GPLVM",
     "Dataset",
+    "Entries",
+    "LatentVariableGP",
     "Posterior",
     "SparseGP",
     "SparseGPClassifier",
@@ -25,16 +28,21 @@ __all__ = [
     "VariationalGP",
     "__version__",
     "fit",
+    "fit_latent",
 ]
 
 _ROOMS = {
+    "GPLVM": "winnowgp.estimators",
     "Dataset": "winnowgp.data",
+    "Entries": "winnowgp.data",
+    "LatentVariableGP": "winnowgp.models",
     "Posterior": "winnowgp.models",
     "SparseGP": "winnowgp.models",
     "SparseGPClassifier": "winnowgp.estimators",
     "SparseGPRegressor": "winnowgp.estimators",
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
+    "fit_latent": "winnowgp.training",
 }
 
 

@@ -67,6 +67,9 @@ class Entries:
 
     def patterns(self) -> tuple[Bool[Tensor, "G N"], Int[Tensor, " P"]]:
         """The distinct sets of rows that columns are observed in, and which one each column has."""
+        if self.complete:
+            zero = torch.zeros(self.P, dtype=torch.long, device=self.Y.device)
+            return self.observed[:, :1].mT, zero
         return torch.unique(self.observed.mT, dim=0, return_inverse=True)
 
     def rows(self, index: Int[Tensor, " B"]) -> "Entries":

@@ -3,8 +3,7 @@
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from math import inf
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, final
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
+from winnowgp.estimators.arguments import positive, whole
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import InducingModel, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
@@ -71,9 +71,9 @@ class PointsRequest:
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(f"`schedule` must be 'fast' or 'paper'; got {schedule!r}.")
         automatic = isinstance(alpha, str) and alpha == "auto"
-        strength = None if automatic else _number("alpha", alpha, hint=_ALPHA_HINT)
-        most = None if max_points is None else _whole("max_points", max_points)
-        slowest = None if max_predict_us is None else _number("max_predict_us", max_predict_us)
+        strength = None if automatic else positive("alpha", alpha, hint=_ALPHA_HINT)
+        most = None if max_points is None else whole("max_points", max_points)
+        slowest = None if max_predict_us is None else positive("max_predict_us", max_predict_us)
         if sum(said is not None for said in (strength, most, slowest)) > 1:
             raise InputError(
                 "say how many points in one way only: a number for `alpha`, `max_points` or "
@@ -93,14 +93,14 @@ class PointsRequest:
         count = usual if n_candidates is None else n_candidates
         return cls(
             alpha=strength,
-            tolerance=_number("tolerance", tolerance, hint="It is in nats per observation."),
+            tolerance=positive("tolerance", tolerance, hint="It is in nats per observation."),
             max_points=most,
             max_predict_us=slowest,
             candidates=_checked_candidates(candidates),
-            n_candidates=_whole("n_candidates", count),
+            n_candidates=whole("n_candidates", count),
             schedule=schedule,
             epochs=_checked_epochs(epochs),
-            batch_size=None if batch_size is None else _whole("batch_size", batch_size),
+            batch_size=None if batch_size is None else whole("batch_size", batch_size),
         )
 
     def locations(self, data: Dataset, units: Standardiser, *, kernel: Kernel, seed: int) -> Tensor:
@@ -149,18 +149,6 @@ class PointsRequest:
 
 
 _ALPHA_HINT = "Larger values keep fewer points; 'auto' derives it from `tolerance`."
-
-
-def _number(name: str, value: Any, *, hint: str = "") -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
-        raise InputError(f"`{name}` must be a positive number; got {value!r}. {hint}".strip())
-    return float(value)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise InputError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
-    return int(value)
 
 
 def _checked_candidates(candidates: Any) -> str | Tensor:

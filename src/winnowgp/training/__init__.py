@@ -10,6 +10,7 @@ from winnowgp.training.latent_scale import best_level
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule, fit_latent
 from winnowgp.training.placing import Places, placed
 from winnowgp.training.predict_time import measured_predict_us, points_within
+from winnowgp.training.principal import principal_latents
 from winnowgp.training.progress import OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.training.three_phases import ThreePhases
@@ -37,5 +38,6 @@ __all__ = [
     "measured_predict_us",
     "placed",
     "points_within",
+    "principal_latents",
     "silent",
 ]

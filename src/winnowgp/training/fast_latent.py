@@ -188,7 +188,8 @@ class _Steps:
         """Every row placed anew where the functions would have it, if the bound gains by it."""
         latents = model.latents
         anchors = latents.mean.detach(), latents.variance.detach()
-        found = placed(model.posterior(self.table).row_bound(self.table), anchors=anchors)
+        bound = model.posterior(self.table).row_bound(self.table)
+        found = placed(bound, anchors=anchors, starts=2, flat=0.01)
         moved = deepcopy(model)
         moved.latents.mean.copy_(found.mean)
         moved.latents.log_variance.copy_(found.variance.log())

@@ -27,14 +27,16 @@ def placed(
     *,
     anchors: tuple[Float[Tensor, "J Q"], Float[Tensor, "J Q"]],
     starts: int = 3,
+    flat: float = 1e-6,
 ) -> Places:
     """The best q(x_i) found for each row, independently of the other rows.
 
     Each row starts at the anchors (means and variances, those of training rows for example) that
-    suit it best and are not close to each other; BFGS climbs from each, and the best end counts.
+    suit it best and are not close to each other; BFGS climbs from each until no slope exceeds
+    `flat` nats a standard deviation, and the best end counts.
     """
     parts = torch.arange(bound.N, device=anchors[0].device).split(ROWS)
-    found = [_placed(bound, rows, anchors, starts) for rows in parts]
+    found = [_placed(bound, rows, anchors, starts=starts, flat=flat) for rows in parts]
     return Places(
         torch.cat([p.mean for p in found]),
         torch.cat([p.variance for p in found]),
@@ -43,13 +45,18 @@ def placed(
 
 
 def _placed(
-    bound: RowBound, rows: Int[Tensor, " B"], anchors: tuple[Tensor, Tensor], starts: int
+    bound: RowBound,
+    rows: Int[Tensor, " B"],
+    anchors: tuple[Tensor, Tensor],
+    *,
+    starts: int,
+    flat: float,
 ) -> Places:
     nats = bound.of(rows).everywhere(*anchors)
     best: Places | None = None
     for _ in range(starts):
         chosen = nats.argmax(1)
-        ended = climbed(bound, rows, anchors[0][chosen], anchors[1][chosen])
+        ended = climbed(bound, rows, anchors[0][chosen], anchors[1][chosen], flat=flat)
         best = ended if best is None else _better(best, ended)
         # Anchors within half a prior standard deviation lead to the same place.
         near = torch.cdist(anchors[0][chosen], anchors[0]) < 0.5
@@ -65,6 +72,8 @@ def climbed(
     rows: Int[Tensor, " B"],
     mean: Float[Tensor, "B Q"],
     variance: Float[Tensor, "B Q"],
+    *,
+    flat: float = 1e-6,
 ) -> Places:
     """Each row's q(x) climbed from the one given."""
     Q, spread = mean.shape[1], variance.sqrt()
@@ -75,7 +84,7 @@ def climbed(
         return bound(rows[which], at, x[:, Q:].clamp(-30, 30).exp())
 
     start = torch.cat([mean / spread, variance.log()], 1)
-    x, value = maximise_each(nats, start)
+    x, value = maximise_each(nats, start, flat=flat)
     return Places(x[:, :Q] * spread, x[:, Q:].exp(), value)
 
 

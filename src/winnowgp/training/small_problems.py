@@ -10,12 +10,14 @@ from torch import Tensor
 Problems: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From the numbers of B problems and their vectors `[B n]` to nats `[B]`, differentiable."""
 
-_BACKTRACKS = 14
+_BACKTRACKS = 10
 _LONGEST = 4.0
+# Relative to a value: what rounding may hide. A gradient this small is not worth starting over for.
+_ROUNDING, _SMALL = 1e-11, 1e-3
 
 
 def maximise_each(
-    problems: Problems, start: Float[Tensor, "N n"], *, iterations: int = 200, flat: float = 1e-7
+    problems: Problems, start: Float[Tensor, "N n"], *, iterations: int = 200, flat: float = 1e-6
 ) -> tuple[Float[Tensor, "N n"], Float[Tensor, " N"]]:
     """BFGS with a matrix for each problem and its own step lengths, in batches.
 
@@ -64,7 +66,8 @@ class _Climb:
         # A search that fails from a plain gradient step is the end; from a memory, forget it.
         scale = self.gradient[failed].norm(dim=1).clamp_min(1.0)
         plain = self._eye / scale[:, None, None]
-        self.stuck[failed] = (self._H[failed] - plain).abs().amax((1, 2)) < 1e-12
+        fresh = (self._H[failed] - plain).abs().amax((1, 2)) < 1e-12
+        self.stuck[failed] = fresh | (self.gradient[failed].abs().amax(1) < _SMALL)
         self._H[failed] = plain
 
     def _searched(
@@ -74,7 +77,7 @@ class _Climb:
         x, value, gradient = self.x[rows].clone(), self.value[rows].clone(), self.gradient[rows]
         gradient, start = gradient.clone(), x.clone()
         slope = (direction * gradient).sum(1)
-        least = value - 1e-13 * (1 + value.abs())
+        least = value - _ROUNDING * (1 + value.abs())
         step, moved = torch.ones_like(value), torch.zeros_like(value, dtype=torch.bool)
         for _ in range(_BACKTRACKS):
             open_ = torch.nonzero(~moved)[:, 0]
@@ -87,7 +90,7 @@ class _Climb:
             done = open_[enough]
             x[done], value[done], gradient[done] = trial[enough], new[enough], slope_at[enough]
             moved[done] = True
-            step[open_] *= 0.4
+            step[open_] *= 0.3
         return x, value, gradient, moved
 
     def _remember(self, rows: Tensor, s: Tensor, y: Tensor) -> None:
