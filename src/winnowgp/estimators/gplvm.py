@@ -1,11 +1,10 @@
 """Dimensionality reduction for people who know scikit-learn."""
 
-from math import sqrt
 from typing import Any, final
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, LinearKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -16,7 +15,15 @@ from torch import Tensor
 from winnowgp.data import Entries, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.arguments import positive, whole
-from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
+from winnowgp.estimators.latent_start import (
+    START_VARIANCE,
+    awakened,
+    latent_kernel,
+    latent_rows,
+    places,
+    relevance,
+    scaled,
+)
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import (
@@ -26,6 +33,7 @@ from winnowgp.models import (
     SampledLatentGP,
     VariationalGP,
     has_psi,
+    valid,
 )
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
@@ -42,14 +50,11 @@ from winnowgp.training import (
     Tolerance,
     fit_latent,
     placed,
-    principal_latents,
     silent,
 )
 
-KERNELS = (*KERNEL_NAMES, "linear")
 # Training rows that a new row may start at.
 ANCHORS = 1000
-START_VARIANCE = 0.1
 
 
 @final
@@ -168,10 +173,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         likelihood = likelihood_from(self.likelihood)
         self._units = self._units_of(raw, likelihood)
         table = self._standardised(raw)
-        schedule = self._plan(likelihood)
+        self._check(likelihood)
         model = self._model(table, raw, likelihood, generator)
-        if isinstance(schedule, JointLatent):
-            schedule = self._joint(model)
         self.n_iter_ = 0
 
         def on_progress(progress: Progress) -> None:
@@ -179,7 +182,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             self.on_progress(progress)
 
         fitted = fit_latent(
-            model, table, schedule=schedule, generator=generator, on_progress=on_progress
+            model,
+            table,
+            schedule=self._plan(model.K),
+            generator=generator,
+            on_progress=on_progress,
         )
         self._keep(fitted, table, generator)
         return self
@@ -199,14 +206,14 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """The expected row of the table at each place `[N n_components]`."""
         check_is_fitted(self)
-        places = check_array(X, dtype="float64")
+        at = check_array(X, dtype="float64")
         Q = self.embedding_.shape[1]
-        if places.shape[1] != Q:
+        if at.shape[1] != Q:
             raise InputError(
-                f"`X` must have {Q} columns, one a latent dimension; got {places.shape[1]}."
+                f"`X` must have {Q} columns, one a latent dimension; got {at.shape[1]}."
             )
         with torch.no_grad():
-            expected = self.posterior_.function.predict(tensor(places), observed=True).mean
+            expected = self.posterior_.function.predict(tensor(at), observed=True).mean
         return self._units.inverse(expected).numpy()
 
     def reconstruct(
@@ -218,9 +225,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             X: rows `[N P]`, NaN where an entry is missing.
             return_std: whether to return the standard deviation of each entry as well.
         """
-        places = self._placed(self._table(X))
+        at = self._placed(self._table(X))
         with torch.no_grad():
-            found = self.posterior_.predict(places.mean, places.variance, observed=True)
+            found = self.posterior_.predict(at.mean, at.variance, observed=True)
         mean = self._units.inverse(found.mean).numpy()
         if not return_std:
             return mean
@@ -233,11 +240,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             X: entries to be scored `[N P]`.
             given: entries that are known `[N P]`, NaN elsewhere.
         """
-        table, places = self._table(X), self._placed(self._table(given))
-        if len(places.mean) != table.N:
-            raise InputError(f"`X` has {table.N} rows and `given` {len(places.mean)}; pair them.")
-        filled = torch.where(table.observed, table.Y, table.Y[table.observed][0])
-        nats = self.posterior_.log_density(filled, places.mean, places.variance)
+        table, known = self._table(X), self._table(given)
+        if table.N != known.N:
+            raise InputError(f"`X` has {table.N} rows and `given` {known.N}; pair them.")
+        at = self._placed(known)
+        nats = self.posterior_.log_density(valid(table), at.mean, at.variance)
         nats = nats - self._units.scale.log()
         return torch.where(table.observed, nats, torch.nan).numpy()
 
@@ -269,31 +276,37 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _standardised(self, raw: Entries) -> Entries:
         return Entries(self._units.forward(raw.Y), raw.observed)
 
-    def _plan(self, likelihood: Likelihood) -> LatentSchedule:
-        """What was asked for, checked."""
+    def _check(self, likelihood: Likelihood) -> None:
+        """Whether what was asked for goes together."""
         whole("n_components", self.n_components)
         whole("n_candidates", self.n_candidates)
         if self.schedule not in ("fast", "paper"):
             raise InputError(f"`schedule` must be 'fast' or 'paper'; got {self.schedule!r}.")
         if self.noise not in ("shared", "column"):
             raise InputError(f"`noise` must be 'shared' or 'column'; got {self.noise!r}.")
-        goal = self._goal()
-        if self.schedule == "fast":
-            if self.batch_size is not None:
-                raise InputError("`batch_size` is for `schedule='paper'`.")
-            if not self._closed(likelihood):
-                raise InputError(
-                    "the fast schedule needs Gaussian noise and an RBF or linear kernel; say "
-                    "`schedule='paper'` and a number for `alpha`, such as 1.0."
-                )
-            iterations = whole("max_iter", self.max_iter)
-            return FastLatent(goal, n_candidates=self.n_candidates, iterations=iterations)
-        if not isinstance(goal, FixedAlpha):
+        if self.schedule == "paper" and not isinstance(self._goal(), FixedAlpha):
             raise InputError(
                 "`schedule='paper'` needs a number for `alpha`, such as 1.0; the paper has no "
                 "other way to say how many points."
             )
-        return JointLatent(SquaredCardinality(1, goal.alpha))
+        if self.schedule == "fast" and self.batch_size is not None:
+            raise InputError("`batch_size` is for `schedule='paper'`.")
+        if self.schedule == "fast" and not self._closed(likelihood):
+            raise InputError(
+                "the fast schedule needs Gaussian noise and an RBF or linear kernel; say "
+                "`schedule='paper'` and a number for `alpha`, such as 1.0."
+            )
+
+    def _plan(self, K: int) -> LatentSchedule:
+        """The schedule that does what was asked for."""
+        goal = self._goal()
+        if self.schedule == "fast":
+            iterations = whole("max_iter", self.max_iter)
+            return FastLatent(goal, n_candidates=self.n_candidates, iterations=iterations)
+        assert isinstance(goal, FixedAlpha)
+        batch = None if self.batch_size is None else whole("batch_size", self.batch_size)
+        prior = SquaredCardinality(K, goal.alpha)
+        return JointLatent(prior, epochs=whole("epochs", self.epochs), batch_size=batch)
 
     def _goal(self) -> Goal:
         tolerance = positive("tolerance", self.tolerance, hint="It is in nats per observed entry.")
@@ -307,30 +320,23 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             return MaxPoints(whole("max_points", self.max_points))
         return Tolerance(tolerance)
 
-    def _joint(self, model: LatentModel) -> JointLatent:
-        prior = SquaredCardinality(model.K, positive("alpha", self.alpha))
-        batch = None if self.batch_size is None else whole("batch_size", self.batch_size)
-        return JointLatent(prior, epochs=whole("epochs", self.epochs), batch_size=batch)
-
     def _closed(self, likelihood: Likelihood) -> bool:
         """Whether averages over q(X) and the best q(u) are known in closed form."""
-        kernel = _kernel(self.kernel, self.n_components)
+        kernel = latent_kernel(self.kernel, self.n_components)
         return isinstance(likelihood, GaussianLikelihood) and has_psi(kernel)
 
     def _model(
         self, table: Entries, raw: Entries, likelihood: Likelihood, generator: torch.Generator
     ) -> LatentModel:
         Q = self.n_components
-        scaled = table if has_noise(likelihood) else _scaled(raw)
-        X = self._start(scaled, generator)
-        kernel = _kernel(self.kernel, Q)
-        if self.schedule == "fast" and isinstance(self.kernel, str) and kernel.has_lengthscale:
-            kernel.initialize(lengthscale=sqrt(Q))
-        points = self._points(X, generator)
-        latents = Latents(X, variance=START_VARIANCE)
+        kernel = latent_kernel(self.kernel, Q)
+        rows = table if has_noise(likelihood) else scaled(raw)
+        X = latent_rows(self.start, rows, Q, generator=generator)
+        sleeps = self.schedule == "fast" and isinstance(self.start, str) and self.kernel == "rbf"
+        latents = awakened(kernel, X) if sleeps else Latents(X, variance=START_VARIANCE)
+        points = self._points(latents.mean.detach(), generator)
         if self._closed(likelihood) and self.batch_size is None:
-            variance = float(table.filled().square().sum() / table.count)
-            start = max(0.1 * variance, 1e-3)
+            start = max(0.1 * float(table.filled().square().sum()) / table.count, 1e-3)
             noise = table.Y.new_full((table.P if self.noise == "column" else 1,), start)
             model = LatentVariableGP(kernel, latents, candidates=points, noise=noise)
         else:
@@ -339,17 +345,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         model.candidates.requires_grad_(bool(self.move_candidates))
         return model
 
-    def _start(self, table: Entries, generator: torch.Generator) -> Tensor:
-        if isinstance(self.start, str):
-            if self.start != "pca":
-                raise InputError(f"`start` must be 'pca' or places [N Q]; got {self.start!r}.")
-            return principal_latents(table, self.n_components, generator=generator)
-        return _places("start", self.start, (table.N, self.n_components))
-
     def _points(self, X: Tensor, generator: torch.Generator) -> Tensor:
         """Candidates: given ones; else none for the fast schedule, rows for the paper's."""
         if not isinstance(self.candidates, str):
-            return _places("candidates", self.candidates, (None, self.n_components))
+            return places("candidates", self.candidates, (None, self.n_components))
         if self.candidates != "auto":
             raise InputError(
                 f"`candidates` must be 'auto' or places [K Q]; got {self.candidates!r}."
@@ -364,7 +363,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self._anchors = latents.mean.detach()[chosen], latents.variance.detach()[chosen]
         self.posterior_ = posterior
         self.kernel_ = posterior.function.kernel
-        self.relevance_ = _relevance(self.kernel_, latents.Q)
+        self.relevance_ = relevance(self.kernel_, latents.Q)
         self.n_inducing_ = posterior.function.M
         self.inducing_points_ = posterior.function.Z.numpy()
         self.candidates_ = fitted.candidates.numpy()
@@ -374,9 +373,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.elbo_ = fitted.bound
         self.given_up_ = fitted.given_up / table.count
         self.noise_ = self._noise(table.P)
-        places = self._placed(table)
-        self.embedding_ = places.mean.numpy()
-        self.embedding_std_ = places.variance.sqrt().numpy()
+        found = self._placed(table)
+        self.embedding_ = found.mean.numpy()
+        self.embedding_std_ = found.variance.sqrt().numpy()
 
     def _noise(self, P: int) -> NDArray[np.float64]:
         likelihood = self.posterior_.function.likelihood
@@ -393,43 +392,3 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def _placed(self, table: Entries) -> Places:
         return placed(self.posterior_.row_bound(table), anchors=self._anchors)
-
-
-def _kernel(kernel: str | Kernel, Q: int) -> Kernel:
-    if isinstance(kernel, str) and kernel == "linear":
-        return LinearKernel(ard_num_dims=Q)
-    if isinstance(kernel, str) and kernel not in KERNELS:
-        raise InputError(
-            f"`kernel` must be one of {', '.join(KERNELS)} or a GPyTorch kernel; got {kernel!r}."
-        )
-    return kernel_from(kernel, Q)
-
-
-def _scaled(raw: Entries) -> Entries:
-    """Counts and the like, standardised for principal components alone."""
-    return Entries(Standardiser.of_entries(raw).forward(raw.Y), raw.observed)
-
-
-def _places(name: str, given: Any, shape: tuple[int | None, int]) -> Tensor:
-    places = tensor(given)
-    wrong = places.dim() != 2 or any(
-        want is not None and want != have for want, have in zip(shape, places.shape, strict=True)
-    )
-    if wrong or not bool(torch.isfinite(places).all()):
-        rows = "K" if shape[0] is None else str(shape[0])
-        raise InputError(
-            f"`{name}` must be finite numbers of shape [{rows} {shape[1]}]; "
-            f"got shape {list(places.shape)}."
-        )
-    return places
-
-
-def _relevance(kernel: Kernel, Q: int) -> NDArray[np.float64]:
-    for part in kernel.modules():
-        if isinstance(part, LinearKernel):
-            weights = part.variance.detach().reshape(-1).expand(Q)
-            return (weights / weights.max()).numpy()
-        if isinstance(part, Kernel) and part.has_lengthscale:
-            weights = part.lengthscale.detach().reshape(-1).expand(Q).square().reciprocal()
-            return (weights / weights.max()).numpy()
-    return np.ones(Q)

@@ -23,6 +23,7 @@ from winnowgp.models.row_bound import ExpectedRowBound, RowBound
 from winnowgp.models.sampled_latent_gp import SampledLatentGP
 from winnowgp.models.sampled_posterior import SampledPosterior
 from winnowgp.models.sparse_gp import LEAST_NOISE, SparseGP
+from winnowgp.models.stand_in import valid
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
 from winnowgp.models.variational_gp import VariationalGP
 
@@ -56,4 +57,5 @@ __all__ = [
     "has_psi",
     "kernel_blocks",
     "latent_functions",
+    "valid",
 ]

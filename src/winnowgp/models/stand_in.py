@@ -8,4 +8,5 @@ from winnowgp.data import Entries
 
 def valid(table: Entries) -> Float[Tensor, "N P"]:
     """The table with missing entries replaced by one that was observed."""
-    return table.filled(table.Y[table.observed][0].item())
+    some = table.Y[table.observed]
+    return table.filled(some[0].item() if len(some) else 0.0)
