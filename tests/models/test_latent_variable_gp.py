@@ -4,7 +4,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 
 from latent_problems import latent
 from winnowgp.data import Entries
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.models import LatentVariableGP, expected_kernel
 
 NOISES = [0.3, torch.tensor([0.3, 0.1, 0.9], dtype=torch.float64)]
@@ -60,6 +60,23 @@ def test_the_bound_has_exact_gradients() -> None:
                 flat[i] -= sign * step
             slope = (values[0] - values[1]) / (2 * step)
             assert gradient[i].item() == pytest.approx(slope, rel=1e-5, abs=1e-5), name
+
+
+def test_rounding_cannot_keep_a_subset_from_being_scored() -> None:
+    """Hardly any noise and points on top of each other: I + C is indefinite to rounding."""
+    p = latent(N=40, M=5)
+    close = torch.cat([p.Z + 1e-5 * k for k in range(4)])
+    model = p.model(noise=1e-5).with_candidates(close)
+    model.kernel.initialize(outputscale=1e4)
+    with pytest.raises(NotPositiveDefiniteError):
+        model.bound(p.table)
+    statistics = model.subset_statistics(p.table)
+    assert torch.isfinite(statistics.flips(torch.arange(20) < 5)).all()
+    whole = torch.ones(1, 20, dtype=torch.bool)
+    found = statistics.value(whole).item() - model.latents.kl().item()
+    assert model.fixed_bound(p.table) == pytest.approx(found, rel=1e-6)
+    few = p.model()
+    assert few.fixed_bound(p.table) == pytest.approx(few.bound(p.table).item(), rel=1e-9)
 
 
 def test_candidates_that_are_frozen_stay_frozen() -> None:

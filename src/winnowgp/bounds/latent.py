@@ -89,10 +89,18 @@ def latent_bound(
 def latent_moments(L: Float[Tensor, "M M"], psi: Psi, columns: Columns) -> list[Moments]:
     """The same as moments whitened with L, for `selection.subset_statistics` and posteriors.
 
-    One for all columns if they share rows and noise, else one a column.
+    One for all columns if they share rows and noise, else one a column. Where rounding has made
+    some C indefinite (little noise, close points), Ψ2 is first replaced by the nearest matrix that
+    is none, so that I + C can be factorised always. No gradients.
     """
     N, P = columns.Y.shape
     C, D = _whitened(L, psi.psi1, psi.psi2, columns)
+    eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
+    if bool(torch.linalg.cholesky_ex(eye + C).info.any()):
+        values, vectors = torch.linalg.eigh(psi.psi2)
+        V = solve_lower(L, vectors * values.clamp_min(0).sqrt()[:, None, :])
+        C = V @ V.mT if columns.shared else (V @ V.mT)[columns.pattern]
+        C = C / columns.noise[:, None, None]
     counts = columns.weights.sum(1)[columns.pattern]
     square = columns.Y.square().sum(0) / columns.noise
     diagonal = (columns.weights @ psi.psi0)[columns.pattern] / columns.noise

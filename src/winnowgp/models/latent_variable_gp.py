@@ -10,7 +10,15 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds import Columns, latent_bound, latent_moments, latent_posterior, whitening
+from winnowgp.bounds import (
+    Columns,
+    Moments,
+    latent_bound,
+    latent_moments,
+    latent_posterior,
+    moment_bound,
+    whitening,
+)
 from winnowgp.data import Entries
 from winnowgp.errors import InputError
 from winnowgp.models.column_noise import gaussian_noise
@@ -111,9 +119,13 @@ class LatentVariableGP(LatentModel):
 
         With missing entries or a noise for each column there are statistics for each of them.
         """
-        objective = self.subset_objective(table)
-        L = whitening(objective.Kuu)
-        return subset_statistics(L, *latent_moments(L, objective.psi, objective.columns))
+        return subset_statistics(*self._moments(table))
+
+    @torch.no_grad()
+    def fixed_bound(self, table: Entries) -> float:
+        """The bound as a number, also where rounding keeps `bound` from being computed."""
+        fits = [moment_bound(m) for m in self._moments(table)[1:]]
+        return (torch.stack(fits).sum() - self.latents.kl()).item()
 
     def with_candidates(self, candidates: Float[Tensor, "J Q"]) -> "LatentVariableGP":
         """A new model with the same parameters and other candidates."""
@@ -129,9 +141,8 @@ class LatentVariableGP(LatentModel):
     @torch.no_grad()
     def posterior(self, table: Entries) -> ExpectedPosterior:
         """q(f) given the table, small and independent of it from then on."""
-        objective = self.subset_objective(table)
-        L = whitening(objective.Kuu)
-        q_mean, q_factor = latent_posterior(latent_moments(L, objective.psi, objective.columns))
+        L, *moments = self._moments(table)
+        q_mean, q_factor = latent_posterior(moments)
         function = Posterior(
             self.kernel,
             self.candidates.detach(),
@@ -142,6 +153,12 @@ class LatentVariableGP(LatentModel):
             L=L,
         )
         return ExpectedPosterior(function)
+
+    def _moments(self, table: Entries) -> tuple[Tensor, *tuple[Moments, ...]]:
+        """The factor of the candidates' covariance, and the table's moments whitened with it."""
+        objective = self.subset_objective(table)
+        L = whitening(objective.Kuu)
+        return L, *latent_moments(L, objective.psi, objective.columns)
 
     def _columns(self, table: Entries) -> Columns:
         self.check(table)

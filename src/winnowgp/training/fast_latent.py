@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from winnowgp.data import Entries
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import Latent, LatentVariableGP, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
@@ -115,8 +115,7 @@ class FastLatent(LatentSchedule):
         """Look once more at the final points among fresh candidates, and report."""
         pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
         mask = torch.arange(pool.K, device=pool.candidates.device) < fitted.K
-        with torch.no_grad():
-            bound = fitted.bound(steps.table).item()
+        bound = fitted.fixed_bound(steps.table)
         return LatentFit(
             model=fitted,
             posterior=fitted.posterior(steps.table),
@@ -174,13 +173,17 @@ class _Steps:
     def climb(self, model: LatentVariableGP, *, stop: Stop) -> tuple[LatentVariableGP, float]:
         """A copy moved uphill by L-BFGS, and its bound in nats."""
         moved = deepcopy(model)
-        found = climb(
-            moved,
-            moved.latents.mean.detach().clone(),
-            objective=lambda: moved.bound(self.table),
-            stop=stop,
-            on_step=lambda step, value: self.tell("move", step, stop.iterations, value, moved),
-        )
+        try:
+            found = climb(
+                moved,
+                moved.latents.mean.detach().clone(),
+                objective=lambda: moved.bound(self.table),
+                stop=stop,
+                on_step=lambda step, value: self.tell("move", step, stop.iterations, value, moved),
+            )
+        except TrainingError:
+            # Rounding at the start (close points, hardly any noise): stay, and choose again.
+            return model, model.fixed_bound(self.table)
         return moved, found.value
 
     @torch.no_grad()
@@ -193,7 +196,7 @@ class _Steps:
         moved = deepcopy(model)
         moved.latents.mean.copy_(found.mean)
         moved.latents.log_variance.copy_(found.variance.log())
-        return moved if moved.bound(self.table) > model.bound(self.table) else model
+        return moved if moved.fixed_bound(self.table) > model.fixed_bound(self.table) else model
 
     def with_fresh(self, model: LatentVariableGP, count: int) -> LatentVariableGP:
         """The model's points and up to `count` candidates of greatest conditional variance."""
