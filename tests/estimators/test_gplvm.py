@@ -123,8 +123,12 @@ def test_noise_is_shared_or_of_a_column(noise: str) -> None:
         assert model.noise_[0] > 5 * model.noise_[1:].max()
 
 
-def test_superfluous_dimensions_are_irrelevant() -> None:
+def test_superfluous_dimensions_are_irrelevant_and_the_others_can_be_drawn(fitted: GPLVM) -> None:
     model = quick(n_components=3, max_points=10).fit(curve(40)[1])
+    ax = model.plot(["a", "b"] * 20)
+    assert len(ax.patches) == 40
+    with pytest.raises(InputError, match="at least 2"):
+        fitted.plot()
     relevance = np.sort(model.relevance_)
     assert relevance[-1] == 1
     assert relevance[0] < 0.2

@@ -1,6 +1,9 @@
 """Dimensionality reduction for people who know scikit-learn."""
 
-from typing import Any, final
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -52,6 +55,9 @@ from winnowgp.training import (
     placed,
     silent,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Training rows that a new row may start at.
 ANCHORS = 1000
@@ -257,6 +263,31 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def score(self, X: Any, y: Any = None) -> float:
         """The mean of `score_samples`: nats a row, larger is better."""
         return float(self.score_samples(X).mean())
+
+    def plot(self, labels: Sequence[str] | None = None, *, ax: Axes | None = None) -> Axes:
+        """The map in its two most relevant dimensions, with uncertainty and inducing points.
+
+        Args:
+            labels: a word for each training row, which decides its colour.
+            ax: where to draw; a new figure if not given.
+        """
+        from matplotlib.figure import Figure
+
+        from winnowgp.plots import LatentMap, draw_latent_map
+
+        check_is_fitted(self)
+        if self.embedding_.shape[1] < 2:
+            raise InputError("a map needs `n_components` of at least 2; got 1.")
+        first, second = np.argsort(-self.relevance_, kind="stable")[:2]
+        dims = [int(first), int(second)]
+        found = LatentMap(
+            title=f"{self.n_inducing_} inducing points",
+            latents=tensor(self.embedding_[:, dims]),
+            deviation=tensor(self.embedding_std_[:, dims]),
+            candidates=tensor(self.candidates_[:, dims]),
+            inclusion=tensor(self.inclusion_),
+        )
+        return draw_latent_map(found, labels, ax=Figure().subplots() if ax is None else ax)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
