@@ -6,6 +6,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import PoissonLikelihood
 
 from latent_problems import latent, linear, quadrature
+from winnowgp.bounds import latent_kl
 from winnowgp.data import Entries
 from winnowgp.models import (
     LatentPosterior,
@@ -104,9 +105,13 @@ def test_sampled_and_expected_rows_agree() -> None:
     a, b = (m.predict(p.mean, small, observed=True) for m in (twin, expected))
     torch.testing.assert_close(a.mean, b.mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(a.variance, b.variance, rtol=1e-3, atol=1e-3)
+    # Places are compared by their centres, less the KL of each.
+    tiny = torch.full_like(small, 1e-14)
+    centres = twin.row_bound(p.table)(ROWS, p.mean, tiny) + latent_kl(p.mean, tiny)
+    grid = twin.row_bound(p.table).everywhere(p.mean, small)
+    torch.testing.assert_close(grid.diagonal(), centres - latent_kl(p.mean, small))
     torch.testing.assert_close(
-        twin.row_bound(p.table).everywhere(p.mean, small).diagonal(),
-        twin.row_bound(p.table)(ROWS, p.mean, small),
+        twin.row_bound(p.table).of(ROWS[1:3]).everywhere(p.mean, small), grid[1:3]
     )
 
 
