@@ -9,23 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winnowgp.data import Dataset
+    from winnowgp.data import Dataset, Entries
     from winnowgp.estimators import (
+        GPLVM,
         DeepGPClassifier,
         DeepGPRegressor,
         SparseGPClassifier,
         SparseGPRegressor,
     )
-    from winnowgp.models import DeepGP, Posterior, SparseGP, VariationalGP
-    from winnowgp.training import fit, fit_deep
+    from winnowgp.models import DeepGP, LatentVariableGP, Posterior, SparseGP, VariationalGP
+    from winnowgp.training import fit, fit_deep, fit_latent
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GPLVM",
     "Dataset",
     "DeepGP",
     "DeepGPClassifier",
     "DeepGPRegressor",
+    "Entries",
+    "LatentVariableGP",
     "Posterior",
     "SparseGP",
     "SparseGPClassifier",
@@ -34,13 +38,17 @@ __all__ = [
     "__version__",
     "fit",
     "fit_deep",
+    "fit_latent",
 ]
 
 _ROOMS = {
+    "GPLVM": "winnowgp.estimators",
     "Dataset": "winnowgp.data",
     "DeepGP": "winnowgp.models",
     "DeepGPClassifier": "winnowgp.estimators",
     "DeepGPRegressor": "winnowgp.estimators",
+    "Entries": "winnowgp.data",
+    "LatentVariableGP": "winnowgp.models",
     "Posterior": "winnowgp.models",
     "SparseGP": "winnowgp.models",
     "SparseGPClassifier": "winnowgp.estimators",
@@ -48,6 +56,7 @@ _ROOMS = {
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
     "fit_deep": "winnowgp.training",
+    "fit_latent": "winnowgp.training",
 }
 
 

@@ -15,6 +15,15 @@ The blocks of M points Z and N rows X, with P outputs sharing one kernel:
 
 from winnowgp.bounds.collapsed import collapsed_bound, collapsed_posterior
 from winnowgp.bounds.exact import exact_log_marginal
+from winnowgp.bounds.latent import (
+    Columns,
+    latent_bound,
+    latent_kl,
+    latent_moments,
+    latent_posterior,
+    whitening,
+)
+from winnowgp.bounds.linear_psi import LinearPsi
 from winnowgp.bounds.masked import masked_blocks, masked_bound
 from winnowgp.bounds.moments import (
     Moments,
@@ -23,6 +32,8 @@ from winnowgp.bounds.moments import (
     moment_posterior,
     moment_upper_bound,
 )
+from winnowgp.bounds.psi import ExpectedKernel, Psi, pair_weights
+from winnowgp.bounds.rbf_psi import RBFPsi
 from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
@@ -40,7 +51,12 @@ from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunk, Whiten
 
 __all__ = [
     "ChunkedKernel",
+    "Columns",
+    "ExpectedKernel",
+    "LinearPsi",
     "Moments",
+    "Psi",
+    "RBFPsi",
     "SiteSums",
     "Sites",
     "Subset",
@@ -53,6 +69,10 @@ __all__ = [
     "evidence_gradient",
     "exact_log_marginal",
     "gaussian_expected_log_prob",
+    "latent_bound",
+    "latent_kl",
+    "latent_moments",
+    "latent_posterior",
     "marginals",
     "masked_blocks",
     "masked_bound",
@@ -60,6 +80,7 @@ __all__ = [
     "moment_bound",
     "moment_posterior",
     "moment_upper_bound",
+    "pair_weights",
     "site_gradient",
     "site_moments",
     "site_sums",
@@ -70,4 +91,5 @@ __all__ = [
     "uncollapsed_bound",
     "upper_bound",
     "whitened_kl",
+    "whitening",
 ]

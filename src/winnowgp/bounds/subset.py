@@ -31,9 +31,13 @@ class Subset:
 
     def square(self, A: Float[Tensor, "K K"]) -> Float[Tensor, "S M M"]:
         """Sub-matrices of `A`; padding is independent of everything and of average variance."""
+        return self.block(A) + torch.diag_embed((~self.present) * A.diagonal().mean().detach())
+
+    def block(self, A: Float[Tensor, "*G K K"]) -> Float[Tensor, "S *G M M"]:
+        """Sub-matrices of one or several `A`, zero where a place is padding."""
         both = self.present[:, :, None] & self.present[:, None, :]
-        block = A[self.index[:, :, None], self.index[:, None, :]] * both
-        return block + torch.diag_embed((~self.present) * A.diagonal().mean().detach())
+        blocks = A[..., self.index[:, :, None], self.index[:, None, :]] * both
+        return blocks.movedim(-3, 0)
 
 
 def subset_blocks(

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.data.entries import Entries
+
 
 @dataclass(frozen=True, slots=True)
 class Standardiser:
@@ -24,6 +26,18 @@ class Standardiser:
         # A column that varies by rounding alone carries no information: do not blow it up.
         constant = scale <= 10 * torch.finfo(A.dtype).eps * shift.abs()
         return cls(shift, torch.where(constant, 1.0, scale))
+
+    @classmethod
+    def of_entries(cls, table: Entries) -> "Standardiser":
+        """Mean and standard deviation of what is observed of each column."""
+        size = torch.where(table.observed, table.Y.abs(), 0.0).amax(0)
+        size = torch.where(size > 0, size, 1.0)
+        count = table.observed.sum(0).clamp_min(1)
+        shift = (table.filled() / size).sum(0) / count
+        off = torch.where(table.observed, table.Y / size - shift, 0.0)
+        scale = size * (off.square().sum(0) / count).sqrt()
+        constant = scale <= 10 * torch.finfo(table.Y.dtype).eps * (size * shift).abs()
+        return cls(size * shift, torch.where(constant | (scale == 0), 1.0, scale))
 
     @classmethod
     def none(cls, A: Float[Tensor, "N C"]) -> "Standardiser":

@@ -12,7 +12,7 @@ from gpytorch.likelihoods import Likelihood
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.estimators.arguments import positive_number, whole_number
+from winnowgp.estimators.arguments import positive, whole
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.training import (
@@ -69,7 +69,7 @@ class LayersRequest:
         samples: Any,
     ) -> "LayersRequest":
         """The request, if it makes sense; an error that says what to do if not."""
-        L = whole_number("layers", layers)
+        L = whole("layers", layers)
         if not isinstance(schedule, str) or schedule not in ("fast", "paper"):
             raise InputError(f"`schedule` must be 'fast' or 'paper'; got {schedule!r}.")
         return cls(
@@ -77,12 +77,12 @@ class LayersRequest:
             widths=_widths(width, L),
             kernels=_kernels(kernel, L),
             connected=bool(connected),
-            n_candidates=whole_number("n_candidates", n_candidates),
+            n_candidates=whole("n_candidates", n_candidates),
             goal=_goal(alpha, tolerance, max_cost, L, schedule),
             schedule=schedule,
             steps=_steps(epochs, schedule),
-            batch_size=None if batch_size is None else whole_number("batch_size", batch_size),
-            samples=whole_number("samples", samples),
+            batch_size=None if batch_size is None else whole("batch_size", batch_size),
+            samples=whole("samples", samples),
         )
 
     def model(
@@ -160,21 +160,15 @@ def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> L
         )
     if not automatic:
         many = isinstance(alpha, tuple | list)
-        given = tuple(
-            positive_number("alpha", a, hint=_ALPHA_HINT) for a in (alpha if many else [alpha])
-        )
+        given = tuple(positive("alpha", a, hint=_ALPHA_HINT) for a in (alpha if many else [alpha]))
         if many and len(given) != L:
             raise InputError(
                 f"`alpha` must be one number or one for each of {L} layers; got {len(given)}."
             )
         return LayerAlphas(given if many else given[0])
     if max_cost is not None:
-        return SharedBudget(
-            positive_number("max_cost", max_cost, hint="It is Σ M² over the layers.")
-        )
-    return SharedTolerance(
-        positive_number("tolerance", tolerance, hint="It is in nats per observation.")
-    )
+        return SharedBudget(positive("max_cost", max_cost, hint="It is Σ M² over the layers."))
+    return SharedTolerance(positive("tolerance", tolerance, hint="It is in nats per observation."))
 
 
 _ALPHA_HINT = "Larger values keep fewer points; 'auto' derives it from `tolerance`."
@@ -188,7 +182,7 @@ def _widths(width: Any, L: int) -> tuple[int, ...] | None:
         raise InputError(
             f"`width` must be one number or one for each of {L - 1} hidden layers; got {width!r}."
         )
-    return tuple(whole_number("width", w) for w in given)
+    return tuple(whole("width", w) for w in given)
 
 
 def _kernels(kernel: Any, L: int) -> tuple[str | Kernel, ...]:

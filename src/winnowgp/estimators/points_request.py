@@ -13,7 +13,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.arguments import positive_number, whole_number
+from winnowgp.estimators.arguments import positive, whole
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import InducingModel, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
@@ -71,11 +71,9 @@ class PointsRequest:
         if not isinstance(schedule, str) or schedule not in SCHEDULES:
             raise InputError(f"`schedule` must be 'fast' or 'paper'; got {schedule!r}.")
         automatic = isinstance(alpha, str) and alpha == "auto"
-        strength = None if automatic else positive_number("alpha", alpha, hint=_ALPHA_HINT)
-        most = None if max_points is None else whole_number("max_points", max_points)
-        slowest = (
-            None if max_predict_us is None else positive_number("max_predict_us", max_predict_us)
-        )
+        strength = None if automatic else positive("alpha", alpha, hint=_ALPHA_HINT)
+        most = None if max_points is None else whole("max_points", max_points)
+        slowest = None if max_predict_us is None else positive("max_predict_us", max_predict_us)
         if sum(said is not None for said in (strength, most, slowest)) > 1:
             raise InputError(
                 "say how many points in one way only: a number for `alpha`, `max_points` or "
@@ -95,16 +93,14 @@ class PointsRequest:
         count = usual if n_candidates is None else n_candidates
         return cls(
             alpha=strength,
-            tolerance=positive_number(
-                "tolerance", tolerance, hint="It is in nats per observation."
-            ),
+            tolerance=positive("tolerance", tolerance, hint="It is in nats per observation."),
             max_points=most,
             max_predict_us=slowest,
             candidates=_checked_candidates(candidates),
-            n_candidates=whole_number("n_candidates", count),
+            n_candidates=whole("n_candidates", count),
             schedule=schedule,
             epochs=_checked_epochs(epochs),
-            batch_size=None if batch_size is None else whole_number("batch_size", batch_size),
+            batch_size=None if batch_size is None else whole("batch_size", batch_size),
         )
 
     def locations(self, data: Dataset, units: Standardiser, *, kernel: Kernel, seed: int) -> Tensor:

@@ -44,12 +44,14 @@ class Posterior(nn.Module):
         likelihood: Likelihood,
         q_mean: Float[Tensor, "M P"],
         q_factor: Float[Tensor, "#P M M"],
+        L: Float[Tensor, "M M"] | None = None,
     ) -> None:
         super().__init__()
         self.kernel = deepcopy(kernel).requires_grad_(False)
         self.mean = deepcopy(mean).requires_grad_(False)
         self.likelihood = deepcopy(likelihood).requires_grad_(False)
-        L = cholesky(covariance(self.kernel, Z, Z)).L
+        # A model that whitens with a jitter of its own says so.
+        L = cholesky(covariance(self.kernel, Z, Z)).L if L is None else L
         weights = torch.linalg.solve_triangular(L.mT, q_mean, upper=True)
         cached = {
             "Z": Z,

@@ -2,6 +2,8 @@
 
 from winnowgp.plots.classes_2d import ClassMap, draw_classes_2d
 from winnowgp.plots.illustration import draw_illustration
+from winnowgp.plots.latent_frames import saved_frames
+from winnowgp.plots.latent_map import LatentMap, draw_latent_map
 from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_1d, draw_layer_sizes
 from winnowgp.plots.posterior_1d import Curve, draw_posterior_1d
 from winnowgp.plots.style import COLOURS, saved, styled
@@ -12,14 +14,17 @@ __all__ = [
     "ClassMap",
     "Curve",
     "DensityMap",
+    "LatentMap",
     "Tradeoff",
     "draw_classes_2d",
     "draw_density",
     "draw_illustration",
+    "draw_latent_map",
     "draw_layer_1d",
     "draw_layer_sizes",
     "draw_posterior_1d",
     "draw_tradeoff",
     "saved",
+    "saved_frames",
     "styled",
 ]

@@ -14,14 +14,19 @@ from winnowgp.training.deep_fit import (
 from winnowgp.training.deep_race import deep_race
 from winnowgp.training.deep_three_phases import DeepThreePhases
 from winnowgp.training.fast import Fast
+from winnowgp.training.fast_latent import FastLatent
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.joint_latent import JointLatent
 from winnowgp.training.latent_scale import best_level
+from winnowgp.training.latent_schedule import LatentFit, LatentSchedule, fit_latent
 from winnowgp.training.layer_goal import LayerAlphas, LayerGoal, SharedBudget, SharedTolerance
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
+from winnowgp.training.placing import Places, placed
 from winnowgp.training.predict_time import measured_predict_us, points_within
+from winnowgp.training.principal import principal_latents
 from winnowgp.training.progress import OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.training.three_phases import ThreePhases
@@ -34,9 +39,13 @@ __all__ = [
     "DeepSchedule",
     "DeepThreePhases",
     "Fast",
+    "FastLatent",
     "Fit",
     "FixedAlpha",
     "Goal",
+    "JointLatent",
+    "LatentFit",
+    "LatentSchedule",
     "LayerAlphas",
     "LayerGoal",
     "LayerTraining",
@@ -44,6 +53,7 @@ __all__ = [
     "OnDeepProgress",
     "OnProgress",
     "Parts",
+    "Places",
     "Progress",
     "Schedule",
     "SharedBudget",
@@ -56,8 +66,11 @@ __all__ = [
     "estimated_bound",
     "fit",
     "fit_deep",
+    "fit_latent",
     "measured_predict_us",
+    "placed",
     "points_within",
+    "principal_latents",
     "silent",
     "train_layerwise",
 ]

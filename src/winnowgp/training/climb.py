@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import NotPositiveDefiniteError
-from winnowgp.models import InducingModel
+from winnowgp.models import InducingModel, LatentModel
 from winnowgp.training.coordinates import Coordinates
 from winnowgp.training.lbfgs import Maximum, Stop, maximise
 from winnowgp.typing import Scalar
 
 
 def climb(
-    model: InducingModel,
+    model: InducingModel | LatentModel,
     X: Float[Tensor, "N D"],
     *,
     objective: Callable[[], Scalar],

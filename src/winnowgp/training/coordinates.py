@@ -10,7 +10,7 @@ from gpytorch.constraints import GreaterThan, Positive
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.models import InducingModel
+from winnowgp.models import InducingModel, LatentModel
 
 _FARTHEST = 30.0
 
@@ -50,10 +50,14 @@ class Coordinates:
     A parameter that GPyTorch keeps above a limit l is seen as log(value − l), whatever transform
     GPyTorch uses: L-BFGS then needs no notion of units. Locations are measured from the mean of
     the inputs in units of √D spreads; in units of a lengthscale two to three times as many
-    iterations were needed on kin8nm.
+    iterations were needed on kin8nm. Latent means are measured in their own standard deviations,
+    in which the bound is about equally curved for every row.
+
+    Args:
+        X: the inputs; those of a latent model are the means of its latents.
     """
 
-    def __init__(self, model: InducingModel, X: Float[Tensor, "N D"]) -> None:
+    def __init__(self, model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> None:
         self.model = model
         self._entries = tuple(_entries(model, X))
         self.scale = torch.cat([X.new_ones(0), *(e.scale for e in self._entries)])
@@ -94,8 +98,9 @@ class Coordinates:
         return [value.detach() / slope for value, slope in zip(values, slopes, strict=True)]
 
 
-def _entries(model: InducingModel, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
-    for module in (model.kernel, model.mean, model.likelihood):
+def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
+    means = (model.mean,) if isinstance(model, InducingModel) else ()
+    for module in (model.kernel, *means, model.likelihood):
         for _, parameter, constraint in module.named_parameters_and_constraints():
             if parameter.requires_grad:
                 logarithmic = isinstance(constraint, Positive | GreaterThan)
@@ -105,3 +110,11 @@ def _entries(model: InducingModel, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
         spread = X.std(0, correction=0) * sqrt(X.shape[1])
         scale = torch.where(spread > 0, spread, 1.0).repeat(model.K)
         yield _Entry(model.candidates, None, scale, X.mean(0).repeat(model.K))
+    if isinstance(model, LatentModel):
+        mean, log_variance = model.latents.mean, model.latents.log_variance
+        if mean.requires_grad:
+            zero = torch.zeros_like(mean.detach()).flatten()
+            yield _Entry(mean, None, (0.5 * log_variance.detach()).exp().flatten(), zero)
+        if log_variance.requires_grad:
+            zero = torch.zeros_like(mean.detach()).flatten()
+            yield _Entry(log_variance, None, torch.ones_like(zero), zero)

@@ -23,6 +23,8 @@ class Progress:
     """λ, in phases that learn it."""
     candidates: Float[Tensor, "K D"]
     """Where the points stand."""
+    latents: Float[Tensor, "N Q"] | None = None
+    """Where the rows stand, in models that learn it."""
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]

@@ -1,0 +1,343 @@
+"""Latent-variable models of qPCR (437 cells × 48 genes): maps, missing entries, and GPyTorch.
+
+    python benchmarks/latent.py                      # every part; WINNOWGP_DATA names the data
+    python benchmarks/latent.py --part map missing --seeds 0 1 2
+    python benchmarks/latent.py --report             # tables of what the files hold
+
+`map`: nearest-neighbour accuracy of the cell stage on 2-D maps. `missing`: 5 % of the entries
+hidden, one draw a seed; also Q = 11 and M = 40 of Lalchand et al. (2022), with 20 % of the rows
+held out. `peer`: GPyTorch's BayesianGPLVM with the same start, kernel, noise and number of points,
+Adam at 0.01 on all rows; every 25 steps its latents, kernel, noise and locations are scored by our
+bound with the best q(u), which flatters it. One thread, float64, CPU seconds.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.models.gplvm.bayesian_gplvm import BayesianGPLVM
+from gpytorch.models.gplvm.latent_variable import VariationalLatentVariable
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from sklearn.cluster import KMeans
+
+from records import Records, mean, recorded, table, timed
+from winnowgp import GPLVM, Entries, LatentVariableGP
+from winnowgp.data import Standardiser, load_table
+from winnowgp.experiments.gplvm import grid, neighbour_accuracy, run_gplvm
+from winnowgp.models import Latents
+from winnowgp.training import FastLatent, MaxPoints, Progress, fit_latent, principal_latents
+from winnowgp.training.adam import Adam
+
+PARTS = ("map", "missing", "peer")
+POINTS = 30
+HIDDEN = 0.05
+PEER_SECONDS = 120.0
+
+
+def qpcr() -> tuple[torch.Tensor, tuple[str, ...]]:
+    """The table in its own units, and the cell stages."""
+    found = load_table("qpcr")
+    return found.values, found.labels
+
+
+def standard() -> Entries:
+    Y = qpcr()[0]
+    return Entries.of(Standardiser.of(Y).forward(Y))
+
+
+def started(entries: Entries, Q: int, candidates: torch.Tensor | None = None) -> LatentVariableGP:
+    """The PCA start that everyone has."""
+    start = principal_latents(entries, Q, generator=torch.Generator().manual_seed(0))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=Q)).double()
+    kernel.initialize(**{"outputscale": 1.0, "base_kernel.lengthscale": 1.0})
+    points = start[:0] if candidates is None else candidates
+    return LatentVariableGP(kernel, start, candidates=points, noise=1.0)
+
+
+def run_map(records: Records, seeds: list[int]) -> None:
+    """PCA, the paper's schedule, the same with all 225 points, and the default."""
+    Y, stages = qpcr()
+    entries = standard()
+    start = principal_latents(entries, 2, generator=torch.Generator().manual_seed(0))
+    records.add(what="PCA", accuracy=neighbour_accuracy(start, stages))
+    for seed in seeds:
+        found, seconds = timed(lambda seed=seed: run_gplvm(seed=seed))
+        latents = found.fitted.model.latents.mean.detach()
+        records.add(
+            what="paper's schedule",
+            seed=seed,
+            accuracy=neighbour_accuracy(latents, stages),
+            points=found.fitted.selection.M,
+            bound=found.fitted.bound,
+            **seconds.row(),
+        )
+    full = started(entries, 2, grid())
+    full.candidates.requires_grad_(False)
+    learnt = [p for p in full.parameters() if p.requires_grad]
+
+    def adam() -> None:
+        Adam(300).maximise(
+            lambda: full.bound(entries),
+            [(learnt, 0.01)],
+            scale=float(entries.count),
+            on_step=lambda step, value: None,
+        )
+
+    _, seconds = timed(adam)
+    records.add(
+        what="all 225 points, as long",
+        accuracy=neighbour_accuracy(full.latents.mean.detach(), stages),
+        points=225,
+        bound=full.bound(entries).item(),
+        **seconds.row(),
+    )
+    for seed in seeds:
+        model, seconds = timed(lambda seed=seed: GPLVM(random_state=seed).fit(Y.numpy()))
+        records.add(
+            what="GPLVM()",
+            seed=seed,
+            accuracy=neighbour_accuracy(torch.from_numpy(model.embedding_), stages),
+            points=model.n_inducing_,
+            bound=model.elbo_,
+            **seconds.row(),
+        )
+
+
+def run_missing(records: Records, seeds: list[int]) -> None:
+    """Hidden entries, then held-out rows; errors and densities in standard units."""
+    Y = qpcr()[0].numpy()
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        hidden = rng.uniform(size=Y.shape) < HIDDEN
+        seen = np.where(hidden, np.nan, Y)
+        centre, scale = np.nanmean(seen, 0), np.nanstd(seen, 0)
+        truth = ((Y - centre) / scale)[hidden]
+        blind = -0.5 * (np.log(2 * np.pi) + truth**2)
+        records.add(
+            what="column means", task="5 % hidden", seed=seed, rmse=rms(truth), nats=blind.mean()
+        )
+        for Q in (2, 11):
+            fill, sd = principal_fill((seen - centre) / scale, Q)
+            error = truth - fill[hidden]
+            nats = -0.5 * (np.log(2 * np.pi * sd**2) + (error / sd) ** 2)
+            records.add(
+                what=f"PCA, Q={Q}",
+                task="5 % hidden",
+                seed=seed,
+                rmse=rms(error),
+                nats=nats.mean(),
+            )
+        asked: dict[str, dict[str, Any]] = {
+            "GPLVM, Q=2": {"n_components": 2},
+            "GPLVM, Q=11, M=40": {"n_components": 11, "max_points": 40},
+            "GPLVM, Q=11, M=40, noise a column": {
+                "n_components": 11,
+                "max_points": 40,
+                "noise": "column",
+            },
+        }
+        for name, arguments in asked.items():
+            model, seconds = timed(partial(GPLVM(random_state=seed, **arguments).fit, seen))
+            fill = (np.asarray(model.reconstruct(seen)) - centre) / scale
+            nats = model.log_density(np.where(hidden, Y, np.nan), given=seen) + np.log(scale)
+            records.add(
+                what=name,
+                task="5 % hidden",
+                seed=seed,
+                rmse=rms(truth - fill[hidden]),
+                nats=nats[hidden].mean(),
+                points=model.n_inducing_,
+                **seconds.row(),
+            )
+        held_out(records, Y, seed)
+
+
+def held_out(records: Records, Y: np.ndarray, seed: int) -> None:
+    """80 % of the rows train; the others are placed by all their entries, and reconstructed."""
+    order = np.random.default_rng(seed).permutation(len(Y))
+    train, test = Y[order[: int(0.8 * len(Y))]], Y[order[int(0.8 * len(Y)) :]]
+    scale = train.std(0)
+    for noise in ("shared", "column"):
+        asked = GPLVM(n_components=11, max_points=40, noise=noise, random_state=seed)
+        model, seconds = timed(partial(asked.fit, train))
+        error = (np.asarray(model.reconstruct(test)) - test) / scale
+        nats = model.log_density(test, given=test) + np.log(scale)
+        records.add(
+            what=f"GPLVM, Q=11, M=40, {noise} noise",
+            task="20 % of rows held out",
+            seed=seed,
+            rmse=rms(error),
+            nats_a_row=nats.sum(1).mean(),
+            points=model.n_inducing_,
+            **seconds.row(),
+        )
+
+
+def principal_fill(seen: np.ndarray, Q: int) -> tuple[np.ndarray, float]:
+    """Missing entries by rank-Q PCA in passes, and the deviation of what is seen from it.
+
+    Plain passes overfit; singular values are shrunk by the noise, as probabilistic PCA does.
+    """
+    missing = np.isnan(seen)
+    filled = np.where(missing, 0.0, seen)
+    low = np.zeros_like(filled)
+    for _ in range(200):
+        U, S, Vt = np.linalg.svd(filled, full_matrices=False)
+        noise = (S[Q:] ** 2).sum() / (len(S) - Q)
+        shrunk = (S[:Q] ** 2 - noise).clip(0) / S[:Q]
+        low = (U[:, :Q] * shrunk) @ Vt[:Q]
+        filled = np.where(missing, low, seen)
+    return low, float((seen - low)[~missing].std())
+
+
+def rms(error: np.ndarray) -> float:
+    return float(np.sqrt((error**2).mean()))
+
+
+class Peer(BayesianGPLVM):
+    """GPyTorch's model as its tutorial makes it, with shared noise and a zero mean."""
+
+    def __init__(self, N: int, P: int, start: torch.Tensor, points: torch.Tensor) -> None:
+        batch = torch.Size([P])
+        q_u = CholeskyVariationalDistribution(len(points), batch_shape=batch)
+        strategy = VariationalStrategy(self, points.clone(), q_u, learn_inducing_locations=True)
+        prior = gpytorch.priors.NormalPrior(torch.zeros_like(start), torch.ones_like(start))
+        X = VariationalLatentVariable(N, P, start.shape[1], start.clone(), prior)
+        super().__init__(X, strategy)
+        self.mean_module = gpytorch.means.ZeroMean(batch_shape=batch)
+        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=start.shape[1]))
+
+    def forward(self, *inputs: Any, **arguments: Any) -> gpytorch.distributions.MultivariateNormal:
+        (X,) = inputs
+        zero: Any = self.mean_module(X)
+        return gpytorch.distributions.MultivariateNormal(zero, self.covar_module(X))
+
+
+def run_peer(records: Records, seeds: list[int]) -> None:
+    """Both from the same start to the same bound; one run."""
+    entries = standard()
+    start = started(entries, 2)
+    trace: list[tuple[float, float]] = []
+    began = time.process_time()
+
+    def watch(progress: Progress) -> None:
+        if progress.phase == "move" and len(progress.candidates) <= POINTS:
+            trace.append((time.process_time() - began, progress.objective))
+
+    schedule = FastLatent(MaxPoints(POINTS))
+    fitted = fit_latent(start, entries, schedule=schedule, on_progress=watch)
+    ours = time.process_time() - began
+    peers = peer_trace(entries, fitted.model.K)
+    end = max(bound for _, bound in peers)
+    theirs = first_at(peers, end)
+    records.add(
+        points=fitted.model.K,
+        our_bound=fitted.bound,
+        our_cpu_s=ours,
+        peer_bound=end,
+        peer_cpu_s=theirs,
+        our_cpu_s_to_peer_bound=first_at(trace, end),
+        ratio=theirs / first_at(trace, end),
+        peer_reaches_ours=end >= fitted.bound,
+        peer_trace=[[round(s, 2), round(b, 1)] for s, b in peers[:: max(1, len(peers) // 40)]],
+        our_trace=[[round(s, 2), round(b, 1)] for s, b in trace[:: max(1, len(trace) // 40)]],
+    )
+
+
+def peer_trace(entries: Entries, M: int) -> list[tuple[float, float]]:
+    """CPU seconds and our bound of GPyTorch's parameters, every 25 steps."""
+    Y = entries.Y
+    N, P = Y.shape
+    X = principal_latents(entries, 2, generator=torch.Generator().manual_seed(0))
+    centres = KMeans(M, n_init="auto", random_state=0).fit(X.numpy()).cluster_centers_
+    torch.set_default_dtype(torch.float64)
+    model = Peer(N, P, X, torch.from_numpy(centres))
+    with torch.no_grad():
+        # softplus⁻¹ of 0.1^½: the variance that ours starts with.
+        model.X.q_log_sigma.fill_(float(np.log(np.expm1(np.sqrt(0.1)))))
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    likelihood.initialize(noise=1.0)
+    elbo = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=N)
+    optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
+    spent, trace = 0.0, [(0.0, peer_bound(model, likelihood, entries))]
+    while spent < PEER_SECONDS:
+        began = time.process_time()
+        for _ in range(25):
+            optimiser.zero_grad()
+            nats: Any = elbo(model(model.sample_latent_variable()), Y.mT)
+            (-nats.sum()).backward()
+            optimiser.step()
+        spent += time.process_time() - began
+        trace.append((spent, peer_bound(model, likelihood, entries)))
+    torch.set_default_dtype(torch.float32)
+    return trace
+
+
+def peer_bound(model: Peer, likelihood: Any, entries: Entries) -> float:
+    """Our bound, with the best q(u), at GPyTorch's parameters."""
+    sd = torch.nn.functional.softplus(model.X.q_log_sigma.detach())
+    twin = LatentVariableGP(
+        model.covar_module,
+        Latents(model.X.q_mu.detach(), variance=sd.square()),
+        candidates=model.variational_strategy.inducing_points.detach(),
+        noise=likelihood.noise.detach().reshape(-1),
+    )
+    with torch.no_grad():
+        return twin.bound(entries).item()
+
+
+def first_at(trace: list[tuple[float, float]], bound: float) -> float:
+    """CPU seconds until a bound was reached; NaN if it never was."""
+    return next((seconds for seconds, value in trace if value >= bound), float("nan"))
+
+
+def report() -> None:
+    """What the files hold."""
+    rows = recorded("latent/map")
+    names = list(dict.fromkeys(row["what"] for row in rows))
+    lines = []
+    for name in names:
+        group = [row for row in rows if row["what"] == name]
+        points = mean(row.get("points", float("nan")) for row in group)
+        accuracy = mean(row["accuracy"] for row in group)
+        bound = mean(row.get("bound", float("nan")) for row in group)
+        cpu = mean(row.get("cpu_s", float("nan")) for row in group)
+        lines.append([name, f"{points:.1f}", f"{accuracy:.3f}", f"{bound:.0f}", f"{cpu:.1f}"])
+    print(table(["map", "points", "1-NN accuracy", "bound", "CPU s"], lines), end="\n\n")
+    rows, lines = recorded("latent/missing"), []
+    for task, name in dict.fromkeys((row["task"], row["what"]) for row in rows):
+        group = [row for row in rows if (row["task"], row["what"]) == (task, name)]
+        nats = mean(row.get("nats", row.get("nats_a_row", float("nan"))) for row in group)
+        cpu = mean(row.get("cpu_s", float("nan")) for row in group)
+        rmse = mean(row["rmse"] for row in group)
+        lines.append([task, name, f"{rmse:.3f}", f"{nats:.3f}", f"{cpu:.1f}"])
+    print(table(["task", "method", "RMSE", "nats", "CPU s"], lines), end="\n\n")
+    for row in recorded("latent/peer"):
+        print({key: value for key, value in row.items() if not key.endswith(("trace", "versions"))})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--report", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    runs: dict[str, Callable[[Records, list[int]], None]] = {
+        "map": run_map,
+        "missing": run_missing,
+        "peer": run_peer,
+    }
+    for part in () if arguments.report else arguments.part:
+        runs[part](Records(f"latent/{part}"), arguments.seeds)
+    report()
+
+
+if __name__ == "__main__":
+    main()

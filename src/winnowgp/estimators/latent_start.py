@@ -1,0 +1,94 @@
+"""Where a latent-variable model starts: what a user said, turned into kernel, rows and points."""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnowgp.data import Entries, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
+from winnowgp.estimators.tensors import tensor
+from winnowgp.models import Latents
+from winnowgp.training import principal_latents
+
+KERNELS = (*KERNEL_NAMES, "linear")
+START_VARIANCE = 0.1
+# Dimensions that start awake; the others start close to their prior, with a long lengthscale.
+AWAKE, ASLEEP = 3, 3.0
+
+
+def latent_kernel(kernel: str | Kernel, Q: int) -> Kernel:
+    """A fresh kernel by name, or a copy of the one given."""
+    if isinstance(kernel, str) and kernel == "linear":
+        return LinearKernel(ard_num_dims=Q)
+    if isinstance(kernel, str) and kernel not in KERNELS:
+        raise InputError(
+            f"`kernel` must be one of {', '.join(KERNELS)} or a GPyTorch kernel; got {kernel!r}."
+        )
+    return kernel_from(kernel, Q)
+
+
+def latent_rows(
+    start: Any, table: Entries, Q: int, *, generator: torch.Generator
+) -> Float[Tensor, "N Q"]:
+    """Where rows start: their principal components, or the places given."""
+    if isinstance(start, str):
+        if start != "pca":
+            raise InputError(f"`start` must be 'pca' or places [N Q]; got {start!r}.")
+        return principal_latents(table, Q, generator=generator)
+    return places("start", start, (table.N, Q))
+
+
+def awakened(kernel: Kernel, X: Float[Tensor, "N Q"]) -> Latents:
+    """Latents at X of which all but the leading dimensions begin as good as unused.
+
+    They wake up where that pays. Started all alike, many dimensions end as a linear model: 500 nats
+    lower on qPCR with eleven. Sets the lengthscales of the kernel.
+    """
+    assert isinstance(kernel, ScaleKernel)
+    awake = min(AWAKE, X.shape[1])
+    lengthscales = X.new_full((X.shape[1],), sqrt(awake))
+    lengthscales[awake:] = ASLEEP
+    kernel.base_kernel.initialize(lengthscale=lengthscales)
+    mean, variance = X.clone(), torch.full_like(X, START_VARIANCE)
+    mean[:, awake:] *= 0.3
+    variance[:, awake:] = 0.9
+    return Latents(mean, variance=variance)
+
+
+def scaled(raw: Entries) -> Entries:
+    """Counts and the like, standardised for principal components alone."""
+    return Entries(Standardiser.of_entries(raw).forward(raw.Y), raw.observed)
+
+
+def places(name: str, given: Any, shape: tuple[int | None, int]) -> Tensor:
+    """Places in latent space that a user gave, checked."""
+    found = tensor(given)
+    wrong = found.dim() != 2 or any(
+        want is not None and want != have for want, have in zip(shape, found.shape, strict=True)
+    )
+    if wrong or not bool(torch.isfinite(found).all()):
+        rows = "K" if shape[0] is None else str(shape[0])
+        raise InputError(
+            f"`{name}` must be finite numbers of shape [{rows} {shape[1]}]; "
+            f"got shape {list(found.shape)}."
+        )
+    return found
+
+
+def relevance(kernel: Kernel, Q: int) -> NDArray[np.float64]:
+    """How much each dimension matters to a kernel, 1 for the one that matters most."""
+    for part in kernel.modules():
+        if isinstance(part, LinearKernel):
+            weights = part.variance.detach().reshape(-1).expand(Q)
+            return (weights / weights.max()).numpy()
+        if isinstance(part, Kernel) and part.has_lengthscale:
+            weights = part.lengthscale.detach().reshape(-1).expand(Q).square().reciprocal()
+            return (weights / weights.max()).numpy()
+    return np.ones(Q)

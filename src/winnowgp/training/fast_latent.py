@@ -1,0 +1,220 @@
+"""The fast schedule of a latent-variable model: move, place, choose, and again."""
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import final
+
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from winnowgp.data import Entries
+from winnowgp.errors import InputError, TrainingError
+from winnowgp.models import Latent, LatentVariableGP, greedy_variance
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
+from winnowgp.training.climb import climb
+from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.latent_schedule import LatentFit, LatentSchedule
+from winnowgp.training.lbfgs import Stop
+from winnowgp.training.placing import placed
+from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.typing import Mask
+
+# Points that the first climb has, before any were chosen.
+FIRST = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FastLatent(LatentSchedule):
+    """L-BFGS on the collapsed bound, with the active set chosen anew as the latent cloud moves.
+
+    1. Points: the model's own candidates thinned, else centres of the latent cloud.
+    2. L-BFGS on latents, kernel, noise and locations at once.
+    3. Every row is placed anew, given the functions: a row that sits in the wrong part of the map
+       has no gradient that leads out.
+    4. The points, and fresh candidates where the cloud is now: flips and elimination by psi
+       statistics, exactly as in regression, down to what the goal asks for. The set may grow.
+    5. From 2 again until the set settles; then a last, longer climb.
+
+    Tolerances are nats per observed entry. For `LatentVariableGP` alone.
+    """
+
+    goal: Goal = field(default_factory=Tolerance)
+    n_candidates: int = 100
+    rounds: int = 3
+    iterations: int = 300
+    """At most, in the last climb; the others have a third."""
+    gain: float = 3e-6
+    """The last climb ends once twenty iterations together gain fewer nats an entry."""
+    inclusion_steps: int = 60
+    """Subsets drawn at most to learn the probabilities of inclusion."""
+
+    def __post_init__(self) -> None:
+        if min(self.n_candidates, self.rounds, self.iterations) < 1:
+            raise InputError(
+                "`n_candidates`, `rounds` and `iterations` must be at least 1; "
+                f"got {self.n_candidates}, {self.rounds} and {self.iterations}."
+            )
+
+    def run(
+        self,
+        model: Latent,
+        table: Entries,
+        *,
+        generator: torch.Generator,
+        on_progress: OnProgress,
+    ) -> LatentFit[Latent]:
+        if not isinstance(model, LatentVariableGP):
+            raise InputError(
+                f"`FastLatent` needs a LatentVariableGP; got {type(model).__name__}. "
+                "Use `JointLatent` for other kernels and likelihoods."
+            )
+        steps = _Steps(model, table, generator=generator, on_progress=on_progress)
+        current, reference = self._rounds(steps)
+        stop = Stop(self.gain * table.count, 20, self.iterations)
+        current, _ = steps.climb(current, stop=stop)
+        moved = steps.replaced(current)
+        if moved is not current:
+            current, _ = steps.climb(moved, stop=replace(stop, iterations=self.iterations // 3))
+        return self._finished(steps, current, reference, generator)
+
+    def _rounds(self, steps: "_Steps") -> tuple[LatentVariableGP, float]:
+        """Climb, place, choose, until the set settles."""
+        table, reference, size = steps.table, -inf, -1
+        first = self.goal.points if isinstance(self.goal, MaxPoints) else FIRST
+        current = steps.started(first)
+        stop = Stop(1e-5 * table.count, 20, max(1, self.iterations // 3))
+        # Twice before anything is dropped: points that the cloud needs later must not go now.
+        for _ in range(2):
+            current, bound = steps.climb(current, stop=stop)
+            current, reference = steps.replaced(current), max(reference, bound)
+        for _ in range(self.rounds):
+            pool = steps.with_fresh(current, self.n_candidates)
+            frontier = steps.frontier(pool)
+            reference = max(reference, frontier.bounds.max().item())
+            M = self.goal.size(frontier, reference=reference)
+            current = pool.prune(frontier.masks[M])
+            steps.tell("choose", 1, 1, frontier.bounds[M].item(), current)
+            if abs(M - size) <= 0.03 * size:
+                break
+            size = M
+            current, bound = steps.climb(current, stop=stop)
+            current, reference = steps.replaced(current), max(reference, bound)
+        return current, reference
+
+    def _finished(
+        self,
+        steps: "_Steps",
+        fitted: LatentVariableGP,
+        reference: float,
+        generator: torch.Generator,
+    ) -> LatentFit:
+        """Look once more at the final points among fresh candidates, and report."""
+        pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
+        mask = torch.arange(pool.K, device=pool.candidates.device) < fitted.K
+        bound = fitted.fixed_bound(steps.table)
+        return LatentFit(
+            model=fitted,
+            posterior=fitted.posterior(steps.table),
+            selection=self._selection(steps, pool, mask, generator),
+            candidates=pool.candidates.detach(),
+            bound=bound,
+            given_up=max(reference - bound, 0.0),
+        )
+
+    def _selection(
+        self, steps: "_Steps", pool: LatentVariableGP, mask: Mask, generator: torch.Generator
+    ) -> Selection:
+        frontier, goal = steps.frontier(pool), self.goal
+        alpha = goal.alpha if isinstance(goal, FixedAlpha) else alpha_at(frontier, int(mask.sum()))
+        learnt = select_naturally(
+            pool.subset_statistics(steps.table),
+            prior=SquaredCardinality(pool.K, alpha),
+            generator=generator,
+            start=mask,
+            max_steps=self.inclusion_steps,
+        )
+        return Selection(learnt.q.inclusion, mask, learnt.trace, alpha, frontier)
+
+
+@final
+class _Steps:
+    """The table, and where fresh candidates come from: given ones, else the latent cloud."""
+
+    def __init__(
+        self,
+        model: LatentVariableGP,
+        table: Entries,
+        *,
+        generator: torch.Generator,
+        on_progress: OnProgress,
+    ) -> None:
+        self.model, self.table = model, table
+        self._on_progress, self._generator = on_progress, generator
+        self._given = model.candidates.detach().clone()
+
+    def started(self, count: int) -> LatentVariableGP:
+        """Some of the candidates given, spread out; else centres of the cloud."""
+        if len(self._given):
+            nothing = self._given[:0]
+            chosen = greedy_variance(self.model.kernel, self._given, count, given=nothing)
+            return self.model.with_candidates(self._given[chosen])
+        X = self.model.latents.mean.detach()
+        if len(X.unique(dim=0)) <= count:
+            return self.model.with_candidates(X.unique(dim=0))
+        g = self._generator
+        seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
+        clusters = KMeans(count, n_init="auto", max_iter=50, random_state=seed).fit(X.cpu().numpy())
+        return self.model.with_candidates(torch.as_tensor(clusters.cluster_centers_).to(X))
+
+    def climb(self, model: LatentVariableGP, *, stop: Stop) -> tuple[LatentVariableGP, float]:
+        """A copy moved uphill by L-BFGS, and its bound in nats."""
+        moved = deepcopy(model)
+        try:
+            found = climb(
+                moved,
+                moved.latents.mean.detach().clone(),
+                objective=lambda: moved.bound(self.table),
+                stop=stop,
+                on_step=lambda step, value: self.tell("move", step, stop.iterations, value, moved),
+            )
+        except TrainingError:
+            # Rounding at the start (close points, hardly any noise): stay, and choose again.
+            return model, model.fixed_bound(self.table)
+        return moved, found.value
+
+    @torch.no_grad()
+    def replaced(self, model: LatentVariableGP) -> LatentVariableGP:
+        """Every row placed anew where the functions would have it, if the bound gains by it."""
+        latents = model.latents
+        anchors = latents.mean.detach(), latents.variance.detach()
+        bound = model.posterior(self.table).row_bound(self.table)
+        found = placed(bound, anchors=anchors, starts=2, flat=0.01)
+        moved = deepcopy(model)
+        moved.latents.mean.copy_(found.mean)
+        moved.latents.log_variance.copy_(found.variance.log())
+        return moved if moved.fixed_bound(self.table) > model.fixed_bound(self.table) else model
+
+    def with_fresh(self, model: LatentVariableGP, count: int) -> LatentVariableGP:
+        """The model's points and up to `count` candidates of greatest conditional variance."""
+        points = model.candidates.detach()
+        source = self._given if len(self._given) else model.latents.mean.detach()
+        chosen = greedy_variance(model.kernel, source, count, given=points)
+        return model.with_candidates(torch.cat([points, source[chosen]]))
+
+    def frontier(self, pool: LatentVariableGP) -> Frontier:
+        """The frontier of whole bounds, its tolerances per observed entry."""
+        frontier = path_frontier(pool.subset_statistics(self.table))
+        with torch.no_grad():
+            bounds: Tensor = frontier.bounds - pool.latents.kl()
+        return replace(frontier, bounds=bounds, N=self.table.count)
+
+    def tell(
+        self, phase: str, step: int, steps: int, value: float, model: LatentVariableGP
+    ) -> None:
+        """Whoever is watching."""
+        points, latents = model.candidates.detach().clone(), model.latents.mean.detach().clone()
+        self._on_progress(Progress(phase, step, steps, value, None, points, latents))

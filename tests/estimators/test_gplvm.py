@@ -1,0 +1,221 @@
+import pickle
+
+import numpy as np
+import pytest
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from sklearn.decomposition import PCA
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from winnowgp import GPLVM
+from winnowgp.errors import InputError
+
+
+def curve(N: int = 50, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A bent line in six columns of very different units."""
+    rng = np.random.default_rng(seed)
+    t = np.sort(rng.uniform(-2, 2, N))
+    f = np.stack([np.sin(t), np.cos(t), t**2, np.tanh(2 * t), t, np.sin(2 * t)], axis=1)
+    scale = np.array([1, 10, 100, 0.1, 5, 1e3])
+    return t, scale * (f + 0.05 * rng.normal(size=f.shape)) + 7 * scale
+
+
+def quick(**arguments) -> GPLVM:
+    return GPLVM(**{"n_components": 1, "max_iter": 30, "random_state": 0, **arguments})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> GPLVM:
+    return quick().fit(curve()[1])
+
+
+@pytest.mark.slow
+@parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
+def test_scikit_learns_own_checks(estimator, check) -> None:
+    check(estimator)
+
+
+def test_it_finds_the_order_along_a_bent_line(fitted: GPLVM) -> None:
+    t, Y = curve()
+    assert abs(np.corrcoef(np.argsort(np.argsort(fitted.embedding_[:, 0])), t)[0, 1]) > 0.98
+    assert fitted.embedding_std_.shape == (50, 1)
+    assert 0 < fitted.embedding_std_.min() < fitted.embedding_std_.max() < 0.5
+    assert 3 <= fitted.n_inducing_ == len(fitted.inducing_points_) < 20
+    assert len(fitted.inclusion_) == len(fitted.candidates_) >= fitted.n_inducing_
+    # The noise was 0.05 in each column's own scale.
+    np.testing.assert_allclose(np.sqrt(fitted.noise_) / np.std(Y, axis=0), 0.05, rtol=0.8)
+
+
+def test_training_rows_are_placed_where_they_are(fitted: GPLVM) -> None:
+    Y = curve()[1]
+    np.testing.assert_allclose(fitted.transform(Y), fitted.embedding_, atol=1e-6)
+    # A row alone lands where it does in company.
+    np.testing.assert_allclose(fitted.transform(Y[7:8]), fitted.embedding_[7:8], atol=1e-6)
+
+
+def test_rows_come_back_in_their_own_units(fitted: GPLVM) -> None:
+    Y = curve()[1]
+    back = fitted.inverse_transform(fitted.transform(Y))
+    assert (np.sqrt(((back - Y) ** 2).mean(0)) < 0.25 * Y.std(0)).all()
+    linear = PCA(1).fit(Y / Y.std(0))
+    flat = linear.inverse_transform(linear.transform(Y / Y.std(0))) * Y.std(0)
+    assert (((back - Y) / Y.std(0)) ** 2).sum() < 0.3 * (((flat - Y) / Y.std(0)) ** 2).sum()
+
+
+def test_missing_entries_are_filled_in_with_honest_deviations() -> None:
+    Y = curve(60)[1]
+    rng = np.random.default_rng(1)
+    hidden = rng.uniform(size=Y.shape) < 0.15
+    seen = np.where(hidden, np.nan, Y)
+    model = quick().fit(seen)
+    mean, sd = model.reconstruct(seen, return_std=True)
+    error = (mean - Y)[hidden] / np.broadcast_to(Y.std(0), Y.shape)[hidden]
+    assert np.sqrt((error**2).mean()) < 0.3
+    z = ((mean - Y) / sd)[hidden]
+    assert 0.6 < np.sqrt((z**2).mean()) < 1.7
+    nats = model.log_density(np.where(hidden, Y, np.nan), given=seen)
+    assert (np.isnan(nats) == ~hidden).all()
+    blind = -0.5 * np.log(2 * np.pi * Y.var(0)) - 0.5 * ((Y - Y.mean(0)) / Y.std(0)) ** 2
+    assert nats[hidden].mean() > blind[hidden].mean() + 0.5
+
+
+def test_the_same_seed_gives_the_same_map_and_scores_are_in_the_users_units(
+    fitted: GPLVM,
+) -> None:
+    """Eight times larger numbers, whose standardised digits are the same, are less dense."""
+    Y = curve()[1]
+    larger = quick().fit(8 * Y)
+    np.testing.assert_array_equal(larger.embedding_, fitted.embedding_)
+    np.testing.assert_array_equal(larger.inclusion_, fitted.inclusion_)
+    np.testing.assert_allclose(
+        larger.score_samples(8 * Y), fitted.score_samples(Y) - 6 * np.log(8), rtol=1e-6
+    )
+    some = Y.copy()
+    some[:, 1:] = np.nan
+    # About the density of one Gaussian column, whose standard deviation is near 0.75.
+    assert -4 < fitted.score(some) < 0
+
+
+def test_pickles_keep_the_map(fitted: GPLVM) -> None:
+    Y = curve()[1][:3]
+    restored = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(restored.transform(Y), fitted.transform(Y))
+
+
+def test_rows_of_which_nothing_is_known_stay_at_the_prior(fitted: GPLVM) -> None:
+    nothing = np.full((1, 6), np.nan)
+    np.testing.assert_allclose(fitted.transform(nothing), 0.0, atol=1e-4)
+    np.testing.assert_allclose(fitted.score_samples(nothing), 0.0, atol=1e-6)
+    assert np.isnan(fitted.log_density(nothing, given=nothing)).all()
+
+
+@pytest.mark.parametrize("noise", ["shared", "column"])
+def test_noise_is_shared_or_of_a_column(noise: str) -> None:
+    rng = np.random.default_rng(3)
+    Y = curve(40)[1]
+    Y = (Y - Y.mean(0)) / Y.std(0)
+    Y[:, 0] += rng.normal(size=40)
+    model = quick(noise=noise, max_points=8).fit(Y)
+    if noise == "shared":
+        np.testing.assert_allclose(model.noise_ / Y.var(0), model.noise_[0] / Y[:, 0].var())
+    else:
+        assert model.noise_[0] > 5 * model.noise_[1:].max()
+
+
+def test_superfluous_dimensions_are_irrelevant_and_the_others_can_be_drawn(fitted: GPLVM) -> None:
+    model = quick(n_components=3, max_points=10).fit(curve(40)[1])
+    ax = model.plot(["a", "b"] * 20)
+    assert len(ax.patches) == 40
+    with pytest.raises(InputError, match="at least 2"):
+        fitted.plot()
+    relevance = np.sort(model.relevance_)
+    assert relevance[-1] == 1
+    assert relevance[0] < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        quick(kernel="linear"),
+        quick(kernel=ScaleKernel(RBFKernel())),
+        quick(max_points=5),
+        quick(alpha=0.5),
+        quick(alpha=0.5, schedule="paper", epochs=15, n_candidates=12),
+        quick(alpha=0.5, schedule="paper", epochs=3, n_candidates=12, batch_size=20),
+        quick(alpha=0.5, schedule="paper", epochs=10, n_candidates=12, kernel="matern32"),
+        quick(alpha=0.5, schedule="paper", epochs=10, n_candidates=12, likelihood="student-t"),
+        quick(candidates=np.linspace(-2, 2, 9)[:, None], move_candidates=False),
+        quick(start=curve()[0][:, None]),
+        quick(standardise=False),
+    ],
+    ids=lambda m: repr(m)[6:60],
+)
+def test_every_way_to_ask_gives_a_map(model: GPLVM) -> None:
+    Y = curve()[1]
+    embedding = model.fit_transform(Y)
+    assert embedding.shape == (50, 1)
+    assert np.isfinite(embedding).all()
+    assert np.isfinite(model.inverse_transform(embedding)).all()
+    assert np.isfinite(model.score(Y))
+    assert model.get_feature_names_out().tolist() == ["gplvm0"]
+    if model.max_points is not None:
+        assert model.n_inducing_ <= 5
+    if not model.move_candidates:
+        assert np.isin(model.inducing_points_, model.candidates_).all()
+        grid = np.linspace(-2, 2, 9)
+        assert np.isclose(model.inducing_points_, grid[None], atol=1e-12).any(1).all()
+
+
+@pytest.mark.slow
+def test_counts_have_a_map() -> None:
+    t, _ = curve(40)
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(np.stack([np.exp(1 + t), np.exp(1 - t), np.exp(2 - t**2)], axis=1))
+    Y = counts.astype(float)
+    Y[0, 0] = np.nan
+    model = quick(
+        likelihood="poisson", schedule="paper", alpha=0.2, epochs=60, n_candidates=10
+    ).fit(Y)
+    assert abs(np.corrcoef(model.embedding_[:, 0], t)[0, 1]) > 0.7
+    assert np.isnan(model.noise_).all()
+    assert (model.inverse_transform(model.embedding_) > 0).all()
+
+
+def test_it_works_in_a_pipeline() -> None:
+    Y = curve()[1]
+    pipeline: Pipeline = make_pipeline(StandardScaler(), quick(max_points=6, max_iter=10))
+    assert np.shape(pipeline.fit_transform(Y)) == (50, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_components": 0}, "`n_components` must be a whole number"),
+        ({"schedule": "slow"}, "'fast' or 'paper'; got 'slow'"),
+        ({"schedule": "paper"}, "needs a number for `alpha`"),
+        ({"noise": "loud"}, "'shared' or 'column'"),
+        ({"kernel": "cubic"}, "`kernel` must be one of"),
+        ({"kernel": "matern32"}, "schedule='paper'"),
+        ({"likelihood": "poisson"}, "schedule='paper'"),
+        ({"alpha": -1.0}, "`alpha` must be a positive number"),
+        ({"alpha": 1.0, "max_points": 3}, "not both"),
+        ({"tolerance": 0}, "nats per observed entry"),
+        ({"start": "random"}, "`start` must be 'pca'"),
+        ({"start": np.zeros((3, 1))}, r"shape \[50 1\]; got shape \[3, 1\]"),
+        ({"candidates": np.zeros((3, 2))}, r"shape \[K 1\]"),
+        ({"candidates": "grid"}, "`candidates` must be 'auto'"),
+        ({"batch_size": 10}, "`batch_size` is for"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        quick(**arguments).fit(curve()[1])
+
+
+def test_places_of_another_shape_are_refused(fitted: GPLVM) -> None:
+    with pytest.raises(InputError, match="must have 1 columns"):
+        fitted.inverse_transform(np.zeros((2, 3)))
+    with pytest.raises(InputError, match="`X` has 2 rows and `given` 3"):
+        fitted.log_density(curve()[1][:2], given=curve()[1][:3])

@@ -1,0 +1,147 @@
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+from winnowgp.data import Entries
+from winnowgp.errors import InputError
+from winnowgp.gradients import Relaxed
+from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP, gaussian_noise
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import (
+    FastLatent,
+    FixedAlpha,
+    JointLatent,
+    MaxPoints,
+    Progress,
+    fit_latent,
+    placed,
+    principal_latents,
+)
+
+
+def arc(N: int = 24, *, missing: bool = False) -> Entries:
+    t = torch.linspace(-1.5, 1.5, N, dtype=torch.float64)
+    Y = torch.stack([torch.sin(t), torch.cos(t), torch.tanh(2 * t), t], 1)
+    Y = Y + 0.05 * torch.randn(N, 4, generator=torch.Generator().manual_seed(0), dtype=Y.dtype)
+    Y = (Y - Y.mean(0)) / Y.std(0)
+    if missing:
+        Y[3, 0] = Y[9, 2] = float("nan")
+    return Entries.of(Y)
+
+
+def model(table: Entries, K: int = 0) -> LatentVariableGP:
+    start = principal_latents(table, 1, generator=torch.Generator().manual_seed(0))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=1))
+    return LatentVariableGP(kernel, start, candidates=start[: K or 0], noise=0.1)
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["complete", "missing"])
+def test_the_fast_schedule_climbs_and_keeps_few(missing: bool) -> None:
+    table = arc(missing=missing)
+    seen: list[Progress] = []
+    plan = FastLatent(n_candidates=12, rounds=2, iterations=45)
+    fitted = fit_latent(model(table), table, schedule=plan, on_progress=seen.append)
+    assert {p.phase for p in seen} == {"move", "choose"}
+    assert fitted.bound > seen[0].objective + 20
+    assert fitted.bound == pytest.approx(fitted.model.bound(table).item())
+    assert 3 <= fitted.model.K == fitted.selection.M < 24
+    assert fitted.selection.frontier is not None
+    # The frontier speaks of whole bounds, the latents' KL included.
+    assert fitted.selection.frontier.bounds[-1].item() >= fitted.bound - 1e-3
+    order = fitted.model.latents.mean[:, 0].argsort().argsort().double()
+    line = torch.stack([order, torch.arange(24, dtype=torch.float64)])
+    assert torch.corrcoef(line)[0, 1].abs() > 0.97
+
+
+def test_goals_and_frozen_candidates_are_respected() -> None:
+    table = arc()
+    grid = torch.linspace(-2, 2, 15, dtype=torch.float64)[:, None]
+    frozen = model(table).with_candidates(grid)
+    frozen.candidates.requires_grad_(False)
+    plan = FastLatent(FixedAlpha(1.0), n_candidates=15, rounds=1, iterations=15)
+    fitted = fit_latent(frozen, table, schedule=plan)
+    assert (fitted.model.candidates[:, None] == grid).any(1).all()
+    assert fitted.selection.alpha == 1.0
+    capped = FastLatent(MaxPoints(4), n_candidates=10, rounds=1, iterations=9)
+    assert fit_latent(model(table), table, schedule=capped).model.K <= 4
+
+
+def test_the_joint_schedule_learns_points_with_everything_else() -> None:
+    table = arc()
+    seen: list[Progress] = []
+    plan = JointLatent(SquaredCardinality(10, 20.0), epochs=25)
+    start = model(table, 10)
+    fitted = fit_latent(start, table, schedule=plan, on_progress=seen.append)
+    assert len(seen) == len(fitted.selection.trace) == 25
+    first, last = seen[0].inclusion, seen[-1].inclusion
+    assert first is not None
+    assert last is not None
+    assert last.sum() < first.sum() - 1
+    moved = seen[-1].latents
+    assert moved is not None
+    assert not torch.equal(moved, start.latents.mean)
+    assert not torch.equal(fitted.candidates, start.candidates)
+    assert fitted.model.K == fitted.selection.M
+    again = fit_latent(start, table, schedule=plan)
+    assert torch.equal(again.selection.inclusion, fitted.selection.inclusion)
+
+
+def test_the_joint_schedule_takes_other_gradients_and_minibatches() -> None:
+    table = arc(missing=True)
+    relaxed = JointLatent(SquaredCardinality(8, 0.5), epochs=3, gradient=Relaxed())
+    assert torch.isfinite(
+        fit_latent(model(table, 8), table, schedule=relaxed).selection.trace
+    ).all()
+    start = model(table, 8)
+    noise = gaussian_noise(torch.full((1,), 0.1, dtype=torch.float64))
+    function = VariationalGP(
+        ScaleKernel(MaternKernel()), start.candidates, likelihood=noise, targets=4
+    )
+    sampled = SampledLatentGP(function, start.latents)
+    parts = JointLatent(SquaredCardinality(8, 0.5), epochs=2, batch_size=7)
+    assert len(fit_latent(sampled, table, schedule=parts).selection.trace) == 2 * (24 // 7)
+    with pytest.raises(InputError, match="needs a LatentVariableGP"):
+        fit_latent(sampled, table, schedule=FastLatent())
+
+
+def test_rows_are_placed_where_their_bound_is_highest() -> None:
+    """Against a fine search over means and variances of one dimension."""
+    table = arc(missing=True)
+    fitted = fit_latent(
+        model(table), table, schedule=FastLatent(n_candidates=10, rounds=1, iterations=30)
+    )
+    bound = fitted.posterior.row_bound(table)
+    latents = fitted.model.latents
+    anchors = latents.mean.detach(), latents.variance.detach()
+    found = placed(bound, anchors=anchors)
+    mean = torch.linspace(-3.5, 3.5, 351, dtype=torch.float64)
+    sd = torch.logspace(-2, 0, 41, dtype=torch.float64)
+    grid = torch.cartesian_prod(mean, sd)
+    nats = bound.everywhere(grid[:, :1], grid[:, 1:].square())
+    assert (found.nats > nats.amax(1) - 1e-6).all()
+    assert (found.nats < nats.amax(1) + 0.1).all()
+
+
+def test_principal_components_fill_in_what_is_missing(generator) -> None:
+    line = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
+    Y = line * torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    Y[4, 1] = float("nan")
+    X = principal_latents(Entries.of(Y), 1, generator=generator)
+    assert torch.corrcoef(torch.cat([X, line], 1).mT)[0, 1].abs() > 0.9999
+    torch.testing.assert_close(X[:, 0].square().mean(), torch.ones((), dtype=torch.float64))
+    # A rank-one table has no second direction.
+    assert principal_latents(Entries.of(Y[5:]), 2, generator=generator)[:, 1].std() < 0.2
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    table = arc()
+    plan = JointLatent(SquaredCardinality(4, 1.0))
+    with pytest.raises(InputError, match="build it with K=5"):
+        fit_latent(model(table, 5), table, schedule=plan)
+    with pytest.raises(InputError, match="at least 1"):
+        FastLatent(rounds=0)
+    with pytest.raises(InputError, match="`epochs`"):
+        JointLatent(SquaredCardinality(4, 1.0), epochs=-1)
+    wrong = model(table).with_candidates(torch.zeros(3, 2, dtype=torch.float64))
+    with pytest.raises(InputError, match="2 columns and the latents 1"):
+        fit_latent(wrong, table, schedule=FastLatent())
