@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from winnowgp.data import Dataset
     from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
+    from winnowgp.io import load, save
     from winnowgp.models import Posterior, SparseGP, VariationalGP
     from winnowgp.training import fit
 
@@ -25,6 +26,8 @@ __all__ = [
     "VariationalGP",
     "__version__",
     "fit",
+    "load",
+    "save",
 ]
 
 _ROOMS = {
@@ -35,6 +38,8 @@ _ROOMS = {
     "SparseGPRegressor": "winnowgp.estimators",
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
+    "load": "winnowgp.io",
+    "save": "winnowgp.io",
 }
 
 

@@ -1,7 +1,9 @@
 """What every estimator with inducing points shares: units, the fit, and what it found."""
 
+import os
 from abc import ABC
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
 from winnowgp.estimators.tensors import tensor
+from winnowgp.io import save
 from winnowgp.models import InducingModel, Prediction
 from winnowgp.training import Fit, OnProgress, fit
 
@@ -43,6 +46,8 @@ class InducingEstimator(BaseEstimator, ABC):
     batch_size: int | None
     random_state: int | np.random.RandomState | None
     on_progress: OnProgress
+    n_features_in_: int
+    feature_names_in_: Any
 
     def _fit(
         self,
@@ -86,6 +91,10 @@ class InducingEstimator(BaseEstimator, ABC):
         )
         self._keep(fitted, data.N)
         return fitted
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
+        return save(self, path)
 
     def _keep(self, fitted: Fit[InducingModel], N: int) -> None:
         """What was learnt about points, in the user's units."""

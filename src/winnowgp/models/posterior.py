@@ -44,12 +44,17 @@ class Posterior(nn.Module):
         likelihood: Likelihood,
         q_mean: Float[Tensor, "M P"],
         q_factor: Float[Tensor, "#P M M"],
+        L: Float[Tensor, "M M"] | None = None,
     ) -> None:
+        """Args:
+        L: a factor of K_uu that is known already, as of a posterior that was saved.
+        """
         super().__init__()
         self.kernel = deepcopy(kernel).requires_grad_(False)
         self.mean = deepcopy(mean).requires_grad_(False)
         self.likelihood = deepcopy(likelihood).requires_grad_(False)
-        L = cholesky(covariance(self.kernel, Z, Z)).L
+        if L is None:
+            L = cholesky(covariance(self.kernel, Z, Z)).L
         weights = torch.linalg.solve_triangular(L.mT, q_mean, upper=True)
         cached = {
             "Z": Z,
