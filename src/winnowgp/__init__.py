@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winnowgp.data import Dataset
-    from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
+    from winnowgp.data import Columns, Dataset, read_columns
+    from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
     from winnowgp.io import load, save
     from winnowgp.models import Posterior, SparseGP, VariationalGP
     from winnowgp.training import fit
@@ -18,27 +18,35 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Columns",
     "Dataset",
     "Posterior",
     "SparseGP",
     "SparseGPClassifier",
     "SparseGPRegressor",
+    "TabularModel",
     "VariationalGP",
     "__version__",
     "fit",
+    "fit_table",
     "load",
+    "read_columns",
     "save",
 ]
 
 _ROOMS = {
+    "Columns": "winnowgp.data",
     "Dataset": "winnowgp.data",
     "Posterior": "winnowgp.models",
     "SparseGP": "winnowgp.models",
     "SparseGPClassifier": "winnowgp.estimators",
     "SparseGPRegressor": "winnowgp.estimators",
+    "TabularModel": "winnowgp.estimators",
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
+    "fit_table": "winnowgp.estimators",
     "load": "winnowgp.io",
+    "read_columns": "winnowgp.data",
     "save": "winnowgp.io",
 }
 

@@ -1,7 +1,19 @@
-"""The scikit-learn face: numpy arrays and data frames in and out."""
+"""The scikit-learn face: numpy arrays and data frames in and out; and whole tables."""
 
+from winnowgp.estimators.fit_table import fit_table
 from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
+from winnowgp.estimators.predictive import Predictive, predictive
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
+from winnowgp.estimators.tabular_model import TabularModel
 
-__all__ = ["KERNEL_NAMES", "SparseGPClassifier", "SparseGPRegressor", "kernel_from"]
+__all__ = [
+    "KERNEL_NAMES",
+    "Predictive",
+    "SparseGPClassifier",
+    "SparseGPRegressor",
+    "TabularModel",
+    "fit_table",
+    "kernel_from",
+    "predictive",
+]

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from winnowgp.data import Standardiser
+from winnowgp.data import Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.inducing_estimator import InducingEstimator
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
+from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io import Packed, Packing
 from winnowgp.io.gpytorch_parts import (
     kernel_from_packed,
@@ -23,6 +24,7 @@ from winnowgp.io.gpytorch_parts import (
     packed_likelihood,
 )
 from winnowgp.io.models import packed_posterior, posterior_from
+from winnowgp.io.save import packed, unpacked
 from winnowgp.selection import Frontier
 
 # Numbers of a fit that may be infinite or absent, and so are written as text.
@@ -30,13 +32,13 @@ _NUMBERS = ("elbo_", "given_up_", "alpha_")
 
 
 def _packed_regressor(model: SparseGPRegressor) -> Packed:
-    packed = _packed_estimator(model)
-    packed.about["single_target"] = model._single_target
-    packed.about["evidence_gap_"] = repr(model.evidence_gap_)
-    packed.tensors["y_shift"] = model._y_units.shift
-    packed.tensors["y_scale"] = model._y_units.scale
-    packed.tensors["noise_"] = torch.from_numpy(model.noise_)
-    return packed
+    found = _packed_estimator(model)
+    found.about["single_target"] = model._single_target
+    found.about["evidence_gap_"] = repr(model.evidence_gap_)
+    found.tensors["y_shift"] = model._y_units.shift
+    found.tensors["y_scale"] = model._y_units.scale
+    found.tensors["noise_"] = torch.from_numpy(model.noise_)
+    return found
 
 
 def _regressor_from(found: Packed) -> SparseGPRegressor:
@@ -51,9 +53,9 @@ def _regressor_from(found: Packed) -> SparseGPRegressor:
 
 
 def _packed_classifier(model: SparseGPClassifier) -> Packed:
-    packed = _packed_estimator(model)
-    packed.about["classes_"] = _packed_labels(model.classes_)
-    return packed
+    found = _packed_estimator(model)
+    found.about["classes_"] = _packed_labels(model.classes_)
+    return found
 
 
 def _classifier_from(found: Packed) -> SparseGPClassifier:
@@ -165,7 +167,26 @@ def _labels_from(about: dict[str, Any]) -> NDArray[Any]:
     return np.array(about["values"], dtype=dtype)
 
 
+def _packed_tabular(model: TabularModel) -> Packed:
+    about = {
+        "encoder": model.encoder.about(),
+        "id_column": model.id_column,
+        "findings": dict(model.findings),
+    }
+    return Packed("TabularModel", about, parts={"estimator": packed(model.estimator)})
+
+
+def _tabular_from(found: Packed) -> TabularModel:
+    return TabularModel(
+        TableEncoder.from_about(found.about["encoder"]),
+        unpacked(found.parts["estimator"]),
+        found.about["id_column"],
+        found.about["findings"],
+    )
+
+
 PACKINGS = {
     "SparseGPRegressor": Packing(_packed_regressor, _regressor_from),
     "SparseGPClassifier": Packing(_packed_classifier, _classifier_from),
+    "TabularModel": Packing(_packed_tabular, _tabular_from),
 }

@@ -164,7 +164,8 @@ def _described_mean(mean: Any) -> dict[str, Any]:
     name = _known(mean, _MEANS)
     about = _described(name, mean, _MEANS[name])
     if isinstance(mean, means.LinearMean):
-        about["arguments"] = {"input_size": mean.weights.shape[0], "bias": mean.bias is not None}
+        weights: Any = mean.weights
+        about["arguments"] = {"input_size": len(weights), "bias": mean.bias is not None}
     return about
 
 
