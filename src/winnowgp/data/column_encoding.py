@@ -101,7 +101,8 @@ def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncod
         raise TooManyWordsError(
             f"column {name!r} has {len(counts)} different words, such as "
             f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out (`--drop`), "
-            f"or allow more (`--max-words`).{_decimal_comma(counts)}",
+            f"say that it names rows (`--id`), or allow more (`--max-words`)."
+            f"{_decimal_comma(counts)}",
             name,
         )
     words = tuple(word for word, _ in counts.most_common())

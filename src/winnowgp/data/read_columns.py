@@ -12,7 +12,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -28,62 +28,53 @@ def read_columns(path: Path, *, encoding: str = "utf-8") -> Columns:
     Args:
         encoding: of text; a byte-order mark overrides it.
     """
-    start = _start(path)
-    if start[:4] == b"PAR1":
-        return _parquet(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give a CSV or Parquet file.")
     try:
-        with _text(path, start, encoding) as text:
-            return _csv(text, path)
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if content.startswith(b"PAR1"):
+        return _parquet(path)
+    if content.startswith(b"\x1f\x8b"):
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"{path} is a damaged or cut-off gzip file; fetch it again."
+            ) from error
+    return _csv(_decoded(content, encoding, path), path)
+
+
+def _decoded(content: bytes, encoding: str, path: Path) -> str:
+    """Text, line ends as they are."""
+    if content.startswith(codecs.BOM_UTF8):
+        encoding = "utf-8-sig"
+    elif content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in content[:4096]:
+        raise InputError(f"{path} is a binary file; give a CSV or Parquet file.")
+    try:
+        return content.decode(encoding)
+    except LookupError:
+        raise InputError(
+            f"`encoding` must be one Python knows, such as utf-8 or latin-1; got {encoding!r}."
+        ) from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not {error.encoding} text: byte {error.start:,} cannot be read. Save it as "
             "UTF-8, or say its encoding, such as latin-1 or cp1252 (`--encoding`)."
         ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is a damaged or cut-off gzip file; fetch it again.") from error
-    except UnicodeError as error:
+    except (UnicodeError, ValueError) as error:
         raise InputError(f"{path} is not {encoding} text: {error}.") from error
 
 
-def _start(path: Path) -> bytes:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give a CSV or Parquet file.")
-    try:
-        with path.open("rb") as file:
-            return file.read(4)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _text(path: Path, start: bytes, encoding: str) -> TextIO:
-    """Decoded text, line ends as they are."""
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        raise InputError(
-            f"`encoding` must be one Python knows, such as utf-8 or latin-1; got {encoding!r}."
-        ) from None
-    opened = gzip.open if start[:2] == b"\x1f\x8b" else open
-    raw: Any = opened(path, "rb")
-    buffered = io.BufferedReader(raw)
-    mark = buffered.peek(4)[:4]
-    if mark.startswith(codecs.BOM_UTF8):
-        encoding = "utf-8-sig"
-    elif mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"
-    return io.TextIOWrapper(buffered, encoding=encoding, newline="")
-
-
-def _csv(text: TextIO, path: Path) -> Columns:
-    first = text.readline(1_000_000)
-    if "\0" in first:
-        raise InputError(f"{path} is a binary file; give a CSV or Parquet file.")
+def _csv(text: str, path: Path) -> Columns:
+    first = text[: text.find("\n") + 1] or text
     if not first.strip():
-        raise InputError(
-            f"{path} is empty or begins with an empty line; its first line must name the columns."
-        )
+        raise InputError(f"{path} has nothing in its first line, which must name the columns.")
     delimiter = max(_DELIMITERS, key=first.count)
-    reader = csv.reader(_lines(first, text), delimiter=delimiter, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         names = _names(next(reader), path)
         rows = list(_rows(reader, len(names), path))
@@ -97,11 +88,6 @@ def _csv(text: TextIO, path: Path) -> Columns:
             for name, fields in zip(names, zip(*rows, strict=True), strict=True)
         }
     )
-
-
-def _lines(first: str, rest: TextIO) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def _names(header: list[str], path: Path) -> list[str]:

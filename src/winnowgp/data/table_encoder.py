@@ -61,9 +61,7 @@ class TableEncoder:
             )
         if unusable:
             raise unusable[0]
-        encoder = cls(tuple(encodings), missing)
-        encoder.encode(table)  # finds what is missing
-        return encoder
+        return cls(tuple(encodings), missing)
 
     @property
     def features(self) -> tuple[str, ...]:

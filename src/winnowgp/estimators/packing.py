@@ -25,6 +25,7 @@ from winnowgp.io.gpytorch_parts import (
 )
 from winnowgp.io.models import packed_posterior, posterior_from
 from winnowgp.io.save import packed, unpacked
+from winnowgp.report import checked_findings
 from winnowgp.selection import Frontier
 
 # Numbers of a fit that may be infinite or absent, and so are written as text.
@@ -177,12 +178,21 @@ def _packed_tabular(model: TabularModel) -> Packed:
 
 
 def _tabular_from(found: Packed) -> TabularModel:
-    return TabularModel(
-        TableEncoder.from_about(found.about["encoder"]),
-        unpacked(found.parts["estimator"]),
-        found.about["id_column"],
-        found.about["findings"],
+    encoder = TableEncoder.from_about(found.about["encoder"])
+    estimator = unpacked(found.parts["estimator"])
+    findings = checked_findings(found.about["findings"])
+    choice, name = findings["choice"], found.about["id_column"]
+    consistent = (
+        isinstance(estimator, SparseGPRegressor | SparseGPClassifier)
+        and len(encoder.features) == estimator.n_features_in_
+        and choice["points"] == estimator.n_inducing_
+        and (choice["frontier"] is None or len(choice["frontier"]) > choice["points"])
+        and len(findings["columns"]) > 0
+        and (name is None or isinstance(name, str))
     )
+    if not consistent:
+        raise ModelFileError("its parts do not belong together")
+    return TabularModel(encoder, estimator, name, findings)
 
 
 PACKINGS = {

@@ -1,5 +1,6 @@
 """One self-contained page about a fitted model. Nothing here computes."""
 
+from winnowgp.report.checked_findings import checked_findings
 from winnowgp.report.findings import Findings
 
-__all__ = ["Findings"]
+__all__ = ["Findings", "checked_findings"]
