@@ -278,3 +278,11 @@ def test_a_fit_without_held_out_rows_says_nothing_of_quality(
     assert run([*words, "--json", "-o", str(out)]) == 0
     assert json.loads(capsys.readouterr().out)["held_out"] is None
     assert run(["plot", str(out), "--what", "calibration", "-o", str(tmp_path / "a.png")]) == 2
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.py"])
+def test_models_are_exported(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    assert run(["export", str(models["y"]), "-o", str(tmp_path / name), "-q"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert run(["export", str(models["y"]), "-o", str(tmp_path / "model.exe")]) == 2

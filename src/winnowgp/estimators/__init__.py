@@ -1,5 +1,6 @@
 """The scikit-learn face: numpy arrays and data frames in and out; and whole tables."""
 
+from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.fit_table import fit_table
 from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
 from winnowgp.estimators.predictive import Predictive, predictive
@@ -13,6 +14,8 @@ __all__ = [
     "SparseGPClassifier",
     "SparseGPRegressor",
     "TabularModel",
+    "export_numpy",
+    "export_onnx",
     "fit_table",
     "kernel_from",
     "predictive",
