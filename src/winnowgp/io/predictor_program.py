@@ -120,8 +120,10 @@ def _kernel(
         X, Z = program.do("MatMul", X, _constant(program, pick)), Z[:, kernel.active_dims]
     if isinstance(kernel, kernels.ScaleKernel):
         k, prior = _kernel(program, kernel.base_kernel, X, Z, select=False)
-        scale = _constant(program, kernel.outputscale)
-        return program.do("Mul", k, scale), program.do("Mul", prior, scale)
+        scale = kernel.outputscale.reshape(1, 1)
+        # One number a point: a runtime may fuse a lone number into a product, in single precision.
+        wide = _constant(program, scale.expand(1, len(Z)))
+        return program.do("Mul", k, wide), program.do("Mul", prior, _constant(program, scale))
     if isinstance(kernel, kernels.AdditiveKernel | kernels.ProductKernel):
         op = "Add" if isinstance(kernel, kernels.AdditiveKernel) else "Mul"
         (k, prior), *others = [_kernel(program, part, X, Z) for part in kernel.kernels]
@@ -148,6 +150,11 @@ def _square_distance(program: Program, kernel: Any, X: str, Z: Tensor) -> str:
     )
     cross = program.do("MatMul", x, _constant(program, 2 * z.mT))
     return program.do("Max", program.do("Sub", norms, cross), program.constant(0.0))
+
+
+def _diagonal(scale: Tensor, Z: Tensor) -> Tensor:
+    """Scales as a matrix, for the same reason as above."""
+    return torch.diag(scale.detach().expand(Z.shape[1]))
 
 
 def _rbf(program: Program, kernel: Any, X: str, Z: Tensor) -> tuple[str, str]:
@@ -200,7 +207,7 @@ def _periodic(program: Program, kernel: Any, X: str, Z: Tensor) -> tuple[str, st
 
 def _linear(program: Program, kernel: Any, X: str, Z: Tensor) -> tuple[str, str]:
     scale = kernel.variance.sqrt().reshape(1, -1).expand(1, Z.shape[1])
-    x = program.do("Mul", X, _constant(program, scale))
+    x = program.do("MatMul", X, _constant(program, _diagonal(scale.reshape(-1), Z)))
     k = program.do("MatMul", x, _constant(program, (Z * scale).mT))
     return k, program.do("RowSum", program.do("Mul", x, x))
 
