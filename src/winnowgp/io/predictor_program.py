@@ -1,4 +1,9 @@
-"""From a posterior to the operations that predict with it."""
+"""From a posterior to the operations that predict with it.
+
+onnxruntime fuses a product of matrices with a lone number before or after it, and with a constant
+added to it, in single precision even where all numbers are double. So numbers are spread over a row
+or written as diagonal matrices, and constants are subtracted, which nothing fuses.
+"""
 
 from collections.abc import Callable
 from math import pi, sqrt
@@ -26,11 +31,8 @@ def add_latents(program: Program, posterior: Posterior, X: str) -> tuple[str, st
     k, prior = _kernel(program, posterior.kernel, X, posterior.Z)
     eye = torch.eye(posterior.M, dtype=posterior.L.dtype)
     inverse = solve_lower(posterior.L, eye)
-    mean = program.do(
-        "Add",
-        _mean(program, posterior.mean, X),
-        program.do("MatMul", k, _constant(program, posterior.weights)),
-    )
+    away = program.do("MatMul", k, _constant(program, posterior.weights))
+    mean = program.do("Sub", away, _negative_mean(program, posterior.mean, X))
     V = program.do("MatMul", k, _constant(program, inverse.mT))
     explained = program.do("RowSum", program.do("Mul", V, V))
     open_variance = program.do("Sub", prior, explained)
@@ -95,19 +97,19 @@ def _poisson(program: Program, mean: str, variance: str) -> tuple[str, str]:
 
 
 def _plus(program: Program, value: str, amount: Tensor) -> str:
-    return program.do("Add", value, _constant(program, amount.reshape(-1)))
+    return program.do("Sub", value, _constant(program, -amount.reshape(-1)))
 
 
-def _mean(program: Program, mean: Any, X: str) -> str:
+def _negative_mean(program: Program, mean: Any, X: str) -> str:
     if isinstance(mean, means.ZeroMean):
         return program.constant(0.0)
     if isinstance(mean, means.ConstantMean):
         level: Any = mean.constant
-        return _constant(program, level.reshape(1))
+        return _constant(program, -level.reshape(1))
     if isinstance(mean, means.LinearMean):
         weights: Any = mean.weights
-        slope = program.do("MatMul", X, _constant(program, weights.reshape(-1, 1)))
-        return slope if mean.bias is None else _plus(program, slope, mean.bias)
+        slope = program.do("MatMul", X, _constant(program, -weights.reshape(-1, 1)))
+        return slope if mean.bias is None else _plus(program, slope, -mean.bias)
     raise _not_exportable(mean)
 
 
@@ -121,7 +123,6 @@ def _kernel(
     if isinstance(kernel, kernels.ScaleKernel):
         k, prior = _kernel(program, kernel.base_kernel, X, Z, select=False)
         scale = kernel.outputscale.reshape(1, 1)
-        # One number a point: a runtime may fuse a lone number into a product, in single precision.
         wide = _constant(program, scale.expand(1, len(Z)))
         return program.do("Mul", k, wide), program.do("Mul", prior, _constant(program, scale))
     if isinstance(kernel, kernels.AdditiveKernel | kernels.ProductKernel):
@@ -153,7 +154,7 @@ def _square_distance(program: Program, kernel: Any, X: str, Z: Tensor) -> str:
 
 
 def _diagonal(scale: Tensor, Z: Tensor) -> Tensor:
-    """Scales as a matrix, for the same reason as above."""
+    """Scales as a matrix."""
     return torch.diag(scale.detach().expand(Z.shape[1]))
 
 
