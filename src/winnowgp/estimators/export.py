@@ -57,9 +57,9 @@ def predictor_program(model: Exportable) -> Program:
     if estimator.likelihood == "poisson" and estimator.posterior_.P > 1:
         raise InputError("counts are exported for one target only; fit one model a target.")
     scale, shift = estimator._y_units.scale.numpy(), estimator._y_units.shift.numpy()
-    mean = program.do(
-        "Add", program.do("Mul", mean, program.constant(scale)), program.constant(shift)
-    )
+    # As a matrix: see `winnowgp.io.predictor_program`.
+    scaled = program.do("MatMul", mean, program.constant(np.diag(scale)))
+    mean = program.do("Add", scaled, program.constant(shift))
     variance = program.do("Mul", variance, program.constant(np.square(scale)))
     width = None if estimator._single_target else estimator.posterior_.P
     if width is None:

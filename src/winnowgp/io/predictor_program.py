@@ -1,8 +1,7 @@
 """From a posterior to the operations that predict with it.
 
-onnxruntime fuses a product of matrices with a lone number before or after it, and with a constant
-added to it, in single precision even where all numbers are double. So numbers are spread over a row
-or written as diagonal matrices, and constants are subtracted, which nothing fuses.
+onnxruntime fuses a product of matrices with a lone number before or after it, in single precision
+even where all numbers are double. So such numbers are spread over a row or written as matrices.
 """
 
 from collections.abc import Callable
@@ -140,9 +139,8 @@ def _kernel(
 def _square_distance(program: Program, kernel: Any, X: str, Z: Tensor) -> str:
     """‖x − z‖² of scaled inputs, centred first so that nothing large cancels."""
     centre, scale = Z.mean(0), kernel.lengthscale.reshape(-1)
-    x = program.do(
-        "Div", program.do("Sub", X, _constant(program, centre)), _constant(program, scale)
-    )
+    shifted = program.do("Sub", X, _constant(program, centre))
+    x = program.do("MatMul", shifted, _constant(program, _diagonal(1 / scale, Z)))
     z = (Z - centre) / scale
     norms = program.do(
         "Add",
