@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.cross_covariance import cross_covariance
+from winnowgp.models.cross_covariance import Cross, cross_covariance
 from winnowgp.models.kernel_blocks import covariance, prior_mean
 from winnowgp.models.observations import Prediction, log_density, observation
 
@@ -90,7 +90,8 @@ class Posterior(nn.Module):
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
         """E[f(x)], O(M) a row."""
         self._check(X)
-        return prior_mean(self.mean, X) + cross_covariance(self.kernel, X, self.Z)[0] @ self.weights
+        k, _ = cross_covariance(self.kernel, self.Z)(X)
+        return prior_mean(self.mean, X) + k @ self.weights
 
     def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
         """Mean and variance of each row, O(M²) a row.
@@ -100,7 +101,8 @@ class Posterior(nn.Module):
                 column, its mean a probability.
         """
         self._check(X)
-        parts = [self._latents(rows) for rows in X.split(_ROWS)]
+        cross = cross_covariance(self.kernel, self.Z)
+        parts = [self._latents(rows, cross) for rows in X.split(_ROWS)]
         mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
         if observed:
             return observation(self.likelihood, mean, variance)
@@ -144,9 +146,9 @@ class Posterior(nn.Module):
         return log_density(self.likelihood, Y, latent.mean, latent.variance)
 
     def _latents(
-        self, X: Float[Tensor, "N D"]
+        self, X: Float[Tensor, "N D"], cross: Cross
     ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N P"]]:
-        k, kff = cross_covariance(self.kernel, X, self.Z)
+        k, kff = cross(X)
         mean = prior_mean(self.mean, X) + k @ self.weights
         # [#P N M] with [#P M 1]
         explained = (k @ self.gain).square() @ self.signs[..., None]
