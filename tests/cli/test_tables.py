@@ -73,7 +73,9 @@ def test_classes_have_probabilities(
         assert row["p_no"] + row["p_yes"] == pytest.approx(1)
         assert row["class"] == ("yes" if row["p_yes"] > 0.5 else "no")
     truth = [row["up"] for row in read(shop.read_text(encoding="utf-8"))]
-    assert np.mean([row["class"] == t for row, t in zip(found, truth, strict=True)]) > 0.8
+    hits = np.mean([row["class"] == t for row, t in zip(found, truth, strict=True)])
+    most_frequent = max(truth.count("yes"), truth.count("no")) / len(truth)
+    assert hits > most_frequent + 0.1
 
 
 def test_counts_have_whole_intervals(shop: Path, models: dict[str, Path], tmp_path: Path) -> None:
