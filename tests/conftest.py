@@ -19,6 +19,7 @@ INNER_ROOMS = [
     "selection",
     "models",
     "training",
+    "io",
     "plots",
     "experiments",
 ]

@@ -9,14 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winnowgp.data import Dataset, Entries
+    from winnowgp.data import Columns, Dataset, Entries, read_columns
     from winnowgp.estimators import (
         GPLVM,
         DeepGPClassifier,
         DeepGPRegressor,
         SparseGPClassifier,
         SparseGPRegressor,
+        TabularModel,
+        fit_table,
     )
+    from winnowgp.io import load, save
     from winnowgp.models import DeepGP, LatentVariableGP, Posterior, SparseGP, VariationalGP
     from winnowgp.training import fit, fit_deep, fit_latent
 
@@ -24,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GPLVM",
+    "Columns",
     "Dataset",
     "DeepGP",
     "DeepGPClassifier",
@@ -34,29 +38,40 @@ __all__ = [
     "SparseGP",
     "SparseGPClassifier",
     "SparseGPRegressor",
+    "TabularModel",
     "VariationalGP",
     "__version__",
     "fit",
     "fit_deep",
     "fit_latent",
+    "fit_table",
+    "load",
+    "read_columns",
+    "save",
 ]
 
 _ROOMS = {
-    "GPLVM": "winnowgp.estimators",
+    "Columns": "winnowgp.data",
     "Dataset": "winnowgp.data",
     "DeepGP": "winnowgp.models",
     "DeepGPClassifier": "winnowgp.estimators",
     "DeepGPRegressor": "winnowgp.estimators",
     "Entries": "winnowgp.data",
+    "GPLVM": "winnowgp.estimators",
     "LatentVariableGP": "winnowgp.models",
     "Posterior": "winnowgp.models",
     "SparseGP": "winnowgp.models",
     "SparseGPClassifier": "winnowgp.estimators",
     "SparseGPRegressor": "winnowgp.estimators",
+    "TabularModel": "winnowgp.estimators",
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
     "fit_deep": "winnowgp.training",
     "fit_latent": "winnowgp.training",
+    "fit_table": "winnowgp.estimators",
+    "load": "winnowgp.io",
+    "read_columns": "winnowgp.data",
+    "save": "winnowgp.io",
 }
 
 

@@ -20,3 +20,15 @@ class TrainingError(WinnowError, RuntimeError):
 
 class DataNotFoundError(WinnowError, FileNotFoundError):
     """A named data set is neither in `$WINNOWGP_DATA` nor in the user's cache."""
+
+
+class ModelFileError(WinnowError, ValueError):
+    """A file is not a model of ours, is damaged, or is from a newer winnowgp."""
+
+
+class NotSaveableError(WinnowError, TypeError):
+    """A thing has a part that a model file has no words for; the message names it."""
+
+
+class MissingExtraError(WinnowError, ImportError):
+    """An optional package is needed; the message has the line that installs it."""

@@ -1,13 +1,17 @@
+from typing import Any
+
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.means import ConstantMean
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.models.kernel_blocks import prior_variance
+from winnowgp.models.cross_covariance import cross_covariance
+from winnowgp.models.kernel_blocks import covariance, prior_variance
 
 
 def data(P: int) -> Dataset:
@@ -126,3 +130,53 @@ def test_wrong_columns_are_named() -> None:
     _, _, posterior = fitted()
     with pytest.raises(InputError, match="1 columns"):
         posterior.predict(torch.zeros(3, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_the_quick_covariance_is_the_kernel_s_own(offset: float) -> None:
+    kernel: Any = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
+    starts: Any = {"outputscale": 2.5, "base_kernel.lengthscale": torch.tensor([[0.6, 0.8, 1.1]])}
+    kernel.initialize(**starts)
+    generator = torch.Generator().manual_seed(0)
+    rows, points = (
+        offset + torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (9, 5)
+    )
+    scaled = (rows[:, None] - points) / kernel.base_kernel.lengthscale
+    dense = 2.5 * torch.exp(-0.5 * scaled.square().sum(-1))
+    k, kff = cross_covariance(kernel, points)(rows)
+    # Differences of numbers around 1e4 carry twelve digits.
+    torch.testing.assert_close(k, dense, rtol=1e-12 if offset == 0 else 1e-9, atol=0)
+    torch.testing.assert_close(kff, torch.full((9,), 2.5, dtype=torch.float64))
+    other, _ = cross_covariance(kernel, points)(rows.requires_grad_())
+    torch.testing.assert_close(other, dense)
+    assert torch.autograd.grad(other.sum(), rows)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("wide", [0.1, 1.7])
+def test_variances_are_those_of_the_definition_even_if_q_is_wider_than_the_prior(
+    wide: float,
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    Z, new = (torch.randn(n, 2, dtype=torch.float64, generator=generator) for n in (6, 11))
+    factor = wide * torch.randn(3, 6, 6, dtype=torch.float64, generator=generator)
+    kernel: Any = ScaleKernel(RBFKernel()).double()
+    posterior = Posterior(
+        kernel,
+        Z,
+        mean=ZeroMean(),
+        likelihood=GaussianLikelihood(),
+        q_mean=torch.randn(6, 3, dtype=torch.float64, generator=generator),
+        q_factor=factor,
+    )
+    V = torch.linalg.solve_triangular(posterior.L, covariance(kernel, Z, new), upper=False)
+    expected = torch.stack(
+        [
+            kernel.outputscale - V.square().sum(0) + (F.mT @ V).square().sum(0)
+            for F in posterior.q_factor
+        ],
+        1,
+    )
+    found = posterior.predict(new)
+    torch.testing.assert_close(found.variance, expected)
+    torch.testing.assert_close(found.mean, V.mT @ posterior.q_mean)
+    assert bool((posterior.signs < 0).any()) == (wide > 1)

@@ -1,14 +1,27 @@
 """The command `winnow`. Heavy imports wait inside the commands, so that `--help` is quick."""
 
+import os
 import sys
-from pathlib import Path
-from typing import Annotated
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
 from winnowgp import __version__
-from winnowgp.cli.output import checked_picture
+from winnowgp.cli.data import data
+from winnowgp.cli.demo import demo
+from winnowgp.cli.export import export
+from winnowgp.cli.fit import fit
+from winnowgp.cli.frontier import frontier
+from winnowgp.cli.info import info
+from winnowgp.cli.plot import plot
+from winnowgp.cli.predict import predict
+from winnowgp.cli.report import report
 from winnowgp.errors import WinnowError
+
+FINE, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     name="winnow",
@@ -16,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 
@@ -35,25 +49,53 @@ def winnow(
     """Gaussian processes that choose their own inducing points."""
 
 
-@app.command()
-def demo(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to save the picture (.png, .pdf, .svg).")
-    ] = Path("winnow-demo.png"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Where randomness starts.")] = 0,
-) -> None:
-    """Choose inducing points for a small curve, and draw before, midway and after."""
-    checked_picture(output)
-    from winnowgp.cli.demo import run_demo
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C ends a command with a line and the code that shells expect."""
 
-    run_demo(output, quiet=quiet, seed=seed)
+    @wraps(command)
+    def wrapped(*args: Any, **words: Any) -> None:
+        try:
+            command(*args, **words)
+        except KeyboardInterrupt:
+            typer.echo("\nwinnow: interrupted; nothing was written.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return wrapped
+
+
+for _command in (fit, predict, info, frontier, report, plot, export, demo, data):
+    app.command()(_interruptible(_command))
+
+
+def run(words: list[str]) -> int:
+    """What the words ask for, and an exit code: 0 fine, 2 a mistake in the input, 1 one of ours."""
+    try:
+        with warnings.catch_warnings():
+            # Of libraries, about themselves; ours are messages of their own.
+            warnings.simplefilter("ignore")
+            app(words, prog_name="winnow")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FINE
+    except (WinnowError, OSError) as error:
+        typer.echo(f"winnow: {_one_line(error)}", err=True)
+        return YOURS
+    except Exception as error:
+        if os.environ.get("WINNOW_TRACEBACK"):
+            raise
+        typer.echo(
+            f"winnow: a mistake of ours ({type(error).__name__}: {_one_line(error)}); please "
+            "report it. WINNOW_TRACEBACK=1 shows where.",
+            err=True,
+        )
+        return OURS
+    return FINE
+
+
+def _one_line(error: BaseException) -> str:
+    """However a library wrapped its message."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def main() -> None:
-    """Entry point: a mistake of the user's ends with one line and exit code 2."""
-    try:
-        app()
-    except (WinnowError, OSError) as error:
-        typer.echo(f"winnow: {error}", err=True)
-        sys.exit(2)
+    """Entry point."""
+    sys.exit(run(sys.argv[1:]))

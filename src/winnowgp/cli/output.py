@@ -1,18 +1,18 @@
-"""Where a picture is to go: checked before any work is done."""
+"""Where a result is to go: checked before any work is done."""
 
 import os
 from pathlib import Path
 
 from winnowgp.errors import InputError
 
-PICTURE_FORMATS = (".png", ".pdf", ".svg")
+PICTURES = (".png", ".pdf", ".svg")
 
 
-def checked_picture(output: Path) -> Path:
-    """`output`, if a picture can be written there."""
-    if output.suffix.lower() not in PICTURE_FORMATS:
+def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
+    """`output`, if a file with one of these endings, or any if none is given, can be written."""
+    if suffixes and not output.name.lower().endswith(suffixes):
         raise InputError(
-            f"`--output` must end in one of {', '.join(PICTURE_FORMATS)}; got {output.name!r}."
+            f"`--output` must end in one of {', '.join(suffixes)}; got {output.name!r}."
         )
     folder = output.absolute().parent
     if not folder.is_dir():

@@ -1,19 +1,27 @@
 """Rows and targets: checked once, standardised, loaded by name."""
 
 from winnowgp.data.catalogue import Table, load_table, table_names
+from winnowgp.data.column_encoding import ColumnEncoding
+from winnowgp.data.columns import Columns
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.embedded import hills
 from winnowgp.data.entries import Entries
 from winnowgp.data.minibatches import minibatches
+from winnowgp.data.read_columns import read_columns
 from winnowgp.data.standardise import Standardiser
+from winnowgp.data.table_encoder import TableEncoder
 
 __all__ = [
+    "ColumnEncoding",
+    "Columns",
     "Dataset",
     "Entries",
     "Standardiser",
     "Table",
+    "TableEncoder",
     "hills",
     "load_table",
     "minibatches",
+    "read_columns",
     "table_names",
 ]

@@ -25,6 +25,14 @@ _DIGESTS = {
 }
 
 
+ORIGINS = {
+    "concrete": "UCI 165, Concrete Compressive Strength: 1,030 rows, target strength",
+    "energy": "UCI 242, Energy Efficiency: 768 rows, target heating_load",
+    "kin8nm": "OpenML 189, DELVE's kin8nm: 8,192 rows, target y",
+    "protein": "UCI 265, Protein Tertiary Structure: 45,730 rows, target rmsd",
+    "qpcr": "Guo et al. 2010 as guo_qpcr.csv of sods/ods: 437 rows of 48 genes, no target",
+}
+
 # Their first column is a word.
 _LABELLED = ("qpcr",)
 
@@ -52,7 +60,7 @@ def load_table(name: str) -> Table:
     """A data set of the paper, its file checked against the known digest."""
     if name not in _DIGESTS:
         raise InputError(f"`name` must be one of {', '.join(_DIGESTS)}; got {name!r}.")
-    content = _find(f"{name}.csv.gz").read_bytes()
+    content = find_table(name).read_bytes()
     if hashlib.sha256(content).hexdigest()[:16] != _DIGESTS[name]:
         raise InputError(f"{name}.csv.gz is not the file it should be; fetch it again.")
     header, *rows = csv.reader(gzip.decompress(content).decode("utf-8").splitlines())
@@ -61,7 +69,9 @@ def load_table(name: str) -> Table:
     return Table(tuple(header[first:]), values, tuple(row[0] for row in rows) if first else ())
 
 
-def _find(file_name: str) -> Path:
+def find_table(name: str) -> Path:
+    """Where the file of a data set is on this machine."""
+    file_name = f"{name}.csv.gz"
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "winnowgp"
     folders = [Path(p) for p in [os.environ.get("WINNOWGP_DATA"), str(cache)] if p]
     for folder in folders:
@@ -69,5 +79,6 @@ def _find(file_name: str) -> Path:
             return folder / file_name
     raise DataNotFoundError(
         f"{file_name} is in none of {', '.join(map(str, folders))}; "
-        "put it there, or point WINNOWGP_DATA at the folder that holds it."
+        "put it there, or point WINNOWGP_DATA at the folder that holds it. "
+        f"It comes from {ORIGINS[name]}."
     )

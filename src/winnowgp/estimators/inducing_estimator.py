@@ -1,7 +1,9 @@
 """What every estimator with inducing points shares: units, the fit, and what it found."""
 
+import os
 from abc import ABC
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
+from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
 from winnowgp.estimators.tensors import tensor
+from winnowgp.io import save
 from winnowgp.models import InducingModel, Prediction
+from winnowgp.selection import Frontier
 from winnowgp.training import Fit, OnProgress, fit
 
 # Rows predicted at once: bounds memory at this many times the number of points.
@@ -42,7 +47,10 @@ class InducingEstimator(BaseEstimator, ABC):
     epochs: tuple[int, int, int]
     batch_size: int | None
     random_state: int | np.random.RandomState | None
+    device: str
     on_progress: OnProgress
+    n_features_in_: int
+    feature_names_in_: Any
 
     def _fit(
         self,
@@ -71,12 +79,15 @@ class InducingEstimator(BaseEstimator, ABC):
             default_candidates=n_candidates,
         )
         seed = int(check_random_state(self.random_state).randint(2**31))
-        generator = torch.Generator().manual_seed(seed)
+        device = _checked_device(self.device)
+        generator = torch.Generator(device=device).manual_seed(seed)
         rows = Dataset.of(X, Y)
         self._x_units = Standardiser.of(rows.X)
         data = Dataset(self._x_units.forward(rows.X), rows.Y)
         kernel = kernel_from(self.kernel, data.D)
-        made = model(kernel, request.locations(data, self._x_units, kernel=kernel, seed=seed))
+        points = request.locations(data, self._x_units, kernel=kernel, seed=seed)
+        made = model(kernel, points).to(device)
+        data = Dataset(data.X.to(device), data.Y.to(device))
         fitted = fit(
             made,
             data,
@@ -87,18 +98,28 @@ class InducingEstimator(BaseEstimator, ABC):
         self._keep(fitted, data.N)
         return fitted
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
+        return save(self, path)
+
     def _keep(self, fitted: Fit[InducingModel], N: int) -> None:
         """What was learnt about points, in the user's units."""
-        self.posterior_ = fitted.posterior
-        self.kernel_ = fitted.posterior.kernel
+        selection, candidates = fitted.selection, fitted.candidates.cpu()
+        frontier = selection.frontier
+        self.posterior_ = fitted.posterior.cpu()
+        self.kernel_ = self.posterior_.kernel
         self.elbo_ = fitted.bound
         self.given_up_ = fitted.given_up / N
-        self.alpha_ = fitted.selection.alpha
-        self.frontier_ = fitted.selection.frontier
+        self.alpha_ = selection.alpha
+        self.frontier_ = (
+            None
+            if frontier is None
+            else Frontier(frontier.bounds.cpu(), frontier.masks.cpu(), frontier.N)
+        )
         self.n_inducing_ = fitted.posterior.M
-        self.inducing_points_ = self._x_units.inverse(fitted.posterior.Z).numpy()
-        self.candidates_ = self._x_units.inverse(fitted.candidates).numpy()
-        self.inclusion_ = fitted.selection.inclusion.numpy()
+        self.inducing_points_ = self._x_units.inverse(self.posterior_.Z).numpy()
+        self.candidates_ = self._x_units.inverse(candidates).numpy()
+        self.inclusion_ = selection.inclusion.cpu().numpy()
 
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units."""
@@ -119,3 +140,16 @@ class InducingEstimator(BaseEstimator, ABC):
         """Of each row and target, in standard units."""
         pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
         return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])
+
+
+def _checked_device(name: str) -> torch.device:
+    """A device that this machine has."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise InputError(
+            f"`device` must be one this machine has, such as 'cpu' or 'cuda'; got {name!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return device

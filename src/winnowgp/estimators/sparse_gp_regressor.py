@@ -53,6 +53,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
         batch_size: rows a step of the paper's schedule looks at; all of them if not given.
         random_state: a seed or RandomState; the same seed gives the same fit.
+        device: where the fit is computed, "cpu" or "cuda"; predictions are always on the CPU.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
 
     Attributes:
@@ -95,6 +96,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         epochs: tuple[int, int, int] = (200, 600, 200),
         batch_size: int | None = None,
         random_state: int | np.random.RandomState | None = None,
+        device: str = "cpu",
         on_progress: OnProgress = silent,
     ) -> None:
         self.kernel = kernel
@@ -109,6 +111,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.epochs = epochs
         self.batch_size = batch_size
         self.random_state = random_state
+        self.device = device
         self.on_progress = on_progress
 
     def fit(self, X: Any, y: Any) -> "SparseGPRegressor":

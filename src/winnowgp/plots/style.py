@@ -1,7 +1,5 @@
 """One look for all pictures, and one safe way to save them."""
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +7,8 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+
+from winnowgp.io import written_whole
 
 # Okabe and Ito's palette: distinguishable with every common colour vision.
 COLOURS = {
@@ -41,18 +41,7 @@ def styled() -> Iterator[None]:
 
 
 def saved(figure: Figure, path: Path) -> Path:
-    """Write the figure whole or not at all: to a neighbouring file, then rename."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    os.close(descriptor)
-    try:
-        with styled():
-            figure.savefig(name)
-        # mkstemp files are private; give the picture the permissions any new file would have.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Write the figure whole or not at all."""
+    with written_whole(path) as part, styled():
+        figure.savefig(part)
     return path

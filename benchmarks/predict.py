@@ -1,0 +1,177 @@
+"""How long a prediction takes: ours, GPflow's cached posteriors, GPyTorch's SVGP, the same M.
+
+    python benchmarks/predict.py --gpflow benchmarks/peers/.venv-gpflow/bin/python
+    python benchmarks/predict.py --report
+
+Mean and variance of 10,000 rows at once and of single rows, eight inputs, an RBF kernel, float64,
+one thread; the least CPU time of many calls, all in one run. Rows go to benchmarks/results/predict.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+
+from records import Records, Row, recorded, table
+from winnowgp.data import Dataset
+from winnowgp.models import SparseGP
+
+POINTS = (32, 128, 512)
+ROWS = (10_000, 1)
+INPUTS = 8
+REPEATS = 20
+PEER = Path(__file__).parent / "peers" / "gpflow_predict.py"
+
+
+class _SVGP(gpytorch.models.ApproximateGP):
+    """GPyTorch's own, as its examples make it."""
+
+    def __init__(self, Z: torch.Tensor) -> None:
+        distribution = gpytorch.variational.CholeskyVariationalDistribution(len(Z)).double()
+        strategy = gpytorch.variational.VariationalStrategy(
+            self, Z, distribution, learn_inducing_locations=False
+        )
+        super().__init__(strategy)
+        self.mean_module = gpytorch.means.ZeroMean()
+        self.covar_module = kernel(Z.shape[1])
+
+    def forward(self, x: Any) -> Any:
+        mean: Any = self.mean_module(x)
+        return gpytorch.distributions.MultivariateNormal(mean, self.covar_module(x))
+
+
+def kernel(D: int) -> Kernel:
+    """The kernel of everybody here."""
+    made = ScaleKernel(RBFKernel(ard_num_dims=D)).double()
+    made.initialize(**{"base_kernel.lengthscale": 2.0})
+    return made
+
+
+def _gpytorch(Z: torch.Tensor) -> Callable[[torch.Tensor], object]:
+    model = _SVGP(Z)
+    model.eval()
+
+    def predict(X: torch.Tensor) -> object:
+        with torch.no_grad(), gpytorch.settings.fast_pred_var():
+            found = model(X)
+            return found.mean, found.variance
+
+    return predict
+
+
+def _winnowgp(Z: torch.Tensor, data: Dataset) -> Callable[[torch.Tensor], object]:
+    posterior = SparseGP(kernel(Z.shape[1]), Z, noise=0.1).posterior(data)
+
+    def predict(X: torch.Tensor) -> object:
+        with torch.no_grad():
+            return posterior.predict(X)
+
+    return predict
+
+
+def _least(call: Callable[[], object], repeats: int) -> Row:
+    call()
+    wall, cpu = [], []
+    for _ in range(repeats):
+        starts = time.perf_counter(), time.process_time()
+        call()
+        wall.append(time.perf_counter() - starts[0])
+        cpu.append(time.process_time() - starts[1])
+    return {"wall_s": min(wall), "cpu_s": min(cpu)}
+
+
+def run(gpflow: str | None) -> None:
+    """Measure everybody, one after another."""
+    records = Records("predict/predict")
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(2000, INPUTS, dtype=torch.float64, generator=generator)
+    data = Dataset.of(X, torch.sin(X[:, 0]))
+    for M in POINTS:
+        peers = {"winnowgp": _winnowgp(X[:M], data), "GPyTorch SVGP": _gpytorch(X[:M])}
+        peers["numpy file"], peers["ONNX"] = _exported(X, M)
+        for name, predict in peers.items():
+            for rows in ROWS:
+                new = torch.randn(rows, INPUTS, dtype=torch.float64, generator=generator)
+                seconds = _least(lambda p=predict, n=new: p(n), REPEATS * (20 if rows == 1 else 1))
+                records.add(peer=name, M=M, rows=rows, **seconds)
+        if gpflow is not None:
+            words = ["--points", str(M), "--inputs", str(INPUTS), "--repeats", str(REPEATS)]
+            answer = subprocess.run(
+                [gpflow, str(PEER), *words, "--rows", ",".join(map(str, ROWS))],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            for line in answer.stdout.splitlines():
+                records.add(**json.loads(line))
+
+
+def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object], ...]:
+    """The same number of points in a numpy file and in onnxruntime."""
+    import runpy
+
+    import onnxruntime
+
+    from winnowgp import SparseGPRegressor
+    from winnowgp.estimators import export_numpy, export_onnx
+
+    model = SparseGPRegressor(candidates=X[:M].numpy(), alpha=1e-9, schedule="paper")
+    model.set_params(epochs=(0, 0, 0))
+    model.fit(X.numpy(), torch.sin(X[:, 0]).numpy())
+    # All candidates, not the draw of the schedule.
+    full = SparseGP(model.posterior_.kernel, X[:M], noise=0.1).posterior(
+        Dataset.of(X, torch.sin(X[:, 0]))
+    )
+    model.posterior_ = full
+    with tempfile.TemporaryDirectory() as folder:
+        predict = runpy.run_path(str(export_numpy(model, Path(folder) / "a.py")))["predict"]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(
+            str(export_onnx(model, Path(folder) / "a.onnx")),
+            options,
+            providers=["CPUExecutionProvider"],
+        )
+    return (
+        lambda rows: predict(rows.numpy()),
+        lambda rows: session.run(None, {"X": rows.numpy()}),
+    )
+
+
+def report() -> None:
+    """CPU milliseconds for the batch, microseconds for one row."""
+    rows = recorded("predict/*")
+    header = ("peer", *(f"M={M}, {n:,} rows" for n in ROWS for M in POINTS))
+    lines = []
+    for peer in dict.fromkeys(row["peer"] for row in rows):
+        cells = {(r["rows"], r["M"]): r["cpu_s"] for r in rows if r["peer"] == peer}
+        shown = [cells.get((n, M), float("nan")) for n in ROWS for M in POINTS]
+        batch, single = shown[: len(POINTS)], shown[len(POINTS) :]
+        lines.append(
+            (peer, *(f"{1e3 * s:.2f} ms" for s in batch), *(f"{1e6 * s:.0f} µs" for s in single))
+        )
+    print(table(header, lines))
+
+
+def main() -> None:
+    """Words typed by a person to calls of the parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--gpflow", help="a Python that has GPflow; without it, GPflow is left out")
+    parser.add_argument("--report", action="store_true", help="measure nothing")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    if not words.report:
+        run(words.gpflow)
+    report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""`winnow fit`: from a table to a model file."""
+
+import hashlib
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from winnowgp.cli.options import Encoding, Json, Quiet, Seed
+from winnowgp.cli.output import checked_output
+from winnowgp.errors import InputError
+
+if TYPE_CHECKING:
+    from winnowgp.estimators import TabularModel
+
+
+def fit(
+    data: Annotated[Path, typer.Argument(help="CSV, CSV.gz or Parquet.", show_default=False)],
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="The column to predict.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to save the model.")] = Path(
+        "model.winnow"
+    ),
+    task: Annotated[str, typer.Option(help="auto, regression, classification or counts.")] = "auto",
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id", help="A column that names rows: no input, repeated in predictions."),
+    ] = None,
+    drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between them.")] = "",
+    missing: Annotated[
+        str,
+        typer.Option(
+            help="error, or impute: numbers by their median and a flag, words by no category; "
+            "rows without a target are left out."
+        ),
+    ] = "error",
+    max_words: Annotated[
+        int, typer.Option(min=1, help="Most categories of a column of words.")
+    ] = 30,
+    tolerance: Annotated[
+        float, typer.Option(help="Nats per row that may be given up; larger keeps fewer points.")
+    ] = 0.01,
+    max_points: Annotated[int | None, typer.Option(help="Most inducing points.")] = None,
+    max_predict_us: Annotated[
+        float | None, typer.Option(help="Most microseconds a prediction may take.")
+    ] = None,
+    alpha: Annotated[
+        str, typer.Option(help="auto, or the strength of the paper's prior, such as 0.05.")
+    ] = "auto",
+    kernel: Annotated[str, typer.Option(help="rbf, matern12, matern32 or matern52.")] = "rbf",
+    test_size: Annotated[
+        float, typer.Option(help="Share of rows held out to measure quality; 0 for none.")
+    ] = 0.2,
+    encoding: Encoding = "utf-8",
+    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Learn to predict a column of a table, and save the model.
+
+    Numbers are used as they are, dates in ISO form as days, words as one 0/1 column each.
+    """
+    checked_output(output)
+    strength = _alpha(alpha)
+    from rich.console import Console
+
+    from winnowgp.cli.phase_bars import PhaseBars
+    from winnowgp.data import read_columns
+    from winnowgp.estimators import fit_table
+
+    table = read_columns(data, encoding=encoding)
+    # Progress goes to stderr: stdout is for the result.
+    with PhaseBars(Console(stderr=True), quiet=quiet or json) as bars:
+        model = fit_table(
+            table,
+            target,
+            task=task,
+            test_size=test_size,
+            id_column=id_column,
+            drop=tuple(name.strip() for name in drop.split(",") if name.strip()),
+            missing=missing,
+            max_words=max_words,
+            kernel=kernel,
+            alpha=strength,
+            tolerance=tolerance,
+            max_points=max_points,
+            max_predict_us=max_predict_us,
+            seed=seed,
+            device=device,
+            settings={
+                "command": shlex.join(["winnow", *sys.argv[1:]]),
+                "data": data.name,
+                "data_sha256": _digest(data),
+            },
+            on_progress=bars.update,
+        )
+    model.save(output)
+    _say(model, output, left_out=table.N - model.findings["rows"], quiet=quiet, json=json)
+
+
+def _alpha(alpha: str) -> str | float:
+    if alpha == "auto":
+        return alpha
+    try:
+        return float(alpha)
+    except ValueError:
+        raise InputError(f"`--alpha` must be auto or a number; got {alpha!r}.") from None
+
+
+def _digest(data: Path) -> str:
+    with data.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _say(model: "TabularModel", output: Path, *, left_out: int, quiet: bool, json: bool) -> None:
+    if quiet and not json:
+        return
+    from winnowgp.cli.summary import as_json, print_summary
+
+    if json:
+        typer.echo(as_json(model.findings, file=str(output)))
+        return
+    print_summary(model.findings)
+    if left_out:
+        typer.echo(f"{left_out} rows without a target were left out.")
+    typer.echo(f"model: {output}")

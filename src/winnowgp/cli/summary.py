@@ -1,0 +1,85 @@
+"""A model in a few lines, for people and for machines."""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from winnowgp.report import Findings
+
+
+def as_json(findings: Findings, *, file: str) -> str:
+    """What `info` knows, in one JSON object."""
+    choice = findings["choice"]
+    quality = findings["quality"]
+    return json.dumps(
+        {
+            "file": file,
+            "target": findings["target"],
+            "task": findings["task"],
+            "classes": findings["classes"],
+            "rows": findings["rows"],
+            "train_rows": findings["train_rows"],
+            "inputs": [
+                {"name": c["name"], "kind": c["kind"], "relevance": c["relevance"]}
+                for c in findings["columns"]
+            ],
+            "points": choice["points"],
+            "asked": choice["asked"],
+            "alpha": choice["alpha"],
+            "bound_nats": choice["bound"],
+            "evidence_gap_nats": choice["evidence_gap"],
+            "given_up_nats_per_row": choice["given_up"],
+            "held_out": None
+            if quality is None
+            else {
+                "rows": quality["rows"],
+                **{m["name"]: m["value"] for m in quality["metrics"]},
+                "coverage": quality["coverage"],
+            },
+            "timings": findings["timings"],
+            "settings": findings["settings"],
+        },
+        ensure_ascii=False,
+    )
+
+
+def print_summary(findings: Findings) -> None:
+    """Target, inputs, points, and quality beside that of a constant prediction."""
+    console = Console()
+    choice, quality = findings["choice"], findings["quality"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("target", f"{findings['target']} ({findings['task']}: {findings['why_task']})")
+    table.add_row("inputs", _inputs(findings))
+    table.add_row("rows", f"{findings['train_rows']} to learn from, {_held_out(findings)} held out")
+    table.add_row("points", f"{choice['points']} inducing points kept; asked for {choice['asked']}")
+    table.add_row("given up", f"{choice['given_up']:.4f} nats per row")
+    table.add_row(
+        "time",
+        f"fit {findings['timings']['fit_s']:.1f} s, "
+        f"prediction {findings['timings']['predict_us']:.1f} µs a row",
+    )
+    console.print(table)
+    if quality is None:
+        return
+    scores = Table(title="On held-out rows", title_justify="left")
+    for name in ("", "model", "constant"):
+        scores.add_column(name, justify="left" if not name else "right")
+    for metric in quality["metrics"]:
+        scores.add_row(metric["name"], f"{metric['value']:.4g}", f"{metric['baseline']:.4g}")
+    for level, share in quality["coverage"]:
+        if level == 0.95:
+            scores.add_row("within the 95 % interval", f"{100 * share:.1f} %", "")
+    console.print(scores)
+
+
+def _inputs(findings: Findings) -> str:
+    ranked = sorted(findings["columns"], key=lambda c: -(c["relevance"] or 0.0))
+    shown = ", ".join(c["name"] for c in ranked[:8])
+    more = f" and {len(ranked) - 8} more" if len(ranked) > 8 else ""
+    order = "most relevant first" if ranked[0]["relevance"] is not None else "in no order"
+    return f"{shown}{more} ({order})" if len(ranked) > 1 else shown
+
+
+def _held_out(findings: Findings) -> int:
+    return 0 if findings["quality"] is None else findings["quality"]["rows"]

@@ -1,0 +1,163 @@
+"""How one column of a table becomes numbers, the same way always."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnowgp.data.columns import Columns
+from winnowgp.errors import InputError
+
+_SECONDS_A_DAY = 86_400.0
+_DECIMAL_COMMA = re.compile(r"[+-]?[\d.]*,\d+|[+-]?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnEncoding:
+    """A number, a date (in days), or words of which each becomes a column of zeros and ones."""
+
+    name: str
+    kind: str
+    """"number", "date" or "words"."""
+    typical: float | str
+    """The median, or the most frequent word: what stands in for a missing number."""
+    flagged: bool = False
+    """Whether a second column says where a number was missing."""
+    words: tuple[str, ...] = ()
+    """Most frequent first."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns that it becomes."""
+        if self.kind == "words":
+            return tuple(f"{self.name}={word}" for word in self.words)
+        return (self.name, f"{self.name} missing") if self.flagged else (self.name,)
+
+    def encode(self, table: Columns, *, impute: bool) -> NDArray[np.float64]:
+        """`[N features]`. A word never seen, or missing, is a row of zeros."""
+        if self.kind == "words":
+            found = table.words(self.name)
+            self._check_missing(np.array([word is None for word in found]), impute=impute)
+            known = {word: place for place, word in enumerate(self.words)}
+            places = np.array([known.get(word, -1) for word in found])
+            return (places[:, None] == np.arange(len(self.words))).astype(np.float64)
+        values = numbers_or_dates(table, self.name, date=self.kind == "date")
+        if values is None:
+            raise InputError(
+                f"column {self.name!r} held {self.kind}s when the model was fitted; "
+                f"now it has {_example(table, self.name, self.kind)!r}."
+            )
+        check_finite(self.name, values)
+        missing = np.isnan(values)
+        self._check_missing(missing, impute=impute)
+        filled = np.where(missing, self.typical, values).astype(np.float64)
+        return np.stack([filled, missing.astype(np.float64)] if self.flagged else [filled], axis=1)
+
+    def _check_missing(self, missing: NDArray[np.bool_], *, impute: bool) -> None:
+        if not impute and missing.any():
+            row = int(missing.argmax()) + 1
+            raise InputError(
+                f"column {self.name!r} has {int(missing.sum())} missing values, the first in row "
+                f"{row}; fill them in, or fit with missing='impute' (`--missing impute`)."
+            )
+
+    def about(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "typical": self.typical,
+            "flagged": self.flagged,
+            "words": list(self.words),
+        }
+
+    @classmethod
+    def from_about(cls, about: dict[str, Any]) -> "ColumnEncoding":
+        """The way back."""
+        return cls(**{**about, "words": tuple(about["words"])})
+
+
+def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncoding:
+    """What a column is, from what is in it.
+
+    Raises:
+        InputError: nothing is in it, or too many different words.
+    """
+    for date in (False, True):
+        values = numbers_or_dates(table, name, date=date)
+        if values is not None:
+            check_finite(name, values)
+            missing = np.isnan(values)
+            if missing.all():
+                raise InputError(f"column {name!r} is empty; leave it out (`--drop`).")
+            typical = float(np.median(values[~missing]))
+            return ColumnEncoding(name, "date" if date else "number", typical, bool(missing.any()))
+    counts = Counter(word for word in table.words(name) if word is not None)
+    if len(counts) > max_words:
+        raise TooManyWordsError(
+            f"column {name!r} has {len(counts)} different words, such as "
+            f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out (`--drop`), "
+            f"say that it names rows (`--id`), or allow more (`--max-words`)."
+            f"{_decimal_comma(counts)}",
+            name,
+        )
+    words = tuple(word for word, _ in counts.most_common())
+    return ColumnEncoding(name, "words", words[0], words=words)
+
+
+class TooManyWordsError(InputError):
+    """A column of words looks like names or numbers of rows rather than like categories."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+def numbers_or_dates(table: Columns, name: str, *, date: bool) -> NDArray[np.float64] | None:
+    """The column as numbers, dates as days since 1970; None if it holds something else."""
+    if not date:
+        return table.numbers(name)
+    words = table.words(name)
+    try:
+        return np.array([np.nan if word is None else _days(word) for word in words])
+    except ValueError:
+        return None
+
+
+def check_finite(name: str, values: NDArray[np.float64]) -> None:
+    """An error that names the row of the first infinity, or of a number beyond 1e150."""
+    huge = np.abs(values) > 1e150
+    if huge.any():
+        row = int(huge.argmax())
+        raise InputError(
+            f"column {name!r} has {values[row]:g} in row {row + 1}; numbers must be finite and "
+            "below 1e150."
+        )
+
+
+def _days(text: str) -> float:
+    moment = datetime.fromisoformat(text)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment.timestamp() / _SECONDS_A_DAY
+
+
+def _example(table: Columns, name: str, kind: str) -> str:
+    """A word that is not of the kind."""
+    for word in table.words(name):
+        if word is not None:
+            try:
+                _days(word) if kind == "date" else float(word)
+            except ValueError:
+                return word[:40]
+    return ""
+
+
+def _decimal_comma(counts: Counter[str]) -> str:
+    """Advice for numbers written as in 3,14."""
+    if all(_DECIMAL_COMMA.fullmatch(word) for word in counts):
+        return " These look like numbers with decimal commas; write them with points."
+    return ""

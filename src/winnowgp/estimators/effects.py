@@ -1,0 +1,110 @@
+"""What each column does: how much it matters, and what changing it alone changes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from winnowgp.data import ColumnEncoding, TableEncoder
+from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
+from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
+from winnowgp.report.findings import Curve, Effect
+
+STEPS = 41
+MOST_CLASSES = 6
+
+Values = NDArray[np.float64]
+
+
+def relevances(kernel: Kernel, encoder: TableEncoder) -> dict[str, float] | None:
+    """1 / lengthscale of each column in standard units, the largest of its features.
+
+    None unless the kernel has one lengthscale a feature.
+    """
+    scales = [
+        1 / part.lengthscale.detach().reshape(-1).numpy()
+        for part in kernel.modules()
+        if isinstance(part, Kernel)
+        and part.has_lengthscale
+        and part.lengthscale.numel() == len(encoder.features)
+    ]
+    if not scales:
+        return None
+    of_features = np.max(scales, axis=0)
+    ends = np.cumsum([len(column.features) for column in encoder.columns])[:-1]
+    parts = np.split(of_features, ends)
+    return {
+        column.name: float(part.max()) if len(part) else 0.0
+        for column, part in zip(encoder.columns, parts, strict=True)
+    }
+
+
+def column_effect(
+    model: SparseGPRegressor | SparseGPClassifier,
+    encoder: TableEncoder,
+    column: ColumnEncoding,
+    *,
+    between: tuple[float, float] | None,
+) -> Effect:
+    """Predictions as one column changes and all others stay typical, with ± 2 sd of the function.
+
+    Args:
+        between: the ends of the grid, for numbers and dates.
+    """
+    at: list[Any] = (
+        list(column.words)
+        if between is None
+        else np.linspace(between[0], between[1], STEPS).tolist()
+    )
+    X = np.hstack(
+        [
+            _features(other, at if other is column else [other.typical] * len(at))
+            for other in encoder.columns
+        ]
+    )
+    curves = (
+        _class_curves(model, X) if isinstance(model, SparseGPClassifier) else [_curve(model, X)]
+    )
+    return {"column": column.name, "kind": column.kind, "at": at, "curves": curves}
+
+
+def _features(column: ColumnEncoding, values: list[Any]) -> Values:
+    if column.kind == "words":
+        return np.array([[float(word == value) for word in column.words] for value in values])
+    numbers = np.array(values, dtype=np.float64)[:, None]
+    return np.hstack([numbers, np.zeros_like(numbers)]) if column.flagged else numbers
+
+
+def _curve(model: SparseGPRegressor, X: Values) -> Curve:
+    """The mean of an observation, and the band of the function without its noise."""
+    f_mean, f_sd = model.predict(X, return_std=True, observed=False)
+    lower, upper = f_mean - 2 * f_sd, f_mean + 2 * f_sd
+    if model.likelihood == "poisson":
+        lower, upper = (
+            model.likelihood_.forward(torch.from_numpy(end)).mean.numpy() for end in (lower, upper)
+        )
+    mean = model.predict(X)
+    return {"label": "", "mean": mean.tolist(), "lower": lower.tolist(), "upper": upper.tolist()}
+
+
+def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
+    """Probability of the second of two classes with a band, or of several without."""
+    probability = model.predict_proba(X)
+    if len(model.classes_) == 2:
+        latent = model.posterior_.predict(model._inputs(X))
+        mean, sd = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
+        return [
+            {
+                "label": str(model.classes_[1]),
+                "mean": probability[:, 1].tolist(),
+                "lower": norm.cdf(mean - 2 * sd).tolist(),
+                "upper": norm.cdf(mean + 2 * sd).tolist(),
+            }
+        ]
+    return [
+        {"label": str(label), "mean": p.tolist(), "lower": [], "upper": []}
+        for label, p in list(zip(model.classes_, probability.T, strict=True))[:MOST_CLASSES]
+    ]

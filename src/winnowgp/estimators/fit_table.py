@@ -1,0 +1,239 @@
+"""From a table to a model of it, measured on rows held out."""
+
+import platform
+from importlib.metadata import version
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnowgp import __version__
+from winnowgp.data import Columns, TableEncoder
+from winnowgp.errors import InputError
+from winnowgp.estimators.effects import relevances
+from winnowgp.estimators.film import Film
+from winnowgp.estimators.quality import classification_quality, regression_quality
+from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
+from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
+from winnowgp.estimators.table_findings import (
+    choice,
+    column_summary,
+    effects,
+    noise_sd,
+    predict_us,
+    target_summary,
+    training,
+)
+from winnowgp.estimators.tabular_model import TASKS, TabularModel
+from winnowgp.report.findings import Findings, Quality
+from winnowgp.training import OnProgress, silent
+
+_MOST_CLASSES = 50
+
+
+def fit_table(
+    table: Columns,
+    target: str,
+    *,
+    task: str = "auto",
+    test_size: float = 0.2,
+    id_column: str | None = None,
+    drop: tuple[str, ...] = (),
+    missing: str = "error",
+    max_words: int = 30,
+    kernel: str = "rbf",
+    alpha: str | float = "auto",
+    tolerance: float = 0.01,
+    max_points: int | None = None,
+    max_predict_us: float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    settings: dict[str, str] | None = None,
+    on_progress: OnProgress = silent,
+) -> TabularModel:
+    """Learn to predict one column of a table from the others.
+
+    Args:
+        target: the column to predict. Rows without it are left out if `missing` is "impute".
+        task: "regression", "classification", "counts", or "auto": classification if the target
+            holds words or two different values, regression otherwise.
+        test_size: share of the rows held out to measure quality, drawn with `seed`; 0 for none.
+        id_column: names rows; not an input, and repeated beside predictions.
+        drop: columns to leave out.
+        missing: "error" or "impute"; see `TableEncoder`.
+        max_words: most categories of a column of words.
+        settings: further words to keep with the model, such as the command that made it.
+
+    The other arguments are those of the estimators.
+    """
+    ignored = (*drop, *(() if id_column is None else (id_column,)))
+    table.check_has([target], said_by="`target`")
+    table.check_has(ignored, said_by="`drop` and `id_column`")
+    if target in ignored:
+        raise InputError(f"{target!r} cannot be the target and be left out; choose one.")
+    if not 0 <= test_size < 1:
+        raise InputError(f"`test_size` must be a share from 0 to below 1; got {test_size}.")
+    table = _with_target(table, target, missing=missing)
+    task, why = _task(table, target, task)
+    inputs = table.without([target, *ignored])
+    train, test = _split(table.N, test_size, seed=seed)
+    encoder = TableEncoder.learn(inputs.rows(train), missing=missing, max_words=max_words)
+    y = _targets(table, target, task, train)
+    film = Film(on_progress)
+    points: dict[str, Any] = {
+        "alpha": alpha,
+        "tolerance": tolerance,
+        "max_points": max_points,
+        "max_predict_us": max_predict_us,
+    }
+    estimator = _estimator(task)(
+        kernel, random_state=seed, device=device, on_progress=film, **points
+    )
+    X = encoder.encode(inputs)
+    start = perf_counter()
+    estimator.fit(X[train], y[train])
+    fit_seconds = perf_counter() - start
+    estimator.on_progress = silent
+    relevant = relevances(estimator.kernel_, encoder)
+    summaries = [column_summary(inputs, column, relevant) for column in encoder.columns]
+    findings: Findings = {
+        "target": target,
+        "task": task,
+        "why_task": why,
+        "classes": [str(c) for c in getattr(estimator, "classes_", [])],
+        "rows": table.N,
+        "train_rows": len(train),
+        "columns": summaries,
+        "target_summary": target_summary(table, target, task),
+        "kernel": kernel,
+        "noise_sd": noise_sd(estimator),
+        "choice": choice(estimator, len(train), asked=_asked(points)),
+        "quality": _quality(estimator, X, y, train, test),
+        "effects": effects(estimator, encoder, summaries, X),
+        "training": training(film, estimator, encoder, relevant),
+        "timings": {"fit_s": fit_seconds, "predict_us": predict_us(estimator, X)},
+        "settings": {
+            "winnowgp": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "gpytorch", "numpy", "scikit-learn")},
+            "seed": str(seed),
+            "device": device,
+            "test_size": f"{test_size:g}",
+            "missing": missing,
+            **(settings or {}),
+        },
+    }
+    return TabularModel(encoder, estimator, id_column, findings)
+
+
+def _with_target(table: Columns, target: str, *, missing: str) -> Columns:
+    absent = np.array([word is None for word in table.words(target)])
+    if absent.any() and missing == "error":
+        raise InputError(
+            f"the target {target!r} is missing in {int(absent.sum())} rows, first in row "
+            f"{int(absent.argmax()) + 1}; fill it in, or leave such rows out (`--missing impute`)."
+        )
+    kept = table.rows(~absent)
+    if kept.N < 2:
+        raise InputError(f"the table has {kept.N} rows with a target; a fit needs at least 2.")
+    return kept
+
+
+def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
+    """What to do, and why in words."""
+    values = table.numbers(target)
+    different = len(set(table.words(target)))
+    if task == "auto":
+        if values is None:
+            return _checked_task("classification", table, target), "the target holds words"
+        if different == 2:
+            return "classification", "the target has two different values"
+        return "regression", "the target holds numbers"
+    if task not in TASKS:
+        raise InputError(f"`task` must be auto, {', '.join(TASKS)}; got {task!r}.")
+    return _checked_task(task, table, target), "as asked"
+
+
+def _checked_task(task: str, table: Columns, target: str) -> str:
+    values = table.numbers(target)
+    if task == "classification":
+        different = len(set(table.words(target)))
+        if not 2 <= different <= _MOST_CLASSES:
+            raise InputError(
+                f"the target {target!r} has {different} different values; classification takes 2 "
+                f"to {_MOST_CLASSES}. Is it the right column?"
+            )
+    elif values is None:
+        raise InputError(
+            f"the target {target!r} holds words; `--task {task}` needs numbers. "
+            "Say `--task classification`, or choose another target."
+        )
+    elif task == "counts" and not ((values >= 0) & (values == np.round(values))).all():
+        raise InputError(
+            f"the target {target!r} must hold whole numbers of at least 0 for `--task counts`."
+        )
+    return task
+
+
+def _targets(table: Columns, target: str, task: str, train: NDArray[Any]) -> NDArray[Any]:
+    if task == "classification":
+        words = table.words(target).astype(str)
+        if len(set(words[train])) < 2:
+            raise InputError(
+                f"only one class of {target!r} is among the {len(train)} training rows; "
+                "give more rows, or another `--seed`."
+            )
+        return words
+    values = table.numbers(target)
+    assert values is not None
+    bad = ~(np.abs(values) < 1e150)
+    if bad.any():
+        raise InputError(
+            f"the target {target!r} has {values[bad][0]:g} in row {int(bad.argmax()) + 1}; it must "
+            "be finite and below 1e150."
+        )
+    return values
+
+
+def _split(N: int, test_size: float, *, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    order = np.random.default_rng(seed).permutation(N)
+    held_out = round(N * test_size)
+    if N - held_out < 1:
+        raise InputError(f"`test_size` {test_size:g} leaves none of {N} rows to learn from.")
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def _estimator(task: str) -> Any:
+    if task == "classification":
+        return SparseGPClassifier
+    likelihood = "poisson" if task == "counts" else "gaussian"
+
+    def made(kernel: str, **words: Any) -> SparseGPRegressor:
+        return SparseGPRegressor(kernel, likelihood=likelihood, **words)
+
+    return made
+
+
+def _quality(
+    estimator: Any,
+    X: NDArray[np.float64],
+    y: NDArray[Any],
+    train: NDArray[Any],
+    test: NDArray[Any],
+) -> Quality | None:
+    if not len(test):
+        return None
+    if isinstance(estimator, SparseGPClassifier):
+        return classification_quality(estimator, X[test], y[test], train_labels=y[train])
+    return regression_quality(estimator, X[test], y[test], y_train=y[train])
+
+
+def _asked(points: dict[str, Any]) -> str:
+    if points["max_points"] is not None:
+        return f"at most {points['max_points']} points"
+    if points["max_predict_us"] is not None:
+        return f"at most {points['max_predict_us']:g} µs a prediction"
+    if points["alpha"] != "auto":
+        return f"the paper's prior with α = {points['alpha']:g}"
+    return f"at most {points['tolerance']:g} nats per row given up"

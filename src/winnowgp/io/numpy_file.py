@@ -1,0 +1,143 @@
+"""A program as one Python file that needs numpy and nothing else."""
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+
+from winnowgp import __version__
+from winnowgp.io.program import Program
+from winnowgp.io.written_whole import written_whole
+
+_OPS = {
+    "Add": "{0} + {1}",
+    "Sub": "{0} - {1}",
+    "Mul": "{0} * {1}",
+    "Div": "{0} / {1}",
+    "MatMul": "{0} @ {1}",
+    "Pow": "{0} ** {1}",
+    "Max": "np.maximum({0}, {1})",
+    "Exp": "np.exp({0})",
+    "Sqrt": "np.sqrt({0})",
+    "Sin": "np.sin({0})",
+    "Softplus": "np.logaddexp(0.0, {0})",
+    "Softmax": "_softmax({0})",
+    "Ndtr": "_ndtr({0})",
+    "RowSum": "{0}.sum(-1, keepdims=True)",
+    "Mean1": "{0}.mean(1)",
+    "Unsqueeze1": "{0}[:, None]",
+    "Squeeze1": "{0}[:, 0]",
+    "Missing": "np.isnan({0}).astype(float)",
+    "Filled": "np.where(np.isnan({0}), {1}, {0})",
+    "OneHot": "({0}[:, None] == {1}).astype(float)",
+}
+
+_FILE = '''"""A predictor exported by winnowgp {version}. It needs numpy and nothing else.
+
+{about}
+
+    from {module} import predict
+    answer = predict({example})
+
+`answer` is a dictionary of arrays: {outputs}.
+"""
+
+import base64
+import io
+import math
+
+import numpy as np
+
+ABOUT = {facts}
+ROWS = 4096  # at once, so that memory stays small
+
+
+def predict(data):
+    """Predictions for the rows of `data`, {data}."""
+    columns = {columns}
+    parts = [_part(*rows) for rows in _chunks(columns)]
+    return {{name: np.concatenate([part[name] for part in parts]) for name in {names}}}
+
+
+def _chunks(columns):
+    total = len(columns[0])
+    if any(len(column) != total for column in columns):
+        raise ValueError("all columns must have one length")
+    for start in range(0, max(total, 1), ROWS):
+        yield [column[start : start + ROWS] for column in columns]
+
+
+def _numbers(values, width):
+    array = np.asarray(values, dtype=np.float64)
+    expected = 1 if width is None else 2
+    if array.ndim != expected or (width is not None and array.shape[1] != width):
+        raise ValueError(f"expected {{'one number a row' if width is None else f'[N, {{width}}]'}}")
+    return array
+
+
+def _words(values):
+    return np.asarray(["" if value is None else str(value) for value in values], dtype=str)
+
+
+def _ndtr(z):
+    return 0.5 * np.vectorize(math.erfc, otypes=[float])(-z / math.sqrt(2))
+
+
+def _softmax(f):
+    e = np.exp(f - f.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _part({arguments}):
+{steps}
+    return {{{answers}}}
+
+
+_C = dict(np.load(io.BytesIO(base64.b64decode({constants})), allow_pickle=False))
+'''
+
+
+def save_numpy(program: Program, path: Path) -> Path:
+    """Write a program as a Python file, whole or not at all."""
+    with written_whole(path) as part:
+        part.write_text(numpy_source(program, path.stem), encoding="utf-8")
+    return path
+
+
+def numpy_source(program: Program, module: str) -> str:
+    """The text of the file."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, allow_pickle=False, **program.constants)
+    steps = []
+    for step in program.steps:
+        names = [f"_C[{n!r}]" if n in program.constants else n for n in step.inputs]
+        text = "np.concatenate([{}], 1)".format(", ".join(names))
+        if step.op != "Concat":
+            text = _OPS[step.op].format(*names)
+        steps.append(f"    {step.output} = {text}")
+    single = len(program.inputs) == 1 and program.inputs[0].width is not None
+    columns = [
+        f"_words(data[{given.name!r}])"
+        if given.words
+        else f"_numbers({'data' if single else f'data[{given.name!r}]'}, {given.width})"
+        for given in program.inputs
+    ]
+    # JSON, not repr: no name of a column can end the docstring.
+    keys = ", ".join(f"{json.dumps(given.name)}: [...]" for given in program.inputs)
+    return _FILE.format(
+        version=__version__,
+        about="\n".join(f"{name}: {json.dumps(v)}" for name, v in program.about.items()),
+        module=module,
+        example="X" if single else "{" + keys + "}",
+        outputs=", ".join(program.outputs),
+        facts=repr(program.about),
+        data="an array" if single else "a dictionary of columns",
+        columns="[" + ", ".join(columns) + "]",
+        names=list(program.outputs),
+        arguments=", ".join(f"input{i}" for i in range(len(program.inputs))),
+        steps="\n".join(steps),
+        answers=", ".join(f"{name!r}: {value}" for name, (value, _) in program.outputs.items()),
+        constants=repr(base64.b64encode(packed.getvalue()).decode()),
+    )

@@ -1,0 +1,28 @@
+"""Files that appear whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A neighbouring file to write to, renamed to `path` at the end; removed if anything fails.
+
+    An interruption counts as a failure too: what stood at `path` before is untouched.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
+    os.close(descriptor)
+    part = Path(name)
+    try:
+        yield part
+        # mkstemp files are private; give this one the permissions any new file would have.
+        umask = os.umask(0)
+        os.umask(umask)
+        part.chmod(0o666 & ~umask)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

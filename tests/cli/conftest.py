@@ -1,0 +1,61 @@
+"""A newcomer's files: strings, holes, names of rows, dates; and models of them."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from winnowgp.cli.main import run
+
+N = 60
+HEADER = ["id", "x", "town", "day", "y", "up", "visits"]
+
+
+def rows() -> list[list[Any]]:
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0, 6, N)
+    town = rng.choice(["Oslo", "Rome", "São Paulo"], N)
+    y = np.sin(x) + 1.5 * (town == "Rome") + 0.1 * rng.normal(size=N)
+    visits = rng.poisson(np.exp(1 + 0.5 * y))
+    return [
+        [
+            f"r{i}",
+            "" if i % 20 == 7 else f"{x[i]:.4f}",
+            town[i],
+            f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}",
+            f"{y[i]:.4f}",
+            "yes" if y[i] > 0.7 else "no",
+            visits[i],
+        ]
+        for i in range(N)
+    ]
+
+
+def write(path: Path, table: list[list[Any]], header: list[str] = HEADER) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *table])
+    return path
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The table as a CSV file."""
+    return write(tmp_path_factory.mktemp("shop") / "shop.csv", rows())
+
+
+QUICK = ["--missing", "impute", "--id", "id", "--tolerance", "0.3", "--quiet"]
+DROPS = {"y": "up,visits", "up": "y,visits,day", "visits": "y,up,day,town"}
+
+
+@pytest.fixture(scope="session")
+def models(shop: Path) -> dict[str, Path]:
+    """A model for each task, by its target."""
+    found = {}
+    for target, drop in DROPS.items():
+        found[target] = shop.parent / f"{target}.winnow"
+        task = "counts" if target == "visits" else "auto"
+        words = ["fit", str(shop), "-t", target, "--drop", drop, "--task", task, *QUICK]
+        assert run([*words, "-o", str(found[target])]) == 0
+    return found

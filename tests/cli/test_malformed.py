@@ -1,0 +1,339 @@
+"""Five hundred damaged files: one line that says what to do, exit code 2, no file left behind."""
+
+import gzip
+import io
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save as save_tensors
+
+from winnowgp.cli.main import run
+from winnowgp.io import read_packed
+from winnowgp.io.model_file import _digest
+
+Make = Callable[[random.Random, str], bytes]
+"""From randomness and a good CSV to bytes of a bad file."""
+
+
+def lines_of(good: str) -> list[list[str]]:
+    return [line.split(",") for line in good.splitlines()]
+
+
+def text_of(lines: list[list[str]]) -> bytes:
+    return ("\n".join(",".join(line) for line in lines) + "\n").encode()
+
+
+def wrong_type(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    place = rng.choice([lines[0].index("x"), lines[0].index("day")])
+    lines[rng.randrange(1, len(lines))][place] = rng.choice(
+        ["tall", "1.2.3", "0x1F", "1e", "1_000"]
+    )
+    return text_of(lines)
+
+
+def not_finite(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    value = rng.choice(["inf", "-inf", "1e200", "Infinity", "-1e308", "1e999"])
+    lines[rng.randrange(1, len(lines))][lines[0].index("x")] = value
+    return text_of(lines)
+
+
+def ragged(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    row = lines[rng.randrange(1, len(lines))]
+    row.extend(["1"] * rng.randrange(1, 5)) if rng.random() < 0.5 else row.pop()
+    return text_of(lines)
+
+
+def lacks_a_column(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    place = lines[0].index(rng.choice(["x", "town", "day"]))
+    return text_of([line[:place] + line[place + 1 :] for line in lines])
+
+
+def duplicated_header(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    a, b = rng.sample(range(len(lines[0])), 2)
+    lines[0][a] = lines[0][b]
+    return text_of(lines)
+
+
+def nameless_header(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    lines[0][rng.randrange(len(lines[0]))] = rng.choice(["", " ", "\t"])
+    return text_of(lines)
+
+
+def bad_encoding(rng: random.Random, good: str) -> bytes:
+    content = bytearray(good.encode())
+    content[rng.randrange(len(content))] = rng.choice([0xFF, 0xFE, 0x80, 0xC0, 0xE9])
+    return (
+        bytes(content) if rng.random() < 0.7 else good.encode(rng.choice(["utf-16-le", "utf-32"]))
+    )
+
+
+def binary(rng: random.Random, good: str) -> bytes:
+    return rng.randbytes(rng.randrange(1, 5000)).replace(b"\n", b"\0", 1) + b"\0"
+
+
+def empty(rng: random.Random, good: str) -> bytes:
+    header = good.splitlines()[0].encode()
+    return rng.choice(
+        [b"", b"\n", b"  \n\n", b"\r\n" * 9, header, header + b"\n\n\n", b"\xef\xbb\xbf"]
+    )
+
+
+def huge_field(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    lines[rng.randrange(len(lines))][0] = (
+        '"' + rng.choice("ab,\n") * rng.randrange(140_000, 300_000) + '"'
+    )
+    return text_of(lines)
+
+
+def open_quote(rng: random.Random, good: str) -> bytes:
+    lines = lines_of(good)
+    row = lines[rng.randrange(1, len(lines))]
+    row[rng.randrange(len(row))] = rng.choice(['"', '"never closed', '"x"y'])
+    return text_of(lines)
+
+
+def cut_gzip(rng: random.Random, good: str) -> bytes:
+    content = gzip.compress(good.encode())
+    return content[: rng.randrange(2, len(content) - 1)]
+
+
+def damaged_gzip(rng: random.Random, good: str) -> bytes:
+    content = bytearray(gzip.compress(good.encode()))
+    for _ in range(20):
+        content[rng.randrange(12, len(content))] ^= rng.randrange(1, 256)
+    return bytes(content)
+
+
+def parquet_of(columns: dict[str, Any]) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+def good_parquet(good: str) -> bytes:
+    header, *rows = lines_of(good)
+    return parquet_of({name: [row[i] for row in rows] for i, name in enumerate(header)})
+
+
+def cut_parquet(rng: random.Random, good: str) -> bytes:
+    content = good_parquet(good)
+    return content[: rng.randrange(4, len(content) - 1)]
+
+
+def damaged_parquet(rng: random.Random, good: str) -> bytes:
+    """The end of the footer says where everything is; any change to it is fatal."""
+    content = bytearray(good_parquet(good))
+    content[-rng.randrange(1, 8)] ^= rng.randrange(1, 256)
+    return bytes(content)
+
+
+def odd_parquet(rng: random.Random, good: str) -> bytes:
+    n = rng.randrange(1, 9)
+    return parquet_of(
+        rng.choice(
+            [
+                {"x": [[1.0]] * n, "town": ["Oslo"] * n, "day": ["2024-01-01"] * n},
+                {"x": [{"a": 1}] * n, "town": ["Oslo"] * n, "day": ["2024-01-01"] * n},
+                {"x": [b"\xff"] * n, "town": ["Oslo"] * n, "day": ["2024-01-01"] * n},
+                {"x": ["high"] * n, "town": ["Oslo"] * n, "day": ["2024-01-01"] * n},
+                {"x": [float("inf")] * n, "town": ["Oslo"] * n, "day": ["2024-01-01"] * n},
+                {"x": [1.0] * n, "town": ["Oslo"] * n, "day": [True] * n},
+                {"x": [1.0] * n, "town": ["Oslo"] * n},
+                {"x": [], "town": [], "day": []},
+                {},
+            ]
+        )
+    )
+
+
+def garbage_parquet(rng: random.Random, good: str) -> bytes:
+    return b"PAR1" + rng.randbytes(rng.randrange(0, 400)) + rng.choice([b"", b"PAR1"])
+
+
+TABLES: dict[Make, int] = {
+    wrong_type: 35,
+    not_finite: 25,
+    ragged: 25,
+    lacks_a_column: 10,
+    duplicated_header: 20,
+    nameless_header: 15,
+    bad_encoding: 30,
+    binary: 25,
+    empty: 15,
+    huge_field: 15,
+    open_quote: 20,
+    cut_gzip: 20,
+    damaged_gzip: 20,
+    cut_parquet: 35,
+    damaged_parquet: 15,
+    odd_parquet: 25,
+    garbage_parquet: 15,
+}
+
+
+def cut_model(rng: random.Random, good: bytes) -> bytes:
+    return good[: rng.randrange(len(good))]
+
+
+def damaged_model(rng: random.Random, good: bytes) -> bytes:
+    content = bytearray(good)
+    length = int.from_bytes(good[:8], "little")
+    place = rng.choice([rng.randrange(8), rng.randrange(8 + length, len(good))])
+    content[place] ^= rng.randrange(1, 256)
+    return bytes(content)
+
+
+def foreign_model(rng: random.Random, good: bytes) -> bytes:
+    return rng.choice(
+        [
+            rng.randbytes(rng.randrange(3000)),
+            pickle.dumps({"a": [1] * rng.randrange(100)}),
+            save_tensors({"w": torch.zeros(rng.randrange(1, 9))}),
+            b"[" * rng.randrange(100, 100_000),
+            (10**6).to_bytes(8, "little") + b"{" * 10**6,
+            b"a,b\n1,2\n" * rng.randrange(1, 50),
+            len(b'{"__metadata__":3}').to_bytes(8, "little") + b'{"__metadata__":3}',
+        ]
+    )
+
+
+WRONG: list[Any] = [None, -1, 1e9, "word", [], {}, [1, "a"], True, {"part": "x"}, "os.system", [[]]]
+
+
+def forged_model(rng: random.Random, good: bytes, folder: Path) -> bytes:
+    """A random field of the outline, taken out or made nonsense, under a checksum that fits."""
+    (folder / "forge").write_bytes(good)
+    packed = read_packed(folder / "forge")
+    (folder / "forge").unlink()
+    outline = packed.outline()
+    place: Any = outline
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = rng.choice(keys)
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
+            break
+        place = inner
+    if rng.random() < 0.3:
+        del place[key]
+    else:
+        place[key] = rng.choice([w for w in WRONG if type(w) is not type(inner)])
+    text, tensors = json.dumps(outline, sort_keys=True), packed.all_tensors()
+    metadata = {"format": "winnowgp", "version": "1", "written_by": "?", "outline": text}
+    return save_tensors(tensors, metadata=metadata | {"sha256": _digest(text, tensors)})
+
+
+@pytest.fixture(scope="module")
+def small_model(shop: Path) -> Path:
+    """Of x, town and day, where nothing may be missing."""
+    lines = lines_of(shop.read_text(encoding="utf-8"))
+    kept = [line[1:5] for line in lines if line[1]]
+    clean = shop.parent / "clean.csv"
+    clean.write_bytes(text_of(kept))
+    model = shop.parent / "clean.winnow"
+    assert run(["fit", str(clean), "-t", "y", "-o", str(model), "-q", "--tolerance", "1"]) == 0
+    return model
+
+
+def refused(words: list[str], folder: Path, before: set[Path], capfd: Any) -> str:
+    """What was said, after checking how it was said."""
+    code = run(words)
+    said = capfd.readouterr()
+    assert code == 2, (words, said)
+    assert said.err.startswith("winnow: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+    assert len(said.err) < 700
+    assert said.out == ""
+    assert set(folder.iterdir()) == before
+    return said.err
+
+
+@pytest.mark.parametrize("make", TABLES, ids=lambda make: make.__name__)
+def test_damaged_tables(
+    make: Make, small_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(make.__name__)
+    good = (small_model.parent / "clean.csv").read_text(encoding="utf-8")
+    bad = tmp_path / "bad"
+    for i in range(TABLES[make]):
+        bad.write_bytes(make(rng, good))
+        words = ["predict", str(small_model), str(bad), "-o", str(tmp_path / "out.csv"), "-q"]
+        fits = make in (ragged, duplicated_header, nameless_header, binary, empty, huge_field)
+        if fits and i % 2:
+            words = ["fit", str(bad), "-t", "y", "-o", str(tmp_path / "out.winnow"), "-q"]
+        said = refused(words, tmp_path, {bad}, capfd)
+        assert "mistake of ours" not in said
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cut", 40), ("damaged", 30), ("foreign", 25)])
+def test_damaged_models(
+    kind: str, count: int, small_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make = {"cut": cut_model, "damaged": damaged_model, "foreign": foreign_model}[kind]
+    rng, good, bad = random.Random(kind), small_model.read_bytes(), tmp_path / "bad"
+    for i in range(count):
+        bad.write_bytes(make(rng, good))
+        table = str(small_model.parent / "clean.csv")
+        words = [
+            ["info", str(bad)],
+            ["predict", str(bad), table, "-o", str(tmp_path / "out.csv")],
+            ["frontier", str(bad), "-o", str(tmp_path / "out.png")],
+            ["report", str(bad), "-o", str(tmp_path / "out.html")],
+        ][i % 4]
+        refused(words, tmp_path, {bad}, capfd)
+
+
+def test_forged_models(
+    small_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some changes are harmless, such as another name of a phase; none may break a command."""
+    rng, good, bad = random.Random(7), small_model.read_bytes(), tmp_path / "bad"
+    codes = []
+    for _ in range(60):
+        bad.write_bytes(forged_model(rng, good, tmp_path))
+        for words in (
+            ["info", str(bad)],
+            ["predict", str(bad), str(small_model.parent / "clean.csv")],
+            ["frontier", str(bad)],
+            ["report", str(bad), "-o", str(tmp_path / "out.html")],
+        ):
+            codes.append(run(words))
+            said = capfd.readouterr().err
+            assert codes[-1] in (0, 2), said
+            assert "Traceback" not in said
+            (tmp_path / "out.html").unlink(missing_ok=True)
+    assert codes.count(2) > 0.8 * len(codes)
+
+
+@pytest.mark.parametrize("make", [binary, cut_gzip, bad_encoding, cut_parquet])
+def test_a_sample_in_a_process_of_its_own(make: Make, small_model: Path, tmp_path: Path) -> None:
+    good = (small_model.parent / "clean.csv").read_text(encoding="utf-8")
+    (tmp_path / "bad").write_bytes(make(random.Random(0), good))
+    result = subprocess.run(
+        [sys.executable, "-m", "winnowgp", "predict", str(small_model), "bad", "-o", "out.csv"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["bad"]

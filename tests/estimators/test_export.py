@@ -1,0 +1,167 @@
+"""Exported predictors say what `predict` says, in a runtime of their own."""
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpytorch import kernels
+from numpy.typing import NDArray
+
+from winnowgp import Columns, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
+from winnowgp.data.column_encoding import numbers_or_dates
+from winnowgp.errors import InputError, NotSaveableError
+from winnowgp.estimators import export_numpy, export_onnx
+
+rng = np.random.default_rng(2)
+X = rng.uniform(0, 6, (70, 3)) * [1, 10, 0.1] + [0, 1000, 0]
+y = np.sin(X[:, 0]) + 0.1 * X[:, 2] + 0.1 * rng.normal(size=70)
+NEW = rng.uniform(-1, 7, (40, 3)) * [1, 10, 0.1] + [0, 1000, 0]
+QUICK: dict[str, Any] = {
+    "schedule": "paper",
+    "alpha": 0.01,
+    "epochs": (20, 5, 10),
+    "n_candidates": 12,
+    "random_state": 0,
+}
+Answers = dict[str, NDArray[np.float64]]
+
+
+def by_onnx(model: Any, folder: Path, data: Any) -> Answers:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    path = export_onnx(model, folder / "model.onnx")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feed = data if isinstance(data, dict) else {"X": data}
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, feed), strict=True))
+
+
+def by_numpy(model: Any, folder: Path, data: Any) -> Answers:
+    path = export_numpy(model, folder / "model.py")
+    return runpy.run_path(str(path))["predict"](data)
+
+
+WAYS: dict[str, Callable[[Any, Path, Any], Answers]] = {"onnx": by_onnx, "numpy": by_numpy}
+K = kernels
+KERNELS: dict[str, Any] = {
+    "rbf": "rbf",
+    "matern12": "matern12",
+    "matern32": "matern32",
+    "matern52": "matern52",
+    "rq": K.ScaleKernel(K.RQKernel(ard_num_dims=3)),
+    "periodic": K.ScaleKernel(K.PeriodicKernel(ard_num_dims=3)),
+    "sum": K.ScaleKernel(K.RBFKernel(active_dims=(2, 0))) + K.LinearKernel() + K.ConstantKernel(),
+    "product": K.RBFKernel() * K.PeriodicKernel(active_dims=(0,))
+    + K.LinearKernel(active_dims=(1,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel(kernel: str, way: str, tmp_path: Path) -> None:
+    model = SparseGPRegressor(KERNELS[kernel], **QUICK).fit(X, y)
+    mean, sd = model.predict(NEW, return_std=True)
+    found = WAYS[way](model, tmp_path, NEW)
+    np.testing.assert_allclose(found["mean"], mean, atol=1e-9 * mean.std())
+    np.testing.assert_allclose(found["variance"], sd**2, rtol=1e-8)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("likelihood", ["gaussian", "student-t", "laplace", "poisson"])
+def test_every_likelihood(likelihood: str, way: str, tmp_path: Path) -> None:
+    counts = likelihood == "poisson"
+    targets = rng.poisson(np.exp(1 + y)) if counts else np.stack([y, 3 * y + 7], 1)
+    model = SparseGPRegressor(likelihood=likelihood, **QUICK).fit(X, targets)
+    mean, sd = model.predict(NEW, return_std=True)
+    found = WAYS[way](model, tmp_path, NEW)
+    assert found["mean"].shape == mean.shape
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(found["variance"], sd**2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classes(classes: int, way: str, tmp_path: Path) -> None:
+    labels = np.where(y > 0.5, "up", np.where(y > -0.3, "mid" if classes == 3 else "low", "low"))
+    model = SparseGPClassifier(**QUICK).fit(X, labels)
+    found = WAYS[way](model, tmp_path, NEW)
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(NEW), atol=1e-6)
+    assert model.predict_proba(NEW).std(0).max() > 0.05
+
+
+EVIL = '"""\nraise SystemExit("evil")\n"""'
+
+
+@pytest.fixture(scope="module")
+def tabular() -> tuple[TabularModel, Columns]:
+    N = 50
+    x = np.where(np.arange(N) % 9 == 4, np.nan, X[:N, 0])
+    town = np.array(["Oslo", EVIL, "São Paulo"], dtype=object)[np.arange(N) % 3]
+    day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
+    table = Columns.of({EVIL: x, "v0": town, "c0": day, "y": y[:N]})
+    return fit_table(table, "y", missing="impute", tolerance=0.5), table
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_preprocessing_is_included(
+    way: str, tabular: tuple[TabularModel, Columns], tmp_path: Path
+) -> None:
+    """Missing numbers, words never seen or missing, dates; names of columns that bite."""
+    model, table = tabular
+    later = table.rows(np.arange(20))
+    words = later.values["v0"].copy()
+    words[0], words[1] = "Paris", None
+    later = Columns({**later.values, "v0": words})
+    data: dict[str, Any] = {
+        c.name: np.array([w or "" for w in later.words(c.name)], dtype=object)
+        if c.kind == "words"
+        else numbers_or_dates(later, c.name, date=c.kind == "date")
+        for c in model.encoder.columns
+    }
+    found = WAYS[way](model, tmp_path, data)
+    expected = model.predict(later)
+    np.testing.assert_allclose(found["mean"], expected["mean"], rtol=1e-5)
+    np.testing.assert_allclose(np.sqrt(found["variance"]), expected["sd"], rtol=1e-5)
+
+
+def test_the_numpy_file_needs_numpy_alone_and_any_number_of_rows(tmp_path: Path) -> None:
+    model = SparseGPRegressor(**QUICK).fit(X, y)
+    export_numpy(model, tmp_path / "small.py")
+    many = np.tile(NEW, (250, 1))  # more than are predicted at once
+    np.save(tmp_path / "many.npy", many)
+    code = (
+        "import sys, numpy as np\nfrom small import predict\n"
+        "for n in (0, 1, 10_000): print(predict(np.load('many.npy')[:n])['mean'][-1:].tolist())\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'winnowgp', 'scipy'}))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    none, one, all_rows, modules = result.stdout.splitlines()
+    assert (none, modules) == ("[]", "[]")
+    assert json.loads(one) == pytest.approx(model.predict(NEW[:1]), rel=1e-6)
+    assert json.loads(all_rows) == pytest.approx(model.predict(NEW[-1:]), rel=1e-6)
+
+
+def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
+    model = SparseGPRegressor(K.PolynomialKernel(power=2), **QUICK).fit(X, y)
+    with pytest.raises(NotSaveableError, match="PolynomialKernel cannot be exported"):
+        export_numpy(model, tmp_path / "a.py")
+    counts = np.stack([np.round(np.exp(y))] * 2, 1)
+    several = SparseGPRegressor(likelihood="poisson", **QUICK).fit(X, counts)
+    with pytest.raises(InputError, match="one target only"):
+        export_numpy(several, tmp_path / "a.py")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_named_like_an_output_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    table = Columns.of({"mean": X[:30, 0], "y": y[:30]})
+    with pytest.raises(InputError, match="rename the column"):
+        export_onnx(fit_table(table, "y", tolerance=1.0), tmp_path / "a.onnx")

@@ -1,0 +1,146 @@
+"""Every kernel, mean and likelihood comes back as it was."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch import constraints, kernels, likelihoods, means, priors
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+
+from winnowgp.errors import NotSaveableError
+from winnowgp.io.gpytorch_parts import (
+    kernel_from_packed,
+    likelihood_from,
+    mean_from_packed,
+    packed_kernel,
+    packed_likelihood,
+    packed_mean,
+)
+from winnowgp.models.kernel_blocks import covariance, prior_mean
+from winnowgp.models.observations import log_density, observation, owned
+
+EXP: Any = {"transform": torch.exp, "inv_transform": torch.log}
+SIGMOID: Any = {"transform": torch.sigmoid, "inv_transform": torch.logit}
+KERNELS: dict[str, Kernel] = {
+    "rbf": kernels.RBFKernel(ard_num_dims=3),
+    "matern": kernels.MaternKernel(nu=1.5),
+    "rq": kernels.RQKernel(ard_num_dims=3),
+    "periodic": kernels.PeriodicKernel(),
+    "cosine": kernels.CosineKernel(),
+    "linear": kernels.LinearKernel(),
+    "polynomial": kernels.PolynomialKernel(power=3),
+    "piecewise": kernels.PiecewisePolynomialKernel(q=1),
+    "mixture": kernels.SpectralMixtureKernel(num_mixtures=4, ard_num_dims=3),
+    "constant": kernels.ConstantKernel(),
+    "active": kernels.ScaleKernel(kernels.RBFKernel(active_dims=(2, 0), ard_num_dims=2)),
+    "active outside": kernels.ScaleKernel(kernels.ConstantKernel(), active_dims=(1,)),
+    "sum": kernels.RBFKernel(active_dims=(0,)) + kernels.ScaleKernel(kernels.LinearKernel()),
+    "product of sums": (kernels.RBFKernel() + kernels.ConstantKernel())
+    * kernels.ScaleKernel(kernels.MaternKernel(nu=0.5) * kernels.PeriodicKernel()),
+    "interval": kernels.RBFKernel(lengthscale_constraint=constraints.Interval(0.1, 3.0)),
+    "greater": kernels.ScaleKernel(
+        kernels.RBFKernel(lengthscale_constraint=constraints.GreaterThan(0.2)),
+        outputscale_constraint=constraints.Positive(**EXP),
+    ),
+    "priors": kernels.ScaleKernel(
+        kernels.RBFKernel(lengthscale_prior=priors.LogNormalPrior(0.5, 1.0)),
+        outputscale_prior=priors.GammaPrior(2.0, 0.15),
+    ),
+}
+MEANS: dict[str, Mean] = {
+    "zero": means.ZeroMean(),
+    "constant": means.ConstantMean(),
+    "linear": means.LinearMean(3),
+    "no bias": means.LinearMean(3, bias=False),
+}
+LIKELIHOODS: dict[str, Likelihood] = {
+    "gaussian": likelihoods.GaussianLikelihood(noise_constraint=constraints.GreaterThan(1e-6)),
+    "gaussian with a prior": likelihoods.GaussianLikelihood(
+        noise_prior=priors.GammaPrior(1.1, 2.0)
+    ),
+    "bernoulli": likelihoods.BernoulliLikelihood(),
+    "poisson": likelihoods.PoissonLikelihood(),
+    "student": likelihoods.StudentTLikelihood(),
+    "laplace": likelihoods.LaplaceLikelihood(),
+    "beta": likelihoods.BetaLikelihood(),
+    "negative binomial": likelihoods.NegativeBinomialLikelihood(),
+    "softmax": likelihoods.SoftmaxLikelihood(num_classes=3, mixing_weights=False),
+    "softmax mixed": likelihoods.SoftmaxLikelihood(num_features=2, num_classes=3),
+}
+X = torch.rand(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def disturbed(module: Any) -> Any:
+    """In float64, and with parameters unlike those of a constructor."""
+    module = module.double()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.linspace(0.1, 0.7, p.numel(), dtype=p.dtype).reshape(p.shape))
+    return module
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_comes_back_as_it_was(name: str) -> None:
+    kernel = disturbed(KERNELS[name])
+    back = kernel_from_packed(packed_kernel(kernel))
+    assert torch.equal(covariance(back, X, X[:4]), covariance(kernel, X, X[:4]))
+    assert [n for n, *_ in back.named_priors()] == [n for n, *_ in kernel.named_priors()]
+    assert {n for n, _ in back.named_parameters()} == {n for n, _ in kernel.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_comes_back_as_it_was(name: str) -> None:
+    mean = disturbed(MEANS[name])
+    back = mean_from_packed(packed_mean(mean))
+    assert torch.equal(prior_mean(back, X), prior_mean(mean, X))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_a_likelihood_comes_back_as_it_was(name: str) -> None:
+    likelihood = owned(disturbed(LIKELIHOODS[name]))
+    back = likelihood_from(packed_likelihood(likelihood))
+    F = getattr(likelihood, "num_features", 1)
+    mean, variance = X[:, :F] - 0.3, X[:, :F] + 0.2
+    Y = torch.full((7, 1), 0.5 if name == "beta" else 1.0, dtype=torch.float64)
+    assert torch.equal(
+        log_density(back, Y, mean, variance), log_density(likelihood, Y, mean, variance)
+    )
+    assert torch.equal(
+        observation(back, mean, variance).variance, observation(likelihood, mean, variance).variance
+    )
+
+
+def test_a_transform_and_a_bound_are_kept() -> None:
+    kernel = disturbed(KERNELS["greater"])
+    back: Any = kernel_from_packed(packed_kernel(kernel))
+    assert back.base_kernel.raw_lengthscale_constraint.lower_bound == pytest.approx(0.2)
+    assert back.raw_outputscale_constraint._transform is torch.exp
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        back.base_kernel.lengthscale = 0.1
+
+
+class _MyKernel(kernels.RBFKernel):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (_MyKernel(), "_MyKernel cannot be saved"),
+        (kernels.ScaleKernel(_MyKernel()) + kernels.LinearKernel(), "_MyKernel cannot be saved"),
+        (kernels.RBFKernel(batch_shape=torch.Size([2])), "RBFKernel cannot be saved.*raw_lengthsc"),
+        (
+            kernels.RBFKernel(lengthscale_constraint=constraints.Positive(**SIGMOID)),
+            "transform sigmoid",
+        ),
+        (
+            kernels.RBFKernel(lengthscale_prior=priors.SmoothedBoxPrior(0.1, 1.0)),
+            "SmoothedBoxPrior cannot be saved",
+        ),
+    ],
+)
+def test_what_cannot_be_saved_is_named(kernel: Kernel, message: str) -> None:
+    with pytest.raises(NotSaveableError, match=message):
+        packed_kernel(kernel)

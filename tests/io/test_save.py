@@ -1,0 +1,210 @@
+"""Models in files: as they were, whole or not at all, and nothing executed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, PoissonLikelihood
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+import winnowgp
+from winnowgp import Dataset, Posterior, SparseGP, VariationalGP
+from winnowgp.errors import InputError, ModelFileError, NotSaveableError
+from winnowgp.io import FORMAT_VERSION, Packed, read_packed, save, write_packed
+from winnowgp.io.model_file import _digest
+
+X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+DATA = Dataset.of(X, torch.stack([torch.sin(X[:, 0]), torch.cos(X[:, 0])], 1))
+
+
+def sparse(M: int, dtype: torch.dtype = torch.float64) -> SparseGP:
+    kernel = ScaleKernel(RBFKernel()) + MaternKernel(nu=2.5)
+    return SparseGP(kernel, X[:: max(40 // max(M, 1), 1)][:M].to(dtype), noise=0.1)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return save(sparse(5).posterior(DATA), tmp_path / "model.winnow")
+
+
+@pytest.mark.parametrize("M", [0, 1, 2, 13, 40])
+def test_a_posterior_comes_back_at_any_size(M: int, tmp_path: Path) -> None:
+    posterior = sparse(M).posterior(DATA)
+    back = winnowgp.load(save(posterior, tmp_path / "a"))
+    ours, theirs = posterior.predict(X, observed=True), back.predict(X, observed=True)
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-10, atol=1e-12)
+    assert back.M == M
+
+
+def test_the_factor_of_a_nearly_singular_covariance_is_kept(tmp_path: Path) -> None:
+    plain = sparse(13).posterior(DATA)
+    q: Any = {name: getattr(plain, name) for name in ("mean", "likelihood", "q_mean", "q_factor")}
+    # As if another machine had needed another jitter.
+    posterior = Posterior(plain.kernel, plain.Z, **q, L=1.5 * plain.L)
+    assert not torch.allclose(posterior.predict(X).variance, plain.predict(X).variance)
+    back = winnowgp.load(save(posterior, tmp_path / "a"))
+    torch.testing.assert_close(
+        back.predict(X).variance, posterior.predict(X).variance, rtol=1e-10, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_models_come_back_ready_to_train(dtype: torch.dtype, tmp_path: Path) -> None:
+    data = Dataset(X.to(dtype), DATA.Y.to(dtype))
+    model = sparse(8, dtype)
+    model.candidates.requires_grad_(False)
+    back = winnowgp.load(save(model, tmp_path / "a"))
+    assert torch.equal(back.bound(data), model.bound(data))
+    assert {n: p.requires_grad for n, p in back.named_parameters()} == {
+        n: p.requires_grad for n, p in model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), PoissonLikelihood()])
+def test_a_variational_model_keeps_its_q(likelihood: Any, tmp_path: Path) -> None:
+    data = Dataset.of(X, (DATA.Y > 0).double())
+    made = VariationalGP(ScaleKernel(RBFKernel()), X[::5], likelihood=likelihood, targets=2)
+    model = made.with_best_q(data)
+    back = winnowgp.load(save(model, tmp_path / "a"))
+    assert torch.equal(back.bound(data), model.bound(data))
+    assert torch.equal(back.posterior(data).predict(X).mean, model.posterior(data).predict(X).mean)
+
+
+def test_the_file_is_a_safetensors_file(file: Path) -> None:
+    assert load_tensors(file.read_bytes())["Z"].shape == (5, 1)
+
+
+def test_the_file_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    many = torch.linspace(0, 6, 4000, dtype=torch.float64)[:, None]
+    large = sparse(5).posterior(Dataset.of(many, many.sin()))
+    small = sparse(5).posterior(Dataset.of(X, X.sin()))
+    sizes = [save(p, tmp_path / "a").stat().st_size for p in (large, small)]
+    assert abs(sizes[0] - sizes[1]) < 10
+
+
+def test_a_file_cut_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
+    content = file.read_bytes()
+    for length in [*range(0, len(content), 61), len(content) - 1]:
+        cut = tmp_path / "cut"
+        cut.write_bytes(content[:length])
+        with pytest.raises(ModelFileError, match=r"cut.*(fit anew|`winnow fit` wrote)"):
+            winnowgp.load(cut)
+
+
+def test_a_changed_byte_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
+    content = bytearray(file.read_bytes())
+    written_by = content.index(b'"written_by"')
+    for place in [*range(0, len(content), 23), len(content) - 1]:
+        if written_by <= place < written_by + 24:
+            continue  # who wrote it is only said in messages
+        changed = bytearray(content)
+        changed[place] ^= 0b101
+        bad = tmp_path / "bad"
+        bad.write_bytes(changed)
+        with pytest.raises(ModelFileError):
+            winnowgp.load(bad)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x,y\n1,2\n", b"\x80\x04\x95pickle", b"\x89PNG\r\n\x1a\n" + bytes(100), b"{}" * 40],
+)
+def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ModelFileError, match="is not a winnowgp model"):
+        winnowgp.load(tmp_path / "a")
+
+
+def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(save_tensors({"w": X}, metadata={"format": "pt"}))
+    with pytest.raises(ModelFileError, match="is not a winnowgp model"):
+        winnowgp.load(tmp_path / "a")
+
+
+def rewritten(file: Path, change: Any) -> Path:
+    """The file with its outline and metadata changed, and a checksum that fits."""
+    packed = read_packed(file)
+    outline, metadata = packed.outline(), {"version": str(FORMAT_VERSION)}
+    change(outline, metadata)
+    text, tensors = json.dumps(outline), packed.all_tensors()
+    whole = {"format": "winnowgp", "written_by": "9.9", "outline": text}
+    whole |= {"sha256": _digest(text, tensors), **metadata}
+    file.write_bytes(save_tensors(tensors, metadata=whole))
+    return file
+
+
+def test_a_newer_version_says_what_to_do(file: Path) -> None:
+    newer = rewritten(file, lambda outline, metadata: metadata.update(version="7"))
+    with pytest.raises(ModelFileError, match=r"winnowgp 9\.9 in format 7.*pip install --upgrade"):
+        winnowgp.load(newer)
+
+
+def _in_kernel(**changes: Any) -> Any:
+    def change(outline: Any, metadata: Any) -> None:
+        outline["parts"]["kernel"]["about"]["kernels"][1] |= changes
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o, m: o.update(kind="os.system"), "does not know"),
+        (lambda o, m: o.update(kind=["Posterior"]), "does not understand"),
+        (lambda o, m: o["parts"].pop("kernel"), "does not understand"),
+        (lambda o, m: m.update(version="one"), "does not understand"),
+        (lambda o, m: m.update(version="0"), "does not understand"),
+        (_in_kernel(name="eval"), "does not know"),
+        (_in_kernel(arguments={"nu": 2.5, "ard_num_dims": 10**15}), "impossible size"),
+        (_in_kernel(arguments={"nu": 2.5, "ard_num_dims": 2}), "does not fit"),
+        (_in_kernel(arguments={"nu": 7.5}), "does not understand"),
+        (_in_kernel(constraints=3), "does not understand"),
+    ],
+)
+def test_a_file_made_by_hand_is_refused(file: Path, change: Any, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message) as raised:
+        winnowgp.load(rewritten(file, change))
+    assert str(file) in str(raised.value)
+
+
+def test_an_outline_of_a_thousand_levels_is_refused(tmp_path: Path) -> None:
+    inner = Packed("Kernel")
+    for _ in range(200):
+        inner = Packed("Kernel", parts={"k": inner})
+    path = write_packed(inner, tmp_path / "a")
+    with pytest.raises(ModelFileError):
+        winnowgp.load(path)
+
+
+def test_an_interrupted_save_leaves_what_was_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file.read_bytes()
+
+    def interrupted(self: Path, content: bytes) -> None:
+        with self.open("wb") as part:
+            part.write(content[:10])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(sparse(9).posterior(DATA), file)
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere" / "a"):
+        with pytest.raises(InputError, match="folder that exists"):
+            save(sparse(2), path)
+
+
+def test_other_things_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(NotSaveableError, match="a Linear cannot be saved"):
+        save(torch.nn.Linear(1, 1), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,129 @@
+"""The report, opened in a real browser."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browser import Browser, absent
+from winnowgp import Columns, TabularModel, fit_table
+from winnowgp.report import report_page, save_report
+
+EVIL = "</script><script>window.evil=1</script><img src=x onerror='window.evil=2'>"
+needs_browser = pytest.mark.skipif(absent() is not None, reason=absent() or "")
+
+
+def table(N: int = 50) -> Columns:
+    rng = np.random.default_rng(3)
+    x, town = rng.uniform(0, 6, N), rng.choice(["Oslo", EVIL], N)
+    y = np.sin(x) + (town == "Oslo") + 0.1 * rng.normal(size=N)
+    day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
+    words = np.where(y > 1, "high", np.where(y > 0, "middle", "low"))
+    return Columns.of({EVIL: x, "town": town, "day": day, "y": y, "class": words})
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, TabularModel]:
+    settings = {"command": f"winnow fit '{EVIL}'"}
+    quick: dict[str, Any] = {"tolerance": 0.5, "settings": settings}
+    return {
+        "regression": fit_table(table(), "y", drop=("class",), **quick),
+        "classification": fit_table(table(), "class", drop=("y", "day"), **quick),
+        "untested": fit_table(table(30), "y", drop=("class", "town"), test_size=0, **quick),
+    }
+
+
+TASKS = ("regression", "classification", "untested")
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, models: dict[str, TabularModel], tmp_path: Path) -> Path:
+    return save_report(models[request.param].findings, tmp_path / "report.html")
+
+
+def test_the_page_refers_to_nothing_outside(models: dict[str, TabularModel]) -> None:
+    text = report_page(models["regression"].findings)
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", text.replace(EVIL, ""))
+    assert EVIL not in text
+    addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+
+
+@needs_browser
+@pytest.mark.parametrize("page", TASKS, indirect=True)
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_opens_without_complaint_in_any_light_and_width(
+    page: Path, dark: bool, width: int
+) -> None:
+    with Browser(width=width, dark=dark) as browser:
+        browser.open(page)
+        assert browser.complaints() == []
+        assert browser.run("return document.querySelectorAll('svg').length") >= 5
+        assert browser.run("return document.documentElement.scrollWidth") == width
+        assert browser.run("return window.evil") is None
+        assert browser.run("return performance.getEntriesByType('resource').length") == 0
+        shade = browser.run("return getComputedStyle(document.body).backgroundColor")
+        assert (max(map(int, re.findall(r"\d+", shade))) < 60) == dark
+        # Nothing drawn is NaN, and no text is undefined.
+        assert "NaN" not in browser.run("return document.querySelector('main').innerHTML")
+        assert "undefined" not in browser.run("return document.body.innerText")
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["regression"], indirect=True)
+def test_the_controls_work(page: Path, models: dict[str, TabularModel]) -> None:
+    findings = models["regression"].findings
+    moments = findings["training"]["moments"]
+    with Browser() as browser:
+        browser.open(page)
+        said = "return document.getElementById('now').textContent"
+        assert browser.run(said).startswith(f"Step {moments[-1]['step']} of")
+        # The slider shows the step it stands on, with as many points as the fit had then.
+        for i in (0, len(moments) // 2):
+            browser.run(
+                f"const s = document.getElementById('step'); s.value = {i};"
+                "s.dispatchEvent(new Event('input'));"
+            )
+            assert browser.run(said).startswith(f"Step {moments[i]['step']} of")
+            circles = "#film .card:first-child circle:not([visibility])"
+            drawn = browser.run(f"return document.querySelectorAll('{circles}').length")
+            assert drawn == len(moments[i]["x"])
+        browser.run("document.getElementById('play').click()")
+        assert "pause" in browser.run("return document.getElementById('play').textContent")
+        browser.run("document.getElementById('play').click()")
+        assert "play" in browser.run("return document.getElementById('play').textContent")
+        browser.run("document.getElementById('theme').click()")
+        assert browser.run("return document.documentElement.dataset.theme") == "dark"
+        browser.run("document.getElementById('copy').click()")
+        assert browser.complaints() == []
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["regression"], indirect=True)
+def test_hovering_tells_what_is_under_the_pointer(
+    page: Path, models: dict[str, TabularModel]
+) -> None:
+    choice = models["regression"].findings["choice"]
+    with Browser() as browser:
+        browser.open(page)
+        box = browser.run(
+            "const s = document.querySelector('#choice svg'); s.scrollIntoView();"
+            "const b = s.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]"
+        )
+        tip = "return document.getElementById('tip').hidden"
+        assert browser.run(tip) is True
+        browser.command(
+            "Input.dispatchMouseEvent",
+            type="mouseMoved",
+            x=box[0] + 0.97 * box[2],
+            y=box[1] + 0.5 * box[3],
+        )
+        assert browser.run(tip) is False
+        said = browser.run("return document.getElementById('tip').textContent")
+        assert choice["frontier"] is not None
+        assert said.startswith(f"{len(choice['frontier']) - 1} points: ")
+        browser.command("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+        assert browser.run(tip) is True
