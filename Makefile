@@ -34,6 +34,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/regression.py
 	$(BIN)/python benchmarks/classification.py
+	$(BIN)/python benchmarks/deep.py
+	$(BIN)/python benchmarks/latent.py --seeds 0 1 2
 	$(BIN)/python benchmarks/predict.py
 
 # GPflow and GPyTorch, each in a virtual environment of its own; hours on two cores.

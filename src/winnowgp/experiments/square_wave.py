@@ -169,7 +169,7 @@ def square_wave_picture(posterior: DeepPosterior, data: Dataset, path: Path) -> 
             grid = _widened(image.mean[:, 0])
         draw_density(_density(posterior, data), data.X[:, 0], data.Y[:, 0], ax=panels[-1])
         panels[-1].set_title("posterior density")
-        panels[-1].legend(loc="upper right")
+        panels[-1].legend(loc="upper center", ncols=2)
     return saved(figure, path)
 
 
@@ -183,7 +183,7 @@ def _curve(layer: Any, grid: Float[Tensor, " G"]) -> Curve:
 
 def _density(posterior: DeepPosterior, data: Dataset) -> DensityMap:
     x = torch.linspace(data.X.min().item(), data.X.max().item(), 300, dtype=torch.float64)
-    y = torch.linspace(-1.6, 1.6, 161, dtype=torch.float64)
+    y = torch.linspace(-1.6, 2.1, 186, dtype=torch.float64)
     nats = torch.stack(
         [posterior.log_density(x[:, None], level.expand(len(x), 1))[:, 0] for level in y]
     )
