@@ -42,8 +42,10 @@ class Runs:
         """Append a row, with the versions behind it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps({**row, "versions": versions()}) + "\n"
+        # A run that was ended while it wrote left its last line open.
+        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write("\n" * torn + line)
             file.flush()
             os.fsync(file.fileno())
 

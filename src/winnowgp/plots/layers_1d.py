@@ -46,7 +46,8 @@ def draw_density(
     found: DensityMap, x: Float[Tensor, " N"], y: Float[Tensor, " N"], *, ax: Axes
 ) -> Axes:
     """The density as shades, its central nine tenths as lines, and the data."""
-    ax.pcolormesh(found.x, found.y, found.density, cmap="Blues", shading="auto", rasterized=True)
+    grid = (found.x.numpy(), found.y.numpy(), found.density.numpy())
+    ax.pcolormesh(*grid, cmap="Blues", shading="auto", rasterized=True)
     for edge, label in ((found.low, "5 % and 95 %"), (found.high, None)):
         ax.plot(found.x, edge, color=COLOURS["posterior"], linewidth=0.8, label=label)
     ax.scatter(x, y, s=7, marker="x", linewidths=0.6, color=COLOURS["inclusion"], label="data")
