@@ -288,3 +288,35 @@ def test_models_are_exported(name: str, models: dict[str, Path], tmp_path: Path)
     assert run(["export", str(models["y"]), "-o", str(tmp_path / name), "-q"]) == 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert run(["export", str(models["y"]), "-o", str(tmp_path / "model.exe")]) == 2
+
+
+def test_names_of_columns_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets are not rich's markup, dollars not matplotlib's mathematics."""
+    rows = [f"{x:.2f},{x * x:.2f},{np.sin(x):.4f}" for x in np.linspace(0, 5, 30)]
+    table = tmp_path / "a.csv"
+    table.write_text("\n".join(["speed [/s],$a_$ [kg],y", *rows]))
+    model = tmp_path / "a.winnow"
+    assert run(["fit", str(table), "-t", "y", "--max-points", "3", "-o", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert "speed [/s]" in said
+    assert "$a_$ [kg]" in said
+    assert run(["plot", str(model), "-o", str(tmp_path / "a.png")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("x,y\n1,2\ninf,3\n4,5\n5,6\n6,7\n", "-t y", "inf in row 2"),
+        ("x;y\n1;2,5\n2;3,5\n3;4,1\n", "-t y", "decimal commas"),
+        ("mean,x,y\na,1,2\nb,2,3\nc,3,4\n", "-t y --id mean", "column of predictions"),
+    ],
+)
+def test_what_a_table_cannot_mean_is_said(
+    text: str, words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text(text)
+    assert run(["fit", str(table), *words.split(), "-o", str(tmp_path / "a.winnow")]) == 2
+    assert message in capsys.readouterr().err

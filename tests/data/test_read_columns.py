@@ -104,3 +104,9 @@ def test_parquet_is_read_by_type(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"list": [[1], [2]]}), tmp_path / "b")
     with pytest.raises(InputError, match="column 'list' holds list"):
         read_columns(tmp_path / "b")
+
+
+def test_a_delimiter_within_a_quoted_name_is_no_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('"a, b";y\n1;2\n')
+    assert read_columns(path).names == ("a, b", "y")

@@ -1,6 +1,7 @@
 """Models in files: as they were, whole or not at all, and nothing executed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,11 @@ def test_other_things_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(NotSaveableError, match="a Linear cannot be saved"):
         save(torch.nn.Linear(1, 1), tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="not a plain file"):
+        save(sparse(2), pipe)
+    assert pipe.is_fifo()

@@ -17,6 +17,7 @@ def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
     folder = output.absolute().parent
     if not folder.is_dir():
         raise InputError(f"`--output` must be in a folder that exists; {folder} does not.")
-    if output.is_dir() or not os.access(folder, os.W_OK):
+    special = output.exists() and not output.is_file()  # a folder, or such as /dev/null
+    if special or not os.access(folder, os.W_OK):
         raise InputError(f"`--output` must be a file that can be written; {output} cannot.")
     return output

@@ -46,7 +46,8 @@ def as_json(findings: Findings, *, file: str) -> str:
 
 def print_summary(findings: Findings) -> None:
     """Target, inputs, points, and quality beside that of a constant prediction."""
-    console = Console()
+    # Names of columns may hold brackets, as in `weight [kg]`: they are not rich's markup.
+    console = Console(markup=False)
     choice, quality = findings["choice"], findings["quality"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("target", f"{findings['target']} ({findings['task']}: {findings['why_task']})")

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -102,7 +103,7 @@ def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncod
             f"column {name!r} has {len(counts)} different words, such as "
             f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out (`--drop`), "
             f"say that it names rows (`--id`), or allow more (`--max-words`)."
-            f"{_decimal_comma(counts)}",
+            f"{decimal_comma_advice(counts)}{_stray(counts)}",
             name,
         )
     words = tuple(word for word, _ in counts.most_common())
@@ -156,8 +157,26 @@ def _example(table: Columns, name: str, kind: str) -> str:
     return ""
 
 
-def _decimal_comma(counts: Counter[str]) -> str:
-    """Advice for numbers written as in 3,14."""
-    if all(_DECIMAL_COMMA.fullmatch(word) for word in counts):
+def _stray(counts: Counter[str]) -> str:
+    """Names the words among numbers, if they are few."""
+    strays = [word for word in counts if not _is_number(word)]
+    if 0 < len(strays) <= len(counts) // 10:
+        shown = ", ".join(repr(word[:40]) for word in strays[:3])
+        return f" All but {len(strays)} of them are numbers; the others are such as {shown}."
+    return ""
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def decimal_comma_advice(words: Iterable[str]) -> str:
+    """Advice for numbers written as in 3,14; nothing if some are not."""
+    found = list(words)
+    if any("," in word for word in found) and all(map(_DECIMAL_COMMA.fullmatch, found)):
         return " These look like numbers with decimal commas; write them with points."
     return ""

@@ -9,6 +9,7 @@ import codecs
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,8 @@ def _csv(text: str, path: Path) -> Columns:
     first = text[: text.find("\n") + 1] or text
     if not first.strip():
         raise InputError(f"{path} has nothing in its first line, which must name the columns.")
-    delimiter = max(_DELIMITERS, key=first.count)
+    # A delimiter within quotes is part of a name.
+    delimiter = max(_DELIMITERS, key=re.sub(r'"[^"]*"', "", first).count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         names = _names(next(reader), path)

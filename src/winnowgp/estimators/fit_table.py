@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from winnowgp import __version__
 from winnowgp.data import Columns, TableEncoder
+from winnowgp.data.column_encoding import check_finite, decimal_comma_advice
 from winnowgp.errors import InputError
 from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.film import Film
@@ -74,8 +75,13 @@ def fit_table(
         raise InputError(f"{target!r} cannot be the target and be left out; choose one.")
     if not 0 <= test_size < 1:
         raise InputError(f"`test_size` must be a share from 0 to below 1; got {test_size}.")
+    for name in table.without([target, *ignored]).names:
+        # Before any row is left out, so that the error names a row of the table.
+        if (values := table.numbers(name)) is not None:
+            check_finite(name, values)
     table = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
+    _check_id(id_column, table, target, task)
     inputs = table.without([target, *ignored])
     train, test = _split(table.N, test_size, seed=seed)
     encoder = TableEncoder.learn(inputs.rows(train), missing=missing, max_words=max_words)
@@ -146,6 +152,9 @@ def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
     different = len(set(table.words(target)))
     if task == "auto":
         if values is None:
+            if advice := decimal_comma_advice(table.words(target)):
+                example = table.words(target)[0]
+                raise InputError(f"the target {target!r} holds words, such as {example!r}.{advice}")
             return _checked_task("classification", table, target), "the target holds words"
         if different == 2:
             return "classification", "the target has two different values"
@@ -174,6 +183,17 @@ def _checked_task(task: str, table: Columns, target: str) -> str:
             f"the target {target!r} must hold whole numbers of at least 0 for `--task counts`."
         )
     return task
+
+
+def _check_id(id_column: str | None, table: Columns, target: str, task: str) -> None:
+    """A column of predictions would take its place."""
+    predicted = {"mean", "sd", "lower", "upper"}
+    if task == "classification":
+        predicted = {"class", *(f"p_{word}" for word in table.words(target))}
+    if id_column in predicted:
+        raise InputError(
+            f"`id_column` is {id_column!r}, and so is a column of predictions; rename it."
+        )
 
 
 def _targets(table: Columns, target: str, task: str, train: NDArray[Any]) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from winnowgp.data import Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
+from winnowgp.estimators.class_labels import ClassLabels
 from winnowgp.estimators.inducing_estimator import InducingEstimator
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
@@ -63,6 +64,7 @@ def _classifier_from(found: Packed) -> SparseGPClassifier:
     model = SparseGPClassifier(**_parameters_from(found))
     _learnt_from(model, found)
     model.classes_ = _labels_from(found.about["classes_"])
+    model._labels = ClassLabels(model.classes_)
     return model
 
 
@@ -163,9 +165,12 @@ def _packed_labels(labels: NDArray[Any]) -> dict[str, Any]:
 
 def _labels_from(about: dict[str, Any]) -> NDArray[Any]:
     dtype = np.dtype(about["dtype"])
-    if dtype.kind not in "biufUO":
+    values = about["values"]
+    longest = max((len(v) for v in values if isinstance(v, str)), default=0)
+    # A width that no label has would only fill memory.
+    if dtype.kind not in "biufUO" or (dtype.kind == "U" and dtype.itemsize > 4 * max(longest, 1)):
         raise ModelFileError(f"holds labels of type {dtype}, which this winnowgp does not know")
-    return np.array(about["values"], dtype=dtype)
+    return np.array(values, dtype=dtype)
 
 
 def _packed_tabular(model: TabularModel) -> Packed:

@@ -6,6 +6,7 @@ are the constructor's own.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from winnowgp.models.observations import owned
 
 # A file cannot make us build anything larger than this many of one thing.
 _MOST = 1_000_000
+_SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ def _arguments(about: dict[str, Any]) -> dict[str, Any]:
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(n, int | float) and abs(n) <= _MOST for n in numbers):
             raise ModelFileError("asks for a part of an impossible size")
+    if prod(abs(plain.get(size, 1)) for size in _SIZES) > _MOST:
+        raise ModelFileError("asks for a part of an impossible size")
     return {
         **plain,
         **{key: _constraint(value) for key, value in about["constraints"].items()},

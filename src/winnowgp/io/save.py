@@ -65,7 +65,7 @@ def packed(thing: Any) -> Packed:
     if kind not in _HOMES or not type(thing).__module__.startswith("winnowgp."):
         raise NotSaveableError(
             f"a {kind} cannot be saved; give one of {', '.join(_HOMES)}. "
-            "Other models save their `posterior`."
+            "For anything else there is pickle, if you trust whoever wrote the file."
         )
     return _packing(kind).pack(thing)
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from winnowgp.errors import InputError
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
@@ -13,6 +15,9 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     An interruption counts as a failure too: what stood at `path` before is untouched.
     """
+    if path.exists() and not path.is_file():
+        # A rename would put a file in the place of a device such as /dev/null.
+        raise InputError(f"{path} is not a plain file; give the path of one, or a new one.")
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
     os.close(descriptor)
     part = Path(name)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
-from winnowgp.plots.style import styled
+from winnowgp.plots.style import plain, styled
 
 _CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -30,7 +30,7 @@ def draw_effects(effects: Sequence[Any], *, target: str) -> Figure:
         for ax in panels[len(effects) :]:
             ax.set_visible(False)
         for ax in panels[::across]:
-            ax.set_ylabel(target)
+            ax.set_ylabel(plain(target))
         if len(effects[0]["curves"]) > 1:
             panels[0].legend()
     return figure
@@ -41,7 +41,7 @@ def draw_effect(effect: Any, *, ax: Axes) -> Axes:
     words = effect["kind"] == "words"
     at = range(len(effect["at"])) if words else effect["at"]
     for colour, curve in zip(_CYCLE, effect["curves"], strict=False):
-        label = curve["label"] or None
+        label = plain(curve["label"]) or None
         if words:
             error = None
             if curve["lower"]:
@@ -57,10 +57,12 @@ def draw_effect(effect: Any, *, ax: Axes) -> Axes:
             )
         ax.plot(at, curve["mean"], color=colour, linewidth=1.4, label=label)
     if words:
-        ax.set_xticks(list(at), [word[:12] for word in effect["at"]], rotation=30, ha="right")
+        ax.set_xticks(
+            list(at), [plain(word[:12]) for word in effect["at"]], rotation=30, ha="right"
+        )
         ax.set_xlim(-0.5, len(effect["at"]) - 0.5)
     if effect["kind"] == "date":
         ax.xaxis_date()  # days since 1970, as here
         ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
-    ax.set_xlabel(effect["column"])
+    ax.set_xlabel(plain(effect["column"]))
     return ax

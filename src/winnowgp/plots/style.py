@@ -45,3 +45,12 @@ def saved(figure: Figure, path: Path) -> Path:
     with written_whole(path) as part, styled():
         figure.savefig(part)
     return path
+
+
+def plain(text: str) -> str:
+    """A user's words, so that matplotlib shows dollar signs rather than reading mathematics.
+
+    >>> print(plain("$ per m$"))
+    \\$ per m\\$
+    """
+    return text.replace("$", r"\$")
