@@ -3,6 +3,7 @@ import pickle
 import numpy as np
 import pytest
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -31,6 +32,7 @@ def fitted() -> GPLVM:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:every row was placed at 0")
 @parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
 def test_scikit_learns_own_checks(estimator, check) -> None:
     check(estimator)
@@ -206,6 +208,10 @@ def test_it_works_in_a_pipeline() -> None:
         ({"start": np.zeros((3, 1))}, r"shape \[50 1\]; got shape \[3, 1\]"),
         ({"candidates": np.zeros((3, 2))}, r"shape \[K 1\]"),
         ({"candidates": "grid"}, "`candidates` must be 'auto'"),
+        ({"candidates": np.zeros((0, 1))}, r"got shape \[0, 1\]"),
+        ({"start": [["a"]] * 50}, "`start` must be an array of numbers"),
+        ({"kernel": None}, "linear or a GPyTorch kernel; got None"),
+        ({"kernel": RBFKernel(ard_num_dims=3)}, "`ard_num_dims=1`"),
         ({"batch_size": 10}, "`batch_size` is for"),
     ],
 )
@@ -219,3 +225,76 @@ def test_places_of_another_shape_are_refused(fitted: GPLVM) -> None:
         fitted.inverse_transform(np.zeros((2, 3)))
     with pytest.raises(InputError, match="`X` has 2 rows and `given` 3"):
         fitted.log_density(curve()[1][:2], given=curve()[1][:3])
+
+
+def bend(seed: int = 0) -> np.ndarray:
+    """Two columns fold where two others rise: a first climb takes all of it for noise."""
+    a = np.linspace(-2, 2, 30)
+    Y = np.stack([np.sin(a), np.cos(a), np.tanh(2 * a), a**2], axis=1)
+    return Y + 0.05 * np.random.default_rng(seed).normal(size=Y.shape)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_map_that_became_noise_is_begun_again(seed: int) -> None:
+    Y = bend(seed)
+    model = quick(max_iter=150).fit(Y)
+    standard = (Y - Y.mean(0)) / Y.std(0)
+    noise_alone = -0.5 * standard.size * np.log(2 * np.pi) - 0.5 * (standard**2).sum()
+    assert model.elbo_ > noise_alone + 50
+    assert model.embedding_.std() > 0.5
+
+
+def test_a_table_of_noise_says_so() -> None:
+    with pytest.warns(UserWarning, match="every row was placed at 0"):
+        quick().fit(np.random.default_rng(0).normal(size=(40, 5)))
+
+
+@pytest.mark.parametrize("noise", ["shared", "column"])
+def test_constant_columns_change_nothing_and_come_back(noise: str) -> None:
+    Y = curve(30)[1]
+    Y[2, 3] = np.nan
+    wider = np.insert(Y, 1, 7.0, axis=1)
+    with_it, without = (quick(noise=noise, max_points=6).fit(A) for A in (wider, Y))
+    np.testing.assert_allclose(np.delete(with_it.noise_, 1), without.noise_, rtol=0.02)
+    mean, sd = with_it.reconstruct(wider, return_std=True)
+    assert (mean[:, 1] == 7).all()
+    assert (sd[:, 1] == 0).all()
+    assert with_it.noise_[1] == 0
+
+
+def test_columns_without_an_entry_are_refused() -> None:
+    Y = curve()[1]
+    Y[:, 2] = np.nan
+    with pytest.raises(InputError, match=r"columns \[2\] have none"):
+        quick().fit(Y)
+    with pytest.raises(InputError, match="all of them are constant"):
+        quick().fit(np.ones((9, 3)))
+
+
+def test_a_gaussian_likelihood_that_is_given_is_heeded() -> None:
+    likelihood = GaussianLikelihood()
+    likelihood.initialize(noise=0.5)
+    likelihood.noise_covar.requires_grad_(False)
+    Y = curve()[1]
+    model = quick(likelihood=likelihood, max_points=5).fit(Y)
+    np.testing.assert_allclose(model.noise_ / Y.var(0), 0.5, rtol=1e-5)
+
+
+def test_minibatches_have_a_noise_for_each_column_too() -> None:
+    paper = {"schedule": "paper", "alpha": 1.0, "epochs": 2, "n_candidates": 5}
+    Y = curve()[1]
+    noise = quick(noise="column", batch_size=20, **paper).fit(Y).noise_ / Y.var(0)
+    assert len(np.unique(noise.round(12))) == 6
+    with pytest.raises(InputError, match="for Gaussian noise"):
+        quick(noise="column", likelihood="student-t", **paper).fit(Y)
+
+
+def test_labels_have_a_legend_and_axes_the_names_of_their_dimensions() -> None:
+    model = quick(n_components=2, max_points=5).fit(curve(30)[1])
+    ax = model.plot([0, 1] * 15)
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["0", "1"]
+    assert {ax.get_xlabel(), ax.get_ylabel()} == {"gplvm0", "gplvm1"}
+    with pytest.raises(InputError, match="each of 30 rows; got 2"):
+        model.plot(["a", "b"])

@@ -62,8 +62,9 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
     Attributes:
         n_inducing_: number of points kept in each layer.
         inducing_points_: where they are, in standard units, one array `[M D]` a layer.
-        inclusion_: probability of each candidate, one array `[K]` a layer.
-        candidates_: where the candidates were, in standard units, one array `[K D]` a layer.
+        inclusion_: probability of each candidate of the last choice, one array `[K]` a layer; the
+            fast schedule has dropped others in the rounds before.
+        candidates_: where those candidates were, in standard units, one array `[K D]` a layer.
         alpha_: strength of the prior in each layer.
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -35,6 +36,7 @@ from winnowgp.models import (
     LatentVariableGP,
     SampledLatentGP,
     VariationalGP,
+    gaussian_noise,
     has_psi,
     valid,
 )
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
 
 # Training rows that a new row may start at.
 ANCHORS = 1000
+# Standard deviations of the prior; rows closer to its centre than this are all in one place.
+NOWHERE = 1e-3
 
 
 @final
@@ -70,14 +74,16 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     The Bayesian Gaussian-process latent-variable model: every column is a smooth function of a few
     unknown inputs a row, which have a prior N(0, I). Columns are standardised inside; what you see
-    is in your own units. Missing entries are NaN, in training and in new rows.
+    is in your own units. Missing entries are NaN, in training and in new rows. Columns that never
+    vary say nothing of a row: they are left out, and come back as they are.
 
     Args:
         n_components: latent dimensions. With more than needed, `relevance_` says which matter.
         kernel: "rbf", "linear", "matern12", "matern32", "matern52", or a GPyTorch kernel. The first
             two have closed forms, which the fast schedule needs.
         likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood of one
-            latent function a column. All but the Gaussian need the paper's schedule.
+            latent function a column. All but the Gaussian need the paper's schedule. A Gaussian
+            one that is given says where its noise, in standard units, starts and if it is learnt.
         noise: "shared" for one Gaussian noise variance, "column" for one a column.
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points.
         tolerance: nats per observed entry that may be given up relative to more points.
@@ -177,9 +183,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31))
         generator = torch.Generator().manual_seed(seed)
         likelihood = likelihood_from(self.likelihood)
+        self._check(likelihood)
+        self._varies = _varying(raw) | (not has_noise(likelihood))
         self._units = self._units_of(raw, likelihood)
         table = self._standardised(raw)
-        self._check(likelihood)
         model = self._model(table, raw, likelihood, generator)
         self.n_iter_ = 0
 
@@ -237,10 +244,12 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         mean = self._units.inverse(found.mean).numpy()
         if not return_std:
             return mean
-        return mean, (found.variance.sqrt() * self._units.scale).numpy()
+        return mean, (found.variance.sqrt() * self._units.scale * self._varies).numpy()
 
     def log_density(self, X: Any, *, given: Any) -> NDArray[np.float64]:
         """Log density of each entry of `X`, given other entries of the same rows; NaN stays NaN.
+
+        Columns that never varied have no density: NaN too.
 
         Args:
             X: entries to be scored `[N P]`.
@@ -264,7 +273,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """The mean of `score_samples`: nats a row, larger is better."""
         return float(self.score_samples(X).mean())
 
-    def plot(self, labels: Sequence[str] | None = None, *, ax: Axes | None = None) -> Axes:
+    def plot(self, labels: Sequence[Any] | None = None, *, ax: Axes | None = None) -> Axes:
         """The map in its two most relevant dimensions, with uncertainty and inducing points.
 
         Args:
@@ -287,7 +296,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             candidates=tensor(self.candidates_[:, dims]),
             inclusion=tensor(self.inclusion_),
         )
-        return draw_latent_map(found, labels, ax=Figure().subplots() if ax is None else ax)
+        words = None if labels is None else [str(label) for label in labels]
+        drawn = draw_latent_map(found, words, ax=Figure().subplots() if ax is None else ax)
+        names = self.get_feature_names_out()
+        drawn.set(xlabel=names[first], ylabel=names[second])
+        if labels is not None:
+            drawn.legend(fontsize="small", markerscale=2)
+        return drawn
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -305,7 +320,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return units if self.standardise else Standardiser(units.shift, units.scale.new_ones(raw.P))
 
     def _standardised(self, raw: Entries) -> Entries:
-        return Entries(self._units.forward(raw.Y), raw.observed)
+        return Entries(self._units.forward(raw.Y), raw.observed & self._varies)
 
     def _check(self, likelihood: Likelihood) -> None:
         """Whether what was asked for goes together."""
@@ -315,6 +330,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             raise InputError(f"`schedule` must be 'fast' or 'paper'; got {self.schedule!r}.")
         if self.noise not in ("shared", "column"):
             raise InputError(f"`noise` must be 'shared' or 'column'; got {self.noise!r}.")
+        if self.noise == "column" and not isinstance(likelihood, GaussianLikelihood):
+            raise InputError(
+                "`noise='column'` is for Gaussian noise; say 'shared' for other likelihoods."
+            )
         if self.schedule == "paper" and not isinstance(self._goal(), FixedAlpha):
             raise InputError(
                 "`schedule='paper'` needs a number for `alpha`, such as 1.0; the paper has no "
@@ -366,15 +385,26 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         sleeps = self.schedule == "fast" and isinstance(self.start, str) and self.kernel == "rbf"
         latents = awakened(kernel, X) if sleeps else Latents(X, variance=START_VARIANCE)
         points = self._points(latents.mean.detach(), generator)
+        noise = self._starting_noise(table, likelihood)
         if self._closed(likelihood) and self.batch_size is None:
-            start = max(0.1 * float(table.filled().square().sum()) / table.count, 1e-3)
-            noise = table.Y.new_full((table.P if self.noise == "column" else 1,), start)
             model = LatentVariableGP(kernel, latents, candidates=points, noise=noise)
+            model.likelihood.requires_grad_(_learnt(likelihood))
         else:
+            if self.noise == "column":
+                learnt, likelihood = _learnt(likelihood), gaussian_noise(noise)
+                likelihood.requires_grad_(learnt)
             function = VariationalGP(kernel, points, likelihood=likelihood, targets=table.P)
             model = SampledLatentGP(function, latents)
         model.candidates.requires_grad_(bool(self.move_candidates))
         return model
+
+    def _starting_noise(self, table: Entries, likelihood: Likelihood) -> Tensor:
+        """Variances of Gaussian noise in standard units: given ones, or a tenth of the table's."""
+        if isinstance(likelihood, GaussianLikelihood) and not isinstance(self.likelihood, str):
+            start = likelihood.noise.detach().mean().item()
+        else:
+            start = max(0.1 * float(table.filled().square().sum()) / table.count, 1e-3)
+        return table.Y.new_full((table.P if self.noise == "column" else 1,), start)
 
     def _points(self, X: Tensor, generator: torch.Generator) -> Tensor:
         """Candidates: given ones; else none for the fast schedule, rows for the paper's."""
@@ -407,12 +437,18 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         found = self._placed(table)
         self.embedding_ = found.mean.numpy()
         self.embedding_std_ = found.variance.sqrt().numpy()
+        if np.abs(self.embedding_).max() < NOWHERE:
+            warnings.warn(
+                "every row was placed at 0: noise alone explains this table better than any map "
+                "that was found. Try other `n_components`, a `start`, or more columns.",
+                stacklevel=3,
+            )
 
     def _noise(self, P: int) -> NDArray[np.float64]:
         likelihood = self.posterior_.function.likelihood
         if not has_noise(likelihood):
             return np.full(P, np.nan)
-        return (likelihood.noise.expand(P) * self._units.scale.square()).numpy()
+        return (likelihood.noise.expand(P) * self._units.scale.square() * self._varies).numpy()
 
     def _table(self, X: Any) -> Entries:
         """Checked rows in standard units."""
@@ -423,3 +459,29 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def _placed(self, table: Entries) -> Places:
         return placed(self.posterior_.row_bound(table), anchors=self._anchors)
+
+
+def _varying(raw: Entries) -> Tensor:
+    """Which columns of a table take more than one value.
+
+    Raises:
+        InputError: some column has no entry at all, or none varies.
+    """
+    never = torch.nonzero(~raw.observed.any(0))[:, 0].tolist()
+    if never:
+        raise InputError(
+            f"every column of `X` must have an entry that is observed; columns {never[:10]} have "
+            "none. Leave them out."
+        )
+    low = torch.where(raw.observed, raw.Y, torch.inf).amin(0)
+    high = torch.where(raw.observed, raw.Y, -torch.inf).amax(0)
+    if not bool((low < high).any()):
+        raise InputError("some column of `X` must vary; all of them are constant.")
+    return low < high
+
+
+def _learnt(likelihood: Likelihood) -> bool:
+    """Whether a Gaussian likelihood's noise is to be learnt."""
+    return not isinstance(likelihood, GaussianLikelihood) or any(
+        parameter.requires_grad for parameter in likelihood.parameters()
+    )

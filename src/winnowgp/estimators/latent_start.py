@@ -27,10 +27,17 @@ def latent_kernel(kernel: str | Kernel, Q: int) -> Kernel:
     """A fresh kernel by name, or a copy of the one given."""
     if isinstance(kernel, str) and kernel == "linear":
         return LinearKernel(ard_num_dims=Q)
-    if isinstance(kernel, str) and kernel not in KERNELS:
+    if not isinstance(kernel, Kernel) and kernel not in KERNELS:
         raise InputError(
             f"`kernel` must be one of {', '.join(KERNELS)} or a GPyTorch kernel; got {kernel!r}."
         )
+    if isinstance(kernel, Kernel):
+        sizes = {part.ard_num_dims for part in kernel.modules() if isinstance(part, Kernel)}
+        if kernel.active_dims is None and not sizes <= {None, 1, Q}:
+            raise InputError(
+                f"`kernel` must have `ard_num_dims={Q}`, one a latent dimension, or none; "
+                f"got {max(size for size in sizes if size)}."
+            )
     return kernel_from(kernel, Q)
 
 
@@ -69,9 +76,16 @@ def scaled(raw: Entries) -> Entries:
 
 def places(name: str, given: Any, shape: tuple[int | None, int]) -> Tensor:
     """Places in latent space that a user gave, checked."""
-    found = tensor(given)
-    wrong = found.dim() != 2 or any(
-        want is not None and want != have for want, have in zip(shape, found.shape, strict=True)
+    try:
+        found = tensor(given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"`{name}` must be an array of numbers [rows Q]: {error}") from error
+    wrong = (
+        found.shape[:1] == (0,)
+        or found.dim() != 2
+        or any(
+            want is not None and want != have for want, have in zip(shape, found.shape, strict=True)
+        )
     )
     if wrong or not bool(torch.isfinite(found).all()):
         rows = "K" if shape[0] is None else str(shape[0])

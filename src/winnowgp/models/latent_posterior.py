@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from winnowgp.data import Entries
 from winnowgp.models.normal_nodes import normal_nodes
-from winnowgp.models.observations import Prediction
+from winnowgp.models.observations import Prediction, check_targets
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.row_bound import RowBound
 
@@ -59,6 +59,7 @@ class LatentPosterior(nn.Module, ABC):
         variance: Float[Tensor, "N Q"],
     ) -> Float[Tensor, "N P"]:
         """log ∫ p(y | x) q(x) dx of each entry, in nats, by 128 quasi-random places a row."""
+        check_targets(self.function.likelihood, Y)
         places = nodes_at(mean, variance)
         nats = torch.stack([self.function.log_density(x, Y) for x in places])
         return nats.logsumexp(0) - log(len(places))

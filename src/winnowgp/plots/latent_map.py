@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
+from winnowgp.errors import InputError
 from winnowgp.plots.style import COLOURS
 
 # Okabe and Ito's palette once more, and the same darker, for up to sixteen kinds of rows.
@@ -32,8 +33,12 @@ class LatentMap:
 def draw_latent_map(found: LatentMap, labels: Sequence[str] | None, *, ax: Axes) -> Axes:
     """Rows in the colours of their labels, ellipses of one standard deviation, and candidates
     filled as far as they are probable: black where they are certain, open where they are out."""
-    kinds = list(dict.fromkeys(labels)) if labels is not None else [""]
-    names = np.array(labels if labels is not None else [""] * len(found.latents))
+    given = [""] * len(found.latents) if labels is None else list(labels)
+    if len(given) != len(found.latents):
+        raise InputError(
+            f"`labels` must be one for each of {len(found.latents)} rows; got {len(given)}."
+        )
+    kinds, names = list(dict.fromkeys(given)), np.array(given)
     for number, kind in enumerate(kinds):
         rows, colour = found.latents[names == kind], kind_colour(number)
         if found.deviation is not None:

@@ -24,6 +24,8 @@ from winnowgp.typing import Mask
 
 # Points that the first climb has, before any were chosen.
 FIRST = 64
+# Nats a row below which its place says nothing: all of the table was taken for noise.
+ASLEEP = 1e-3
 
 
 @final
@@ -32,7 +34,8 @@ class FastLatent(LatentSchedule):
     """L-BFGS on the collapsed bound, with the active set chosen anew as the latent cloud moves.
 
     1. Points: the model's own candidates thinned, else centres of the latent cloud.
-    2. L-BFGS on latents, kernel, noise and locations at once.
+    2. L-BFGS on latents, kernel, noise and locations at once; the first time, if that ends with
+       nothing but noise, once more with the noise held at first.
     3. Every row is placed anew, given the functions: a row that sits in the wrong part of the map
        has no gradient that leads out.
     4. The points, and fresh candidates where the cloud is now: flips and elimination by psi
@@ -83,14 +86,16 @@ class FastLatent(LatentSchedule):
 
     def _rounds(self, steps: "_Steps") -> tuple[LatentVariableGP, float]:
         """Climb, place, choose, until the set settles."""
-        table, reference, size = steps.table, -inf, -1
+        table, size = steps.table, -1
         first = self.goal.points if isinstance(self.goal, MaxPoints) else FIRST
-        current = steps.started(first)
+        start = steps.started(first)
         stop = Stop(1e-5 * table.count, 20, max(1, self.iterations // 3))
-        # Twice before anything is dropped: points that the cloud needs later must not go now.
-        for _ in range(2):
-            current, bound = steps.climb(current, stop=stop)
-            current, reference = steps.replaced(current), max(reference, bound)
+        current, reference = steps.climbed_twice(start, stop=stop)
+        if current.latents.kl().item() < ASLEEP * table.N:
+            held, _ = steps.climb(start, stop=stop, hold_noise=True)
+            other, bound = steps.climbed_twice(held, stop=stop)
+            if bound > reference:
+                current, reference = other, bound
         for _ in range(self.rounds):
             pool = steps.with_fresh(current, self.n_candidates)
             frontier = steps.frontier(pool)
@@ -170,9 +175,24 @@ class _Steps:
         clusters = KMeans(count, n_init="auto", max_iter=50, random_state=seed).fit(X.cpu().numpy())
         return self.model.with_candidates(torch.as_tensor(clusters.cluster_centers_).to(X))
 
-    def climb(self, model: LatentVariableGP, *, stop: Stop) -> tuple[LatentVariableGP, float]:
+    def climbed_twice(
+        self, model: LatentVariableGP, *, stop: Stop
+    ) -> tuple[LatentVariableGP, float]:
+        """Before anything is dropped: points that the cloud needs later must not go now."""
+        reference = -inf
+        for _ in range(2):
+            model, bound = self.climb(model, stop=stop)
+            model, reference = self.replaced(model), max(reference, bound)
+        return model, reference
+
+    def climb(
+        self, model: LatentVariableGP, *, stop: Stop, hold_noise: bool = False
+    ) -> tuple[LatentVariableGP, float]:
         """A copy moved uphill by L-BFGS, and its bound in nats."""
         moved = deepcopy(model)
+        held = [p for p in moved.likelihood.parameters() if hold_noise and p.requires_grad]
+        for parameter in held:
+            parameter.requires_grad_(False)
         try:
             found = climb(
                 moved,
@@ -184,6 +204,8 @@ class _Steps:
         except TrainingError:
             # Rounding at the start (close points, hardly any noise): stay, and choose again.
             return model, model.fixed_bound(self.table)
+        for parameter in held:
+            parameter.requires_grad_(True)
         return moved, found.value
 
     @torch.no_grad()
