@@ -8,8 +8,8 @@ from winnowgp.plots import (
     Curve,
     DensityMap,
     Tradeoff,
+    draw_curve,
     draw_density,
-    draw_layer_1d,
     draw_layer_sizes,
     draw_tradeoff,
 )
@@ -27,7 +27,7 @@ def dots(ax: Axes) -> list[np.ndarray]:
 
 def test_a_layer_shows_its_points_on_its_function() -> None:
     grid = torch.linspace(0, 1, 5)
-    ax = draw_layer_1d(Curve(grid, 2 * grid, 0.1 + 0 * grid, grid[1:3], 2 * grid[1:3]), ax=axes())
+    ax = draw_curve(Curve(grid, 2 * grid, 0.1 + 0 * grid, grid[1:3], 2 * grid[1:3]), ax=axes())
     (points,) = dots(ax)
     np.testing.assert_allclose(points, [[0.25, 0.5], [0.5, 1.0]])
     assert np.asarray(ax.lines[0].get_ydata()).tolist() == (2 * grid).tolist()

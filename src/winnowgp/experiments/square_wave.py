@@ -24,7 +24,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.runs import Row, Runs
 from winnowgp.models import DeepGP, DeepPosterior, deep_layers
-from winnowgp.plots import Curve, DensityMap, draw_density, draw_layer_1d, saved, styled
+from winnowgp.plots import Curve, DensityMap, draw_curve, draw_density, saved, styled
 from winnowgp.training import (
     DeepFast,
     DeepSchedule,
@@ -161,7 +161,7 @@ def square_wave_picture(posterior: DeepPosterior, data: Dataset, path: Path) -> 
         grid = _widened(data.X[:, 0])
         for number, layer in enumerate(posterior.layers):
             ax = panels[number]
-            draw_layer_1d(_curve(layer, grid), ax=ax)
+            draw_curve(_curve(layer, grid), ax=ax)
             ax.set_title(f"layer {number + 1}: {layer.K} points")
             ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
             points = layer.points()

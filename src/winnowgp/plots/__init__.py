@@ -8,8 +8,8 @@ from winnowgp.plots.illustration import draw_illustration
 from winnowgp.plots.inclusion import draw_inclusion
 from winnowgp.plots.latent_frames import saved_frames
 from winnowgp.plots.latent_map import LatentMap, draw_latent_map
-from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_1d, draw_layer_sizes
-from winnowgp.plots.posterior_1d import Curve, draw_posterior_1d
+from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_sizes
+from winnowgp.plots.posterior_1d import Curve, draw_curve, draw_posterior_1d
 from winnowgp.plots.style import COLOURS, saved, styled
 from winnowgp.plots.trace import draw_trace
 from winnowgp.plots.tradeoff import Tradeoff, draw_tradeoff
@@ -23,6 +23,7 @@ __all__ = [
     "Tradeoff",
     "draw_calibration",
     "draw_classes_2d",
+    "draw_curve",
     "draw_density",
     "draw_effect",
     "draw_effects",
@@ -30,7 +31,6 @@ __all__ = [
     "draw_illustration",
     "draw_inclusion",
     "draw_latent_map",
-    "draw_layer_1d",
     "draw_layer_sizes",
     "draw_posterior_1d",
     "draw_trace",

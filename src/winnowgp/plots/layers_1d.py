@@ -7,7 +7,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from winnowgp.plots.posterior_1d import Curve
 from winnowgp.plots.style import COLOURS
 
 
@@ -22,24 +21,6 @@ class DensityMap:
     """The 5 % quantile at each x."""
     high: Float[Tensor, " X"]
     """The 95 % quantile at each x."""
-
-
-def draw_layer_1d(curve: Curve, *, ax: Axes) -> Axes:
-    """One layer's function with a band of two standard deviations, and its points on it."""
-    colour = COLOURS["posterior"]
-    lower, upper = curve.mean - 2 * curve.sd, curve.mean + 2 * curve.sd
-    ax.fill_between(curve.grid, lower, upper, color=colour, alpha=0.25, linewidth=0)
-    ax.plot(curve.grid, curve.mean, color=colour, linewidth=1.2)
-    ax.scatter(
-        curve.points,
-        curve.heights,
-        s=22,
-        facecolors="white",
-        edgecolors=COLOURS["points"],
-        linewidths=1.1,
-        zorder=3,
-    )
-    return ax
 
 
 def draw_density(

@@ -20,13 +20,10 @@ class Curve:
     heights: Float[Tensor, " M"]
 
 
-def draw_posterior_1d(
-    curve: Curve, x: Float[Tensor, " N"], y: Float[Tensor, " N"], *, ax: Axes
-) -> Axes:
-    """Mean with a band of two standard deviations, the data, and the points on the mean."""
+def draw_curve(curve: Curve, *, ax: Axes) -> Axes:
+    """A mean with a band of two standard deviations, and the points on it."""
     colour = COLOURS["posterior"]
     lower, upper = curve.mean - 2 * curve.sd, curve.mean + 2 * curve.sd
-    ax.scatter(x, y, s=9, marker="x", linewidths=0.7, color=COLOURS["data"], label="data")
     ax.fill_between(
         curve.grid, lower, upper, color=colour, alpha=0.25, linewidth=0, label="mean ± 2 sd"
     )
@@ -41,5 +38,14 @@ def draw_posterior_1d(
         zorder=3,
         label=f"{len(curve.points)} inducing points",
     )
+    return ax
+
+
+def draw_posterior_1d(
+    curve: Curve, x: Float[Tensor, " N"], y: Float[Tensor, " N"], *, ax: Axes
+) -> Axes:
+    """The curve over the data."""
+    ax.scatter(x, y, s=9, marker="x", linewidths=0.7, color=COLOURS["data"], label="data")
+    draw_curve(curve, ax=ax)
     ax.set(xlabel="x", ylabel="y")
     return ax
