@@ -1,0 +1,50 @@
+"""An experiment: runs that are told apart by their settings, and a figure drawn from their rows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from winnowgp.experiments.runs import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much of an experiment is wanted, and where."""
+
+    quick: bool = False
+    """A minute or two on two cores: fewer seeds, steps and rows."""
+    seeds: int | None = None
+    """Repetitions; None for as many as the experiment usually has."""
+    device: str = "cpu"
+
+
+class Experiment(ABC):
+    """One figure of the paper.
+
+    A run is made from its settings alone, so that runs can be made in any order, in several
+    processes, and not again where their row exists.
+    """
+
+    name: ClassVar[str]
+    """As `winnow reproduce` takes it."""
+    title: ClassVar[str]
+    """One line: the figure, and what it shows."""
+
+    @abstractmethod
+    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+        """Of every run that can be made now. Asked again once those are made: runs whose settings
+        depend on the results of others come then."""
+
+    @abstractmethod
+    def measured(self, settings: Row, scope: Scope) -> Row:
+        """Make one run; the columns that its results add to its settings."""
+
+    @abstractmethod
+    def draw(self, rows: Sequence[Row], path: Path) -> Path:
+        """The figure, from rows alone."""
+
+    def claims(self, rows: Sequence[Row]) -> list[str]:
+        """What the paper says of this figure, and whether these rows agree, a line each."""
+        return []
