@@ -1,14 +1,15 @@
 """Shapes are checked while tests run: every signature of the inner rooms goes through beartype.
 
 The rim (estimators, cli) is left out: it meets whatever users bring, and must say itself what is
-wrong with it.
+wrong with it. Its tests run whole fits, and run the inner rooms unchecked too, as users do: the
+checks, made by each room's own tests, would take more than half of the time.
 """
 
 import os
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 INNER_ROOMS = [
     "linalg",
@@ -23,8 +24,15 @@ INNER_ROOMS = [
     "plots",
     "experiments",
 ]
+RIM = ["estimators", "report", "experiments", "cli", "tests"]
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture, for those that fit a model."""
+    config.update("jaxtyping_disable", item.path.parent.name in RIM)
 
 
 @pytest.fixture
