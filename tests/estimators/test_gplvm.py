@@ -185,6 +185,19 @@ def test_counts_have_a_map() -> None:
     assert (model.inverse_transform(model.embedding_) > 0).all()
 
 
+@pytest.mark.parametrize("size", [100, pytest.param(3000, marks=pytest.mark.slow)])
+def test_counts_may_be_large(size: int) -> None:
+    t = np.linspace(-2, 2, 40)
+    shapes = np.stack([np.exp(t / 2), np.exp(-t / 2), 2 + np.sin(2 * t)], axis=1)
+    Y = np.random.default_rng(0).poisson(size * shapes).astype(float)
+    Y[3, 0] = np.nan
+    asked = {"likelihood": "poisson", "schedule": "paper", "alpha": 0.2, "n_candidates": 12}
+    model = quick(**asked, epochs=60).fit(Y)
+    error = model.inverse_transform(model.embedding_) - size * shapes
+    # Column means alone have an error of 1.
+    assert (np.sqrt((error**2).mean(0)) / (size * shapes).std(0) < 0.6).all()
+
+
 def test_it_works_in_a_pipeline() -> None:
     Y = curve()[1]
     pipeline: Pipeline = make_pipeline(StandardScaler(), quick(max_points=6, max_iter=10))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_array, check_random_state
@@ -18,41 +18,18 @@ from torch import Tensor
 
 from winnowgp.data import Entries, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.arguments import positive, whole
-from winnowgp.estimators.latent_start import (
-    START_VARIANCE,
-    awakened,
-    latent_kernel,
-    latent_rows,
-    places,
-    relevance,
-    scaled,
-)
-from winnowgp.estimators.likelihoods import has_noise, likelihood_from
+from winnowgp.estimators.latent_request import LatentRequest
+from winnowgp.estimators.latent_start import relevance
+from winnowgp.estimators.likelihoods import has_noise
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import (
-    LatentModel,
-    Latents,
-    LatentVariableGP,
-    SampledLatentGP,
-    VariationalGP,
-    gaussian_noise,
-    has_psi,
     valid,
 )
-from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    FastLatent,
-    FixedAlpha,
-    Goal,
-    JointLatent,
     LatentFit,
-    LatentSchedule,
-    MaxPoints,
     OnProgress,
     Places,
     Progress,
-    Tolerance,
     fit_latent,
     placed,
     silent,
@@ -116,7 +93,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         frontier_: best bound for each number of points; None with the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) table, in nats.
         given_up_: nats per observed entry below the best bound seen with more points.
-        noise_: noise variance of each column, in its own squared units; NaN if there is none.
+        noise_: noise of each column in its own squared units: the variance, or the squared scale of
+            Student-t and Laplace; NaN if there is none.
         kernel_: the fitted kernel.
         n_iter_: steps of L-BFGS or Adam taken.
         posterior_: predictor of standardised columns, and placer of new rows.
@@ -182,12 +160,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         raw = Entries.of(tensor(X))
         seed = int(check_random_state(self.random_state).randint(2**31))
         generator = torch.Generator().manual_seed(seed)
-        likelihood = likelihood_from(self.likelihood)
-        self._check(likelihood)
-        self._varies = _varying(raw) | (not has_noise(likelihood))
-        self._units = self._units_of(raw, likelihood)
+        request = self._request()
+        self._varies = _varying(raw) | (not has_noise(request.likelihood))
+        self._units = self._units_of(raw, request.likelihood)
         table = self._standardised(raw)
-        model = self._model(table, raw, likelihood, generator)
+        model = request.model(table, raw, generator=generator)
         self.n_iter_ = 0
 
         def on_progress(progress: Progress) -> None:
@@ -197,7 +174,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         fitted = fit_latent(
             model,
             table,
-            schedule=self._plan(model.K),
+            schedule=request.plan(model.K),
             generator=generator,
             on_progress=on_progress,
         )
@@ -206,7 +183,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> NDArray[np.float64]:
         """Where the rows are after a fit to them, `embedding_`."""
-        return self.fit(X).embedding_.copy()
+        return self.fit(X, y, **fit_params).embedding_.copy()
 
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Where new rows are: the means of q(x), each row placed on its own.
@@ -322,100 +299,24 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _standardised(self, raw: Entries) -> Entries:
         return Entries(self._units.forward(raw.Y), raw.observed & self._varies)
 
-    def _check(self, likelihood: Likelihood) -> None:
-        """Whether what was asked for goes together."""
-        whole("n_components", self.n_components)
-        whole("n_candidates", self.n_candidates)
-        if self.schedule not in ("fast", "paper"):
-            raise InputError(f"`schedule` must be 'fast' or 'paper'; got {self.schedule!r}.")
-        if self.noise not in ("shared", "column"):
-            raise InputError(f"`noise` must be 'shared' or 'column'; got {self.noise!r}.")
-        if self.noise == "column" and not isinstance(likelihood, GaussianLikelihood):
-            raise InputError(
-                "`noise='column'` is for Gaussian noise; say 'shared' for other likelihoods."
-            )
-        if self.schedule == "paper" and not isinstance(self._goal(), FixedAlpha):
-            raise InputError(
-                "`schedule='paper'` needs a number for `alpha`, such as 1.0; the paper has no "
-                "other way to say how many points."
-            )
-        if self.schedule == "fast" and self.batch_size is not None:
-            raise InputError("`batch_size` is for `schedule='paper'`.")
-        if self.schedule == "fast" and not self._closed(likelihood):
-            raise InputError(
-                "the fast schedule needs Gaussian noise and an RBF or linear kernel; say "
-                "`schedule='paper'` and a number for `alpha`, such as 1.0."
-            )
-
-    def _plan(self, K: int) -> LatentSchedule:
-        """The schedule that does what was asked for."""
-        goal = self._goal()
-        if self.schedule == "fast":
-            iterations = whole("max_iter", self.max_iter)
-            return FastLatent(goal, n_candidates=self.n_candidates, iterations=iterations)
-        assert isinstance(goal, FixedAlpha)
-        batch = None if self.batch_size is None else whole("batch_size", self.batch_size)
-        prior = SquaredCardinality(K, goal.alpha)
-        return JointLatent(prior, epochs=whole("epochs", self.epochs), batch_size=batch)
-
-    def _goal(self) -> Goal:
-        tolerance = positive("tolerance", self.tolerance, hint="It is in nats per observed entry.")
-        automatic = isinstance(self.alpha, str) and self.alpha == "auto"
-        if not automatic and self.max_points is not None:
-            raise InputError("say a number for `alpha` or `max_points`, not both.")
-        if not automatic:
-            hint = "Larger values keep fewer points; 'auto' derives it from `tolerance`."
-            return FixedAlpha(positive("alpha", self.alpha, hint=hint))
-        if self.max_points is not None:
-            return MaxPoints(whole("max_points", self.max_points))
-        return Tolerance(tolerance)
-
-    def _closed(self, likelihood: Likelihood) -> bool:
-        """Whether averages over q(X) and the best q(u) are known in closed form."""
-        kernel = latent_kernel(self.kernel, self.n_components)
-        return isinstance(likelihood, GaussianLikelihood) and has_psi(kernel)
-
-    def _model(
-        self, table: Entries, raw: Entries, likelihood: Likelihood, generator: torch.Generator
-    ) -> LatentModel:
-        Q = self.n_components
-        kernel = latent_kernel(self.kernel, Q)
-        rows = table if has_noise(likelihood) else scaled(raw)
-        X = latent_rows(self.start, rows, Q, generator=generator)
-        sleeps = self.schedule == "fast" and isinstance(self.start, str) and self.kernel == "rbf"
-        latents = awakened(kernel, X) if sleeps else Latents(X, variance=START_VARIANCE)
-        points = self._points(latents.mean.detach(), generator)
-        noise = self._starting_noise(table, likelihood)
-        if self._closed(likelihood) and self.batch_size is None:
-            model = LatentVariableGP(kernel, latents, candidates=points, noise=noise)
-            model.likelihood.requires_grad_(_learnt(likelihood))
-        else:
-            if self.noise == "column":
-                learnt, likelihood = _learnt(likelihood), gaussian_noise(noise)
-                likelihood.requires_grad_(learnt)
-            function = VariationalGP(kernel, points, likelihood=likelihood, targets=table.P)
-            model = SampledLatentGP(function, latents)
-        model.candidates.requires_grad_(bool(self.move_candidates))
-        return model
-
-    def _starting_noise(self, table: Entries, likelihood: Likelihood) -> Tensor:
-        """Variances of Gaussian noise in standard units: given ones, or a tenth of the table's."""
-        if isinstance(likelihood, GaussianLikelihood) and not isinstance(self.likelihood, str):
-            start = likelihood.noise.detach().mean().item()
-        else:
-            start = max(0.1 * float(table.filled().square().sum()) / table.count, 1e-3)
-        return table.Y.new_full((table.P if self.noise == "column" else 1,), start)
-
-    def _points(self, X: Tensor, generator: torch.Generator) -> Tensor:
-        """Candidates: given ones; else none for the fast schedule, rows for the paper's."""
-        if not isinstance(self.candidates, str):
-            return places("candidates", self.candidates, (None, self.n_components))
-        if self.candidates != "auto":
-            raise InputError(
-                f"`candidates` must be 'auto' or places [K Q]; got {self.candidates!r}."
-            )
-        count = 0 if self.schedule == "fast" else self.n_candidates
-        return X[torch.randperm(len(X), generator=generator)[:count]]
+    def _request(self) -> LatentRequest:
+        return LatentRequest.checked(
+            n_components=self.n_components,
+            kernel=self.kernel,
+            likelihood=self.likelihood,
+            noise=self.noise,
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            max_points=self.max_points,
+            candidates=self.candidates,
+            move_candidates=self.move_candidates,
+            n_candidates=self.n_candidates,
+            start=self.start,
+            schedule=self.schedule,
+            max_iter=self.max_iter,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+        )
 
     def _keep(self, fitted: LatentFit, table: Entries, generator: torch.Generator) -> None:
         """What was learnt."""
@@ -478,10 +379,3 @@ def _varying(raw: Entries) -> Tensor:
     if not bool((low < high).any()):
         raise InputError("some column of `X` must vary; all of them are constant.")
     return low < high
-
-
-def _learnt(likelihood: Likelihood) -> bool:
-    """Whether a Gaussian likelihood's noise is to be learnt."""
-    return not isinstance(likelihood, GaussianLikelihood) or any(
-        parameter.requires_grad for parameter in likelihood.parameters()
-    )

@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data import Entries, Standardiser
+from winnowgp.data import Dataset, Entries, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
 from winnowgp.estimators.tensors import tensor
-from winnowgp.models import Latents
+from winnowgp.models import Latents, VariationalGP, expected_log_prob, valid
 from winnowgp.training import principal_latents
 
 KERNELS = (*KERNEL_NAMES, "linear")
@@ -67,6 +68,39 @@ def awakened(kernel: Kernel, X: Float[Tensor, "N Q"]) -> Latents:
     mean[:, awake:] *= 0.3
     variance[:, awake:] = 0.9
     return Latents(mean, variance=variance)
+
+
+@torch.no_grad()
+def levelled(function: VariationalGP, X: Float[Tensor, "N Q"], table: Entries) -> VariationalGP:
+    """Columns as functions of where their rows start, of the size that the likelihood asks for.
+
+    Functions of variance one around zero are steps away from counts in the hundreds.
+    """
+    levels = _levels(function.likelihood, table)
+    if isinstance(function.kernel, ScaleKernel):
+        function.kernel.outputscale = levels.square().mean().clamp_min(1.0)
+    function.mean.initialize(constant=levels.mean())
+    # An entry that is missing takes the column's median, a value that was seen.
+    median = _own(table).nanquantile(0.5, 0, interpolation="lower")
+    return function.with_best_q(Dataset(X, torch.where(table.observed, table.Y, median)))
+
+
+def _levels(likelihood: Likelihood, table: Entries) -> Float[Tensor, " P"]:
+    """Of each column, on a grid: small numbers, and the column's own quantiles."""
+    Y, share = valid(table), torch.linspace(0, 1, 41, dtype=table.Y.dtype)
+    own = _own(table).nanquantile(share, 0)
+    grid = torch.cat([(8 * share - 4)[:, None].expand(-1, table.P), own])
+    zero = torch.zeros_like(Y)
+    nats = [
+        (expected_log_prob(likelihood, Y, zero + level, zero) * table.observed).sum(0)
+        for level in grid
+    ]
+    best = torch.stack(nats).nan_to_num(-torch.inf).argmax(0)
+    return grid.gather(0, best[None])[0]
+
+
+def _own(table: Entries) -> Float[Tensor, "N P"]:
+    return torch.where(table.observed, table.Y, torch.nan)
 
 
 def scaled(raw: Entries) -> Entries:

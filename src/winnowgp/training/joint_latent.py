@@ -73,7 +73,10 @@ class JointLatent(LatentSchedule):
         q = Bernoulli(logits.detach())
         with torch.no_grad():
             mask = self._draw(model, table, q, generator)
+            # The same draw of the latents for both.
+            state = generator.get_state()
             reference = model.bound(table, generator=generator).item()
+            generator.set_state(state)
             kept = model.prune(mask)
             bound = kept.bound(table, generator=generator).item()
         alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
