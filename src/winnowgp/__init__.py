@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     )
     from winnowgp.io import load, save
     from winnowgp.models import DeepGP, LatentVariableGP, Posterior, SparseGP, VariationalGP
-    from winnowgp.training import fit, fit_deep, fit_latent
+    from winnowgp.training import Checkpoint, fit, fit_deep, fit_latent
 
 __version__ = "0.1.0"
 
 __all__ = [
     "GPLVM",
+    "Checkpoint",
     "Columns",
     "Dataset",
     "DeepGP",
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Checkpoint": "winnowgp.training",
     "Columns": "winnowgp.data",
     "Dataset": "winnowgp.data",
     "DeepGP": "winnowgp.models",

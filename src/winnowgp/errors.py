@@ -30,5 +30,13 @@ class NotSaveableError(WinnowError, TypeError):
     """A thing has a part that a model file has no words for; the message names it."""
 
 
+class CheckpointError(WinnowError, ValueError):
+    """A checkpoint is damaged, cannot be written, or belongs to another fit."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the fit goes on, and the last good one stays."""
+
+
 class MissingExtraError(WinnowError, ImportError):
     """An optional package is needed; the message has the line that installs it."""

@@ -14,6 +14,7 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp.estimators import TabularModel
+    from winnowgp.training import Checkpoint
 
 
 def fit(
@@ -56,6 +57,17 @@ def fit(
     ] = 0.2,
     encoding: Encoding = "utf-8",
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder to write down progress in: the same command, run again after it was "
+            "killed, goes on from there to the same model.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0, help="Seconds between two writings to that folder.")
+    ] = 30.0,
     seed: Seed = 0,
     quiet: Quiet = False,
     json: Json = False,
@@ -97,6 +109,7 @@ def fit(
                 "data_sha256": _digest(data),
             },
             on_progress=bars.update,
+            checkpoint=_checkpoint(checkpoint, checkpoint_every),
         )
     model.save(output)
     _say(model, output, left_out=table.N - model.findings["rows"], quiet=quiet, json=json)
@@ -109,6 +122,12 @@ def _alpha(alpha: str) -> str | float:
         return float(alpha)
     except ValueError:
         raise InputError(f"`--alpha` must be auto or a number; got {alpha!r}.") from None
+
+
+def _checkpoint(folder: Path | None, every: float) -> "Checkpoint | None":
+    from winnowgp.training import Checkpoint
+
+    return None if folder is None else Checkpoint(folder, every)
 
 
 def _digest(data: Path) -> str:

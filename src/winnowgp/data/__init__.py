@@ -6,8 +6,8 @@ from winnowgp.data.columns import Columns
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.embedded import hills
 from winnowgp.data.entries import Entries
-from winnowgp.data.minibatches import minibatches
 from winnowgp.data.read_columns import read_columns
+from winnowgp.data.row_batches import RowBatches
 from winnowgp.data.standardise import Standardiser
 from winnowgp.data.table_encoder import TableEncoder
 
@@ -16,12 +16,12 @@ __all__ = [
     "Columns",
     "Dataset",
     "Entries",
+    "RowBatches",
     "Standardiser",
     "Table",
     "TableEncoder",
     "hills",
     "load_table",
-    "minibatches",
     "read_columns",
     "table_names",
 ]

@@ -1,12 +1,12 @@
 """A table of which some entries may be missing."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from winnowgp.data.row_batches import RowBatches
 from winnowgp.errors import InputError
 
 
@@ -76,12 +76,6 @@ class Entries:
         """Some of the rows."""
         return Entries(self.Y[index], self.observed[index])
 
-    def batches(self, size: int, *, generator: torch.Generator) -> Iterator[Int[Tensor, " B"]]:
+    def batches(self, size: int, *, generator: torch.Generator) -> RowBatches:
         """Numbers of `size` random rows without end, in an order drawn anew once it is used up."""
-        if size >= self.N:
-            while True:
-                yield torch.arange(self.N, device=self.Y.device)
-        while True:
-            order = torch.randperm(self.N, generator=generator, device=generator.device)
-            for start in range(0, self.N - size + 1, size):
-                yield order[start : start + size].to(self.Y.device)
+        return RowBatches(self.N, size, generator=generator, device=self.Y.device)

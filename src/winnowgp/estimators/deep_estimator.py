@@ -8,16 +8,16 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.layers_request import LayersRequest
+from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import HIDDEN_MEANS, DeepGP, Prediction, latent_functions
-from winnowgp.training import OnDeepProgress, deep_race, fit_deep
+from winnowgp.training import Checkpoint, OnDeepProgress, deep_race, fit_deep
 
 # Rows predicted at once: memory grows with these, the samples and the points.
 ROWS = 1024
@@ -42,6 +42,7 @@ class DeepEstimator(BaseEstimator, ABC):
     predict_samples: int
     random_state: int | np.random.RandomState | None
     on_progress: OnDeepProgress
+    checkpoint: Folder | None
 
     def _fit(self, X: Tensor, Y: Tensor, likelihood: Likelihood) -> None:
         """Fit to checked inputs `[N D]` and targets that the likelihood understands."""
@@ -64,7 +65,9 @@ class DeepEstimator(BaseEstimator, ABC):
                 f"`hidden_mean` must be one of auto, {', '.join(HIDDEN_MEANS)}; "
                 f"got {self.hidden_mean!r}."
             )
-        seed = int(check_random_state(self.random_state).randint(2**31))
+        checkpoint = checkpoint_of(self.checkpoint)
+        journal = journal_of(self, checkpoint, X=X, y=Y)
+        seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
         rows = Dataset.of(X, Y)
         self._x_units = Standardiser.of(rows.X)
@@ -82,12 +85,14 @@ class DeepEstimator(BaseEstimator, ABC):
             for name in (names if request.layers > 1 else names[:1])
         ]
         fitted = fit_deep(
-            self._raced(starts, data, request, generator),
+            self._raced(starts, data, request, generator, checkpoint),
             data,
             schedule=request.plan(),
             generator=generator,
             on_progress=self.on_progress,
+            checkpoint=checkpoint,
         )
+        journal.finish()
         self.posterior_ = fitted.model.posterior(samples=self.predict_samples)
         self.elbo_ = fitted.bound
         self.given_up_ = fitted.given_up / data.N
@@ -106,6 +111,7 @@ class DeepEstimator(BaseEstimator, ABC):
         data: Dataset,
         request: LayersRequest,
         generator: torch.Generator,
+        checkpoint: Checkpoint | None,
     ) -> DeepGP:
         if len(starts) == 1:
             return starts[0]
@@ -117,6 +123,7 @@ class DeepEstimator(BaseEstimator, ABC):
             steps=steps,
             batch_size=request.batch_size,
             generator=generator,
+            checkpoint=checkpoint,
         )
 
     def _inputs(self, X: Any) -> Tensor:

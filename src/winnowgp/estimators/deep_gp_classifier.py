@@ -11,6 +11,7 @@ from sklearn.utils.validation import validate_data
 
 from winnowgp.estimators.class_labels import ClassLabels, check_missing
 from winnowgp.estimators.deep_estimator import DeepEstimator
+from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
 from winnowgp.training import OnDeepProgress, deep_silent
 
@@ -46,6 +47,8 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         predict_samples: propagated for each row when predicting.
         random_state: a seed or RandomState; the same seed gives the same fit.
         on_progress: told of every step of the fit; see `winnowgp.training.DeepProgress`.
+        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
+            Run again with the same one after it was killed, it goes on to the same answer.
 
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
@@ -81,6 +84,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         predict_samples: int = 64,
         random_state: int | np.random.RandomState | None = None,
         on_progress: OnDeepProgress = deep_silent,
+        checkpoint: Folder | None = None,
     ) -> None:
         self.layers = layers
         self.width = width
@@ -98,6 +102,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         self.predict_samples = predict_samples
         self.random_state = random_state
         self.on_progress = on_progress
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any) -> "DeepGPClassifier":
         """Learn all layers, and which of its candidates each keeps.

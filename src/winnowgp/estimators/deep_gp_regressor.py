@@ -15,6 +15,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.deep_estimator import ROWS, DeepEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
+from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import check_targets
 from winnowgp.training import OnDeepProgress, deep_silent
@@ -58,6 +59,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         predict_samples: propagated for each row when predicting.
         random_state: a seed or RandomState; the same seed gives the same fit.
         on_progress: told of every step of the fit; see `winnowgp.training.DeepProgress`.
+        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
+            Run again with the same one after it was killed, it goes on to the same answer.
 
     Attributes:
         n_inducing_: number of points kept in each layer.
@@ -96,6 +99,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         predict_samples: int = 64,
         random_state: int | np.random.RandomState | None = None,
         on_progress: OnDeepProgress = deep_silent,
+        checkpoint: Folder | None = None,
     ) -> None:
         self.layers = layers
         self.width = width
@@ -114,6 +118,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         self.predict_samples = predict_samples
         self.random_state = random_state
         self.on_progress = on_progress
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any) -> "DeepGPRegressor":
         """Learn all layers, and which of its candidates each keeps.

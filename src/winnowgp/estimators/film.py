@@ -1,15 +1,17 @@
 """A fit remembered as a short film, whatever its length."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import final
+from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from winnowgp.data import Standardiser
 from winnowgp.report.findings import Moment
-from winnowgp.training import OnProgress, Progress
+from winnowgp.training import OnProgress, Progress, Remembered
 
 MOST_MOMENTS = 60
 
@@ -24,6 +26,15 @@ class _Kept:
     points: NDArray[np.float64]
     begins: bool
     """Whether it is the first of its phase."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {**asdict(self), "points": torch.from_numpy(self.points)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "_Kept":
+        """From a checkpoint."""
+        return cls(**{**state, "points": state["points"].numpy()})
 
 
 @final
@@ -52,6 +63,24 @@ class Film:
             self._kept = [k for k in self._kept if k.begins or k.number % self._stride == 0]
         self._seen += 1
         self._on_progress(progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was kept, and what the next watcher remembers."""
+        return {
+            "kept": [kept.state_dict() for kept in self._kept],
+            "last": None if self._last is None else self._last.state_dict(),
+            "place": (self._seen, self._stride, self._phase),
+            "watcher": Remembered(self._on_progress).state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another film stood."""
+        self._kept = [_Kept.of(kept) for kept in state["kept"]]
+        self._last = None if state["last"] is None else _Kept.of(state["last"])
+        if self._last is not None and self._kept and self._kept[-1].number == self._last.number:
+            self._last = self._kept[-1]
+        self._seen, self._stride, self._phase = state["place"]
+        Remembered(self._on_progress).load_state_dict(state["watcher"])
 
     def moments(self, units: Standardiser, features: list[int]) -> list[Moment]:
         """What was kept, and the last step, seen along one or two features in the user's units."""

@@ -15,6 +15,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.film import Film
 from winnowgp.estimators.quality import classification_quality, regression_quality
+from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
 from winnowgp.estimators.table_findings import (
@@ -52,6 +53,7 @@ def fit_table(
     device: str = "cpu",
     settings: dict[str, str] | None = None,
     on_progress: OnProgress = silent,
+    checkpoint: Folder | None = None,
 ) -> TabularModel:
     """Learn to predict one column of a table from the others.
 
@@ -94,13 +96,18 @@ def fit_table(
         "max_predict_us": max_predict_us,
     }
     estimator = _estimator(task)(
-        kernel, random_state=seed, device=device, on_progress=film, **points
+        kernel,
+        random_state=seed,
+        device=device,
+        on_progress=film,
+        checkpoint=checkpoint,
+        **points,
     )
     X = encoder.encode(inputs)
     start = perf_counter()
     estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
-    estimator.on_progress = silent
+    estimator.on_progress, estimator.checkpoint = silent, None
     relevant = relevances(estimator.kernel_, encoder)
     summaries = [column_summary(inputs, column, relevant) for column in encoder.columns]
     findings: Findings = {

@@ -12,15 +12,17 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import Tags, check_array, check_random_state
+from sklearn.utils import Tags, check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from winnowgp.data import Entries, Standardiser
 from winnowgp.errors import InputError
+from winnowgp.estimators.counted_steps import CountedSteps
 from winnowgp.estimators.latent_request import LatentRequest
 from winnowgp.estimators.latent_start import relevance
 from winnowgp.estimators.likelihoods import has_noise
+from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import (
     valid,
@@ -29,7 +31,6 @@ from winnowgp.training import (
     LatentFit,
     OnProgress,
     Places,
-    Progress,
     fit_latent,
     placed,
     silent,
@@ -79,6 +80,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         batch_size: rows a step of the paper's schedule looks at; all of them if not given.
         random_state: a seed or RandomState; the same seed gives the same fit.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
+            Run again with the same one after it was killed, it goes on to the same answer.
 
     Attributes:
         embedding_: where the training rows are, `[N n_components]`.
@@ -127,6 +130,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         batch_size: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         on_progress: OnProgress = silent,
+        checkpoint: Folder | None = None,
     ) -> None:
         self.n_components = n_components
         self.kernel = kernel
@@ -146,6 +150,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.batch_size = batch_size
         self.random_state = random_state
         self.on_progress = on_progress
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None) -> "GPLVM":
         """Learn the map, and which candidates to keep.
@@ -158,27 +163,27 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
         )
         raw = Entries.of(tensor(X))
-        seed = int(check_random_state(self.random_state).randint(2**31))
+        checkpoint = checkpoint_of(self.checkpoint)
+        journal = journal_of(self, checkpoint, X=raw.Y, observed=raw.observed)
+        seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
         request = self._request()
         self._varies = _varying(raw) | (not has_noise(request.likelihood))
         self._units = self._units_of(raw, request.likelihood)
         table = self._standardised(raw)
         model = request.model(table, raw, generator=generator)
-        self.n_iter_ = 0
-
-        def on_progress(progress: Progress) -> None:
-            self.n_iter_ += progress.phase in ("move", "joint")
-            self.on_progress(progress)
-
+        counted = CountedSteps(self.on_progress, ("move", "joint"))
         fitted = fit_latent(
             model,
             table,
             schedule=request.plan(model.K),
             generator=generator,
-            on_progress=on_progress,
+            on_progress=counted,
+            checkpoint=checkpoint,
         )
+        self.n_iter_ = counted.count
         self._keep(fitted, table, generator)
+        journal.finish()
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> NDArray[np.float64]:

@@ -11,7 +11,6 @@ import torch
 from gpytorch.kernels import Kernel
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
+from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
 from winnowgp.estimators.tensors import tensor
 from winnowgp.io import save
 from winnowgp.models import InducingModel, Prediction
@@ -49,6 +49,7 @@ class InducingEstimator(BaseEstimator, ABC):
     random_state: int | np.random.RandomState | None
     device: str
     on_progress: OnProgress
+    checkpoint: Folder | None
     n_features_in_: int
     feature_names_in_: Any
 
@@ -78,7 +79,9 @@ class InducingEstimator(BaseEstimator, ABC):
             batch_size=self.batch_size,
             default_candidates=n_candidates,
         )
-        seed = int(check_random_state(self.random_state).randint(2**31))
+        checkpoint = checkpoint_of(self.checkpoint)
+        journal = journal_of(self, checkpoint, X=X, y=Y)
+        seed = drawn_seed(self.random_state, journal)
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
         rows = Dataset.of(X, Y)
@@ -91,10 +94,12 @@ class InducingEstimator(BaseEstimator, ABC):
         fitted = fit(
             made,
             data,
-            schedule=request.plan(made, data),
+            schedule=request.plan(made, data, journal),
             generator=generator,
             on_progress=self.on_progress,
+            checkpoint=checkpoint,
         )
+        journal.finish()
         self._keep(fitted, data.N)
         return fitted
 

@@ -118,8 +118,10 @@ def _learnt_from(model: InducingEstimator, found: Packed) -> None:
 def _packed_parameters(
     model: InducingEstimator,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Packed]]:
-    """Constructor arguments; whoever watched the fit is not among them."""
-    parameters = {k: v for k, v in model.get_params(deep=False).items() if k != "on_progress"}
+    """Constructor arguments; who watched the fit, and where it was kept, are not among them."""
+    watching = ("on_progress", "checkpoint")
+    asked = model.get_params(deep=False)
+    parameters = {name: value for name, value in asked.items() if name not in watching}
     tensors: dict[str, Tensor] = {}
     parts: dict[str, Packed] = {}
     for name, value in parameters.items():

@@ -21,6 +21,7 @@ from winnowgp.training import (
     Fast,
     FixedAlpha,
     Goal,
+    Journal,
     MaxPoints,
     Schedule,
     ThreePhases,
@@ -125,8 +126,8 @@ class PointsRequest:
             return torch.from_numpy(clusters.fit(part.numpy()).cluster_centers_)
         return rows[: self.n_candidates]
 
-    def plan(self, model: InducingModel, data: Dataset) -> Schedule:
-        """The schedule that does what was asked for."""
+    def plan(self, model: InducingModel, data: Dataset, journal: Journal) -> Schedule:
+        """The schedule that does what was asked for; what a clock decides is in the journal."""
         if self.schedule == "paper":
             assert self.alpha is not None
             pre, process, post = self.epochs
@@ -134,17 +135,21 @@ class PointsRequest:
             return ThreePhases(
                 prior, pre=pre, process=process, post=post, batch_size=self.batch_size
             )
-        return Fast(self._goal(model, data), n_candidates=self.n_candidates)
+        return Fast(self._goal(model, data, journal), n_candidates=self.n_candidates)
 
-    def _goal(self, model: InducingModel, data: Dataset) -> Goal:
+    def _goal(self, model: InducingModel, data: Dataset, journal: Journal) -> Goal:
         if self.alpha is not None:
             return FixedAlpha(self.alpha)
         if self.max_points is not None:
             return MaxPoints(self.max_points)
         if self.max_predict_us is not None:
-            predict_us = partial(measured_predict_us, model, data)
-            most = min(self.n_candidates, data.N)
-            return MaxPoints(points_within(self.max_predict_us, predict_us=predict_us, most=most))
+            measured = partial(
+                points_within,
+                self.max_predict_us,
+                predict_us=partial(measured_predict_us, model, data),
+                most=min(self.n_candidates, data.N),
+            )
+            return MaxPoints(journal.once(measured))
         return Tolerance(self.tolerance)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from winnowgp.estimators.class_labels import ClassLabels, check_missing
 from winnowgp.estimators.inducing_estimator import InducingEstimator
+from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import VariationalGP
 from winnowgp.training import OnProgress, silent
@@ -47,6 +48,8 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         random_state: a seed or RandomState; the same seed gives the same fit.
         device: where the fit is computed, "cpu" or "cuda"; predictions are always on the CPU.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
+            Run again with the same one after it was killed, it goes on to the same answer.
 
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
@@ -86,6 +89,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
         on_progress: OnProgress = silent,
+        checkpoint: Folder | None = None,
     ) -> None:
         self.kernel = kernel
         self.alpha = alpha
@@ -100,6 +104,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         self.random_state = random_state
         self.device = device
         self.on_progress = on_progress
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any) -> "SparseGPClassifier":
         """Learn kernel, locations, and which candidates to keep.

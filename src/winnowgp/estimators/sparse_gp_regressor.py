@@ -16,6 +16,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
+from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import InducingModel, SparseGP, VariationalGP, check_targets
 from winnowgp.training import OnProgress, best_level, silent
@@ -55,6 +56,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         random_state: a seed or RandomState; the same seed gives the same fit.
         device: where the fit is computed, "cpu" or "cuda"; predictions are always on the CPU.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
+            Run again with the same one after it was killed, it goes on to the same answer.
 
     Attributes:
         n_inducing_: number of points kept.
@@ -98,6 +101,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
         on_progress: OnProgress = silent,
+        checkpoint: Folder | None = None,
     ) -> None:
         self.kernel = kernel
         self.likelihood = likelihood
@@ -113,6 +117,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.random_state = random_state
         self.device = device
         self.on_progress = on_progress
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any) -> "SparseGPRegressor":
         """Learn kernel, noise, locations, and which candidates to keep.

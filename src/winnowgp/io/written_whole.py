@@ -27,7 +27,14 @@ def written_whole(path: Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         part.chmod(0o666 & ~umask)
+        _settle(part)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _settle(part: Path) -> None:
+    """On the disk itself, before the name is: a power cut leaves the old file or the new one."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())

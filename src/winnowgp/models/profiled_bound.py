@@ -1,7 +1,7 @@
 """The bound with the best q(u) put in, for any likelihood: a function of the other parameters."""
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import torch
 from gpytorch.kernels import Kernel
@@ -37,18 +37,28 @@ class ProfiledBound:
     and the points, and of the expected log-likelihood for the likelihood and the mean.
 
     Args:
+        Z: the points.
         gain: nats an observation that the last step to the best q(u) may gain.
     """
 
-    def __init__(self, data: Dataset, *, gain: float) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        kernel: Kernel,
+        mean: Mean,
+        likelihood: Likelihood,
+        Z: Float[Tensor, "M D"],
+        gain: float,
+    ) -> None:
         self._data, self._chunks, self._gain = data, KernelChunks.of(data.X), gain
+        self._kernel, self._mean, self._likelihood, self._Z = kernel, mean, likelihood, Z
         self._sites: Sites | None = None
 
-    def __call__(
-        self, kernel: Kernel, *, mean: Mean, likelihood: Likelihood, Z: Float[Tensor, "M D"]
-    ) -> Scalar:
+    def __call__(self) -> Scalar:
         """The bound in nats, differentiable in what the kernel, mean, likelihood and Z hold."""
-        blocks, inputs = self._chunks(kernel, Z)
+        mean, likelihood = self._mean, self._likelihood
+        blocks, inputs = self._chunks(self._kernel, self._Z)
         with torch.no_grad():
             chunks = WhitenedChunks.for_gradients(blocks, self._data.N)
             found = best_q(
@@ -63,8 +73,20 @@ class ProfiledBound:
             gradients = site_gradient(chunks, found.sites, found.sums)
         others = [p for p in [*mean.parameters(), *likelihood.parameters()] if p.requires_grad]
         more = _direct_gradient(found, self._data, mean, likelihood, others)
-        value = Z.new_tensor(found.bound)
+        value = self._Z.new_tensor(found.bound)
         return WithGradient.apply(lambda: (value, (*gradients, *more)), *inputs, *others)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sites that the next call starts from."""
+        sites = self._sites
+        return {} if sites is None else {"linear": sites.linear, "precision": sites.precision}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start the next call from the sites of another one."""
+        like = self._data.X
+        self._sites = (
+            Sites(state["linear"].to(like), state["precision"].to(like)) if state else None
+        )
 
 
 def best_q(

@@ -135,12 +135,7 @@ class VariationalGP(InducingModel):
         if tighter:
             raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
         self.check(data)
-        bound = ProfiledBound(data, gain=CLIMBING)
-
-        def value() -> Scalar:
-            return bound(self.kernel, mean=self.mean, likelihood=self.likelihood, Z=self.candidates)
-
-        return value
+        return self._profiled(data, self.candidates, gain=CLIMBING)
 
     def chunked_cost(self, data: Dataset) -> float:
         # Two steps to the best q(u) of two passes each, and the gradient.
@@ -149,12 +144,7 @@ class VariationalGP(InducingModel):
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """The same as if every row were an inducing point; O(P N³)."""
         self.check(data)
-        bound = ProfiledBound(data, gain=WARMING)
-
-        def value() -> Scalar:
-            return bound(self.kernel, mean=self.mean, likelihood=self.likelihood, Z=data.X)
-
-        return value
+        return self._profiled(data, data.X, gain=WARMING)
 
     def upper_bound(self, data: Dataset) -> float:
         """Infinite: no upper bound on the evidence is known for all likelihoods."""
@@ -201,6 +191,16 @@ class VariationalGP(InducingModel):
             likelihood=self.likelihood,
             q_mean=self.q_mean.detach(),
             q_factor=self.q_factor.detach().tril(),
+        )
+
+    def _profiled(self, data: Dataset, Z: Float[Tensor, "M D"], *, gain: float) -> ProfiledBound:
+        return ProfiledBound(
+            data,
+            kernel=self.kernel,
+            mean=self.mean,
+            likelihood=self.likelihood,
+            Z=Z,
+            gain=gain,
         )
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """The only room with optimiser loops: schedules take a model and data, and return a `Fit`."""
 
 from winnowgp.training.adam import Adam
+from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.deep_fast import DeepFast
 from winnowgp.training.deep_fit import (
     DeepFit,
@@ -18,6 +19,7 @@ from winnowgp.training.fast_latent import FastLatent
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.joint_latent import JointLatent
+from winnowgp.training.journal import Journal, opened
 from winnowgp.training.latent_scale import best_level
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule, fit_latent
 from winnowgp.training.layer_goal import LayerAlphas, LayerGoal, SharedBudget, SharedTolerance
@@ -27,23 +29,27 @@ from winnowgp.training.parts import Parts
 from winnowgp.training.placing import Places, placed
 from winnowgp.training.predict_time import measured_predict_us, points_within
 from winnowgp.training.principal import principal_latents
-from winnowgp.training.progress import OnProgress, Progress, silent
+from winnowgp.training.progress import EndPhase, OnProgress, Progress, silent
 from winnowgp.training.schedule import Fit, Schedule
+from winnowgp.training.stateful import Remembered, Stateful
 from winnowgp.training.three_phases import ThreePhases
 
 __all__ = [
     "Adam",
+    "Checkpoint",
     "DeepFast",
     "DeepFit",
     "DeepProgress",
     "DeepSchedule",
     "DeepThreePhases",
+    "EndPhase",
     "Fast",
     "FastLatent",
     "Fit",
     "FixedAlpha",
     "Goal",
     "JointLatent",
+    "Journal",
     "LatentFit",
     "LatentSchedule",
     "LayerAlphas",
@@ -55,9 +61,11 @@ __all__ = [
     "Parts",
     "Places",
     "Progress",
+    "Remembered",
     "Schedule",
     "SharedBudget",
     "SharedTolerance",
+    "Stateful",
     "ThreePhases",
     "Tolerance",
     "best_level",
@@ -68,6 +76,7 @@ __all__ = [
     "fit_deep",
     "fit_latent",
     "measured_predict_us",
+    "opened",
     "placed",
     "points_within",
     "principal_latents",

@@ -1,14 +1,17 @@
 """Adam that treats a failed factorisation as a rejected step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.training.journal import UNKEPT, Journal
+from winnowgp.training.progress import EndPhase
+from winnowgp.training.stateful import Stateful
 from winnowgp.typing import Scalar
 
 MOST_REJECTIONS = 20
@@ -40,6 +43,8 @@ class Adam:
         *,
         scale: float,
         on_step: Callable[[int, float], None],
+        journal: Journal = UNKEPT,
+        memory: Mapping[str, Stateful] | None = None,
     ) -> None:
         """Take `steps` steps.
 
@@ -47,39 +52,35 @@ class Adam:
             objective: nats, larger is better; called once a step.
             groups: parameters with their learning rate.
             scale: what the objective is divided by before it is differentiated, the number of rows.
-            on_step: told the number of the step, from one, and the objective before it.
+            on_step: told the number of the step, from one, and the objective before it; may raise
+                `EndPhase`.
+            journal: where this is a stage of.
+            memory: what objective and `on_step` change besides the parameters.
         """
         listed = [{"params": list(p), "lr": lr} for p, lr in groups]
         learnt = [group for group in listed if group["params"]]
         if not learnt:
             return
-        optimiser = torch.optim.Adam(learnt)
-        parameters = [p for group in optimiser.param_groups for p in group["params"]]
-        good = [p.detach().clone() for p in parameters]
-        rates = [group["lr"] for group in optimiser.param_groups]
-        rejections, average = 0, None
-        step = 0
-        while step < self.steps:
-            for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = rate * self._share(step)
-            value = _differentiate(optimiser, objective, parameters, scale)
+        loop = _Loop(torch.optim.Adam(learnt))
+        parameters = loop.parameters
+        kept = {"parameters": _Parameters(parameters), **(memory or {})}
+        stage = journal.stage(kept, start=parameters, scratch={"loop": loop})
+        while loop.step < self.steps and not stage.ended:
+            loop.set_rates(self._share(loop.step))
+            value = _differentiate(loop.optimiser, objective, parameters, scale)
             if value is None:
-                rejections += 1
-                if rejections > MOST_REJECTIONS:
-                    raise TrainingError(
-                        f"{rejections} steps in a row failed, however short; the data may be "
-                        "scaled badly (standardise them), or the kernel cannot be evaluated there."
-                    )
-                _restore(parameters, good)
-                rates = [0.5 * rate for rate in rates]
+                loop.reject()
                 continue
-            rejections = 0
-            good = [p.detach().clone() for p in parameters]
-            step += 1
-            on_step(step, value)
+            loop.accept()
+            try:
+                on_step(loop.step, value)
+            except EndPhase:
+                break
             if self.longest < inf:
-                average = self._shortened(parameters, average)
-            optimiser.step()
+                loop.average = self._shortened(parameters, loop.average)
+            loop.optimiser.step()
+            stage.save()
+        stage.end()
 
     def _shortened(self, parameters: list[Tensor], average: float | None) -> float:
         """Hold a gradient's length against the average so far; return the next average."""
@@ -112,7 +113,75 @@ def _differentiate(
     return value.item() if usable else None
 
 
+@final
+class _Parameters:
+    """Parameters as something stateful."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self._parameters = parameters
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self._parameters}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        _set(self._parameters, state["values"])
+
+
+@final
+class _Loop:
+    """What Adam remembers from step to step."""
+
+    def __init__(self, optimiser: torch.optim.Adam) -> None:
+        self.optimiser = optimiser
+        self.parameters: list[Tensor] = [p for g in optimiser.param_groups for p in g["params"]]
+        self.step = 0
+        self.average: float | None = None
+        self._good = [p.detach().clone() for p in self.parameters]
+        self._rates: list[float] = [group["lr"] for group in optimiser.param_groups]
+        self._rejections = 0
+
+    def set_rates(self, share: float) -> None:
+        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * share
+
+    def accept(self) -> None:
+        """The parameters are good, and a step will be taken from here."""
+        self._good = [p.detach().clone() for p in self.parameters]
+        self._rejections = 0
+        self.step += 1
+
+    def reject(self) -> None:
+        """Back to where the parameters were good last, to take a shorter step."""
+        self._rejections += 1
+        if self._rejections > MOST_REJECTIONS:
+            raise TrainingError(
+                f"{self._rejections} steps in a row failed, however short; the data may be "
+                "scaled badly (standardise them), or the kernel cannot be evaluated there."
+            )
+        _set(self.parameters, self._good)
+        self._rates = [0.5 * rate for rate in self._rates]
+
+    def state_dict(self) -> dict[str, Any]:
+        moments = self.optimiser.state_dict()["state"]
+        return {
+            "moments": {str(number): moments[number] for number in moments},
+            "step": self.step,
+            "average": self.average,
+            "good": self._good,
+            "rates": self._rates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        whole = self.optimiser.state_dict()
+        whole["state"] = {int(number): part for number, part in state["moments"].items()}
+        self.optimiser.load_state_dict(whole)
+        self.step, self.average = state["step"], state["average"]
+        self._rates = list(state["rates"])
+        good = zip(state["good"], self.parameters, strict=True)
+        self._good = [saved.to(p.device) for saved, p in good]
+
+
 @torch.no_grad()
-def _restore(parameters: list[Tensor], good: list[Tensor]) -> None:
-    for parameter, saved in zip(parameters, good, strict=True):
-        parameter.copy_(saved)
+def _set(parameters: list[Tensor], values: Iterable[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

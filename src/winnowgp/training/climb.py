@@ -9,7 +9,9 @@ from torch import Tensor
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import InducingModel, LatentModel
 from winnowgp.training.coordinates import Coordinates
+from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.lbfgs import Maximum, Stop, maximise
+from winnowgp.training.stateful import Stateful
 from winnowgp.typing import Scalar
 
 
@@ -20,11 +22,17 @@ def climb(
     objective: Callable[[], Scalar],
     stop: Stop,
     on_step: Callable[[int, float], None] = lambda step, value: None,
+    journal: Journal = UNKEPT,
 ) -> Maximum:
     """Maximise `objective`, nats as a function of the model's parameters; leave the model there.
 
     A parameter setting at which the objective cannot be computed is a step too long, never an
     error.
+
+    Args:
+        objective: if it remembers something from call to call, it should be `Stateful`.
+        on_step: told the number of each iteration and the nats after it; may raise `EndPhase`.
+        journal: where this is a stage of.
     """
     coordinates = Coordinates(model, X)
 
@@ -42,7 +50,14 @@ def climb(
         return value.item(), coordinates.gradient()
 
     with torch.enable_grad():
-        found = maximise(evaluate, coordinates.read(), stop=stop, on_step=on_step)
+        found = maximise(
+            evaluate,
+            coordinates.read(),
+            stop=stop,
+            on_step=on_step,
+            journal=journal,
+            scratch={"objective": objective} if isinstance(objective, Stateful) else None,
+        )
     coordinates.write(found.x)
     model.zero_grad(set_to_none=True)
     return found

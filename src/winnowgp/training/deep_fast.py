@@ -1,6 +1,7 @@
 """The default schedule for deep models: train, eliminate layer by layer, train the rest."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import final
 
@@ -19,10 +20,12 @@ from winnowgp.training.deep_fit import (
     OnDeepProgress,
     estimated_bound,
 )
+from winnowgp.training.journal import Journal
 from winnowgp.training.layer_goal import LayerGoal, SharedTolerance
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
+from winnowgp.training.progress import EndPhase
 from winnowgp.typing import Mask
 
 # Rows times samples that sites are taken at when points are chosen.
@@ -85,18 +88,20 @@ class DeepFast(DeepSchedule):
         *,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
+        journal: Journal,
     ) -> DeepFit:
         parts = Parts(data, self.batch_size, generator)
         before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
-        told = {"generator": generator, "on_progress": on_progress}
+        chosen_with = {"generator": generator, "on_progress": on_progress}
+        told = {**chosen_with, "journal": journal}
         train_layerwise(
             model, data, training=before, steps=self.layerwise, batch_size=self.batch_size, **told
         )
         for number in range(1, self.rounds):
             before.run(model, parts, "pre-train", steps=self.pre // self.rounds, **told)
-            model = self._chosen(model, data, number / self.rounds, **told).model
+            model = self._chosen(model, data, number / self.rounds, **chosen_with).model
         before.run(model, parts, "pre-train", steps=self.pre // self.rounds, **told)
-        chosen = self._chosen(model, data, 1.0, **told)
+        chosen = self._chosen(model, data, 1.0, **chosen_with)
         model = chosen.model
         after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
         after.run(model, parts, "post-train", steps=self.post, **told)
@@ -127,7 +132,8 @@ class DeepFast(DeepSchedule):
         masks = [_part_way(found, share) for found in selections]
         pruned = _pruned(model, data, sites, masks, generator)
         inclusion = tuple(found.inclusion for found in selections)
-        on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
+        with suppress(EndPhase):
+            on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
         return _Chosen(pruned, selections, candidates, reference)
 
     def _selections(

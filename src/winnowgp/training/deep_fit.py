@@ -13,6 +13,8 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepPosterior
 from winnowgp.selection import Selection
+from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.journal import Journal, opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class DeepProgress:
 
 
 OnDeepProgress: TypeAlias = Callable[[DeepProgress], None]
-"""A watcher. It may raise to end the fit early."""
+"""A watcher. It may raise `EndPhase` to end the phase early, anything else to end the fit."""
 
 
 def deep_silent(progress: DeepProgress) -> None:
@@ -69,8 +71,9 @@ class DeepSchedule(ABC):
         *,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
+        journal: Journal,
     ) -> DeepFit:
-        """Fit a model that the schedule may change as it likes."""
+        """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
 def fit_deep(
@@ -80,6 +83,7 @@ def fit_deep(
     schedule: DeepSchedule,
     generator: torch.Generator | None = None,
     on_progress: OnDeepProgress = deep_silent,
+    checkpoint: Checkpoint | None = None,
 ) -> DeepFit:
     """Train a copy of a deep model, choose among each layer's candidates, return what is left.
 
@@ -87,6 +91,7 @@ def fit_deep(
         schedule: `DeepFast()`, or the paper's `DeepThreePhases`.
         generator: where randomness comes from; the same seed gives the same fit.
         on_progress: told of every step.
+        checkpoint: where to write down how far it has come, and go on from if it was stopped.
     """
     points = model.layers[0].candidates
     if points.dtype != data.X.dtype or points.device != data.X.device:
@@ -97,7 +102,21 @@ def fit_deep(
     model.check(data)
     if generator is None:
         generator = torch.Generator(device=points.device).manual_seed(0)
-    return schedule.run(deepcopy(model), data, generator=generator, on_progress=on_progress)
+    journal = opened(
+        checkpoint,
+        "fit",
+        inputs=data.X,
+        targets=data.Y,
+        model=model,
+        schedule=schedule,
+        generator=generator,
+        watcher=on_progress,
+    )
+    fitted = schedule.run(
+        deepcopy(model), data, generator=generator, on_progress=on_progress, journal=journal
+    )
+    journal.finish()
+    return fitted
 
 
 @torch.no_grad()

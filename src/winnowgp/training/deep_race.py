@@ -8,7 +8,10 @@ import torch
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.models import DeepGP
+from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.deep_fit import deep_silent, estimated_bound
+from winnowgp.training.fingerprint import described
+from winnowgp.training.journal import opened
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
@@ -22,6 +25,7 @@ def deep_race(
     steps: int,
     batch_size: int | None,
     generator: torch.Generator,
+    checkpoint: Checkpoint | None = None,
 ) -> DeepGP:
     """The start, as it was given, whose copy has the highest bound after a short training.
 
@@ -30,7 +34,16 @@ def deep_race(
     few inputs jumps (a square wave: by 150 nats).
     """
     training = LayerTraining(0.03, natural_rate=0.3)
-    told = {"generator": generator, "on_progress": deep_silent}
+    journal = opened(
+        checkpoint,
+        "race",
+        inputs=data.X,
+        targets=data.Y,
+        starts=[described(start) for start in starts],
+        steps=(layerwise, steps, batch_size),
+        generator=generator,
+    )
+    told = {"generator": generator, "on_progress": deep_silent, "journal": journal}
 
     def raced(start: DeepGP) -> float:
         model = deepcopy(start)
@@ -44,4 +57,6 @@ def deep_race(
             return -torch.inf
         return estimated_bound(model, data, generator=generator)
 
-    return max(starts, key=raced)
+    leader = max(starts, key=raced)
+    journal.finish()
+    return leader

@@ -21,6 +21,8 @@ from winnowgp.training.deep_fit import (
     OnDeepProgress,
     estimated_bound,
 )
+from winnowgp.training.estimates import Estimates
+from winnowgp.training.journal import Journal
 from winnowgp.training.layer_goal import LayerAlphas, layer_alphas
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
@@ -84,16 +86,17 @@ class DeepThreePhases(DeepSchedule):
         *,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
+        journal: Journal,
     ) -> DeepFit:
         alphas = layer_alphas(self.alpha, len(model.layers))
         parts = Parts(data, self.batch_size, generator)
         training = LayerTraining(self.learning_rate, self.samples)
-        told = {"generator": generator, "on_progress": on_progress}
+        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
         train_layerwise(
             model, data, training=training, steps=self.layerwise, batch_size=self.batch_size, **told
         )
         training.run(model, parts, "pre-train", steps=self.pre, **told)
-        processes, trace = self._learn_inclusion(model, parts, alphas, generator, on_progress)
+        processes, trace = self._learn_inclusion(model, parts, alphas, **told)
         masks = self._draw(model, data, processes, alphas, generator)
         reference = estimated_bound(model, data, generator=generator)
         pruned = model.prune(masks)
@@ -116,39 +119,43 @@ class DeepThreePhases(DeepSchedule):
         model: DeepGP,
         parts: Parts,
         alphas: Sequence[float],
+        *,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
+        journal: Journal,
     ) -> tuple[list[Bernoulli], Tensor]:
         """Adam on the objective, jointly in λ of all layers and all that the model learns."""
         like = model.layers[0].candidates.detach()
         start = like.new_full((sum(model.sizes),), self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start))
-        state = self.gradient.init()
-        trace: list[float] = []
+        estimates = Estimates(self.gradient, generator)
 
         def objective() -> Scalar:
-            nonlocal state
             rows = parts.next()
             subsets = model.subset_objective(
                 rows, total=parts.total, samples=self.samples, generator=generator
             )
-            estimate = self.gradient.step(
-                Bernoulli(logits), subsets.value, state=state, generator=generator
-            )
-            state = estimate.state
+            surrogate = estimates.next(Bernoulli(logits), subsets.value)
             pairs = zip(_split(logits, model), alphas, strict=True)
             kl = [kl_divergence(q, SquaredCardinality(q.K, alpha)) for q, alpha in pairs]
-            return estimate.surrogate - torch.stack(kl).sum()
+            return surrogate - torch.stack(kl).sum()
 
         def report(step: int, value: float) -> None:
-            trace.append(value)
+            estimates.record(value)
             inclusion = tuple(q.inclusion for q in _split(logits.detach(), model))
             on_progress(DeepProgress("inclusion", step, self.process, value, model, inclusion))
 
         learnt = [p for p in model.parameters() if p.requires_grad]
         groups = [(learnt, self.learning_rate), ([logits], self.process_learning_rate)]
-        Adam(self.process).maximise(objective, groups, scale=parts.scale, on_step=report)
-        return _split(logits.detach(), model), torch.tensor(trace, dtype=like.dtype)
+        Adam(self.process).maximise(
+            objective,
+            groups,
+            scale=parts.scale,
+            on_step=report,
+            journal=journal,
+            memory={"parts": parts, "estimates": estimates},
+        )
+        return _split(logits.detach(), model), estimates.trace(like)
 
     @torch.no_grad()
     def _draw(

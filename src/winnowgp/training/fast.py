@@ -19,6 +19,7 @@ from winnowgp.selection import (
 )
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.journal import Journal
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.progress import OnProgress
 from winnowgp.training.schedule import Fit, Schedule
@@ -68,9 +69,15 @@ class Fast(Schedule):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> Fit[Model]:
         steps = FastSteps(
-            model, data, rows=self.selection_rows, generator=generator, on_progress=on_progress
+            model,
+            data,
+            rows=self.selection_rows,
+            generator=generator,
+            on_progress=on_progress,
+            journal=journal,
         )
         if isinstance(self.goal, MaxPoints):
             fitted, reference = self._to_count(steps, self.goal.points)

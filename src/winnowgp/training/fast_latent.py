@@ -1,5 +1,6 @@
 """The fast schedule of a latent-variable model: move, place, choose, and again."""
 
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -16,10 +17,11 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
 from winnowgp.training.climb import climb
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.journal import Journal
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.placing import placed
-from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.training.progress import EndPhase, OnProgress, Progress
 from winnowgp.typing import Mask
 
 # Points that the first climb has, before any were chosen.
@@ -69,13 +71,15 @@ class FastLatent(LatentSchedule):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> LatentFit[Latent]:
         if not isinstance(model, LatentVariableGP):
             raise InputError(
                 f"`FastLatent` needs a LatentVariableGP; got {type(model).__name__}. "
                 "Use `JointLatent` for other kernels and likelihoods."
             )
-        steps = _Steps(model, table, generator=generator, on_progress=on_progress)
+        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
+        steps = _Steps(model, table, **told)
         current, reference = self._rounds(steps)
         stop = Stop(self.gain * table.count, 20, self.iterations)
         current, _ = steps.climb(current, stop=stop)
@@ -102,7 +106,8 @@ class FastLatent(LatentSchedule):
             reference = max(reference, frontier.bounds.max().item())
             M = self.goal.size(frontier, reference=reference)
             current = pool.prune(frontier.masks[M])
-            steps.tell("choose", 1, 1, frontier.bounds[M].item(), current)
+            with suppress(EndPhase):
+                steps.tell("choose", 1, 1, frontier.bounds[M].item(), current)
             if abs(M - size) <= 0.03 * size:
                 break
             size = M
@@ -156,9 +161,10 @@ class _Steps:
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> None:
         self.model, self.table = model, table
-        self._on_progress, self._generator = on_progress, generator
+        self._on_progress, self._generator, self._journal = on_progress, generator, journal
         self._given = model.candidates.detach().clone()
 
     def started(self, count: int) -> LatentVariableGP:
@@ -200,6 +206,7 @@ class _Steps:
                 objective=lambda: moved.bound(self.table),
                 stop=stop,
                 on_step=lambda step, value: self.tell("move", step, stop.iterations, value, moved),
+                journal=self._journal,
             )
         except TrainingError:
             # Rounding at the start (close points, hardly any noise): stay, and choose again.
@@ -211,13 +218,16 @@ class _Steps:
     @torch.no_grad()
     def replaced(self, model: LatentVariableGP) -> LatentVariableGP:
         """Every row placed anew where the functions would have it, if the bound gains by it."""
-        latents = model.latents
-        anchors = latents.mean.detach(), latents.variance.detach()
-        bound = model.posterior(self.table).row_bound(self.table)
-        found = placed(bound, anchors=anchors, starts=2, flat=0.01)
         moved = deepcopy(model)
-        moved.latents.mean.copy_(found.mean)
-        moved.latents.log_variance.copy_(found.variance.log())
+        latents = moved.latents
+        stage = self._journal.stage({"latents": latents}, start=list(model.parameters()))
+        if not stage.ended:
+            anchors = latents.mean.detach(), latents.variance.detach()
+            bound = model.posterior(self.table).row_bound(self.table)
+            found = placed(bound, anchors=anchors, starts=2, flat=0.01)
+            latents.mean.copy_(found.mean)
+            latents.log_variance.copy_(found.variance.log())
+            stage.end()
         return moved if moved.fixed_bound(self.table) > model.fixed_bound(self.table) else model
 
     def with_fresh(self, model: LatentVariableGP, count: int) -> LatentVariableGP:

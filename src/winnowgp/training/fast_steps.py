@@ -1,5 +1,6 @@
 """The steps that the fast schedule is made of, each one call on a model."""
 
+from contextlib import suppress
 from copy import deepcopy
 from math import inf
 from typing import Generic, final
@@ -19,9 +20,10 @@ from winnowgp.models import (
 )
 from winnowgp.selection import path_frontier
 from winnowgp.training.climb import climb
+from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.latent_scale import noise_of
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.training.progress import EndPhase, OnProgress, Progress
 from winnowgp.training.warm_up import (
     STAGES,
     set_noise,
@@ -55,9 +57,11 @@ class FastSteps(Generic[Model]):
         rows: int,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal = UNKEPT,
     ) -> None:
         self.model, self.data = model, data
         self._rows, self._generator, self._on_progress = rows, generator, on_progress
+        self._journal = journal
         device = data.X.device
         self._order = torch.randperm(data.N, generator=generator, device=device)
         self._given = model.candidates.detach().clone()
@@ -79,8 +83,11 @@ class FastSteps(Generic[Model]):
             # Each value takes several factorisations for each latent function.
             dear = 0.4 * self._latents ** (-1 / 3)
             stages = tuple(round(dear * count) for count in stages)
-        warm = warmed_up(self.model, self.data, order=self._order, stages=stages)
-        self._tell("warm up", 1, 1, -inf, warm)
+        warm = warmed_up(
+            self.model, self.data, order=self._order, stages=stages, journal=self._journal
+        )
+        with suppress(EndPhase):
+            self._tell("warm up", 1, 1, -inf, warm)
         return warm
 
     def with_fresh(self, model: Model, count: int) -> Model:
@@ -92,7 +99,8 @@ class FastSteps(Generic[Model]):
     def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
         """The pool pruned; its bound is known from the statistics."""
         kept = pool.prune(mask)
-        self._tell("choose", 1, 1, bound, kept)
+        with suppress(EndPhase):
+            self._tell("choose", 1, 1, bound, kept)
         return kept
 
     def climb(
@@ -113,6 +121,7 @@ class FastSteps(Generic[Model]):
             objective=moved.chunked_bound(rows, tighter=tighter),
             stop=stop,
             on_step=lambda step, value: self._tell("move", step, stop.iterations, value, moved),
+            journal=self._journal,
         )
         after = moved.fixed_bound(rows)
         if tighter:

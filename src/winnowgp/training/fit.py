@@ -7,7 +7,9 @@ import torch
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import Model
+from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.fast import Fast
+from winnowgp.training.journal import opened
 from winnowgp.training.progress import OnProgress, silent
 from winnowgp.training.schedule import Fit, Schedule
 
@@ -21,6 +23,7 @@ def fit(
     schedule: Schedule = _DEFAULT,
     generator: torch.Generator | None = None,
     on_progress: OnProgress = silent,
+    checkpoint: Checkpoint | None = None,
 ) -> Fit[Model]:
     """Train a copy of `model`, choose among its candidates, and return what is left.
 
@@ -28,6 +31,7 @@ def fit(
         schedule: the plan; `Fast()` gives up 0.01 nats an observation at the most.
         generator: where randomness comes from; the same seed gives the same fit.
         on_progress: told of every step.
+        checkpoint: where to write down how far it has come, and go on from if it was stopped.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> from winnowgp.data import hills
@@ -48,4 +52,18 @@ def fit(
     model.check(data)
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
-    return schedule.run(deepcopy(model), data, generator=generator, on_progress=on_progress)
+    journal = opened(
+        checkpoint,
+        "fit",
+        inputs=data.X,
+        targets=data.Y,
+        model=model,
+        schedule=schedule,
+        generator=generator,
+        watcher=on_progress,
+    )
+    fitted = schedule.run(
+        deepcopy(model), data, generator=generator, on_progress=on_progress, journal=journal
+    )
+    journal.finish()
+    return fitted

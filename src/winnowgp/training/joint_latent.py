@@ -1,11 +1,9 @@
 """The paper's training of a GP-LVM: the point process is on from the first step to the last."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from winnowgp.data import Entries
@@ -15,6 +13,8 @@ from winnowgp.models import Latent, LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
+from winnowgp.training.estimates import Estimates
+from winnowgp.training.journal import Journal
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule
 from winnowgp.training.progress import OnProgress, Progress
 from winnowgp.typing import Mask, Scalar
@@ -61,6 +61,7 @@ class JointLatent(LatentSchedule):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> LatentFit[Latent]:
         if self.prior.K != model.K:
             raise InputError(
@@ -69,7 +70,8 @@ class JointLatent(LatentSchedule):
             )
         start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start.detach()))
-        trace = self._learn(model, table, logits, generator=generator, on_progress=on_progress)
+        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
+        trace = self._learn(model, table, logits, **told)
         q = Bernoulli(logits.detach())
         with torch.no_grad():
             mask = self._draw(model, table, q, generator)
@@ -97,23 +99,21 @@ class JointLatent(LatentSchedule):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> Tensor:
-        state = self.gradient.init()
-        trace: list[float] = []
-        batches = self._batches(table, generator)
+        estimates = Estimates(self.gradient, generator)
+        whole = self.batch_size is None or self.batch_size >= table.N
+        batches = table.batches(self.batch_size or table.N, generator=generator)
         steps = self.epochs * max(1, table.N // (self.batch_size or table.N))
 
         def objective() -> Scalar:
-            nonlocal state
-            q = Bernoulli(logits)
-            subsets = model.subset_objective(table, rows=next(batches), generator=generator)
+            q, rows = Bernoulli(logits), None if whole else next(batches)
+            subsets = model.subset_objective(table, rows=rows, generator=generator)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            estimate = self.gradient.step(q, score, state=state, generator=generator)
-            state = estimate.state
-            return estimate.surrogate - kl_divergence(q, self.prior)
+            return estimates.next(q, score) - kl_divergence(q, self.prior)
 
         def report(step: int, value: float) -> None:
-            trace.append(value)
+            estimates.record(value)
             on_progress(
                 Progress(
                     "joint",
@@ -128,17 +128,15 @@ class JointLatent(LatentSchedule):
 
         learnt = [p for p in model.parameters() if p.requires_grad]
         groups = [(learnt, self.learning_rate), ([logits], self.process_learning_rate)]
-        Adam(steps).maximise(objective, groups, scale=float(table.count), on_step=report)
-        return torch.tensor(trace, dtype=logits.dtype)
-
-    def _batches(
-        self, table: Entries, generator: torch.Generator
-    ) -> Iterator[Int[Tensor, " B"] | None]:
-        """What each step sees of the rows; None for all."""
-        if self.batch_size is not None and self.batch_size < table.N:
-            yield from table.batches(self.batch_size, generator=generator)
-        while True:
-            yield None
+        Adam(steps).maximise(
+            objective,
+            groups,
+            scale=float(table.count),
+            on_step=report,
+            journal=journal,
+            memory={"batches": batches, "estimates": estimates},
+        )
+        return estimates.trace(logits)
 
     def _draw(
         self, model: LatentModel, table: Entries, q: Bernoulli, generator: torch.Generator

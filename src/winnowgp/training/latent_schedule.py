@@ -13,6 +13,8 @@ from winnowgp.data import Entries
 from winnowgp.errors import InputError
 from winnowgp.models import Latent, LatentPosterior
 from winnowgp.selection import Selection
+from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.journal import Journal, opened
 from winnowgp.training.progress import OnProgress, silent
 
 
@@ -45,8 +47,9 @@ class LatentSchedule(ABC):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> LatentFit[Latent]:
-        """Fit a model that the schedule may change as it likes."""
+        """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
 def fit_latent(
@@ -56,6 +59,7 @@ def fit_latent(
     schedule: LatentSchedule,
     generator: torch.Generator | None = None,
     on_progress: OnProgress = silent,
+    checkpoint: Checkpoint | None = None,
 ) -> LatentFit[Latent]:
     """Train a copy of `model`, choose among its candidates, and return what is left.
 
@@ -63,6 +67,7 @@ def fit_latent(
         schedule: `FastLatent()`, or the paper's `JointLatent`.
         generator: where randomness comes from; the same seed gives the same fit.
         on_progress: told of every step.
+        checkpoint: where to write down how far it has come, and go on from if it was stopped.
     """
     model.check(table)
     if model.candidates.shape[1] != model.latents.Q:
@@ -72,4 +77,18 @@ def fit_latent(
         )
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
-    return schedule.run(deepcopy(model), table, generator=generator, on_progress=on_progress)
+    journal = opened(
+        checkpoint,
+        "fit",
+        table=table.Y,
+        observed=table.observed,
+        model=model,
+        schedule=schedule,
+        generator=generator,
+        watcher=on_progress,
+    )
+    fitted = schedule.run(
+        deepcopy(model), table, generator=generator, on_progress=on_progress, journal=journal
+    )
+    journal.finish()
+    return fitted

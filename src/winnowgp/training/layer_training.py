@@ -10,6 +10,7 @@ from winnowgp.models import DeepGP, layer_sites
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.training.adam import Adam
 from winnowgp.training.deep_fit import DeepProgress, OnDeepProgress
+from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.parts import Parts
 from winnowgp.typing import Scalar
 
@@ -44,6 +45,7 @@ class LayerTraining:
         steps: int,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
+        journal: Journal = UNKEPT,
     ) -> None:
         """Take `steps` steps."""
         natural = self.natural_rate
@@ -69,7 +71,12 @@ class LayerTraining:
             on_progress(DeepProgress(phase, step, steps, value, model, None))
 
         Adam(steps, cooling=self.cooling, longest=_LONGEST).maximise(
-            objective, [(chosen, self.learning_rate)], scale=parts.scale, on_step=on_step
+            objective,
+            [(chosen, self.learning_rate)],
+            scale=parts.scale,
+            on_step=on_step,
+            journal=journal,
+            memory={"parts": parts, "last layer": last},
         )
 
 

@@ -11,6 +11,7 @@ from winnowgp.models import DeepGP, DeepLayer
 from winnowgp.models.deep_start import linear_map
 from winnowgp.models.propagation import layer_inputs
 from winnowgp.training.deep_fit import OnDeepProgress
+from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.parts import Parts
 
@@ -24,6 +25,7 @@ def train_layerwise(
     batch_size: int | None,
     generator: torch.Generator,
     on_progress: OnDeepProgress,
+    journal: Journal = UNKEPT,
 ) -> None:
     """Train the layers in order, each for `steps` steps on the mean outputs of those before it.
 
@@ -36,7 +38,7 @@ def train_layerwise(
     if steps == 0:
         return
     inputs, layers = data.X, model.layers
-    told = {"generator": generator, "on_progress": on_progress}
+    told = {"generator": generator, "on_progress": on_progress, "journal": journal}
     for number, layer in enumerate(layers, start=1):
         last = number == len(layers)
         if last or not bool(layer.slope.any()):

@@ -6,15 +6,18 @@ told that a step failed, nor to stop by nats.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import TrainingError
+from winnowgp.training.journal import UNKEPT, Journal
+from winnowgp.training.progress import EndPhase
+from winnowgp.training.stateful import Stateful
 
 # Pairs after which the curvature is believed.
 _TRUSTED = 5
@@ -62,26 +65,34 @@ def maximise(
     stop: Stop,
     memory: int = 50,
     on_step: Callable[[int, float], None] = lambda step, value: None,
+    journal: Journal = UNKEPT,
+    scratch: Mapping[str, Stateful] | None = None,
 ) -> Maximum:
     """Climb from `start`, never ending lower than there.
 
     Args:
         memory: pairs of steps and changes of the gradient that are remembered.
-        on_step: told the number of each iteration and the nats after it.
+        on_step: told the number of each iteration and the nats after it; may raise `EndPhase`.
+        journal: where this is a stage of.
+        scratch: what the objective remembers from call to call.
 
     Raises:
         TrainingError: the objective cannot be computed at `start`.
     """
-    line = _Line(objective)
-    point = line.evaluate(start)
-    if point is None:
-        raise TrainingError(
-            "the bound cannot be computed at the starting point; are inputs standardised and "
-            "kernel parameters of a sensible size?"
-        )
-    pairs = _Pairs(memory)
-    trace = [point.value]
-    while len(trace) <= stop.iterations and len(start):
+    line, pairs, way = _Line(objective), _Pairs(memory, start.device), _Way(start)
+    stage = journal.stage(
+        {"way": way, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
+    )
+    if not way.trace:
+        point = line.evaluate(start)
+        if point is None:
+            raise TrainingError(
+                "the bound cannot be computed at the starting point; are inputs standardised and "
+                "kernel parameters of a sensible size?"
+            )
+        way.add(point)
+    while not stage.ended and len(way.trace) <= stop.iterations and len(start):
+        point, trace = way.point, way.trace
         direction = pairs.direction(point.gradient)
         # A quasi-Newton step expects ½ gᵀHg nats; far below what would count, it is the summit.
         expected = 0.5 * float(direction @ point.gradient)
@@ -94,12 +105,37 @@ def maximise(
             pairs.clear()
             continue
         pairs.add(found.x - point.x, point.gradient - found.gradient)
-        point = found
-        trace.append(point.value)
-        on_step(len(trace) - 1, point.value)
-        if len(trace) > stop.window and point.value - trace[-1 - stop.window] < stop.gain:
+        way.add(found)
+        try:
+            on_step(len(trace) - 1, found.value)
+        except EndPhase:
             break
-    return Maximum(point.x, point.value, len(trace) - 1, line.rejected)
+        if len(trace) > stop.window and found.value - trace[-1 - stop.window] < stop.gain:
+            break
+        stage.save()
+    stage.end()
+    return Maximum(way.point.x, way.point.value, len(way.trace) - 1, line.rejected)
+
+
+@final
+class _Way:
+    """Where a climb is, and how it got there."""
+
+    def __init__(self, start: Float[Tensor, " n"]) -> None:
+        self.point = _Point(start, -math.inf, start)
+        self.trace: list[float] = []
+
+    def add(self, point: _Point) -> None:
+        self.point = point
+        self.trace.append(point.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": self.point.x, "gradient": self.point.gradient, "trace": self.trace}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        x, gradient = (state[name].to(self.point.x) for name in ("x", "gradient"))
+        self.trace = list(state["trace"])
+        self.point = _Point(x, self.trace[-1], gradient)
 
 
 @final
@@ -109,6 +145,12 @@ class _Line:
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self.rejected = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rejected": self.rejected}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rejected = state["rejected"]
 
     def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
         result = self._objective(x)
@@ -177,8 +219,8 @@ def _beyond(trial: float, step: float, high: float) -> float:
 class _Pairs:
     """Steps s and changes y of the descent gradient, newest last, with their inner products."""
 
-    def __init__(self, memory: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: int, device: torch.device | None = None) -> None:
+        self._memory, self._device = memory, device
         self.clear()
 
     def __len__(self) -> int:
@@ -187,6 +229,17 @@ class _Pairs:
     def clear(self) -> None:
         self._S = self._Y = self._SY = self._YY = torch.zeros(0, 0)
         self._gamma = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = {"S": self._S, "Y": self._Y, "SY": self._SY, "YY": self._YY}
+        return {**tensors, "gamma": self._gamma}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        names = ("S", "Y", "SY", "YY")
+        self._S, self._Y, self._SY, self._YY = (
+            state[name].to(device=self._device) for name in names
+        )
+        self._gamma = state["gamma"]
 
     def add(self, s: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> None:
         """Remember a step, if the curvature along it is positive."""

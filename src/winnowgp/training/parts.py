@@ -1,10 +1,11 @@
 """What each step of a stochastic optimiser sees of the data."""
 
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 import torch
 
-from winnowgp.data import Dataset, minibatches
+from winnowgp.data import Dataset, RowBatches
 
 
 @final
@@ -21,8 +22,22 @@ class Parts:
         """What a bound is told that the rows are a part of."""
         self.scale = float(data.N * data.P)
         """What nats are divided by before they are differentiated."""
-        self._batches = minibatches(data, size or data.N, generator=generator)
+        self._data = data
+        self._batches = RowBatches(
+            data.N, size or data.N, generator=generator, device=data.X.device
+        )
 
     def next(self) -> Dataset:
         """The rows of the next step."""
-        return next(self._batches)
+        if self.total is None:
+            return self._data
+        rows = next(self._batches)
+        return Dataset(self._data.X[rows], self._data.Y[rows])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which rows were seen."""
+        return self._batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one stood."""
+        self._batches.load_state_dict(state)

@@ -28,7 +28,18 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
-"""A watcher. It may raise to end the fit early."""
+"""A watcher. It may raise `EndPhase` to end the phase early, anything else to end the fit.
+
+One with a memory may be `Stateful`, to be reminded when a fit goes on from a checkpoint.
+"""
+
+
+class EndPhase(Exception):
+    """Raised by a watcher: the phase under way has gone far enough.
+
+    The fit goes on with the next phase from where this one is. A phase of a single step has ended
+    already, and takes no notice.
+    """
 
 
 def silent(progress: Progress) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.models import Model, Posterior
 from winnowgp.selection import Selection
+from winnowgp.training.journal import Journal
 from winnowgp.training.progress import OnProgress
 
 
@@ -45,5 +46,6 @@ class Schedule(ABC):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> Fit[Model]:
-        """Fit a model that the schedule may change as it likes."""
+        """Fit a model that the schedule may change as it likes; long loops are stages."""

@@ -14,6 +14,8 @@ from winnowgp.models import Model
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
+from winnowgp.training.estimates import Estimates
+from winnowgp.training.journal import Journal
 from winnowgp.training.parts import Parts
 from winnowgp.training.progress import OnProgress, Progress
 from winnowgp.training.schedule import Fit, Schedule
@@ -64,6 +66,7 @@ class ThreePhases(Schedule):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> Fit[Model]:
         if self.prior.K != model.K:
             raise InputError(
@@ -71,8 +74,9 @@ class ThreePhases(Schedule):
                 f"build it with K={model.K}."
             )
         parts = Parts(data, self.batch_size, generator)
-        self._train(model, parts, "pre-train", steps=self.pre, on_progress=on_progress)
-        q, trace = self._learn_inclusion(model, parts, generator=generator, on_progress=on_progress)
+        told = {"on_progress": on_progress, "journal": journal}
+        self._train(model, parts, "pre-train", steps=self.pre, **told)
+        q, trace = self._learn_inclusion(model, parts, generator=generator, **told)
         mask = self._draw(model, data, q, generator)
         alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
         selection = Selection(q.inclusion, mask, trace, alpha, frontier=None)
@@ -80,7 +84,7 @@ class ThreePhases(Schedule):
         with torch.no_grad():
             reference = model.bound(data).item()
         pruned = model.prune(mask)
-        self._train(pruned, parts, "post-train", steps=self.post, on_progress=on_progress)
+        self._train(pruned, parts, "post-train", steps=self.post, **told)
         with torch.no_grad():
             bound = pruned.bound(data).item()
         return Fit(
@@ -101,6 +105,7 @@ class ThreePhases(Schedule):
         *,
         steps: int,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> None:
         """Adam on the ordinary bound with every point the model has."""
 
@@ -114,6 +119,8 @@ class ThreePhases(Schedule):
             groups,
             scale=parts.scale,
             on_step=report,
+            journal=journal,
+            memory={"parts": parts},
         )
 
     def _learn_inclusion(
@@ -123,23 +130,20 @@ class ThreePhases(Schedule):
         *,
         generator: torch.Generator,
         on_progress: OnProgress,
+        journal: Journal,
     ) -> tuple[Bernoulli, Float[Tensor, " T"]]:
         """Adam on the paper's objective, jointly in λ and all that the model learns."""
         start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start.detach()))
-        state = self.gradient.init()
-        trace: list[float] = []
+        estimates = Estimates(self.gradient, generator)
 
         def objective() -> Scalar:
-            nonlocal state
             q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            estimate = self.gradient.step(q, score, state=state, generator=generator)
-            state = estimate.state
-            return estimate.surrogate - kl_divergence(q, self.prior)
+            return estimates.next(q, score) - kl_divergence(q, self.prior)
 
         def report(step: int, value: float) -> None:
-            trace.append(value)
+            estimates.record(value)
             inclusion = torch.sigmoid(logits.detach())
             points = model.candidates.detach().clone()
             on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
@@ -148,8 +152,15 @@ class ThreePhases(Schedule):
             (_trainable(model), self.learning_rate),
             ([logits], self.process_learning_rate),
         ]
-        Adam(self.process).maximise(objective, groups, scale=parts.scale, on_step=report)
-        return Bernoulli(logits.detach()), torch.tensor(trace, dtype=logits.dtype)
+        Adam(self.process).maximise(
+            objective,
+            groups,
+            scale=parts.scale,
+            on_step=report,
+            journal=journal,
+            memory={"parts": parts, "estimates": estimates},
+        )
+        return Bernoulli(logits.detach()), estimates.trace(logits)
 
     @torch.no_grad()
     def _draw(self, model: Model, data: Dataset, q: Bernoulli, generator: torch.Generator) -> Mask:

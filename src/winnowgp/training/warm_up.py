@@ -18,6 +18,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.models import InducingModel, Model
 from winnowgp.training.climb import climb
+from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.latent_scale import best_level, kernel_variances, noise_of
 from winnowgp.training.lbfgs import Stop
 
@@ -25,7 +26,12 @@ STAGES = (250, 500, 1000)
 
 
 def warmed_up(
-    model: Model, data: Dataset, *, order: Tensor, stages: tuple[int, ...] = STAGES
+    model: Model,
+    data: Dataset,
+    *,
+    order: Tensor,
+    stages: tuple[int, ...] = STAGES,
+    journal: Journal = UNKEPT,
 ) -> Model:
     """A copy of the model with no candidates and warm hyper-parameters.
 
@@ -39,7 +45,8 @@ def warmed_up(
         if stage and stages[stage - 1] >= data.N:
             break
         rows = Dataset(data.X[order[:count]], data.Y[order[:count]])
-        ranked = sorted(((_climb(start, rows), start) for start in fitted), key=lambda r: -r[0])
+        climbed = [(_climb(start, rows, journal), start) for start in fitted]
+        ranked = sorted(climbed, key=lambda r: -r[0])
         top = ranked[0][0]
         others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.N]
         best = ranked[0][1]
@@ -85,11 +92,12 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     return starts
 
 
-def _climb(model: InducingModel, rows: Dataset) -> float:
+def _climb(model: InducingModel, rows: Dataset, journal: Journal) -> float:
     """Maximise the exact evidence of the rows; −∞ where it cannot be computed at all."""
     stop = Stop(gain=1e-3 * rows.N, window=10, iterations=60)
     try:
-        return climb(model, rows.X, objective=model.dense_bound(rows), stop=stop).value
+        objective = model.dense_bound(rows)
+        return climb(model, rows.X, objective=objective, stop=stop, journal=journal).value
     except TrainingError:
         return -inf
 
