@@ -9,13 +9,11 @@ from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
-from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser
-from winnowgp.errors import InputError
 from winnowgp.estimators.deep_estimator import ROWS, DeepEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
+from winnowgp.estimators.target_units import TargetUnits
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import check_targets
 from winnowgp.training import OnDeepProgress, deep_silent
@@ -131,20 +129,13 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
         likelihood = likelihood_from(self.likelihood)
-        self._single_target = np.ndim(y) == 1
-        rows = Dataset.of(tensor(X), tensor(y))
-        if has_noise(likelihood):
-            self._y_units = Standardiser.of(rows.Y)
-            if isinstance(self.likelihood, str):
-                likelihood.noise = torch.tensor(START_NOISE)
-        else:
-            self._y_units = Standardiser.none(rows.Y)
-        Y = self._y_units.forward(rows.Y)
+        if has_noise(likelihood) and isinstance(self.likelihood, str):
+            likelihood.noise = torch.tensor(START_NOISE)
+        self._y_units, Y = TargetUnits.of(y, likelihood)
         check_targets(likelihood, Y)
-        self._fit(rows.X, Y, likelihood)
+        self._fit(tensor(X), Y, likelihood)
         self.likelihood_ = self.posterior_.likelihood
-        noise = self.likelihood_.noise if has_noise(self.likelihood_) else torch.tensor(torch.nan)
-        self.noise_ = (noise * self._y_units.scale.square()).numpy()
+        self.noise_ = self._y_units.noise(self.likelihood_)
         return self
 
     def predict(
@@ -162,9 +153,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         Returns: the mean `[N]` or `[N P]`; with a request, a pair.
         """
         found = self._predicted(self._inputs(X), observed=observed, method=method)
-        mean = self._targets(self._y_units.inverse(found.mean))
-        sd = self._targets(found.variance.sqrt() * self._y_units.scale)
-        return (mean, sd) if return_std else mean
+        mean = self._y_units.values(found.mean)
+        return (mean, self._y_units.deviations(found.variance.sqrt())) if return_std else mean
 
     @torch.no_grad()
     def predict_quantiles(
@@ -182,22 +172,10 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
             self.posterior_.quantiles(rows, wanted, observed=observed)
             for rows in inputs.split(ROWS)
         ]
-        return self._targets(self._y_units.inverse(torch.cat(parts, dim=1)))
+        return self._y_units.values(torch.cat(parts, dim=1))
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density of each observation, in nats and in the units of `y`."""
         inputs = self._inputs(X)
-        targets = Dataset.of(inputs, tensor(y)).Y
-        if targets.shape[1] != self.posterior_.P:
-            raise InputError(
-                f"`y` must have {self.posterior_.P} target columns as in `fit`; "
-                f"got {targets.shape[1]}."
-            )
-        targets = self._y_units.forward(targets)
-        check_targets(self.likelihood_, targets)
-        nats = self._log_density(inputs, targets)
-        return self._targets(nats - self._y_units.scale.log())
-
-    def _targets(self, values: Tensor) -> NDArray[np.float64]:
-        """Drop the output axis, the last one, if `fit` was given a single target."""
-        return (values[..., 0] if self._single_target else values).numpy()
+        targets = self._y_units.seen(y, self.likelihood_, inputs=inputs)
+        return self._y_units.log_densities(self._log_density(inputs, targets))

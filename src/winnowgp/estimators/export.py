@@ -56,12 +56,13 @@ def predictor_program(model: Exportable) -> Program:
     assert variance is not None
     if estimator.likelihood == "poisson" and estimator.posterior_.P > 1:
         raise InputError("counts are exported for one target only; fit one model a target.")
-    scale, shift = estimator._y_units.scale.numpy(), estimator._y_units.shift.numpy()
+    targets = estimator._y_units.columns
+    scale, shift = targets.scale.numpy(), targets.shift.numpy()
     # As a matrix: see `winnowgp.io.predictor_program`.
     scaled = program.do("MatMul", mean, program.constant(np.diag(scale)))
     mean = program.do("Add", scaled, program.constant(shift))
     variance = program.do("Mul", variance, program.constant(np.square(scale)))
-    width = None if estimator._single_target else estimator.posterior_.P
+    width = None if estimator._y_units.single else estimator.posterior_.P
     if width is None:
         mean, variance = program.do("Squeeze1", mean), program.do("Squeeze1", variance)
     program.answer("mean", mean, width=width)

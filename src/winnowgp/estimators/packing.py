@@ -17,6 +17,7 @@ from winnowgp.estimators.inducing_estimator import InducingEstimator
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
 from winnowgp.estimators.tabular_model import TabularModel
+from winnowgp.estimators.target_units import TargetUnits
 from winnowgp.io import Packed, Packing
 from winnowgp.io.gpytorch_parts import (
     kernel_from_packed,
@@ -35,10 +36,10 @@ _NUMBERS = ("elbo_", "given_up_", "alpha_")
 
 def _packed_regressor(model: SparseGPRegressor) -> Packed:
     found = _packed_estimator(model)
-    found.about["single_target"] = model._single_target
+    found.about["single_target"] = model._y_units.single
     found.about["evidence_gap_"] = repr(model.evidence_gap_)
-    found.tensors["y_shift"] = model._y_units.shift
-    found.tensors["y_scale"] = model._y_units.scale
+    found.tensors["y_shift"] = model._y_units.columns.shift
+    found.tensors["y_scale"] = model._y_units.columns.scale
     found.tensors["noise_"] = torch.from_numpy(model.noise_)
     return found
 
@@ -46,8 +47,8 @@ def _packed_regressor(model: SparseGPRegressor) -> Packed:
 def _regressor_from(found: Packed) -> SparseGPRegressor:
     model = SparseGPRegressor(**_parameters_from(found))
     _learnt_from(model, found)
-    model._single_target = found.about["single_target"]
-    model._y_units = Standardiser(found.tensors["y_shift"], found.tensors["y_scale"])
+    columns = Standardiser(found.tensors["y_shift"], found.tensors["y_scale"])
+    model._y_units = TargetUnits(columns, found.about["single_target"])
     model.evidence_gap_ = float(found.about["evidence_gap_"])
     model.noise_ = found.tensors["noise_"].numpy()
     model.likelihood_ = model.posterior_.likelihood

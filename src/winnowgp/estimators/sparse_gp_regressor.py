@@ -12,13 +12,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser
+from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
+from winnowgp.estimators.target_units import TargetUnits
 from winnowgp.estimators.tensors import tensor
-from winnowgp.models import InducingModel, SparseGP, VariationalGP, check_targets
+from winnowgp.models import InducingModel, SparseGP, VariationalGP
 from winnowgp.training import OnProgress, best_level, silent
 
 N_CANDIDATES = 512
@@ -130,29 +131,23 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
         likelihood = likelihood_from(self.likelihood)
-        self._single_target = np.ndim(y) == 1
-        rows = Dataset.of(tensor(X), tensor(y))
-        self._y_units = (
-            Standardiser.of(rows.Y) if has_noise(likelihood) else Standardiser.none(rows.Y)
-        )
+        self._y_units, Y = TargetUnits.of(y, likelihood)
+        data = Dataset.of(tensor(X), Y)
 
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
             if self.likelihood == "gaussian" and self.batch_size is None:
                 return SparseGP(kernel, points)
-            made = VariationalGP(kernel, points, likelihood=likelihood, targets=rows.P)
+            made = VariationalGP(kernel, points, likelihood=likelihood, targets=data.P)
             made.check(data)
             if not has_noise(likelihood):
                 # Counts may be far from zero, further than the paper's small steps would get.
                 made.mean.initialize(constant=best_level(made.likelihood, data))
             return made
 
-        Y = self._y_units.forward(rows.Y)
-        data = Dataset(rows.X, Y)
-        fitted = self._fit(rows.X, Y, model=model, n_candidates=N_CANDIDATES)
+        fitted = self._fit(data.X, Y, model=model, n_candidates=N_CANDIDATES)
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
         self.likelihood_ = fitted.posterior.likelihood
-        noise = self.likelihood_.noise if has_noise(self.likelihood_) else torch.tensor(torch.nan)
-        self.noise_ = (noise * self._y_units.scale.square()).numpy()
+        self.noise_ = self._y_units.noise(self.likelihood_)
         return self
 
     def predict(
@@ -178,17 +173,16 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             raise InputError("ask for `return_std` or `return_cov`, not both.")
         inputs = self._inputs(X)
         if return_cov:
-            mean = self._y_units.inverse(self.posterior_.predict_mean(inputs))
+            mean = self.posterior_.predict_mean(inputs)
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
-            return self._targets(mean), self._targets(covariance * self._y_units.scale.square())
+            return self._y_units.values(mean), self._y_units.variances(covariance)
         if not return_std and (has_noise(self.likelihood_) or not observed):
             # The mean of the function is that of an observation, and O(M) a row.
             mean = torch.cat([self.posterior_.predict_mean(rows) for rows in inputs.split(ROWS)])
-            return self._targets(self._y_units.inverse(mean))
+            return self._y_units.values(mean)
         found = self._predicted(inputs, observed=observed)
-        mean = self._targets(self._y_units.inverse(found.mean))
-        sd = self._targets(found.variance.sqrt() * self._y_units.scale)
-        return (mean, sd) if return_std else mean
+        mean = self._y_units.values(found.mean)
+        return (mean, self._y_units.deviations(found.variance.sqrt())) if return_std else mean
 
     def sample_y(
         self,
@@ -201,23 +195,10 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         generator = torch.Generator().manual_seed(seed)
         inputs = self._inputs(X)
         draws = self.posterior_.sample(inputs, n_samples, generator=generator)
-        draws = self._y_units.inverse(draws).permute(1, 2, 0)
-        return (draws[:, 0] if self._single_target else draws).numpy()
+        return np.moveaxis(self._y_units.values(draws), 0, -1)
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density of each observation, in nats and in the units of `y`."""
         inputs = self._inputs(X)
-        targets = Dataset.of(inputs, tensor(y)).Y
-        if targets.shape[1] != self.posterior_.P:
-            raise InputError(
-                f"`y` must have {self.posterior_.P} target columns as in `fit`; "
-                f"got {targets.shape[1]}."
-            )
-        targets = self._y_units.forward(targets)
-        check_targets(self.likelihood_, targets)
-        nats = self._log_density(inputs, targets)
-        return self._targets(nats - self._y_units.scale.log())
-
-    def _targets(self, values: Tensor) -> NDArray[np.float64]:
-        """Drop the output axis, the last one, if `fit` was given a single target."""
-        return (values[..., 0] if self._single_target else values).numpy()
+        targets = self._y_units.seen(y, self.likelihood_, inputs=inputs)
+        return self._y_units.log_densities(self._log_density(inputs, targets))
