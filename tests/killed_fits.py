@@ -7,7 +7,6 @@ killed at one of POINTS moments spread over it, twice in every fourth, and gone 
 are forked from one that has imported everything, so that a fit takes what a fit takes.
 """
 
-import hashlib
 import json
 import os
 import signal

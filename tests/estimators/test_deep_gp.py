@@ -3,7 +3,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import LaplaceLikelihood
 from sklearn.datasets import make_moons
 from sklearn.exceptions import NotFittedError
@@ -103,6 +103,7 @@ def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
     assert sum(strong) < sum(weak)
     cheap = regressor(max_cost=20).fit(X, y)
     assert sum(M**2 for M in cheap.n_inducing_) <= 20
+    assert regressor(max_cost=4, epochs=(2, 5, 5)).fit(X, y).n_inducing_ in [(1, 1)]
 
 
 def test_several_targets_layers_widths_and_kernels() -> None:
@@ -118,6 +119,8 @@ def test_several_targets_layers_widths_and_kernels() -> None:
 def test_connected_layers_see_the_inputs() -> None:
     X, y = steps()
     model = regressor(connected=True, hidden_mean="zero").fit(X, y)
+    # Points of the first layer are in the units of X.
+    assert 90 < model.inducing_points_[0].mean() < 120
     assert [p.shape[1] for p in model.inducing_points_] == [1, 2]
     assert np.isfinite(model.predict(X)).all()
 
@@ -161,6 +164,37 @@ def test_classes_are_learnt(C: int) -> None:
     assert model.predict_proba(X, method="matched").shape == (150, C)
 
 
+def test_counts_may_be_large() -> None:
+    X, _ = steps()
+    y = np.random.default_rng(1).poisson(1000 * (1.5 + np.sin(X[:, 0]))).astype(float)
+    assert regressor(likelihood="poisson", epochs=(20, 100, 100)).fit(X, y).score(X, y) > 0.95
+
+
+@pytest.mark.parametrize(("N", "D", "width"), [(2, 5, 3), (1, 3, 2)])
+def test_fewer_rows_than_outputs(N: int, D: int, width: int) -> None:
+    X = np.random.default_rng(0).normal(size=(N, D))
+    model = regressor(width=width, epochs=(2, 3, 3), hidden_mean="auto").fit(X, X[:, 0])
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
+    X, y = steps(30)
+    for model, labels in ((regressor(epochs=(2, 5, 5)), y), (classifier(epochs=(2, 5, 5)), y > 50)):
+        model.fit(X, labels)
+        before, seen = model.predict(X), []
+
+        def ended(progress: Any, seen: list[Any] = seen) -> None:
+            seen.append(progress)
+            raise KeyboardInterrupt
+
+        model.set_params(on_progress=ended, hidden_mean="auto")
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(1e3 * X, 7 * y if labels is y else y > 40)
+        np.testing.assert_array_equal(model.predict(X), before)
+        # The short run that compares starts is told of too.
+        assert seen
+
+
 def test_it_survives_joblib(tmp_path) -> None:
     X, y = steps()
     model = regressor().fit(X, y)
@@ -186,6 +220,10 @@ def test_it_survives_joblib(tmp_path) -> None:
         ({"epochs": (1, 2)}, "`epochs` must be 3 whole numbers"),
         ({"batch_size": 0}, "`batch_size` must be a whole number"),
         ({"samples": 0}, "`samples` must be a whole number"),
+        ({"predict_samples": 0}, "`predict_samples` must be a whole number"),
+        ({"predict_samples": "64"}, "`predict_samples` must be a whole number"),
+        ({"max_cost": 1}, "`max_cost` must allow one point in each of 2 layers"),
+        ({"kernel": RBFKernel(ard_num_dims=3)}, "`kernel` cannot be evaluated on 1 columns"),
         ({"likelihood": "poisson"}, "counts must be whole numbers"),
     ],
 )

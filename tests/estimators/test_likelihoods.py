@@ -162,7 +162,7 @@ def test_the_papers_schedule_starts_where_large_counts_are() -> None:
 
 def test_softmax_is_sent_to_the_classifier() -> None:
     softmax = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
-    with pytest.raises(InputError, match="use SparseGPClassifier"):
+    with pytest.raises(InputError, match="use a classifier"):
         regressor(softmax).fit(X, np.arange(150) % 3)
 
 

@@ -313,3 +313,11 @@ def test_the_layers_of_a_posterior_are_those_of_the_model() -> None:
     posterior = deep(widths=(3, 1), K=(4, 3, 2)).posterior()
     assert all(isinstance(made, DeepLayer) for made in posterior.layers)
     assert [made.K for made in posterior.layers] == [4, 3, 2]
+
+
+def test_nodes_first_asked_for_without_gradients_serve_with_them() -> None:
+    with torch.inference_mode():
+        nodes = normal_nodes(7, 3)
+    scale = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (normal_nodes(7, 3) * scale).square().sum().backward()
+    assert torch.equal(nodes, normal_nodes(7, 3))

@@ -48,6 +48,25 @@ def check(fitted: DeepFit, sizes: tuple[int, ...]) -> None:
     assert fitted.given_up >= 0
 
 
+def test_what_is_given_up_is_what_dropping_points_cost() -> None:
+    """Nothing was trained before or after: the same samples with all points and with those kept."""
+    data, model = step_data(), started()
+    plan = schedule(LayerAlphas(3.0), layerwise=0, pre=30, post=0)
+    seen = []
+    fitted = fit_deep(model, data, schedule=plan, on_progress=seen.append)
+    cost = seen[-1].objective - estimated_bound(fitted.model, data, generator=seeded(), samples=64)
+    assert seen[-1].phase == "choose"
+    assert cost > 1
+    assert fitted.given_up == pytest.approx(cost, rel=0.3)
+
+
+def test_steps_that_rounds_cannot_share_evenly_are_taken_all_the_same() -> None:
+    seen = []
+    plan = schedule(layerwise=0, pre=5, post=0, rounds=3)
+    fit_deep(started(), step_data(), schedule=plan, on_progress=seen.append)
+    assert sum(each.phase == "pre-train" for each in seen) == 5
+
+
 @pytest.mark.parametrize("hidden_mean", ["identity", pytest.param("zero", marks=pytest.mark.slow)])
 def test_it_keeps_few_points_and_most_of_the_bound(hidden_mean: str) -> None:
     data, model = step_data(), started(hidden_mean=hidden_mean, connected=hidden_mean == "zero")

@@ -65,6 +65,14 @@ def test_a_shared_budget_is_kept_and_used(cost: float) -> None:
     assert sum(M**2 for M in sizes(weaker)) > cost
 
 
+def test_a_layer_that_would_keep_no_point_is_counted_with_the_one_it_gets() -> None:
+    poor = [frontier(90.0, 90.0, 90.0), frontier(0.0, 50.0, 80.0, 90.0)]
+    (first, second) = SharedBudget(4.0).alphas(poor)
+    assert first == second
+    kept = [int(each.best_for_alpha(first).mask.sum()) for each in poor]
+    assert kept == [0, 1]
+
+
 def test_one_strength_for_all_is_the_best_use_of_what_it_costs() -> None:
     """Of all allocations that cost no more, none has a higher sum of bounds."""
     counts = sizes(SharedBudget(30.0).alphas(FRONTIERS))

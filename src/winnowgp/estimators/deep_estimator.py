@@ -1,12 +1,14 @@
 """What both deep estimators share: units, the choice of a start, the fit, and what it found."""
 
 from abc import ABC
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -19,8 +21,8 @@ from winnowgp.estimators.tensors import tensor
 from winnowgp.models import HIDDEN_MEANS, DeepGP, Prediction, latent_functions
 from winnowgp.training import Checkpoint, OnDeepProgress, deep_race, fit_deep
 
-# Rows predicted at once: memory grows with these, the samples and the points.
-ROWS = 1024
+# Largest array while predicting: rows times samples times outputs times points of a layer.
+NUMBERS = 2**24
 
 
 class DeepEstimator(BaseEstimator, ABC):
@@ -59,6 +61,7 @@ class DeepEstimator(BaseEstimator, ABC):
             epochs=self.epochs,
             batch_size=self.batch_size,
             samples=self.samples,
+            predict_samples=self.predict_samples,
         )
         if not isinstance(self.hidden_mean, str) or self.hidden_mean not in ("auto", *HIDDEN_MEANS):
             raise InputError(
@@ -70,8 +73,8 @@ class DeepEstimator(BaseEstimator, ABC):
         seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
         rows = Dataset.of(X, Y)
-        self._x_units = Standardiser.of(rows.X)
-        data = Dataset(self._x_units.forward(rows.X), rows.Y)
+        units = Standardiser.of(rows.X)
+        data = Dataset(units.forward(rows.X), rows.Y)
         outputs = latent_functions(likelihood, data.P)
         names = HIDDEN_MEANS if self.hidden_mean == "auto" else (self.hidden_mean,)
         starts = [
@@ -93,14 +96,14 @@ class DeepEstimator(BaseEstimator, ABC):
             checkpoint=checkpoint,
         )
         journal.finish()
-        self.posterior_ = fitted.model.posterior(samples=self.predict_samples)
+        self._x_units = units
+        self.posterior_ = fitted.model.posterior(samples=request.predict_samples)
         self.elbo_ = fitted.bound
         self.given_up_ = fitted.given_up / data.N
         self.n_inducing_ = self.posterior_.M
-        self.inducing_points_ = tuple(
-            layer.candidates.detach().numpy().copy() for layer in self.posterior_.layers
-        )
-        self.candidates_ = tuple(points.numpy() for points in fitted.candidates)
+        kept = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
+        self.inducing_points_ = _seen_outside(kept, units)
+        self.candidates_ = _seen_outside(fitted.candidates, units)
         self.inclusion_ = tuple(found.inclusion.numpy() for found in fitted.selections)
         self.alpha_ = tuple(found.alpha for found in fitted.selections)
         self.frontiers_ = tuple(found.frontier for found in fitted.selections)
@@ -121,10 +124,20 @@ class DeepEstimator(BaseEstimator, ABC):
             data,
             layerwise=layerwise,
             steps=steps,
+            samples=request.samples,
             batch_size=request.batch_size,
             generator=generator,
+            on_progress=self.on_progress,
             checkpoint=checkpoint,
         )
+
+    @property
+    def _rows(self) -> int:
+        """Rows predicted at once, as memory allows."""
+        posterior = self.posterior_
+        hidden = sum(layer.P for layer in posterior.layers[:-1])
+        samples = max(posterior.samples, 4 * hidden)
+        return max(1, NUMBERS // (samples * max(layer.P * layer.K for layer in posterior.layers)))
 
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units."""
@@ -139,7 +152,7 @@ class DeepEstimator(BaseEstimator, ABC):
             raise InputError(f"`method` must be 'mixture' or 'matched'; got {method!r}.")
         posterior = self.posterior_
         predict = posterior.predict if method == "mixture" else posterior.predict_matched
-        parts = [predict(rows, observed=observed) for rows in inputs.split(ROWS)]
+        parts = [predict(rows, observed=observed) for rows in inputs.split(self._rows)]
         return Prediction(
             torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
         )
@@ -147,5 +160,11 @@ class DeepEstimator(BaseEstimator, ABC):
     @torch.no_grad()
     def _log_density(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Of each row and target, in standard units."""
-        pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
+        pairs = zip(inputs.split(self._rows), targets.split(self._rows), strict=True)
         return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])
+
+
+def _seen_outside(layers: Sequence[Tensor], units: Standardiser) -> tuple[NDArray[np.float64], ...]:
+    """Points of each layer; those of the first in the user's units, the others have none."""
+    first, *others = layers
+    return (units.inverse(first).numpy(), *(points.numpy() for points in others))

@@ -37,7 +37,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
             points; a tuple for one strength a layer.
         tolerance: nats per observation that all layers together may give up relative to all
             candidates.
-        max_cost: most Σ M² over the layers, what predicting takes; shared out where it buys most.
+        max_cost: most Σ M² over the layers, shared out where it buys most.
         n_candidates: how many points each layer chooses from.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: steps of the phases: each layer alone, all points, (paper: learning inclusion,)
@@ -53,15 +53,17 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
         n_inducing_: number of points kept in each layer.
-        inducing_points_: where they are, in standard units, one array `[M D]` a layer.
+        inducing_points_: where they are, one array `[M D]` a layer; those of the first layer in the
+            units of X, those of the others in the units of what the layer before puts out.
         inclusion_: probability of each candidate of the last choice, one array `[K]` a layer; the
             fast schedule has dropped others in the rounds before.
-        candidates_: where those candidates were, in standard units, one array `[K D]` a layer.
+        candidates_: where those candidates were, one array `[K D]` a layer, in the same units.
         alpha_: strength of the prior in each layer.
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.
         elbo_: lower bound on the log evidence, in nats.
-        given_up_: nats per observation below the bound of all candidates.
+        given_up_: nats per observation that dropping points cost when it happened, before the others
+            were trained on.
         posterior_: the predictor, for standardised inputs.
     """
 
@@ -113,9 +115,9 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         """
         check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
-        self._labels, index = ClassLabels.of(y)
-        self.classes_ = self._labels.classes
-        self._fit(tensor(X), tensor(index)[:, None], self._labels.likelihood())
+        labels, index = ClassLabels.of(y)
+        self._fit(tensor(X), tensor(index)[:, None], labels.likelihood())
+        self._labels, self.classes_ = labels, labels.classes
         return self
 
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from winnowgp.estimators.deep_estimator import ROWS, DeepEstimator
+from winnowgp.estimators.deep_estimator import DeepEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.target_units import TargetUnits
@@ -47,7 +47,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
             points; a tuple for one strength a layer.
         tolerance: nats per observation that all layers together may give up relative to all
             candidates.
-        max_cost: most Σ M² over the layers, what predicting takes; shared out where it buys most.
+        max_cost: most Σ M² over the layers, shared out where it buys most.
         n_candidates: how many points each layer chooses from.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: steps of the phases: each layer alone, all points, (paper: learning inclusion,)
@@ -62,15 +62,17 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
 
     Attributes:
         n_inducing_: number of points kept in each layer.
-        inducing_points_: where they are, in standard units, one array `[M D]` a layer.
+        inducing_points_: where they are, one array `[M D]` a layer; those of the first layer in the
+            units of X, those of the others in the units of what the layer before puts out.
         inclusion_: probability of each candidate of the last choice, one array `[K]` a layer; the
             fast schedule has dropped others in the rounds before.
-        candidates_: where those candidates were, in standard units, one array `[K D]` a layer.
+        candidates_: where those candidates were, one array `[K D]` a layer, in the same units.
         alpha_: strength of the prior in each layer.
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        given_up_: nats per observation below the bound of all candidates.
+        given_up_: nats per observation that dropping points cost when it happened, before the others
+            were trained on.
         noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
             the likelihood has none.
         likelihood_: the fitted likelihood, for standardised targets.
@@ -131,9 +133,10 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         likelihood = likelihood_from(self.likelihood)
         if has_noise(likelihood) and isinstance(self.likelihood, str):
             likelihood.noise = torch.tensor(START_NOISE)
-        self._y_units, Y = TargetUnits.of(y, likelihood)
+        units, Y = TargetUnits.of(y, likelihood)
         check_targets(likelihood, Y)
         self._fit(tensor(X), Y, likelihood)
+        self._y_units = units
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_units.noise(self.likelihood_)
         return self
@@ -170,7 +173,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         inputs = self._inputs(X)
         parts = [
             self.posterior_.quantiles(rows, wanted, observed=observed)
-            for rows in inputs.split(ROWS)
+            for rows in inputs.split(self._rows)
         ]
         return self._y_units.values(torch.cat(parts, dim=1))
 

@@ -168,9 +168,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
         request = self._request()
-        self._varies = _varying(raw) | (not has_noise(request.likelihood))
-        self._units = self._units_of(raw, request.likelihood)
-        table = self._standardised(raw)
+        varies = _varying(raw) | (not has_noise(request.likelihood))
+        units = self._units_of(raw, request.likelihood)
+        table = Entries(units.forward(raw.Y), raw.observed & varies)
         model = request.model(table, raw, generator=generator)
         counted = CountedSteps(self.on_progress, ("move", "joint"))
         fitted = fit_latent(
@@ -181,6 +181,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             on_progress=counted,
             checkpoint=checkpoint,
         )
+        self._varies, self._units = varies, units
         self.n_iter_ = counted.count
         self._keep(fitted, table, generator)
         journal.finish()
@@ -301,9 +302,6 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         units = Standardiser.of_entries(raw)
         return units if self.standardise else Standardiser(units.shift, units.scale.new_ones(raw.P))
 
-    def _standardised(self, raw: Entries) -> Entries:
-        return Entries(self._units.forward(raw.Y), raw.observed & self._varies)
-
     def _request(self) -> LatentRequest:
         return LatentRequest.checked(
             n_components=self.n_components,
@@ -361,7 +359,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         Y = tensor(X)
-        return self._standardised(Entries(Y, ~torch.isnan(Y)))
+        return Entries(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
 
     def _placed(self, table: Entries) -> Places:
         return placed(self.posterior_.row_bound(table), anchors=self._anchors)

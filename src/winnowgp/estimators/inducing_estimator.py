@@ -85,10 +85,10 @@ class InducingEstimator(BaseEstimator, ABC):
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
         rows = Dataset.of(X, Y)
-        self._x_units = Standardiser.of(rows.X)
-        data = Dataset(self._x_units.forward(rows.X), rows.Y)
+        units = Standardiser.of(rows.X)
+        data = Dataset(units.forward(rows.X), rows.Y)
         kernel = kernel_from(self.kernel, data.D)
-        points = request.locations(data, self._x_units, kernel=kernel, seed=seed)
+        points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)
         data = Dataset(data.X.to(device), data.Y.to(device))
         fitted = fit(
@@ -100,6 +100,7 @@ class InducingEstimator(BaseEstimator, ABC):
             checkpoint=checkpoint,
         )
         journal.finish()
+        self._x_units = units
         self._keep(fitted, data.N)
         return fitted
 

@@ -8,13 +8,15 @@ from typing import Any, TypeAlias, final
 
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import Likelihood, PoissonLikelihood, SoftmaxLikelihood
+from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.arguments import positive, whole
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.models import DeepGP, deep_layers
+from winnowgp.estimators.likelihoods import has_noise
+from winnowgp.models import DeepGP, DeepLayer, deep_layers
 from winnowgp.training import (
     DeepFast,
     DeepSchedule,
@@ -23,6 +25,7 @@ from winnowgp.training import (
     LayerGoal,
     SharedBudget,
     SharedTolerance,
+    best_level,
 )
 
 FAST_STEPS = (100, 1000, 1000)
@@ -50,6 +53,7 @@ class LayersRequest:
     steps: tuple[int, ...]
     batch_size: int | None
     samples: int
+    predict_samples: int
 
     @classmethod
     def checked(
@@ -67,6 +71,7 @@ class LayersRequest:
         epochs: Any,
         batch_size: Any,
         samples: Any,
+        predict_samples: Any,
     ) -> "LayersRequest":
         """The request, if it makes sense; an error that says what to do if not."""
         L = whole("layers", layers)
@@ -83,6 +88,7 @@ class LayersRequest:
             steps=_steps(epochs, schedule),
             batch_size=None if batch_size is None else whole("batch_size", batch_size),
             samples=whole("samples", samples),
+            predict_samples=whole("predict_samples", predict_samples),
         )
 
     def model(
@@ -111,7 +117,10 @@ class LayersRequest:
             connected=self.connected,
             hidden_mean=hidden_mean,
         )
-        return DeepGP(layers, likelihood=likelihood, targets=data.P, connected=self.connected)
+        model = DeepGP(layers, likelihood=likelihood, targets=data.P, connected=self.connected)
+        if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
+            _lift(model.layers[-1], best_level(likelihood, data), likelihood, data)
+        return model
 
     def plan(self) -> DeepSchedule:
         """The schedule that does what was asked for."""
@@ -147,6 +156,15 @@ def _started(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
     return made
 
 
+@torch.no_grad()
+def _lift(last: DeepLayer, level: Tensor, likelihood: Likelihood, data: Dataset) -> None:
+    """Counts may be far from zero and wide, further than many small steps would get."""
+    last.level.fill_(level)
+    if isinstance(last.kernel, ScaleKernel) and isinstance(likelihood, PoissonLikelihood):
+        # Beyond small counts the rate is the function itself.
+        last.kernel.outputscale = data.Y.var(correction=0).clamp_min(1.0)
+
+
 def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> LayerGoal:
     automatic = isinstance(alpha, str) and alpha == "auto"
     if not automatic and max_cost is not None:
@@ -167,7 +185,13 @@ def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> L
             )
         return LayerAlphas(given if many else given[0])
     if max_cost is not None:
-        return SharedBudget(positive("max_cost", max_cost, hint="It is Σ M² over the layers."))
+        hint = f"It is Σ M² over the layers, of which there are {L}."
+        cost = positive("max_cost", max_cost, hint=hint)
+        if cost < L:
+            raise InputError(
+                f"`max_cost` must allow one point in each of {L} layers; got {max_cost!r}."
+            )
+        return SharedBudget(cost)
     return SharedTolerance(positive("tolerance", tolerance, hint="It is in nats per observation."))
 
 

@@ -30,7 +30,7 @@ def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
     7.0
     """
     if isinstance(likelihood, SoftmaxLikelihood):
-        raise InputError("`likelihood` is softmax, which is for classes; use SparseGPClassifier.")
+        raise InputError("`likelihood` is softmax, which is for classes; use a classifier.")
     if isinstance(likelihood, Likelihood):
         return likelihood
     if not isinstance(likelihood, str) or likelihood not in LIKELIHOODS:

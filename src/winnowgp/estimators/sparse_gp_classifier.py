@@ -115,14 +115,14 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         """
         check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
-        self._labels, index = ClassLabels.of(y)
-        self.classes_ = self._labels.classes
-        likelihood = self._labels.likelihood()
+        labels, index = ClassLabels.of(y)
+        likelihood = labels.likelihood()
 
         def model(kernel: Kernel, points: Tensor) -> VariationalGP:
             return VariationalGP(kernel, points, likelihood=likelihood)
 
         self._fit(tensor(X), tensor(index)[:, None], model=model, n_candidates=N_CANDIDATES)
+        self._labels, self.classes_ = labels, labels.classes
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:

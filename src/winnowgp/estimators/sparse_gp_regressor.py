@@ -131,7 +131,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
         likelihood = likelihood_from(self.likelihood)
-        self._y_units, Y = TargetUnits.of(y, likelihood)
+        units, Y = TargetUnits.of(y, likelihood)
         data = Dataset.of(tensor(X), Y)
 
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
@@ -145,6 +145,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             return made
 
         fitted = self._fit(data.X, Y, model=model, n_candidates=N_CANDIDATES)
+        self._y_units = units
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
         self.likelihood_ = fitted.posterior.likelihood
         self.noise_ = self._y_units.noise(self.likelihood_)

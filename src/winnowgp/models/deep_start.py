@@ -67,5 +67,7 @@ def linear_map(X: Float[Tensor, "N D"], width: int) -> Float[Tensor, "D P"]:
     """The identity; padded by zeros to more outputs, principal components for fewer."""
     D = X.shape[1]
     if width < D:
-        return torch.linalg.svd(X - X.mean(0), full_matrices=False).Vh[:width].mT.contiguous()
+        # Few rows span too few directions: any that are orthogonal to them do for the rest.
+        found = torch.linalg.svd(X - X.mean(0), full_matrices=len(X) < width)
+        return found.Vh[:width].mT.contiguous()
     return torch.eye(D, width, dtype=X.dtype, device=X.device)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from typing import TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.models.kernel_blocks import covariance
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.typing import Mask, Scalar
@@ -119,3 +121,11 @@ def check_parts(kernel: Kernel, candidates: Tensor) -> None:
             f"`kernel` must not have a batch shape; got {list(kernel.batch_shape)}. "
             "All outputs share one kernel."
         )
+    row = candidates.new_zeros(1, candidates.shape[1])
+    try:
+        covariance(deepcopy(kernel).to(row), row, row)
+    except RuntimeError as error:
+        raise InputError(
+            f"`kernel` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
+            f"`ard_num_dims={row.shape[1]}`, or none."
+        ) from error

@@ -15,7 +15,12 @@ def normal_nodes(count: int, dimension: int) -> Float[Tensor, "T D"]:
 
     Sums over them are exact for polynomials of degree three.
     """
-    count = max(count, 2 * dimension)
+    # Kept for later calls, which may want gradients.
+    with torch.inference_mode(False):
+        return _made(max(count, 2 * dimension), dimension)
+
+
+def _made(count: int, dimension: int) -> Float[Tensor, "T D"]:
     uniform = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0).draw(
         count, dtype=torch.float64
     )

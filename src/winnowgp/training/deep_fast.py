@@ -18,7 +18,9 @@ from winnowgp.training.deep_fit import (
     DeepProgress,
     DeepSchedule,
     OnDeepProgress,
+    drawn_seed,
     estimated_bound,
+    seeded_bound,
 )
 from winnowgp.training.journal import Journal
 from winnowgp.training.layer_goal import LayerGoal, SharedTolerance
@@ -28,8 +30,8 @@ from winnowgp.training.parts import Parts
 from winnowgp.training.progress import EndPhase
 from winnowgp.typing import Mask
 
-# Rows times samples that sites are taken at when points are chosen.
-_SITES = 65_536
+# Rows times samples that sites are taken at when points are chosen, and most numbers in a pass.
+_SITES, _NUMBERS = 65_536, 2**26
 _MOST_SAMPLES = 16
 
 
@@ -41,7 +43,9 @@ class _Chosen:
     selections: tuple[Selection, ...]
     candidates: tuple[Tensor, ...]
     reference: float
-    """Bound of all candidates, in nats."""
+    """Bound before the choice, in nats."""
+    lost: float
+    """Nats that the choice cost, with the same samples before and after."""
 
 
 @final
@@ -97,22 +101,22 @@ class DeepFast(DeepSchedule):
         train_layerwise(
             model, data, training=before, steps=self.layerwise, batch_size=self.batch_size, **told
         )
-        for number in range(1, self.rounds):
-            before.run(model, parts, "pre-train", steps=self.pre // self.rounds, **told)
-            model = self._chosen(model, data, number / self.rounds, **chosen_with).model
-        before.run(model, parts, "pre-train", steps=self.pre // self.rounds, **told)
-        chosen = self._chosen(model, data, 1.0, **chosen_with)
-        model = chosen.model
+        chosen: list[_Chosen] = []
+        for number in range(self.rounds):
+            steps = self.pre // self.rounds + (number < self.pre % self.rounds)
+            before.run(model, parts, "pre-train", steps=steps, **told)
+            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, **chosen_with))
+            model = chosen[-1].model
         after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
         after.run(model, parts, "post-train", steps=self.post, **told)
         bound = estimated_bound(model, data, generator=generator)
         return DeepFit(
             model=model,
             posterior=model.posterior(),
-            selections=chosen.selections,
-            candidates=chosen.candidates,
+            selections=chosen[-1].selections,
+            candidates=chosen[-1].candidates,
             bound=bound,
-            given_up=max(chosen.reference - bound, 0.0),
+            given_up=sum(max(found.lost, 0.0) for found in chosen),
         )
 
     def _chosen(
@@ -125,7 +129,8 @@ class DeepFast(DeepSchedule):
         on_progress: OnDeepProgress,
     ) -> "_Chosen":
         """The model pruned, all the way to the goal's sets or a share of the way."""
-        reference = estimated_bound(model, data, generator=generator)
+        seed = drawn_seed(generator)
+        reference = seeded_bound(model, data, generator, seed=seed)
         sites = _sites(model, data, generator)
         selections = self._selections(model, sites, reference, data.N, generator)
         candidates = tuple(layer.candidates.detach().clone() for layer in model.layers)
@@ -134,7 +139,8 @@ class DeepFast(DeepSchedule):
         inclusion = tuple(found.inclusion for found in selections)
         with suppress(EndPhase):
             on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
-        return _Chosen(pruned, selections, candidates, reference)
+        lost = reference - seeded_bound(pruned, data, generator, seed=seed)
+        return _Chosen(pruned, selections, candidates, reference, lost)
 
     def _selections(
         self,
@@ -149,7 +155,7 @@ class DeepFast(DeepSchedule):
         statistics = [found.statistics(layer, bound=bound, N=N) for layer, found in pairs]
         frontiers = [path_frontier(each) for each in statistics]
         alphas = self.goal.alphas(frontiers)
-        here = torch.Generator().manual_seed(_seed(generator))
+        here = torch.Generator().manual_seed(drawn_seed(generator))
         chosen = []
         for layer, frontier, alpha in zip(statistics, frontiers, alphas, strict=True):
             mask = _some(frontier, alpha)
@@ -166,11 +172,11 @@ class DeepFast(DeepSchedule):
 
 def _sites(model: DeepGP, data: Dataset, generator: torch.Generator) -> list[LayerSites]:
     """Sites of all layers, on a part of the rows where there are very many."""
+    most = min(_SITES, _NUMBERS // max(layer.P * layer.K for layer in model.layers))
     rows, total = data, None
-    if data.N > _SITES:
-        order = torch.randperm(data.N, generator=generator, device=data.X.device)[:_SITES]
-        rows, total = Dataset(data.X[order], data.Y[order]), data.N
-    samples = max(1, min(_MOST_SAMPLES, _SITES // rows.N))
+    if most < data.N:
+        rows, total = _part(data, most, generator), data.N
+    samples = max(1, min(_MOST_SAMPLES, most // rows.N))
     return deep_sites(model, rows, total=total, noise=model.noise(rows.N, samples, generator))
 
 
@@ -196,15 +202,13 @@ def _pruned(
         marginal.with_layers([*marginal.layers[:-1], improved[-1]]),
         marginal.with_layers(improved),
     ]
-    # The same samples for both.
-    seed = _seed(generator)
-    part = Dataset(data.X[:_SITES], data.Y[:_SITES])
+    seed = drawn_seed(generator)
+    return max(choices, key=lambda choice: seeded_bound(choice, data, generator, seed=seed))
 
-    def bound(choice: DeepGP) -> float:
-        fresh = torch.Generator(device=generator.device).manual_seed(seed)
-        return estimated_bound(choice, part, generator=fresh)
 
-    return max(choices, key=bound)
+def _part(data: Dataset, count: int, generator: torch.Generator) -> Dataset:
+    order = torch.randperm(data.N, generator=generator, device=data.X.device)[:count]
+    return Dataset(data.X[order], data.Y[order])
 
 
 def _part_way(found: Selection, share: float) -> Mask:
@@ -212,7 +216,3 @@ def _part_way(found: Selection, share: float) -> Mask:
     if share == 1 or found.frontier is None:
         return found.mask
     return found.frontier.masks[round(found.K ** (1 - share) * found.M**share)]
-
-
-def _seed(generator: torch.Generator) -> int:
-    return int(torch.randint(2**31, (1,), generator=generator, device=generator.device))

@@ -57,7 +57,8 @@ class DeepFit:
     bound: float
     """Lower bound on the log evidence of the final model, in nats; an average over samples."""
     given_up: float
-    """Nats below the bound of all candidates before the choice; zero if that was no higher."""
+    """Nats that dropping points cost when it happened, before training went on, in all rounds
+    together; zero if it cost nothing."""
 
 
 class DeepSchedule(ABC):
@@ -117,6 +118,17 @@ def fit_deep(
     )
     journal.finish()
     return fitted
+
+
+def seeded_bound(model: DeepGP, data: Dataset, generator: torch.Generator, *, seed: int) -> float:
+    """`estimated_bound` with samples that another model can be given too."""
+    fresh = torch.Generator(device=generator.device).manual_seed(seed)
+    return estimated_bound(model, data, generator=fresh)
+
+
+def drawn_seed(generator: torch.Generator) -> int:
+    """A seed for generators that are to draw the same."""
+    return int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
 
 
 @torch.no_grad()

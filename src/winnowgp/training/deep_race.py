@@ -9,7 +9,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.models import DeepGP
 from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.deep_fit import deep_silent, estimated_bound
+from winnowgp.training.deep_fit import OnDeepProgress, deep_silent, estimated_bound
 from winnowgp.training.fingerprint import described
 from winnowgp.training.journal import opened
 from winnowgp.training.layer_training import LayerTraining
@@ -23,8 +23,10 @@ def deep_race(
     *,
     layerwise: int,
     steps: int,
+    samples: int = 1,
     batch_size: int | None,
     generator: torch.Generator,
+    on_progress: OnDeepProgress = deep_silent,
     checkpoint: Checkpoint | None = None,
 ) -> DeepGP:
     """The start, as it was given, whose copy has the highest bound after a short training.
@@ -33,17 +35,17 @@ def deep_race(
     the identity on tables of many columns, from layers trained on the targets where a function of
     few inputs jumps (a square wave: by 150 nats).
     """
-    training = LayerTraining(0.03, natural_rate=0.3)
+    training = LayerTraining(0.03, samples, natural_rate=0.3)
     journal = opened(
         checkpoint,
         "race",
         inputs=data.X,
         targets=data.Y,
         starts=[described(start) for start in starts],
-        steps=(layerwise, steps, batch_size),
+        steps=(layerwise, steps, samples, batch_size),
         generator=generator,
     )
-    told = {"generator": generator, "on_progress": deep_silent, "journal": journal}
+    told = {"generator": generator, "on_progress": on_progress, "journal": journal}
 
     def raced(start: DeepGP) -> float:
         model = deepcopy(start)

@@ -19,7 +19,9 @@ from winnowgp.training.deep_fit import (
     DeepProgress,
     DeepSchedule,
     OnDeepProgress,
+    drawn_seed,
     estimated_bound,
+    seeded_bound,
 )
 from winnowgp.training.estimates import Estimates
 from winnowgp.training.journal import Journal
@@ -98,8 +100,10 @@ class DeepThreePhases(DeepSchedule):
         training.run(model, parts, "pre-train", steps=self.pre, **told)
         processes, trace = self._learn_inclusion(model, parts, alphas, **told)
         masks = self._draw(model, data, processes, alphas, generator)
-        reference = estimated_bound(model, data, generator=generator)
         pruned = model.prune(masks)
+        seed = drawn_seed(generator)
+        lost = seeded_bound(model, data, generator, seed=seed)
+        lost -= seeded_bound(pruned, data, generator, seed=seed)
         training.run(pruned, parts, "post-train", steps=self.post, **told)
         bound = estimated_bound(pruned, data, generator=generator)
         triples = zip(processes, masks, alphas, strict=True)
@@ -111,7 +115,7 @@ class DeepThreePhases(DeepSchedule):
             ),
             candidates=tuple(layer.candidates.detach().clone() for layer in model.layers),
             bound=bound,
-            given_up=max(reference - bound, 0.0),
+            given_up=max(lost, 0.0),
         )
 
     def _learn_inclusion(

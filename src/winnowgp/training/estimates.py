@@ -28,7 +28,9 @@ class Estimates:
     def next(self, q: Bernoulli, score: ScoreMasks | ScoreWeights) -> Scalar:
         """One more estimate, to be differentiated."""
         found = self._gradient.step(q, score, state=self._state, generator=self._generator)
-        self._state = found.state
+        if bool(torch.isfinite(found.surrogate)):
+            # Otherwise the step is taken back, and must not be remembered.
+            self._state = found.state
         return found.surrogate
 
     def record(self, value: float) -> None:

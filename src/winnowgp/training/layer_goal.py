@@ -69,7 +69,7 @@ class SharedTolerance(LayerGoal):
 @final
 @dataclass(frozen=True, slots=True)
 class SharedBudget(LayerGoal):
-    """The best allocation whose cost Σ_l M_l², what predicting takes, is at most so much."""
+    """The best allocation whose cost Σ_l M_l² is at most so much."""
 
     cost: float
 
@@ -86,7 +86,8 @@ class SharedBudget(LayerGoal):
 
         def beyond(alpha: float) -> bool:
             sizes = [int(f.best_for_alpha(alpha).mask.sum()) for f in frontiers]
-            return sum(M**2 for M in sizes) > self.cost
+            # A layer keeps one point at least.
+            return sum(max(M, 1) ** 2 for M in sizes) > self.cost
 
         # Just above the strongest α that would still keep too much.
         return (_strongest(beyond) * (1 + 1e-9),) * len(frontiers)

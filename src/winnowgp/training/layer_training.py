@@ -24,8 +24,8 @@ class LayerTraining:
     """Steps on the ordinary bound with every point the model has.
 
     The last layer's q(u) can follow the natural gradient instead of Adam's, whole steps of which
-    are exact for Gaussian noise given the layers below (Salimbeni et al. 2018). It reuses the pass
-    that the other gradients need, at the cost of one K × K sum over the rows.
+    are exact for Gaussian noise given the layers below (Salimbeni et al. 2018). It reuses the
+    gradients of the pass that the others need; the last layer's kernel is evaluated once more.
     """
 
     learning_rate: float
@@ -48,8 +48,8 @@ class LayerTraining:
         journal: Journal = UNKEPT,
     ) -> None:
         """Take `steps` steps."""
-        natural = self.natural_rate
         last = model.layers[-1]
+        natural = self.natural_rate if last.q_mean.requires_grad else None
         chosen = [p for p in model.parameters() if p.requires_grad]
         if natural is not None:
             chosen = [p for p in chosen if p is not last.q_mean and p is not last.q_factor]

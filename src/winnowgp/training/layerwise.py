@@ -62,7 +62,7 @@ def _hidden_targets(
     Y = data.Y
     if isinstance(model.likelihood, SoftmaxLikelihood):
         Y = one_hot(Y[:, 0].long(), model.likelihood.num_classes).to(Y)
-    Y = (Y - Y.mean(0)) / Y.std(0).clamp_min(1e-12)
+    Y = (Y - Y.mean(0)) / Y.std(0, correction=0).clamp_min(1e-12)
     spare = max(width - Y.shape[1], 0)
     return torch.cat([Y[:, :width], inputs @ linear_map(inputs, spare)], dim=1)
 
