@@ -18,6 +18,7 @@ from torch import Tensor
 from winnowgp.data import Entries, Standardiser, load_table
 from winnowgp.experiments.curves import numbers, rounded
 from winnowgp.experiments.experiment import Experiment, Scope, claim
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.models import LatentVariableGP
 from winnowgp.plots import PROCEDURES, LatentMap, draw_latent_map, saved, styled
@@ -41,7 +42,6 @@ SEEDS = 3
 MOMENTS = (0.01, 0.1, 0.33, 1.0)
 # The seed whose rows hold them.
 DRAWN = 0
-NAMES = {"paper": "the paper's procedure", "fast": "fast schedule"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Gplvm(Experiment):
                     draw_latent_map(_map(moment), labels, ax=ax)
                     ax.set(xlabel="", ylabel="")
                     ax.title.set_color(PROCEDURES[row["kind"]])
-                line[0].set_ylabel(NAMES[row["kind"]], color=PROCEDURES[row["kind"]])
+                line[0].set_ylabel(PROCEDURE_NAMES[row["kind"]], color=PROCEDURES[row["kind"]])
             handles, names = panels[0, 0].get_legend_handles_labels()
             figure.legend(
                 handles, names, loc="outside lower center", ncols=len(names), markerscale=2
@@ -192,7 +192,7 @@ class Gplvm(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         lines = []
-        for kind, name in NAMES.items():
+        for kind, name in PROCEDURE_NAMES.items():
             of = [row for row in rows if row["kind"] == kind]
             last = [row["distances"][-1] for row in of]
             lines += [
@@ -214,7 +214,7 @@ class Gplvm(Experiment):
 
 def _quality(rows: Sequence[Row]) -> str:
     words = [f"PCA {rows[0]['start_accuracy']:.3f}"]
-    for kind, name in NAMES.items():
+    for kind, name in PROCEDURE_NAMES.items():
         of = [row for row in rows if row["kind"] == kind]
         points = ", ".join(str(row["points"]) for row in of)
         accuracy = sum(row["accuracy"] for row in of) / len(of)
