@@ -10,12 +10,13 @@ from winnowgp.plots.latent_frames import saved_frames
 from winnowgp.plots.latent_map import LatentMap, draw_latent_map
 from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_sizes
 from winnowgp.plots.posterior_1d import Curve, draw_curve, draw_posterior_1d
-from winnowgp.plots.style import COLOURS, saved, styled
+from winnowgp.plots.style import COLOURS, PROCEDURES, saved, styled
 from winnowgp.plots.trace import draw_trace
 from winnowgp.plots.tradeoff import Tradeoff, draw_tradeoff
 
 __all__ = [
     "COLOURS",
+    "PROCEDURES",
     "ClassMap",
     "Curve",
     "DensityMap",
