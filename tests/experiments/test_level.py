@@ -55,9 +55,7 @@ def test_the_papers_number_is_expected_and_a_searchs_number_is_kept() -> None:
 
 def paper_levels(*numbers: tuple[float, float]) -> list[Level]:
     return [
-        level(
-            *(chose("paper", seed, [1], [0], expected=n) for seed, n in enumerate(each)), value=i
-        )
+        level(*(chose("paper", seed, [1], [0], expected=n) for seed, n in enumerate(each)), value=i)
         for i, each in enumerate(numbers)
     ]
 

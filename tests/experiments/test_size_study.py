@@ -19,7 +19,7 @@ def test_points_set_by_hand_start_at_rows_and_fewer_are_the_beginning_of_more() 
     data = small()
     few, many = (SizeStudy(data, 0).by_hand(M, steps=0).candidates for M in (3, 7))
     assert torch.equal(few, many[:3])
-    assert all(bool((data.X == point).all(1).any()) for point in many)
+    assert all(bool((point == data.X).all(1).any()) for point in many)
     other = SizeStudy(data, 1).by_hand(7, steps=0).candidates
     assert not torch.equal(other, many)
 

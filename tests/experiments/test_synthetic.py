@@ -1,5 +1,7 @@
 """Figure 3."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,7 +56,7 @@ def test_intensities_are_five_log_spaced_values() -> None:
     for condition, (low, high) in RANGES.items():
         values = intensities(condition)
         assert (values[0], values[-1]) == (low, high)
-        ratios = [b / a for a, b in zip(values, values[1:], strict=False)]
+        ratios = [b / a for a, b in pairwise(values)]
         assert ratios == pytest.approx([(high / low) ** 0.25] * 4, rel=2e-3)
 
 

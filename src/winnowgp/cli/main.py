@@ -19,6 +19,7 @@ from winnowgp.cli.info import info
 from winnowgp.cli.plot import plot
 from winnowgp.cli.predict import predict
 from winnowgp.cli.report import report
+from winnowgp.cli.reproduce import reproduce
 from winnowgp.errors import WinnowError
 
 FINE, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
@@ -56,14 +57,15 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **words: Any) -> None:
         try:
             command(*args, **words)
-        except KeyboardInterrupt:
-            typer.echo("\nwinnow: interrupted; nothing was written.", err=True)
+        except KeyboardInterrupt as interruption:
+            kept = str(interruption) or "nothing was written."
+            typer.echo(f"\nwinnow: interrupted; {kept}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
 
 
-for _command in (fit, predict, info, frontier, report, plot, export, demo, data):
+for _command in (fit, predict, info, frontier, report, plot, export, demo, data, reproduce):
     app.command()(_interruptible(_command))
 
 
@@ -92,8 +94,9 @@ def run(words: list[str]) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    """However a library wrapped its message."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """However a library wrapped its message, and what was noted about it since."""
+    said = " ".join([str(error), *getattr(error, "__notes__", [])])
+    return " ".join(said.split()) or type(error).__name__
 
 
 def main() -> None:

@@ -21,3 +21,13 @@ def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
     if special or not os.access(folder, os.W_OK):
         raise InputError(f"`--output` must be a file that can be written; {output} cannot.")
     return output
+
+
+def checked_folder(output: Path) -> Path:
+    """`output`, if it is a folder that can be written to, or can become one."""
+    place = output.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise InputError(f"`--output` must be a folder that can be written to; {output} cannot be.")
+    return output

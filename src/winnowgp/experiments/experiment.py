@@ -31,11 +31,20 @@ class Experiment(ABC):
     """As `winnow reproduce` takes it."""
     title: ClassVar[str]
     """One line: the figure, and what it shows."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Data sets that must be on this machine, as `load_table` names them."""
 
     @abstractmethod
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         """Of every run that can be made now. Asked again once those are made: runs whose settings
-        depend on the results of others come then."""
+        depend on the results of others come then.
+
+        Whatever changes a result is among its settings (numbers of steps, sizes, strengths): a row
+        is used again only where all of them agree. The device is not.
+
+        Args:
+            rows: those whose settings were asked for and that exist already.
+        """
 
     @abstractmethod
     def measured(self, settings: Row, scope: Scope) -> Row:
@@ -48,3 +57,12 @@ class Experiment(ABC):
     def claims(self, rows: Sequence[Row]) -> list[str]:
         """What the paper says of this figure, and whether these rows agree, a line each."""
         return []
+
+
+def claim(said: str, *, agrees: bool, found: str) -> str:
+    """A line of `claims`.
+
+    >>> claim("fewer points with more noise", agrees=True, found="17, 12 and 6")
+    'agrees: fewer points with more noise (17, 12 and 6)'
+    """
+    return f"{'agrees' if agrees else 'does not agree'}: {said} ({found})"

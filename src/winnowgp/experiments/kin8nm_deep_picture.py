@@ -1,106 +1,163 @@
-"""Figure 6 from its results: accuracy against prediction time, and points per layer over folds.
+"""Figure 6 from its rows: accuracy against prediction time, points per layer, and what they say."""
 
-python -m winnowgp.experiments.kin8nm_deep_picture RESULTS.jsonl TIMES.jsonl PICTURE.png
-"""
-
-import sys
-import time
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
-import torch
-from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
 from matplotlib.figure import Figure
 
-from winnowgp.estimators import kernel_from
-from winnowgp.experiments.runs import Row, Runs
-from winnowgp.models import DeepGP, deep_layers
-from winnowgp.plots import Tradeoff, draw_layer_sizes, draw_tradeoff, saved, styled
+from winnowgp.experiments.experiment import claim
+from winnowgp.experiments.runs import Row
+from winnowgp.plots import (
+    PROCEDURES,
+    Tradeoff,
+    draw_layer_sizes,
+    draw_tradeoff,
+    saved,
+    styled,
+)
 
-ROWS, SAMPLES, REPEATS = 500, 100, 3
 NAMES = {"fast": "winnowgp's default", "paper": "the paper's procedure"}
 
 
-def measure_times(results: Runs, times: Runs) -> None:
-    """Time of a prediction, a row for every pair of sizes in the results; one thread, this CPU."""
-    torch.set_num_threads(1)
-    for row in results:
-        sizes, connected = row["sizes"], row["kind"] == "paper"
-        if not times.find(sizes=sizes, connected=connected):
-            us = _predict_us(sizes, connected=connected)
-            times.add({"sizes": sizes, "connected": connected, "predict_us": us})
+@final
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in their fold alone."""
+
+    kind: str
+    label: str
+    sizes: list[list[int]]
+    cost: float
+    """Mean µs of a prediction."""
+    accuracy: float
+    """Mean test log density in nats."""
 
 
-def _predict_us(sizes: list[int], *, connected: bool) -> float:
-    """CPU microseconds for the mean and variance of one row, a mixture of 100 samples."""
-    generator = torch.Generator().manual_seed(0)
-    X = torch.randn(ROWS, 8, generator=generator, dtype=torch.float64)
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """Runs by kind and α, or by kind and sizes, the quickest to predict first.
 
-    def kernel(number: int, inputs: int) -> Kernel:
-        return kernel_from("rbf", inputs)
+    Runs whose prediction has not been timed yet are left out.
+    """
+    us = {
+        (tuple(row["sizes"]), row["connected"]): row["predict_us"]
+        for row in rows
+        if row["kind"] == "time"
+    }
 
-    layers = deep_layers(X, X[: max(sizes)], kernel=kernel, widths=(8, 1), connected=connected)
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), connected=connected)
-    masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
-    posterior = model.prune(masks).posterior(samples=SAMPLES)
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        with torch.no_grad():
-            posterior.predict(X)
-        seconds.append(time.process_time() - start)
-    return 1e6 * min(seconds) / ROWS
+    def cost(row: Row) -> float | None:
+        return us.get((tuple(row["sizes"]), row["kind"] == "paper"))
+
+    together: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] in NAMES and cost(row) is not None:
+            together[row["kind"], f"α = {row['alpha']:g}"].append(row)
+        elif row["kind"] == "grid" and cost(row) is not None:
+            together["grid", f"{row['sizes']}"].append(row)
+    found = [
+        Group(
+            kind,
+            label,
+            [row["sizes"] for row in members],
+            _mean([cost(row) or 0.0 for row in members]),
+            _mean([row["log_density"] for row in members]),
+        )
+        for (kind, label), members in together.items()
+    ]
+    return sorted(found, key=lambda group: group.cost)
 
 
-def kin8nm_picture(results: Runs, times: Runs, path: Path) -> Path:
-    """Accuracy against prediction time on the left, points per layer on the right."""
-    us = {(tuple(t["sizes"]), t["connected"]): t["predict_us"] for t in times}
-
-    def cost(row: Row) -> float:
-        return us[tuple(row["sizes"]), row["kind"] == "paper"]
-
-    grouped: dict[tuple[str, object], list[Row]] = defaultdict(list)
-    for row in results:
-        chosen = row["kind"] in NAMES
-        grouped[row["kind"], row["alpha"] if chosen else tuple(row["sizes"])].append(row)
+def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
+    """Accuracy against prediction time on the left, points per layer of both on the right."""
+    found = groups(rows)
 
     def tradeoff(kind: str, name: str) -> Tradeoff:
-        groups = [rows for (k, _), rows in sorted(grouped.items(), key=str) if k == kind]
-        groups.sort(key=lambda rows: _mean([cost(row) for row in rows]))
-        return Tradeoff(
-            name,
-            [_mean([cost(row) for row in rows]) for rows in groups],
-            [_mean([row["log_density"] for row in rows]) for rows in groups],
-            [_label(rows) for rows in groups] if kind in NAMES else [],
-        )
+        of = [group for group in found if group.kind == kind]
+        labels = [_sizes(group) for group in of] if kind in NAMES else []
+        return Tradeoff(name, [g.cost for g in of], [g.accuracy for g in of], labels)
 
     with styled():
-        figure = Figure(figsize=(10, 4))
-        left, right = figure.subplots(1, 2, width_ratios=[1.4, 1])
+        figure = Figure(figsize=(13, 4))
+        left, *right = figure.subplots(1, 3, width_ratios=[1.6, 1, 1])
         ours = [tradeoff(kind, name) for kind, name in NAMES.items()]
-        draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left)
+        colours = [PROCEDURES[kind] for kind in NAMES]
+        draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left, colours=colours)
         left.set(xlabel="µs to predict a row", ylabel="test log density (nats)")
-        sizes = {
-            f"α = {alpha:g}": [row["sizes"] for row in rows]
-            for (kind, alpha), rows in sorted(grouped.items(), key=str)
-            if kind == "fast"
-        }
-        draw_layer_sizes(sizes, ax=right)
-        right.set_title("winnowgp's default, five folds")
+        for ax, (kind, name) in zip(right, NAMES.items(), strict=True):
+            of = sorted((g for g in found if g.kind == kind), key=lambda g: g.label)
+            draw_layer_sizes({group.label: group.sizes for group in of}, ax=ax)
+            runs = max(len(group.sizes) for group in of)
+            ax.set_title(f"{name}, {runs} fold{'s' * (runs > 1)}")
     return saved(figure, path)
 
 
-def _label(rows: list[Row]) -> str:
-    first, second = (_mean([row["sizes"][i] for row in rows]) for i in range(2))
-    return f"{first:.0f}, {second:.0f}"
+def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
+    """Of the frontier, and of the last layer; then what choosing is worth at equal sizes."""
+    found, lines = groups(rows), []
+    grid = [group for group in found if group.kind == "grid"]
+    for kind, name in NAMES.items():
+        of = [group for group in found if group.kind == kind]
+        beaten = {g.label: [o for o in grid if _beats(o, g)] for g in of}
+        lines.append(
+            claim(
+                "the sizes chosen lie on the frontier of accuracy and prediction time of sizes "
+                f"set by hand, {name}",
+                agrees=not any(beaten.values()),
+                found="; ".join(
+                    f"{g.label}: {_sizes(g)} points, {g.accuracy:.3f} nats, {g.cost:.0f} µs, "
+                    + (f"beaten by {_best(beaten[g.label])}" if beaten[g.label] else "not beaten")
+                    for g in of
+                ),
+            )
+        )
+    for kind, name in NAMES.items():
+        sizes = [s for group in found if group.kind == kind for s in group.sizes]
+        more = sum(second > first for first, second in sizes)
+        lines.append(
+            claim(
+                f"more points in the last layer, {name}",
+                agrees=2 * more > len(sizes),
+                found=f"in {more} of {len(sizes)} runs",
+            )
+        )
+    return [*lines, *_equal_sizes(rows)]
 
 
-def _mean(values: list[float]) -> float:
+def _equal_sizes(rows: Sequence[Row]) -> list[str]:
+    """`fast` at α = 1 against points that nobody chose, on the folds that have both."""
+    fixed = [row for row in rows if row["kind"] == "fixed"]
+    folds = {row["fold"] for row in fixed}
+    chosen = [
+        row["log_density"]
+        for row in rows
+        if row["kind"] == "fast" and row["alpha"] == 1.0 and row["fold"] in folds
+    ]
+    if not chosen:
+        return []
+    others = [
+        f"{start} {_mean([r['log_density'] for r in fixed if r['start'] == start]):.3f}"
+        for start in dict.fromkeys(row["start"] for row in fixed)
+    ]
+    return [
+        "test log density at equal sizes and updates (fast, α = 1): chosen "
+        f"{_mean(chosen):.3f}, {', '.join(others)} ({len(folds)} folds)"
+    ]
+
+
+def _beats(other: Group, group: Group) -> bool:
+    return other.cost <= group.cost and other.accuracy >= group.accuracy
+
+
+def _best(beating: Sequence[Group]) -> str:
+    best = max(beating, key=lambda group: group.accuracy)
+    return f"{_sizes(best)} ({best.accuracy:.3f} nats, {best.cost:.0f} µs)"
+
+
+def _sizes(group: Group) -> str:
+    return ", ".join(f"{_mean(column):.0f}" for column in zip(*group.sizes, strict=True))
+
+
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-if __name__ == "__main__":
-    found, timed = Runs(Path(sys.argv[1])), Runs(Path(sys.argv[2]))
-    measure_times(found, timed)
-    kin8nm_picture(found, timed, Path(sys.argv[3]))

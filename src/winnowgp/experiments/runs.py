@@ -41,7 +41,8 @@ class Runs:
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row, with the versions behind it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({**row, "versions": versions()}) + "\n"
+        full = {**row, "versions": versions()}
+        line = json.dumps(full, separators=(",", ":")) + "\n"
         # A run that was ended while it wrote left its last line open.
         torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         with self.path.open("a", encoding="utf-8") as file:

@@ -1,56 +1,47 @@
 """Figure 5 of the paper: three layers make a square wave, with fewer points the deeper they lie.
 
-    python -m winnowgp.experiments.square_wave RESULTS.jsonl PICTURE.png
-
 The paper's procedure and the fast one choose among 50 candidates a layer (α = 0.5); models of the
 sizes that the fast one kept, with points at random rows or k-means centres and as many updates,
 show what the choice is worth.
 """
 
-import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float
-from matplotlib.figure import Figure
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.runs import Row, Runs
-from winnowgp.models import DeepGP, DeepPosterior, deep_layers
-from winnowgp.plots import Curve, DensityMap, draw_curve, draw_density, saved, styled
+from winnowgp.experiments.curves import curve_row, rounded
+from winnowgp.experiments.experiment import Experiment, Scope, claim
+from winnowgp.experiments.held_points import STARTS, start_points, train_held
+from winnowgp.experiments.runs import Row
+from winnowgp.experiments.square_wave_picture import square_wave_picture
+from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
+from winnowgp.plots import Curve
 from winnowgp.training import (
     DeepFast,
     DeepSchedule,
     DeepThreePhases,
     LayerAlphas,
     LayerTraining,
-    Parts,
-    deep_silent,
     estimated_bound,
     fit_deep,
-    train_layerwise,
 )
 
 N, CANDIDATES, LAYERS, ALPHA, SAMPLES = 200, 50, 3, 0.5, 4
-KINDS = ("paper", "fast", "random", "kmeans")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Numbers of updates."""
-
-    layerwise: int = 200
-    pre: int = 1000
-    process: int = 500
-    post: int = 1000
+STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
+QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
+RATES = {"learning_rate": 0.01, "natural_rate": 0.05}
+SEEDS = 5
+# The seed whose rows hold the curves of the figure.
+DRAWN = 0
+NAMES = {"paper": "the paper's procedure", "fast": "the fast schedule"}
 
 
 def square_wave(*, seed: int, count: int = N) -> Dataset:
@@ -62,83 +53,120 @@ def square_wave(*, seed: int, count: int = N) -> Dataset:
     return Dataset.of((x - x.mean()) / x.std(), level + noise)
 
 
-def run_square_wave(runs: Runs, *, seed: int, steps: Steps) -> dict[str, DeepPosterior]:
-    """Fit every kind, add a row each, and return the predictors."""
-    data, test = square_wave(seed=seed), square_wave(seed=seed + 1000)
-    found: dict[str, DeepPosterior] = {}
-    sizes: tuple[int, ...] = ()
-    for kind in KINDS:
-        generator = torch.Generator().manual_seed(seed)
-        if kind in ("paper", "fast"):
-            model = _model(data, _points("random", data, CANDIDATES, generator))
-            fitted = fit_deep(model, data, schedule=_schedule(kind, steps), generator=generator)
-            model, bound = fitted.model, fitted.bound
-            sizes = model.sizes
-        else:
-            model = _held(kind, data, sizes, steps, generator)
-            bound = estimated_bound(model, data, generator=generator, samples=32)
+@final
+class SquareWave(Experiment):
+    """Two procedures that choose, and two controls of the sizes that the fast one kept."""
+
+    name = "square-wave"
+    title = "figure 5: three layers make a square wave, with fewer points in deeper ones"
+
+    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+        seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
+        steps = QUICK_STEPS if scope.quick else STEPS
+        shared = {"N": N, "samples": SAMPLES, "steps": steps}
+        chosen = {"candidates": CANDIDATES, "alpha": ALPHA, **shared}
+        found: list[Row] = []
+        for seed in seeds:
+            found += [
+                {"kind": "paper", "seed": seed, **chosen},
+                {"kind": "fast", "seed": seed, **chosen, **RATES},
+            ]
+            found += [
+                {"kind": start, "seed": seed, "sizes": row["sizes"], **shared, **RATES}
+                for row in rows
+                if row["kind"] == "fast" and row["seed"] == seed
+                for start in STARTS
+            ]
+        return found
+
+    def measured(self, settings: Row, scope: Scope) -> Row:
+        seed, device = settings["seed"], scope.device
+        data, test = (
+            _moved(square_wave(seed=s, count=settings["N"]), device) for s in (seed, seed + 1000)
+        )
+        generator = torch.Generator(device=device).manual_seed(seed)
+        model = _trained(settings, data, generator)
         posterior = model.posterior(samples=100)
         with torch.no_grad():
             density = posterior.log_density(test.X, test.Y).mean().item()
-        row: Row = {
-            "kind": kind,
-            "seed": seed,
-            "sizes": list(model.sizes),
-            "elbo": bound / data.N,
-            "log_density": density,
-        }
-        runs.add(row)
-        found[kind] = posterior
-    return found
+        bound = estimated_bound(model, data, generator=generator, samples=32)
+        row: Row = {"elbo": round(bound / data.N, 4), "log_density": round(density, 4)}
+        if settings["kind"] in STARTS:
+            return row
+        row["sizes"] = list(model.sizes)
+        if seed != DRAWN:
+            return row
+        return {**row, **_seen(posterior.cpu(), _moved(data, "cpu"))}
+
+    def draw(self, rows: Sequence[Row], path: Path) -> Path:
+        return square_wave_picture(rows, path, drawn=DRAWN)
+
+    def claims(self, rows: Sequence[Row]) -> list[str]:
+        lines = []
+        for kind, name in NAMES.items():
+            sizes = [row["sizes"] for row in rows if row["kind"] == kind]
+            means = [sum(column) / len(column) for column in zip(*sizes, strict=True)]
+            ordered = sum(a > b > c for a, b, c in sizes)
+            lines.append(
+                claim(
+                    f"the deeper the layer the fewer points, {name}",
+                    agrees=means[0] > means[1] > means[2],
+                    found=", ".join(f"{mean:.1f}" for mean in means)
+                    + f" points on average, strictly fewer in {ordered} of {len(sizes)} seeds",
+                )
+            )
+        return [*lines, _density_line(rows)]
 
 
-def _schedule(kind: str, steps: Steps) -> DeepSchedule:
-    if kind == "paper":
-        return DeepThreePhases(
-            ALPHA,
-            layerwise=steps.layerwise,
-            pre=steps.pre,
-            process=steps.process,
-            post=steps.post,
-            samples=SAMPLES,
+def _density_line(rows: Sequence[Row]) -> str:
+    words = []
+    for kind in (*NAMES, *STARTS):
+        nats = [row["log_density"] for row in rows if row["kind"] == kind]
+        if nats:
+            spread = f"{min(nats):.2f} to {max(nats):.2f}"
+            words.append(f"{kind} {sum(nats) / len(nats):.2f} ({spread})")
+    return "test log density in nats a row, mean (range over seeds): " + ", ".join(words)
+
+
+def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP:
+    kind, steps = settings["kind"], settings["steps"]
+    if kind in STARTS:
+        sizes, seed = settings["sizes"], settings["seed"]
+        points = start_points(kind, data, max(sizes), seed=seed, generator=generator)
+        rates = settings["learning_rate"], settings["samples"], settings["natural_rate"]
+        half = _half(steps)
+        return train_held(
+            _model(data, points),
+            data,
+            sizes=sizes,
+            training=LayerTraining(*rates),
+            steps=(steps["layerwise"], half, half),
+            generator=generator,
         )
-    half = (steps.pre + steps.process + steps.post) // 2
+    points = start_points("random", data, settings["candidates"], seed=0, generator=generator)
+    schedule = _schedule(settings)
+    return fit_deep(_model(data, points), data, schedule=schedule, generator=generator).model
+
+
+def _schedule(settings: Row) -> DeepSchedule:
+    steps, alpha, samples = settings["steps"], settings["alpha"], settings["samples"]
+    if settings["kind"] == "paper":
+        return DeepThreePhases(alpha, samples=samples, **steps)
+    half = _half(steps)
     return DeepFast(
-        LayerAlphas(ALPHA),
-        layerwise=steps.layerwise,
+        LayerAlphas(alpha),
+        layerwise=steps["layerwise"],
         pre=half,
         post=half,
-        learning_rate=0.01,
-        natural_rate=0.05,
-        samples=SAMPLES,
+        samples=samples,
+        learning_rate=settings["learning_rate"],
+        natural_rate=settings["natural_rate"],
     )
 
 
-def _held(
-    kind: str, data: Dataset, sizes: tuple[int, ...], steps: Steps, generator: torch.Generator
-) -> DeepGP:
-    """A model whose points nobody chose, trained as the fast schedule trains."""
-    model = _model(data, _points(kind, data, max(sizes), generator))
-    model = model.prune(
-        [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
-    )
-    training = LayerTraining(0.01, SAMPLES, 0.05)
-    told: dict[str, Any] = {"generator": generator, "on_progress": deep_silent}
-    train_layerwise(model, data, training=training, steps=steps.layerwise, batch_size=None, **told)
-    half = (steps.pre + steps.process + steps.post) // 2
-    parts = Parts(data, None, generator)
-    training.run(model, parts, "train", steps=half, **told)
-    LayerTraining(0.01, SAMPLES, 0.05, cooling=0.03).run(model, parts, "cool", steps=half, **told)
-    return model
-
-
-def _points(
-    kind: str, data: Dataset, count: int, generator: torch.Generator
-) -> Float[Tensor, "K 1"]:
-    if kind == "kmeans":
-        centres = KMeans(count, n_init="auto", random_state=0).fit(data.X.numpy()).cluster_centers_
-        return torch.from_numpy(centres)
-    return data.X[torch.randperm(data.N, generator=generator)[:count]]
+def _half(steps: dict[str, int]) -> int:
+    """Of as many updates of all layers as the paper's procedure takes."""
+    return (steps["pre"] + steps["process"] + steps["post"]) // 2
 
 
 def _model(data: Dataset, points: Float[Tensor, "K 1"]) -> DeepGP:
@@ -150,30 +178,30 @@ def _model(data: Dataset, points: Float[Tensor, "K 1"]) -> DeepGP:
     layers = deep_layers(data.X, points, kernel=kernel, widths=(1,) * LAYERS, hidden_mean="zero")
     likelihood = GaussianLikelihood()
     likelihood.noise = torch.tensor(0.1)
-    return DeepGP(layers, likelihood=likelihood)
+    return DeepGP(layers, likelihood=likelihood).to(data.X.device)
 
 
-def square_wave_picture(posterior: DeepPosterior, data: Dataset, path: Path) -> Path:
-    """Each layer's function with its points, then the composed density over the data."""
-    with styled(), torch.no_grad():
-        figure = Figure(figsize=(11, 2.7))
-        panels = figure.subplots(1, LAYERS + 1, width_ratios=[1] * LAYERS + [1.6])
-        grid = _widened(data.X[:, 0])
-        for number, layer in enumerate(posterior.layers):
-            ax = panels[number]
-            draw_curve(_curve(layer, grid), ax=ax)
-            ax.set_title(f"layer {number + 1}: {layer.K} points")
-            ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
-            points = layer.points()
-            image = layer.marginals(grid[:, None], points)
-            grid = _widened(image.mean[:, 0])
-        draw_density(_density(posterior, data), data.X[:, 0], data.Y[:, 0], ax=panels[-1])
-        panels[-1].set_title("posterior density")
-        panels[-1].legend(loc="upper center", ncols=2)
-    return saved(figure, path)
+def _moved(data: Dataset, device: str) -> Dataset:
+    return Dataset(data.X.to(device), data.Y.to(device))
 
 
-def _curve(layer: Any, grid: Float[Tensor, " G"]) -> Curve:
+@torch.no_grad()
+def _seen(posterior: DeepPosterior, data: Dataset) -> Row:
+    """Each layer's function with its points, and the composed density, coarsely."""
+    grid, layers = _widened(data.X[:, 0]), []
+    for layer in posterior.layers:
+        layers.append(curve_row(_curve(layer, grid)))
+        image = layer.marginals(grid[:, None], layer.points())
+        grid = _widened(image.mean[:, 0])
+    return {
+        "x": rounded(data.X[:, 0]),
+        "y": rounded(data.Y[:, 0]),
+        "layers": layers,
+        "density": _density(posterior, data),
+    }
+
+
+def _curve(layer: DeepLayer, grid: Float[Tensor, " G"]) -> Curve:
     points = layer.points()
     along, at = layer.marginals(grid[:, None], points), layer.marginals(layer.candidates, points)
     return Curve(
@@ -181,23 +209,26 @@ def _curve(layer: Any, grid: Float[Tensor, " G"]) -> Curve:
     )
 
 
-def _density(posterior: DeepPosterior, data: Dataset) -> DensityMap:
-    x = torch.linspace(data.X.min().item(), data.X.max().item(), 300, dtype=torch.float64)
-    y = torch.linspace(-1.6, 2.1, 186, dtype=torch.float64)
+def _density(posterior: DeepPosterior, data: Dataset) -> Row:
+    """Shades from 0 to 99, and the lines of 5 and 95 %."""
+    x = torch.linspace(data.X.min().item(), data.X.max().item(), 100, dtype=torch.float64)
+    y = torch.linspace(-1.6, 1.6, 49, dtype=torch.float64)
     nats = torch.stack(
         [posterior.log_density(x[:, None], level.expand(len(x), 1))[:, 0] for level in y]
     )
-    edges = posterior.quantiles(x[:, None], torch.tensor([0.05, 0.95], dtype=torch.float64))
-    # Shades on a scale of their own: a sharp plateau would leave the jumps white.
-    return DensityMap(x, y, nats.exp().sqrt(), edges[0, :, 0], edges[1, :, 0])
+    # Square roots: a sharp plateau would leave the jumps white.
+    shades = (nats - nats.max()).mul(0.5).exp()
+    low, high = posterior.quantiles(x[:, None], x.new_tensor([0.05, 0.95]))[:, :, 0]
+    return {
+        "x": rounded(x),
+        "y": rounded(y),
+        "shades": (99 * shades).round().int().tolist(),
+        "low": rounded(low),
+        "high": rounded(high),
+    }
 
 
 def _widened(values: Float[Tensor, " N"]) -> Float[Tensor, " G"]:
     low, high = values.min().item(), values.max().item()
     margin = 0.1 * (high - low)
-    return torch.linspace(low - margin, high + margin, 200, dtype=values.dtype)
-
-
-if __name__ == "__main__":
-    predictors = run_square_wave(Runs(Path(sys.argv[1])), seed=0, steps=Steps())
-    square_wave_picture(predictors["fast"], square_wave(seed=0), Path(sys.argv[2]))
+    return torch.linspace(low - margin, high + margin, 120, dtype=values.dtype)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from winnowgp.plots.posterior_1d import Curve, draw_posterior_1d
-from winnowgp.plots.style import COLOURS, styled
+from winnowgp.plots.style import COLOURS, PROCEDURES, styled
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,29 @@ class Illustration:
     before: Curve
     midway: Midway
     after: Curve
+    fast: Curve | None = None
+    """What the fast schedule keeps of the same candidates, if that is to be shown."""
 
 
 def draw_illustration(result: Illustration) -> Figure:
-    """Three panels from left to right, the middle one with the sampled subsets underneath."""
+    """Panels from left to right, the second one with the sampled subsets underneath."""
+    curves = [(result.before, "(a) all candidates", "paper")]
+    curves += [(result.after, "(c) after selection and refit", "paper")]
+    if result.fast is not None:
+        curves.append((result.fast, "(d) the same candidates, fast schedule", "fast"))
     with styled():
-        figure = Figure(figsize=(13, 3.8))
-        grid = figure.add_gridspec(2, 3, height_ratios=[3, 1])
+        figure = Figure(figsize=(13 / 3 * (len(curves) + 1), 3.8))
+        grid = figure.add_gridspec(2, len(curves) + 1, height_ratios=[3, 1])
         left = figure.add_subplot(grid[:, 0])
         top = figure.add_subplot(grid[0, 1], sharex=left)
         bottom = figure.add_subplot(grid[1, 1], sharex=left)
-        right = figure.add_subplot(grid[:, 2], sharex=left, sharey=left)
-        for ax, curve, title in (
-            (left, result.before, "(a) all candidates"),
-            (right, result.after, "(c) after selection and refit"),
-        ):
-            draw_posterior_1d(curve, result.x, result.y, ax=ax)
+        right = [
+            figure.add_subplot(grid[:, column], sharex=left, sharey=left)
+            for column in range(2, len(curves) + 1)
+        ]
+        for ax, (curve, title, procedure) in zip([left, *right], curves, strict=True):
+            colour = PROCEDURES[procedure]
+            draw_posterior_1d(curve, result.x, result.y, ax=ax, colour=colour)
             ax.set_title(title)
             ax.legend(loc="upper left")
         _draw_inclusion(result.midway, top)

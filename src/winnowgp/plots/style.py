@@ -18,6 +18,8 @@ COLOURS = {
     "inclusion": "#D55E00",
     "second": "#009E73",
 }
+# Of the two procedures, wherever both are drawn.
+PROCEDURES = {"paper": COLOURS["posterior"], "fast": COLOURS["inclusion"]}
 
 
 @contextmanager

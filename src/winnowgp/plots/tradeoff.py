@@ -1,5 +1,6 @@
 """What accuracy costs: one dot a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -18,10 +19,15 @@ class Tradeoff:
     """What stands beside each dot; empty for none."""
 
 
-def draw_tradeoff(grid: Tradeoff, ours: list[Tradeoff], *, ax: Axes) -> Axes:
+def draw_tradeoff(
+    grid: Tradeoff,
+    ours: list[Tradeoff],
+    *,
+    ax: Axes,
+    colours: Sequence[str] = (COLOURS["inclusion"], COLOURS["posterior"], COLOURS["second"]),
+) -> Axes:
     """A grid in grey, and procedures that chose for themselves in colour, joined by a line."""
     ax.scatter(grid.cost, grid.accuracy, s=16, color=COLOURS["data"], alpha=0.7, label=grid.name)
-    colours = (COLOURS["inclusion"], COLOURS["posterior"], COLOURS["second"])
     for colour, found in zip(colours, ours, strict=False):
         ax.plot(
             found.cost, found.accuracy, color=colour, marker="o", markersize=5, label=found.name

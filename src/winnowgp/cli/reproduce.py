@@ -1,0 +1,135 @@
+"""`winnow reproduce`: the paper's experiments, their figures, and whether they say what it says."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from winnowgp.cli.options import Json, Quiet
+from winnowgp.cli.output import checked_folder
+from winnowgp.errors import DataNotFoundError, InputError
+
+if TYPE_CHECKING:
+    from winnowgp.experiments.experiment import Experiment, Scope
+    from winnowgp.experiments.reproduction import Reproduction
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment, or all; they are listed if not said.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute or two each; says what it leaves out.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions; as many as usual if not said.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at once; if not said one a core, or one on a GPU."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="A folder for rows and figures; made if new.")
+    ] = Path("reproduced"),
+    only_draw: Annotated[
+        bool, typer.Option("--only-draw", help="Make no runs; draw and judge the rows there are.")
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run an experiment of the paper, draw its figure, and say whether the paper's claims hold.
+
+    Rows that NAME.jsonl has already are not made again, whatever ended the command before: the
+    same command goes on. Quick runs have a file of their own, NAME-quick.jsonl.
+    """
+    from winnowgp.experiments.catalogue import named
+    from winnowgp.experiments.experiment import Scope
+
+    if name is None:
+        _list(named("all"), json=json)
+        return
+    experiments = named(name)
+    _check_device(device)
+    scope = Scope(quick=quick, seeds=seeds, device=device)
+    checked_folder(output)
+    left_out = []
+    for experiment in experiments:
+        try:
+            found = _reproduced(
+                experiment, scope, output, jobs=jobs, only_draw=only_draw, shown=not (quiet or json)
+            )
+        except (DataNotFoundError, InputError) as error:
+            if name != "all":
+                raise
+            typer.echo(f"winnow: {experiment.name} is left out: {error}", err=True)
+            left_out.append(experiment.name)
+            continue
+        if not quiet or json:
+            _say(found, json=json)
+    if left_out:
+        raise InputError(
+            f"left out: {', '.join(left_out)}; the lines above say why. `winnow data` tells where "
+            "data sets come from."
+        )
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"`--device` must be cpu or cuda; got {device!r}.")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InputError("`--device cuda` needs a CUDA device that torch can see; use cpu.")
+
+
+def _list(experiments: "list[Experiment]", *, json: bool) -> None:
+    if json:
+        import json as to_json
+
+        rows = [{"name": found.name, "title": found.title} for found in experiments]
+        typer.echo(to_json.dumps(rows, ensure_ascii=False))
+        return
+    for found in experiments:
+        typer.echo(f"{found.name:<14} {found.title}")
+
+
+def _reproduced(
+    experiment: "Experiment",
+    scope: "Scope",
+    folder: Path,
+    *,
+    jobs: int | None,
+    only_draw: bool,
+    shown: bool,
+) -> "Reproduction":
+    from rich.console import Console
+
+    from winnowgp.cli.run_bar import RunBar
+    from winnowgp.experiments.reproduction import drawn, reproduced
+
+    if only_draw:
+        return drawn(experiment, scope, folder)
+    with RunBar(Console(stderr=True), experiment.name, shown=shown) as bar:
+        try:
+            return reproduced(experiment, scope, folder, jobs=jobs, on_run=bar.update)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"rows of finished runs are in {folder}; the same command goes on from there."
+            ) from None
+
+
+def _say(found: "Reproduction", *, json: bool) -> None:
+    if json:
+        typer.echo(found.as_json())
+        return
+    typer.echo(f"{found.name}: {found.title}")
+    if found.cuts:
+        typer.echo(f"  quick: {found.cuts}")
+    if found.missing:
+        typer.echo(f"  {found.missing} runs are still to be made")
+    for line in found.claims:
+        typer.echo(f"  - {line}")
+    typer.echo(f"  rows: {found.results} ({found.rows} of this scope)")
+    typer.echo(f"  figure: {found.figure}")

@@ -1,0 +1,30 @@
+"""The paper's experiments by name, in the order of their figures."""
+
+from winnowgp.errors import InputError
+from winnowgp.experiments.experiment import Experiment
+from winnowgp.experiments.gplvm import Gplvm
+from winnowgp.experiments.illustration import Illustration
+from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
+from winnowgp.experiments.noise import Noise
+from winnowgp.experiments.square_wave import SquareWave
+
+EXPERIMENTS: tuple[type[Experiment], ...] = (
+    Illustration,
+    Noise,
+    SquareWave,
+    Kin8nmDeep,
+    Gplvm,
+)
+
+
+def named(name: str) -> list[Experiment]:
+    """The experiment of a name, or every one for "all".
+
+    >>> [experiment.title for experiment in named("noise")]
+    ['figure 2: the more noise, the fewer points an accurate posterior needs']
+    """
+    found = [kind() for kind in EXPERIMENTS if name in ("all", kind.name)]
+    if not found:
+        names = ", ".join(kind.name for kind in EXPERIMENTS)
+        raise InputError(f"`name` must be all or one of {names}; got {name!r}.")
+    return found

@@ -1,0 +1,86 @@
+"""An experiment from first run to figure, in a folder."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from winnowgp.data.catalogue import find_table
+from winnowgp.errors import InputError
+from winnowgp.experiments.cuts import quick_cuts
+from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.reproduce import asked, make_runs
+from winnowgp.experiments.runs import Row, Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """What came of an experiment."""
+
+    name: str
+    title: str
+    results: str
+    """The file of rows."""
+    figure: str
+    """The picture that was drawn of them."""
+    rows: int
+    """That the figure and the claims rest on."""
+    missing: int
+    """Runs still to be made."""
+    cuts: str
+    """What a quick look left out; empty for a full one."""
+    claims: list[str]
+    """What the paper says of the figure, and whether these rows agree."""
+
+    def as_json(self) -> str:
+        """One object on one line."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def reproduced(
+    experiment: Experiment,
+    scope: Scope,
+    folder: Path,
+    *,
+    jobs: int | None = None,
+    on_run: Callable[[int, int, Row], None] = lambda done, total, row: None,
+) -> Reproduction:
+    """Make the runs that are missing in `folder`, then draw and judge.
+
+    Args:
+        jobs: runs at once; None for one a core, or one on a GPU.
+    """
+    for table in experiment.tables:
+        find_table(table)
+    if jobs is None:
+        jobs = (os.cpu_count() or 1) if scope.device == "cpu" else 1
+    make_runs(
+        experiment, Runs(_results(experiment, scope, folder)), scope, jobs=jobs, on_run=on_run
+    )
+    return drawn(experiment, scope, folder)
+
+
+def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
+    """Draw and judge the rows there are, and make none."""
+    results = _results(experiment, scope, folder)
+    found = asked(experiment, Runs(results), scope)
+    if not found.rows:
+        raise InputError(f"{results} has no rows of these settings; make the runs first.")
+    figure = experiment.draw(found.rows, results.with_suffix(".png"))
+    return Reproduction(
+        name=experiment.name,
+        title=experiment.title,
+        results=str(results),
+        figure=str(figure),
+        rows=len(found.rows),
+        missing=len(found.missing),
+        cuts=quick_cuts(experiment, scope) if scope.quick else "",
+        claims=experiment.claims(found.rows),
+    )
+
+
+def _results(experiment: Experiment, scope: Scope, folder: Path) -> Path:
+    """Quick rows never lie among full ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{experiment.name}{'-quick' if scope.quick else ''}.jsonl"

@@ -1,0 +1,204 @@
+"""Runs are made once, whatever ends the process that makes them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from toy_experiment import Toy
+from winnowgp.errors import TrainingError
+from winnowgp.experiments.cuts import quick_cuts
+from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.reproduce import asked, make_runs
+from winnowgp.experiments.runs import Row, Runs
+
+FULL = Scope()
+
+
+def kinds(log: Path) -> list[str]:
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [line.split()[0] for line in lines]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "toy.jsonl")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_run_is_made_once_and_those_that_depend_on_others_after_them(
+    log: Path, runs: Runs, jobs: int
+) -> None:
+    told: list[tuple[int, int]] = []
+    rows = make_runs(
+        Toy(log), runs, FULL, jobs=jobs, on_run=lambda done, total, row: told.append((done, total))
+    )
+    assert told == [(1, 3), (2, 3), (3, 3), (4, 4)]
+    assert kinds(log) == ["square", "square", "square", "sum"]
+    assert [row.get("square", row.get("sum")) for row in rows] == [0, 1, 4, 5]
+    assert make_runs(Toy(log), runs, FULL, jobs=jobs) == rows
+    assert len(kinds(log)) == len(list(runs)) == 4
+
+
+def test_a_row_holds_settings_results_seconds_device_and_versions(log: Path, runs: Runs) -> None:
+    first = make_runs(Toy(log), runs, Scope(seeds=1))[0]
+    assert {key: first[key] for key in ("kind", "seed", "sizes", "steps", "square", "device")} == {
+        "kind": "square",
+        "seed": 0,
+        "sizes": [0, 2],
+        "steps": {"pre": 7},
+        "square": 0,
+        "device": "cpu",
+    }
+    assert min(first["seconds"], first["cpu_seconds"]) >= 0
+    assert "torch" in first["versions"]
+
+
+def test_rows_of_other_settings_are_neither_used_nor_shown(log: Path, runs: Runs) -> None:
+    make_runs(Toy(log, steps=7), runs, FULL)
+    rows = make_runs(Toy(log, steps=8), runs, FULL)
+    assert [row["steps"]["pre"] for row in rows if row["kind"] == "square"] == [8, 8, 8]
+    # The sum depends on the squares alone, which are the same.
+    assert kinds(log).count("square") == 6
+    assert kinds(log).count("sum") == 1
+    assert len(make_runs(Toy(log, steps=7), runs, Scope(seeds=2))) == 3
+
+
+def test_a_setting_that_a_row_does_not_know_is_not_taken_for_none(log: Path, runs: Runs) -> None:
+    class Wider(Experiment):
+        name, title = "wider", "a setting that came later"
+
+        def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+            return [{"kind": "square", "limit": None}]
+
+        def measured(self, settings: Row, scope: Scope) -> Row:
+            return {}
+
+        def draw(self, rows: Sequence[Row], path: Path) -> Path:
+            return path
+
+    runs.add({"kind": "square"})
+    assert asked(Wider(), runs, FULL).missing == [{"kind": "square", "limit": None}]
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(
+    log: Path, runs: Runs, jobs: int
+) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        make_runs(Toy(log, fails_at=0), runs, FULL, jobs=jobs)
+    notes = " ".join(caught.value.__notes__)
+    assert '"seed": 0' in notes
+    assert "1 of 3 runs failed" in notes
+    assert sorted(row["square"] for row in runs) == [1, 4]
+    make_runs(Toy(log), runs, FULL, jobs=jobs)
+    assert kinds(log) == ["square"] * 4 + ["sum"]
+
+
+def test_results_may_not_hide_settings(log: Path, runs: Runs, monkeypatch) -> None:
+    monkeypatch.setattr(Toy, "measured", lambda self, settings, scope: {"seed": 9, "square": 1})
+    with pytest.raises(AssertionError, match="settings already: seed"):
+        make_runs(Toy(log), runs, FULL)
+
+
+PROGRAMME = """
+import sys
+from pathlib import Path
+from toy_experiment import Toy
+from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.reproduce import make_runs
+from winnowgp.experiments.runs import Runs
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    make_runs(Toy(folder / "log", hangs_at=2), Runs(folder / "toy.jsonl"), Scope(), jobs=2)
+"""
+
+
+def hanging(folder: Path) -> subprocess.Popen[bytes]:
+    """A process of its own that makes two rows and hangs in the third run."""
+    programme = folder / "programme.py"
+    programme.write_text(PROGRAMME, encoding="utf-8")
+    paths = [str(Path(__file__).parents[1]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen(
+        [sys.executable, str(programme), str(folder)], env=environment, stderr=subprocess.PIPE
+    )
+    results, log = folder / "toy.jsonl", folder / "log"
+    while not (results.exists() and results.read_text().count("\n") == 2 and len(kinds(log)) == 3):
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        time.sleep(0.05)
+    return process
+
+
+def workers(log: Path) -> set[int]:
+    return {int(line.split()[1]) for line in log.read_text(encoding="utf-8").splitlines()}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize(
+    "sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_what_was_made_survives_any_end_and_no_worker_stays(
+    tmp_path: Path, log: Path, runs: Runs, sign: signal.Signals
+) -> None:
+    process = hanging(tmp_path)
+    process.send_signal(sign)
+    process.communicate(timeout=60)
+    while any(alive(pid) for pid in workers(log)):
+        time.sleep(0.05)
+    assert sorted(row["square"] for row in runs) == [0, 1]
+    # As if the kill had come while a row was being written.
+    with runs.path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": "square"})[:9])
+    rows = make_runs(Toy(log), runs, FULL)
+    assert [row.get("square", row.get("sum")) for row in rows] == [0, 1, 4, 5]
+    assert kinds(log) == ["square"] * 4 + ["sum"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_ended_from_outside_is_told_of(log: Path, runs: Runs) -> None:
+    with pytest.raises(TrainingError, match="fewer `jobs`"):
+        make_runs(Suicidal(log), runs, FULL, jobs=2)
+
+
+class Suicidal(Experiment):
+    name, title = "suicidal", "ends its own process"
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+        return [{"seed": 0}, {"seed": 1}]
+
+    def measured(self, settings: Row, scope: Scope) -> Row:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def draw(self, rows: Sequence[Row], path: Path) -> Path:
+        return path
+
+
+def test_what_a_quick_look_leaves_out_is_read_off_the_settings(log: Path) -> None:
+    assert quick_cuts(Toy(log), Scope(quick=True)) == (
+        "1 runs instead of 3; seed 0 instead of 0, 1, 2; sizes (0, 2) instead of "
+        "(0, 2), (1, 2), (2, 2)"
+    )
