@@ -11,10 +11,11 @@ candidates, α = 0.05), so that only λ is learnt. Two kinds of runs:
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
@@ -34,6 +35,7 @@ from winnowgp.models import SparseGP
 from winnowgp.plots import COLOURS, PROCEDURES, Trajectory, draw_trajectories, saved, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.selection import SubsetStatistics, select_naturally
+from winnowgp.typing import ScoreMasks, ScoreWeights
 
 SIGMA, SEEDS = 0.3, 3
 MARKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 600)
@@ -99,8 +101,9 @@ class Estimators(Experiment):
             {"kind": "path", "gradient": "score by statistics", "samples": 4},
         ]
         marks = [mark for mark in MARKS if mark <= 100] if scope.quick else list(MARKS)
-        paths = [{**path, "marks": marks} for path in paths]
-        paths.append({"kind": "path", "gradient": "natural", "marks": list(NATURAL_MARKS)})
+        paths = [{**path, "marks": marks, "draws": DRAWS} for path in paths]
+        natural = {"kind": "path", "gradient": "natural", "marks": list(NATURAL_MARKS)}
+        paths.append({**natural, "draws": DRAWS})
         few, many = ([1, 4], [1, 4]) if scope.quick else ([1, 4, 16], [1, 4, 16, 64])
         noises: list[Row] = [
             {"gradient": "relaxed", "temperature": 1.0, "samples": few},
@@ -111,7 +114,7 @@ class Estimators(Experiment):
         places = PLACES[::2] if scope.quick else PLACES
         repeats = 100 if scope.quick else 200
         variances = [
-            {"kind": "variance", **noise, "at": place, "repeats": repeats}
+            {"kind": "variance", **noise, "at": place, "repeats": repeats, "reference": REFERENCE}
             for noise in noises
             for place in places
         ]
@@ -135,12 +138,15 @@ class Estimators(Experiment):
                 ax.set_xscale("log" if x == "cpu" else "symlog")
                 ax.set_xlabel("CPU seconds" if x == "cpu" else "steps")
             top.axes[0].set_ylabel("objective (nats)")
-            top.axes[0].legend(loc="lower right")
+            top.axes[1].legend(loc="lower right")
             at_places = _by(noises, "at")
             axes = bottom.subplots(1, len(at_places), sharey=True, squeeze=False)[0]
             for ax, mine in zip(axes, at_places, strict=True):
                 draw_trajectories([_noise(n) for n in _by(mine, "gradient", "temperature")], ax=ax)
-                ax.set(xscale="log", yscale="log", xlabel="draws")
+                ax.set(xscale="log", yscale="log", xlabel="draws a step")
+                counts = max((row["samples"] for row in mine), key=len)
+                ax.set_xticks(counts, [str(count) for count in counts], minor=False)
+                ax.xaxis.set_minor_locator(NullLocator())
                 ax.set_title(f"gradient at the {mine[0]['at']}".replace("the midway", "midway"))
             axes[0].set_ylabel("variance of the gradient (nats²)")
             axes[-1].legend(loc="upper right")
@@ -155,23 +161,16 @@ class Estimators(Experiment):
 
 
 def _path(problem: Problem, settings: Row) -> Row:
-    name, statistics = settings["gradient"], problem.statistics()
-    path = InclusionPath(objective_of(statistics, problem.prior, draws=DRAWS), settings["marks"])
-    if name == "natural":
+    objective = objective_of(problem.statistics(), problem.prior, draws=settings["draws"])
+    path = InclusionPath(objective, settings["marks"])
+    if settings["gradient"] == "natural":
         climb_naturally(path, problem.statistics, prior=problem.prior, generator=problem.generator)
     else:
-        gradient: Any = Relaxed(1) if name == "relaxed" else ScoreFunction(settings["samples"])
-        path.restart()
-        blocks = problem.model.subset_objective(problem.data)
-        scores = {
-            "score": blocks.value,
-            "relaxed": blocks.relaxed_value,
-            "score by statistics": problem.statistics().value,
-        }
+        relaxed = settings["gradient"] == "relaxed"
         climb_gradient(
             path,
-            gradient,
-            scores[name],
+            Relaxed(settings["samples"]) if relaxed else ScoreFunction(settings["samples"]),
+            lambda: _score(problem, settings["gradient"]),
             prior=problem.prior,
             like=problem.data.X,
             generator=problem.generator(),
@@ -185,13 +184,23 @@ def _path(problem: Problem, settings: Row) -> Row:
     }
 
 
+def _score(problem: Problem, name: str) -> ScoreMasks | ScoreWeights:
+    """What answers a gradient's questions."""
+    if name == "score by statistics":
+        return problem.statistics().value
+    blocks = problem.model.subset_objective(problem.data)
+    return blocks.relaxed_value if name == "relaxed" else blocks.value
+
+
 def _variance(problem: Problem, settings: Row) -> Row:
     q, statistics, generator = (
         problem.place(settings["at"]),
         problem.statistics(),
         problem.generator(),
     )
-    reference = flip_draws(statistics, q, samples=1, repeats=REFERENCE, generator=generator)
+    reference = flip_draws(
+        statistics, q, samples=1, repeats=settings["reference"], generator=generator
+    )
     blocks, repeats = problem.model.subset_objective(problem.data), settings["repeats"]
     found = []
     for samples in settings["samples"]:

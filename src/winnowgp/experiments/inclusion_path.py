@@ -64,7 +64,7 @@ class InclusionPath:
 def climb_gradient(
     path: InclusionPath,
     gradient: Gradient[Any],
-    score: ScoreMasks | ScoreWeights,
+    score: Callable[[], ScoreMasks | ScoreWeights],
     *,
     prior: CardinalityPrior,
     like: torch.Tensor,
@@ -73,15 +73,20 @@ def climb_gradient(
     """From λ = ½ by Adam, as the paper does, up to the last mark.
 
     Args:
+        score: makes what scores subsets; part of what is timed.
         like: for dtype and device.
     """
     logits = like.new_zeros(prior.K).requires_grad_()
     state, step = gradient.init(), 0
+    # A process's first optimiser loads modules for a second.
+    torch.optim.Adam([logits])
+    path.restart()
+    answer = score()
 
     def surrogate() -> Scalar:
         nonlocal state, step
         path.look(step, Bernoulli(logits.detach().clone()))
-        estimate = gradient.step(Bernoulli(logits), score, state=state, generator=generator)
+        estimate = gradient.step(Bernoulli(logits), answer, state=state, generator=generator)
         state, step = estimate.state, step + 1
         return estimate.surrogate - kl_divergence(Bernoulli(logits), prior)
 

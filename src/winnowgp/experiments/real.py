@@ -138,8 +138,8 @@ def _extent(name: str, scope: Scope) -> Row:
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:
-    keys = dict.fromkeys((row["data"], row["noise"], row["N"]) for row in rows)
+    keys = {(row["data"], row["noise"], row["N"]) for row in rows}
     return [
         Level(name, noise, N, tuple(r for r in rows if (r["data"], r["noise"]) == (name, noise)))
-        for name, noise, N in keys
+        for name, noise, N in sorted(keys, key=lambda key: (list(TABLES).index(key[0]), key[1]))
     ]
