@@ -69,6 +69,9 @@ def test_falling_means_at_every_step() -> None:
     assert "in 0 of 2 seeds" in line
     up = falling_claim("fewer", paper_levels((1, 1), (2, 2), (3, 3)), "paper")
     assert "rank correlation 1.00" in up
+    still = falling_claim("fewer", paper_levels((2, 2), (2, 2)), "paper")
+    assert still.startswith("does not agree")
+    assert "rank correlation 0.00" in still
 
 
 @pytest.mark.parametrize(("elbo", "agrees"), [(-49.2, True), (-51.5, False), (-30.0, True)])

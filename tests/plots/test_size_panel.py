@@ -1,3 +1,4 @@
+import numpy as np
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
@@ -16,10 +17,10 @@ def test_a_panel_shows_curve_line_and_dots() -> None:
     ax = Figure().subplots()
     draw_size_panel(panel, ax=ax)
     curve, line = ax.lines
-    assert list(curve.get_ydata()) == [-4, -1]
-    assert list(line.get_xdata()) == [12.5, 12.5]
+    assert np.asarray(curve.get_ydata()).tolist() == [-4, -1]
+    assert np.asarray(line.get_xdata()).tolist() == [12.5, 12.5]
     (dots,) = [c for c in ax.collections if isinstance(c, PathCollection)]
-    assert dots.get_offsets().tolist() == [[11, -3.0], [13, -2.5], [14, -2.0]]
+    assert np.asarray(dots.get_offsets()).tolist() == [[11, -3.0], [13, -2.5], [14, -2.0]]
     assert ax.get_title(loc="left") or ax.get_title()
 
 
@@ -30,6 +31,6 @@ def test_trajectories_have_a_line_and_a_band_each() -> None:
     ]
     ax = Figure().subplots()
     draw_trajectories(lines, ax=ax)
-    assert [list(line.get_xdata()) for line in ax.lines] == [[1, 2], [1, 3]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in ax.lines] == [[1, 2], [1, 3]]
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
     assert len(ax.collections) == 2

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import final
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -44,8 +45,8 @@ DRAWS = 500
 """Subsets behind every value of the objective."""
 REFERENCE = 1000
 """Subsets behind the gradient that biases are measured against."""
-PLACES = ("start", "midway", "end")
-"""λ = ½, half the logits that natural updates end with, and those."""
+PLACES = {"start": "at λ = ½", "midway": "midway", "end": "where natural updates end"}
+"""Where variances are measured; midway in the logits."""
 NAMES = {
     "score": "score function",
     "score by statistics": "score function, by statistics",
@@ -79,7 +80,7 @@ class Problem:
 
     def place(self, name: str) -> Bernoulli:
         """One of `PLACES`."""
-        share = PLACES.index(name) / 2
+        share = list(PLACES).index(name) / 2
         found = select_naturally(
             self.statistics(), prior=self.prior, generator=self.generator(), max_steps=100
         )
@@ -111,7 +112,7 @@ class Estimators(Experiment):
             {"gradient": "flips", "samples": few},
             {"gradient": "score", "samples": many},
         ]
-        places = PLACES[::2] if scope.quick else PLACES
+        places = list(PLACES)[:: 2 if scope.quick else 1]
         repeats = 100 if scope.quick else 200
         variances = [
             {"kind": "variance", **noise, "at": place, "repeats": repeats, "reference": REFERENCE}
@@ -132,24 +133,19 @@ class Estimators(Experiment):
         noises = [row for row in rows if row["kind"] == "variance"]
         with styled():
             figure = Figure(figsize=(11, 6.6))
-            top, bottom = figure.subfigures(2, 1)
-            for ax, x in zip(top.subplots(1, 2, sharey=True), ("cpu", "steps"), strict=True):
-                draw_trajectories([_way(mine, x) for mine in paths], ax=ax)
-                ax.set_xscale("log" if x == "cpu" else "symlog")
-                ax.set_xlabel("CPU seconds" if x == "cpu" else "steps")
-            top.axes[0].set_ylabel("objective (nats)")
-            top.axes[1].legend(loc="lower right")
             at_places = _by(noises, "at")
-            axes = bottom.subplots(1, len(at_places), sharey=True, squeeze=False)[0]
-            for ax, mine in zip(axes, at_places, strict=True):
-                draw_trajectories([_noise(n) for n in _by(mine, "gradient", "temperature")], ax=ax)
-                ax.set(xscale="log", yscale="log", xlabel="draws a step")
-                counts = max((row["samples"] for row in mine), key=len)
-                ax.set_xticks(counts, [str(count) for count in counts], minor=False)
-                ax.xaxis.set_minor_locator(NullLocator())
-                ax.set_title(f"gradient at the {mine[0]['at']}".replace("the midway", "midway"))
-            axes[0].set_ylabel("variance of the gradient (nats²)")
-            axes[-1].legend(loc="upper right")
+            grid = figure.add_gridspec(2, 2 * len(at_places))
+            left = figure.add_subplot(grid[0, : len(at_places)])
+            right = figure.add_subplot(grid[0, len(at_places) :], sharey=left)
+            draw_trajectories([_way(mine, "cpu") for mine in paths], ax=left)
+            draw_trajectories([_way(mine, "steps") for mine in paths], ax=right)
+            left.set(xscale="log", xlabel="CPU seconds", ylabel="objective (nats)")
+            right.set(xscale="symlog", xlabel="steps")
+            right.legend(loc="lower right")
+            for i, mine in enumerate(at_places):
+                ax = figure.add_subplot(grid[1, 2 * i : 2 * i + 2])
+                _draw_noise(mine, ax)
+                ax.set_ylabel("" if i else "variance of the gradient (nats²)")
         return saved(figure, path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
@@ -225,6 +221,17 @@ def _variance(problem: Problem, settings: Row) -> Row:
 
 def _relaxed(samples: int, temperature: float) -> Relaxed:
     return Relaxed(samples, Temperature(temperature, temperature, 1))
+
+
+def _draw_noise(rows: Sequence[Row], ax: Axes) -> None:
+    """Variance against draws, a line a gradient, all at the same λ."""
+    draw_trajectories([_noise(mine) for mine in _by(rows, "gradient", "temperature")], ax=ax)
+    ax.set(xscale="log", yscale="log", xlabel="draws a step")
+    counts = max((row["samples"] for row in rows), key=len)
+    ax.set_xticks(counts, [str(count) for count in counts])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_title(f"gradient {PLACES[rows[0]['at']]}")
+    ax.legend(loc="best")
 
 
 def _path_claims(paths: dict[str, list[Row]]) -> list[str]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import final
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from winnowgp.experiments.experiment import claim
 from winnowgp.experiments.runs import Row
@@ -92,8 +92,8 @@ def falling_claim(said: str, levels: Sequence[Level], kind: str) -> str:
     numbers = [level.numbers(kind) for level in levels]
     means = [sum(each) / len(each) for each in numbers]
     seeds = list(zip(*numbers, strict=True))
-    pairs = [(i, n) for i, each in enumerate(numbers) for n in each]
-    correlation = spearmanr(*zip(*pairs, strict=True)).statistic
+    steps = [i for i, each in enumerate(numbers) for _ in each]
+    correlation = _rank_correlation(steps, [n for each in numbers for n in each])
     return claim(
         f"{said}, {NAMES[kind]}",
         agrees=_falls(means),
@@ -123,6 +123,12 @@ def curve_claim(said: str, levels: Sequence[Level], kind: str, column: str, *, s
         + (f"; worse at {where}" if worse else "")
         + (f"; {len(levels) - len(gains)} outside the curve" if len(gains) < len(levels) else ""),
     )
+
+
+def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's, and nought where one of them never changes."""
+    a, b = (rankdata(values) for values in (first, second))
+    return 0.0 if min(np.ptp(a), np.ptp(b)) == 0 else float(np.corrcoef(a, b)[0, 1])
 
 
 def _falls(values: Sequence[float]) -> bool:
