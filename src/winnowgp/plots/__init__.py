@@ -10,18 +10,23 @@ from winnowgp.plots.latent_frames import saved_frames
 from winnowgp.plots.latent_map import LatentMap, draw_latent_map
 from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_sizes
 from winnowgp.plots.posterior_1d import Curve, draw_curve, draw_posterior_1d
+from winnowgp.plots.size_panel import ChosenSizes, SizePanel, draw_size_panel
 from winnowgp.plots.style import COLOURS, PROCEDURES, saved, styled
 from winnowgp.plots.trace import draw_trace
 from winnowgp.plots.tradeoff import Tradeoff, draw_tradeoff
+from winnowgp.plots.trajectory import Trajectory, draw_trajectories
 
 __all__ = [
     "COLOURS",
     "PROCEDURES",
+    "ChosenSizes",
     "ClassMap",
     "Curve",
     "DensityMap",
     "LatentMap",
+    "SizePanel",
     "Tradeoff",
+    "Trajectory",
     "draw_calibration",
     "draw_classes_2d",
     "draw_curve",
@@ -34,8 +39,10 @@ __all__ = [
     "draw_latent_map",
     "draw_layer_sizes",
     "draw_posterior_1d",
+    "draw_size_panel",
     "draw_trace",
     "draw_tradeoff",
+    "draw_trajectories",
     "saved",
     "saved_frames",
     "styled",

@@ -1,0 +1,145 @@
+"""Figure 4 of the paper: the less points tell, the fewer are kept; four tables with added noise.
+
+All rows of a table, its targets corrupted by ŷ = y + ε · sd(y) · v with ε ~ N(0, 1), then
+standardised. Four kinds of runs:
+
+- `fixed`: 10, 20, .., 100 points that nobody chose, 5000 updates each.
+- `paper`: the paper's three phases among 100 random rows, the last for ten draws from q(Z).
+- `fast`: the fast schedule among the same rows under the same prior.
+- `auto`: the same with a tolerance instead: α is whatever keeps so many points.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+import torch
+
+from winnowgp.data import Dataset, load_table
+from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.level import CHOOSING, Level, curve_claim, falling_claim, grouped
+from winnowgp.experiments.runs import Row
+from winnowgp.experiments.size_figure import draw_levels
+from winnowgp.experiments.size_study import SizeStudy, standardised
+
+CANDIDATES, TOLERANCE = 100, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """How the paper treats one table, and how much of it one sitting can afford."""
+
+    alpha: float
+    noises: tuple[float, ...]
+    """v, from least to most."""
+    seeds: int
+    sizes: tuple[int, ...] = tuple(range(10, 101, 10))
+    """Fixed numbers of points."""
+    draws: int = 10
+    """From q(Z), each trained further."""
+
+
+TABLES = {
+    "concrete": Corruption(0.01, (0.0, 0.2, 0.3, 0.4), seeds=3),
+    "energy": Corruption(0.05, (0.0, 0.05, 0.1, 0.15), seeds=3),
+    "kin8nm": Corruption(0.1, (0.0, 0.2, 0.3, 0.4), seeds=1),
+    "protein": Corruption(0.2, (0.0, 0.3, 0.5, 0.7), seeds=1, sizes=(10, 20, 40, 70, 100), draws=3),
+}
+
+
+def corrupted(name: str, noise: float, *, rows: int, seed: int) -> Dataset:
+    """Random rows of a table (all of them as a rule), with noise added to the targets."""
+    data = load_table(name).dataset()
+    generator = torch.Generator().manual_seed(seed)
+    epsilon = torch.randn(data.N, 1, generator=generator, dtype=torch.float64)
+    Y = data.Y + noise * data.Y.std(0) * epsilon
+    part = torch.randperm(data.N, generator=generator)[:rows]
+    return Dataset(data.X[part], Y[part])
+
+
+@final
+@dataclass(frozen=True)
+class Real(Experiment):
+    """The bound against the number of points.
+
+    >>> only = Real(names=("energy",))
+    >>> len(only.settings(Scope(seeds=1), []))
+    52
+    """
+
+    name: ClassVar[str] = "real"
+    title: ClassVar[str] = "figure 4: fewer points as noise is added to four tables; the bound"
+    tables: ClassVar[tuple[str, ...]] = tuple(TABLES)
+
+    names: tuple[str, ...] = tuple(TABLES)
+    """Tables that are looked at."""
+
+    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+        # Long runs first, so that several processes end together.
+        return [
+            {**kind, "data": name, "noise": noise, "seed": seed, **_extent(name, scope)}
+            for name in sorted(self.names, key=list(TABLES).index, reverse=True)
+            for kind in _kinds(name, scope)
+            for noise in (TABLES[name].noises[:: 3 if scope.quick else 1])
+            for seed in range(scope.seeds or (1 if scope.quick else TABLES[name].seeds))
+        ]
+
+    def measured(self, settings: Row, scope: Scope) -> Row:
+        found = corrupted(
+            settings["data"], settings["noise"], rows=settings["N"], seed=settings["seed"]
+        )
+        data = standardised(found, scope.device)
+        models, row = SizeStudy(data, settings["seed"]).run(settings)
+        return {**row, "elbo": [round(model.fixed_bound(data), 2) for model in models]}
+
+    def draw(self, rows: Sequence[Row], path: Path) -> Path:
+        return draw_levels(
+            _levels(rows),
+            path,
+            column="elbo",
+            said="ELBO (nats)",
+            titles=lambda level: f"{level.group}, v = {level.value:g}",
+        )
+
+    def claims(self, rows: Sequence[Row]) -> list[str]:
+        levels = _levels(rows)
+        falling = [
+            falling_claim(f"fewer points with more noise on {name}", mine, kind)
+            for kind in CHOOSING
+            for name, mine in grouped(levels)
+        ]
+        said = "ELBO on or above that of as many fixed points"
+        return [*falling, *(curve_claim(said, levels, kind, "elbo", sign=1) for kind in CHOOSING)]
+
+
+def _kinds(name: str, scope: Scope) -> list[Row]:
+    """What distinguishes the runs of one table, the longest first."""
+    table = TABLES[name]
+    steps, sizes, draws = {"pre": 2500, "process": 1500, "post": 1000}, table.sizes, table.draws
+    if scope.quick:
+        steps, sizes, draws = {"pre": 100, "process": 60, "post": 40}, (20, 60, 100), 2
+    among = {"candidates": CANDIDATES}
+    return [
+        {"kind": "paper", **among, "alpha": table.alpha, "steps": steps, "draws": draws},
+        # One a row: five thousand updates are long enough to be lost.
+        *({"kind": "fixed", "sizes": [M], "updates": sum(steps.values())} for M in sizes[::-1]),
+        {"kind": "fast", **among, "alpha": table.alpha},
+        {"kind": "auto", **among, "tolerance": TOLERANCE},
+    ]
+
+
+ROWS = {"concrete": 1030, "energy": 768, "kin8nm": 8192, "protein": 45730}
+"""Of each table, all of which the paper uses."""
+
+
+def _extent(name: str, scope: Scope) -> Row:
+    return {"N": min(ROWS[name], 600) if scope.quick else ROWS[name]}
+
+
+def _levels(rows: Sequence[Row]) -> list[Level]:
+    keys = {(row["data"], row["noise"], row["N"]) for row in rows}
+    return [
+        Level(name, noise, N, tuple(r for r in rows if (r["data"], r["noise"]) == (name, noise)))
+        for name, noise, N in sorted(keys, key=lambda key: (list(TABLES).index(key[0]), key[1]))
+    ]

@@ -1,0 +1,158 @@
+"""Figure 3 of the paper: the less points tell, the fewer are kept; data from a known process.
+
+Five hundred values of a process with an RBF kernel on [0, 100]. One of three things grows: the
+noise, the lengthscale, or how tightly the inputs cluster. Four kinds of runs:
+
+- `fixed`: 20, 25, .., 80 points that nobody chose, 1000 updates each.
+- `paper`: the paper's three phases among 80 random rows, the last for ten draws from q(Z).
+- `fast`: the fast schedule among the same rows under the same prior.
+- `auto`: the fast schedule as it comes: candidates of its own, α from a tolerance.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.level import CHOOSING, Level, curve_claim, falling_claim, grouped
+from winnowgp.experiments.runs import Row
+from winnowgp.experiments.size_figure import draw_levels
+from winnowgp.experiments.size_study import SizeStudy, standardised
+from winnowgp.linalg import cholesky
+from winnowgp.models import SparseGP
+
+N, CANDIDATES, ALPHA, TOLERANCE, DRAWS, SEEDS = 500, 80, 0.05, 0.01, 10, 3
+REACH, CLUSTERS = 100.0, 5
+SIGMA, GAMMA = 0.1, 1.0
+"""Noise and lengthscale where they are not what varies."""
+RANGES = {"noise": (0.3, 1.0), "smoothness": (0.8, 2.5), "clustering": (0.03, 0.5)}
+"""σ, γ and √β, each from least to most."""
+SYMBOLS = {"noise": "σ", "smoothness": "γ", "clustering": "√β"}
+
+
+def intensities(condition: str) -> list[float]:
+    """Five values, log-spaced.
+
+    >>> intensities("noise")
+    [0.3, 0.4054, 0.5477, 0.7401, 1.0]
+    """
+    low, high = RANGES[condition]
+    return [round(low * (high / low) ** (i / 4), 4) for i in range(5)]
+
+
+def sampled(condition: str, intensity: float, *, rows: int, seed: int) -> Dataset:
+    """Inputs, a function of unit variance and noisy targets, in their own units."""
+    generator = torch.Generator().manual_seed(seed)
+    x = _inputs(condition, intensity, rows, generator)
+    sigma = intensity if condition == "noise" else SIGMA
+    gamma = intensity if condition == "smoothness" else GAMMA
+    Kff = torch.exp(-0.5 * ((x[:, None] - x) / gamma) ** 2)
+    f = cholesky(Kff).L @ torch.randn(rows, generator=generator, dtype=torch.float64)
+    y = f + sigma * torch.randn(rows, generator=generator, dtype=torch.float64)
+    return Dataset.of(x[:, None], y)
+
+
+def _inputs(
+    condition: str, intensity: float, rows: int, generator: torch.Generator
+) -> Float[Tensor, " N"]:
+    """x ~ U[0, 100], or five equal normals of precision β with equidistant means there."""
+    if condition != "clustering":
+        return REACH * torch.rand(rows, generator=generator, dtype=torch.float64)
+    means = torch.linspace(0, REACH, CLUSTERS, dtype=torch.float64)
+    which = torch.randint(CLUSTERS, (rows,), generator=generator)
+    return means[which] + torch.randn(rows, generator=generator, dtype=torch.float64) / intensity
+
+
+def divergence(model: SparseGP, data: Dataset) -> float:
+    """KL[q(f) ‖ p(f | y)] = log p(y) − L(Z) at the model's hyper-parameters, in nats; O(N³)."""
+    return model.dense_bound(data)().item() - model.fixed_bound(data)
+
+
+@final
+class Synthetic(Experiment):
+    """Divergence from the exact posterior against the number of points."""
+
+    name = "synthetic"
+    title = "figure 3: fewer points with more noise, smoothness or clustering; KL to the exact GP"
+
+    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+        seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
+        steps = {"pre": 200, "process": 600, "post": 200}
+        sizes, draws, levels = list(range(20, 81, 5)), DRAWS, range(5)
+        if scope.quick:
+            steps = {"pre": 100, "process": 100, "post": 40}
+            sizes, draws, levels = [20, 50, 80], 3, range(0, 5, 2)
+        chosen = {"candidates": CANDIDATES, "alpha": ALPHA}
+        kinds: list[Row] = [
+            {"kind": "fixed", "sizes": sizes, "updates": sum(steps.values())},
+            {"kind": "paper", **chosen, "steps": steps, "draws": draws},
+            {"kind": "fast", **chosen},
+            {"kind": "auto", "tolerance": TOLERANCE},
+        ]
+        return [
+            {**kind, "condition": condition, "intensity": intensities(condition)[i], "N": N}
+            | {"seed": seed}
+            for kind in kinds
+            for seed in seeds
+            for condition in RANGES
+            for i in levels
+        ]
+
+    def measured(self, settings: Row, scope: Scope) -> Row:
+        drawn = sampled(
+            settings["condition"],
+            settings["intensity"],
+            rows=settings["N"],
+            seed=settings["seed"],
+        )
+        data = standardised(drawn, scope.device)
+        models, row = SizeStudy(data, settings["seed"]).run(settings)
+        return {
+            **row,
+            "kl": [round(divergence(model, data), 3) for model in models],
+            "elbo": [round(model.fixed_bound(data), 2) for model in models],
+        }
+
+    def draw(self, rows: Sequence[Row], path: Path) -> Path:
+        return draw_levels(
+            _levels(rows),
+            path,
+            column="kl",
+            said="KL to the exact posterior (nats)",
+            titles=lambda level: f"{level.group}, {SYMBOLS[level.group]} = {level.value:.3g}",
+        )
+
+    def claims(self, rows: Sequence[Row]) -> list[str]:
+        levels = _levels(rows)
+        falling = [
+            falling_claim(f"fewer points with more {condition}", mine, kind)
+            for kind in CHOOSING
+            for condition, mine in grouped(levels)
+        ]
+        below = [
+            curve_claim(said, levels, kind, column, sign=sign)
+            for kind in CHOOSING
+            for said, column, sign in (
+                ("KL on or below that of as many fixed points", "kl", -1),
+                ("ELBO on or above that of as many fixed points", "elbo", 1),
+            )
+        ]
+        return [*falling, *below]
+
+
+def _levels(rows: Sequence[Row]) -> list[Level]:
+    keys = dict.fromkeys((row["condition"], row["intensity"], row["N"]) for row in rows)
+    return [
+        Level(
+            condition,
+            intensity,
+            rows_of,
+            tuple(r for r in rows if (r["condition"], r["intensity"]) == (condition, intensity)),
+        )
+        for condition, intensity, rows_of in keys
+    ]

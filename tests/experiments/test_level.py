@@ -1,0 +1,112 @@
+"""Procedures compared with fixed numbers of points, from rows written by hand."""
+
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from winnowgp.experiments.level import Level, curve_claim, falling_claim, grouped
+from winnowgp.experiments.size_figure import draw_levels
+
+
+def fixed(seed: int, sizes: list[int], elbo: list[float]) -> dict[str, Any]:
+    return {"kind": "fixed", "seed": seed, "sizes": sizes, "elbo": elbo}
+
+
+def chose(kind: str, seed: int, kept: list[int], elbo: list[float], expected: float = 0) -> dict:
+    return {"kind": kind, "seed": seed, "kept": kept, "elbo": elbo, "expected": expected}
+
+
+def level(*rows: dict, value: float = 0.0, group: str = "noise", N: int = 100) -> Level:
+    return Level(group, value, N, rows)
+
+
+def test_a_set_is_compared_with_its_own_seeds_curve_at_its_own_size() -> None:
+    found = level(
+        fixed(0, [10, 20], [-100.0, -50.0]),
+        fixed(1, [10], [-10.0]),
+        fixed(1, [20], [0.0]),
+        chose("paper", 1, [15], [-4.0]),
+        chose("paper", 0, [10, 15, 25], [-99.0, -70.0, 0.0]),
+    )
+    # Seed 0: −99 is 1 above −100, −70 is 5 above −75, and 25 points lie outside the curve.
+    assert found.above_curve("paper", "elbo") == pytest.approx([3.0, 1.0])
+    assert found.above_curve("fast", "elbo") == []
+
+
+def test_one_size_a_row_makes_the_same_curve_as_all_in_one() -> None:
+    together = level(fixed(0, [10, 20], [-3.0, -2.0]))
+    apart = level(fixed(0, [20], [-2.0]), fixed(0, [10], [-3.0]))
+    assert together.curves("elbo") == apart.curves("elbo") == ([10, 20], [[-3.0, -2.0]])
+
+
+def test_a_seed_whose_curve_is_incomplete_is_left_out_of_the_band() -> None:
+    found = level(fixed(0, [10, 20], [-3.0, -2.0]), fixed(1, [10], [-9.0]))
+    assert found.curves("elbo") == ([10, 20], [[-3.0, -2.0]])
+
+
+def test_the_papers_number_is_expected_and_a_searchs_number_is_kept() -> None:
+    found = level(
+        chose("paper", 0, [9, 11], [0, 0], expected=10.4), chose("fast", 0, [7], [0], expected=8)
+    )
+    assert found.numbers("paper") == [10.4]
+    assert found.numbers("fast") == [7]
+
+
+def paper_levels(*numbers: tuple[float, float]) -> list[Level]:
+    return [
+        level(*(chose("paper", seed, [1], [0], expected=n) for seed, n in enumerate(each)), value=i)
+        for i, each in enumerate(numbers)
+    ]
+
+
+def test_falling_means_at_every_step() -> None:
+    line = falling_claim("fewer", paper_levels((9, 8), (7, 7), (3, 5)), "paper")
+    assert line.startswith("agrees: fewer, the paper's procedure (8.5, 7.0, 4.0 points")
+    assert "in 2 of 2 seeds" in line
+    line = falling_claim("fewer", paper_levels((9, 8), (3, 5), (3, 5)), "paper")
+    assert line.startswith("does not agree:")
+    assert "in 0 of 2 seeds" in line
+    up = falling_claim("fewer", paper_levels((1, 1), (2, 2), (3, 3)), "paper")
+    assert "rank correlation 1.00" in up
+    still = falling_claim("fewer", paper_levels((2, 2), (2, 2)), "paper")
+    assert still.startswith("does not agree")
+    assert "rank correlation 0.00" in still
+
+
+@pytest.mark.parametrize(("elbo", "agrees"), [(-49.2, True), (-51.5, False), (-30.0, True)])
+def test_on_or_above_allows_a_hundredth_of_a_nat_a_row(elbo: float, agrees: bool) -> None:
+    levels = [level(fixed(0, [10, 20], [-50.0, -50.0]), chose("fast", 0, [15], [elbo]))]
+    line = curve_claim("above", levels, "fast", "elbo", sign=1)
+    assert line.startswith("agrees" if agrees else "does not agree")
+    assert curve_claim("below", levels, "fast", "elbo", sign=-1).startswith(
+        "does not agree" if elbo > -49 else "agrees"
+    )
+
+
+def test_nothing_within_the_curve_is_no_agreement() -> None:
+    levels = [level(fixed(0, [10, 20], [-50.0, -50.0]), chose("auto", 0, [90], [0.0]))]
+    line = curve_claim("above", levels, "auto", "elbo", sign=1)
+    assert line.startswith("does not agree")
+    assert "1 outside the curve" in line
+
+
+def test_groups_come_as_given_and_levels_from_least_to_most() -> None:
+    levels = [level(value=2, group="b"), level(value=1, group="b"), level(value=1, group="a")]
+    assert [(g, [one.value for one in mine]) for g, mine in grouped(levels)] == [
+        ("b", [1, 2]),
+        ("a", [1]),
+    ]
+
+
+def test_the_figure_has_a_panel_for_each_level(tmp_path) -> None:
+    rows = [
+        fixed(0, [10, 20], [-50.0, -40.0]),
+        chose("paper", 0, [12, 14], [-48.0, -45.0], expected=13),
+        chose("auto", 0, [18], [-41.0]),
+    ]
+    levels = [level(*rows, value=v, group=g) for g, v in (("a", 0.0), ("a", 1.0), ("b", 0.0))]
+    words = {"column": "elbo", "said": "nats", "titles": lambda level: level.group}
+    path = draw_levels(levels, tmp_path / "a.png", **words)
+    small = draw_levels(levels[:1], tmp_path / "b.png", **words)
+    assert imread(path).shape[1] > 1.5 * imread(small).shape[1]

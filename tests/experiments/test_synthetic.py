@@ -1,0 +1,146 @@
+"""Figure 3."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from winnowgp.data import Dataset
+from winnowgp.estimators import kernel_from
+from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.reproduce import make_runs
+from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.synthetic import RANGES, Synthetic, divergence, intensities, sampled
+from winnowgp.models import SparseGP
+
+
+def rbf(A: Tensor, B: Tensor, lengthscale: float) -> Tensor:
+    return torch.exp(-0.5 * ((A - B.mT) / lengthscale) ** 2)
+
+
+def test_the_divergence_is_that_of_the_two_posteriors_over_values_and_inducing_values() -> None:
+    """KL of q(f, u) = p(f | u) q(u) from p(f, u | y), both written out as dense normals."""
+    g = torch.Generator().manual_seed(1)
+    X = torch.linspace(0, 5, 9, dtype=torch.float64)[:, None]
+    Z = torch.tensor([[0.8], [2.2], [4.1]], dtype=torch.float64)
+    y = torch.sin(2 * X[:, 0]) + 0.1 * torch.randn(9, generator=g, dtype=torch.float64)
+    lengthscale, noise = 0.7, 0.2
+    kernel = kernel_from("rbf", 1).initialize(**{"base_kernel.lengthscale": lengthscale})
+    model = SparseGP(kernel, Z, noise=noise)
+
+    Kuu, Kuf, Kff = (rbf(A, B, lengthscale) for A, B in ((Z, Z), (Z, X), (X, X)))
+    precision = Kuu + Kuf @ Kuf.mT / noise
+    m = Kuu @ torch.linalg.solve(precision, Kuf @ y / noise)
+    S = Kuu @ torch.linalg.solve(precision, Kuu)
+    A = torch.linalg.solve(Kuu, Kuf).mT
+    both = torch.cat([A, torch.eye(3, dtype=torch.float64)])  # f and u given u
+    prior = torch.cat([torch.cat([Kff, Kuf.mT], 1), torch.cat([Kuf, Kuu], 1)])
+    free = prior - both @ Kuu @ both.mT
+    q = MultivariateNormal(both @ m, free + both @ S @ both.mT)
+    gain = torch.linalg.solve(Kff + noise * torch.eye(9, dtype=torch.float64), prior[:9]).mT
+    p = MultivariateNormal(gain @ y, prior - gain @ prior[:9])
+
+    found = divergence(model, Dataset.of(X, y))
+    assert found == pytest.approx(kl_divergence(q, p).item(), rel=1e-6)
+    assert found > 0.1
+
+
+def test_the_divergence_vanishes_with_a_point_at_every_row() -> None:
+    data = sampled("noise", 0.5, rows=20, seed=0)
+    assert divergence(SparseGP(kernel_from("rbf", 1), data.X), data) == pytest.approx(0, abs=1e-6)
+
+
+def test_intensities_are_five_log_spaced_values() -> None:
+    for condition, (low, high) in RANGES.items():
+        values = intensities(condition)
+        assert (values[0], values[-1]) == (low, high)
+        ratios = [b / a for a, b in pairwise(values)]
+        assert ratios == pytest.approx([(high / low) ** 0.25] * 4, rel=2e-3)
+
+
+def test_noise_is_a_standard_deviation_and_all_else_stays() -> None:
+    quiet, loud = (sampled("noise", sigma, rows=400, seed=0) for sigma in (0.2, 0.7))
+    assert torch.equal(quiet.X, loud.X)
+    assert 0 <= quiet.X.min() < 1
+    assert 99 < quiet.X.max() <= 100
+    difference = (loud.Y - quiet.Y).std().item()
+    # Of 400 draws, the standard deviation is known to 3.5 %.
+    assert difference == pytest.approx(0.5, rel=0.15)
+
+
+def test_a_longer_lengthscale_is_smoother_by_as_much_as_the_kernel_says() -> None:
+    # E(y_i − y_j)² = 2 (1 − exp(−½ d²/γ²)) + 2 σ² with σ = 0.1, for pairs of neighbours.
+    for gamma in (0.8, 2.5):
+        squares, expected = [], []
+        for seed in range(5):
+            data = sampled("smoothness", gamma, rows=400, seed=seed)
+            order = data.X[:, 0].argsort()
+            x, y = data.X[order, 0], data.Y[order, 0]
+            squares.append((y[::2] - y[1::2]).square())
+            expected.append(2 - 2 * torch.exp(-0.5 * ((x[::2] - x[1::2]) / gamma) ** 2) + 0.02)
+        mean = torch.cat(squares).mean().item()
+        assert mean == pytest.approx(torch.cat(expected).mean().item(), rel=0.15)
+
+
+def test_clusters_are_five_normals_of_the_stated_precision() -> None:
+    root = 0.5  # √β, so a standard deviation of 2
+    x = sampled("clustering", root, rows=400, seed=0).X[:, 0]
+    off = x[:, None] - torch.linspace(0, 100, 5, dtype=x.dtype)
+    nearest = off.abs().argmin(1)
+    assert torch.bincount(nearest).min() > 50
+    assert off.gather(1, nearest[:, None]).std().item() == pytest.approx(1 / root, rel=0.15)
+
+
+def test_settings_are_the_papers() -> None:
+    settings = Synthetic().settings(Scope(seeds=1), [])
+    assert len(settings) == 3 * 5 * 4
+    by = {row["kind"]: row for row in settings}
+    assert by["fixed"]["sizes"] == list(range(20, 81, 5))
+    assert by["fixed"]["updates"] == 1000
+    assert by["paper"]["steps"] == {"pre": 200, "process": 600, "post": 200}
+    assert by["paper"]["draws"] == 10
+    assert {row["alpha"] for row in settings if "alpha" in row} == {0.05}
+    assert {row["candidates"] for row in settings if "candidates" in row} == {80}
+    assert {row["N"] for row in settings} == {500}
+    quick = Synthetic().settings(Scope(quick=True), [])
+    assert len(quick) < len(settings)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"kind": "fixed", "sizes": [4, 8], "updates": 3},
+        {
+            "kind": "paper",
+            "candidates": 8,
+            "alpha": 0.05,
+            "steps": {"pre": 2, "process": 2, "post": 2},
+            "draws": 2,
+        },
+        {"kind": "fast", "candidates": 8, "alpha": 0.05},
+        {"kind": "auto", "tolerance": 0.1},
+    ],
+    ids=lambda kind: kind["kind"],
+)
+def test_every_kind_has_a_divergence_for_each_of_its_sets(kind: dict) -> None:
+    settings = {**kind, "condition": "noise", "intensity": 0.5, "N": 40, "seed": 0}
+    row = Synthetic().measured(settings, Scope())
+    sizes = settings["sizes"] if kind["kind"] == "fixed" else row["kept"]
+    assert len(row["kl"]) == len(row["elbo"]) == len(sizes)
+    assert min(row["kl"]) > -1e-3
+    assert not row.keys() & settings.keys()
+    assert row == Synthetic().measured(settings, Scope())
+
+
+@pytest.mark.slow
+def test_a_quick_look_gives_every_run_a_figure_and_claims(tmp_path) -> None:
+    runs, experiment, scope = Runs(tmp_path / "rows.jsonl"), Synthetic(), Scope(quick=True)
+    make_runs(experiment, runs, scope)
+    rows = list(runs)
+    assert len(rows) == len(experiment.settings(scope, rows))
+    assert experiment.draw(rows, tmp_path / "figure.png").stat().st_size > 10_000
+    claims = experiment.claims(rows)
+    assert any(line.startswith("agrees: fewer points with more noise") for line in claims)
+    assert runs.path.stat().st_size < 30_000
