@@ -62,8 +62,8 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.
         elbo_: lower bound on the log evidence, in nats.
-        given_up_: nats per observation that dropping points cost when it happened, before those kept
-            were trained on.
+        given_up_: nats per observation that dropping points cost when it happened, before the kept
+            ones were trained on.
         posterior_: the predictor, for standardised inputs.
     """
 

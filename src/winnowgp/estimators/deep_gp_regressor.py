@@ -71,8 +71,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        given_up_: nats per observation that dropping points cost when it happened, before those kept
-            were trained on.
+        given_up_: nats per observation that dropping points cost when it happened, before the kept
+            ones were trained on.
         noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
             the likelihood has none.
         likelihood_: the fitted likelihood, for standardised targets.
