@@ -105,12 +105,16 @@ class Real(Experiment):
     def claims(self, rows: Sequence[Row]) -> list[str]:
         levels = _levels(rows)
         falling = [
-            falling_claim(f"fewer points with more noise on {name}", mine, kind)
+            line
             for kind in CHOOSING
             for name, mine in grouped(levels)
+            for line in falling_claim(f"fewer points with more noise on {name}", mine, kind)
         ]
         said = "ELBO on or above that of as many fixed points"
-        return [*falling, *(curve_claim(said, levels, kind, "elbo", sign=1) for kind in CHOOSING)]
+        above = [
+            line for kind in CHOOSING for line in curve_claim(said, levels, kind, "elbo", sign=1)
+        ]
+        return [*falling, *above]
 
 
 def _kinds(name: str, scope: Scope) -> list[Row]:
