@@ -163,8 +163,11 @@ def test_what_was_made_survives_any_end_and_no_worker_stays(
     process = hanging(tmp_path)
     process.send_signal(sign)
     process.communicate(timeout=60)
-    while any(alive(pid) for pid in workers(log)):
+    for _ in range(600):
+        if not any(alive(pid) for pid in workers(log)):
+            break
         time.sleep(0.05)
+    assert not any(alive(pid) for pid in workers(log))
     assert sorted(row["square"] for row in runs) == [0, 1]
     # As if the kill had come while a row was being written.
     with runs.path.open("a", encoding="utf-8") as file:

@@ -12,6 +12,7 @@ from winnowgp.data import Dataset, hills
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.curves import curve_of, curve_row, numbers, rounded
 from winnowgp.experiments.experiment import Experiment, Scope, claim
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.plots import draw_illustration, illustration, saved
@@ -188,7 +189,7 @@ class Illustration(Experiment):
             )
         ]
         full = {row["seed"]: row["full_bound"] for row in paper}
-        for kind, name in (("paper", "the paper's procedure"), ("fast", "the fast schedule")):
+        for kind, name in PROCEDURE_NAMES.items():
             kept = [row for row in rows if row["kind"] == kind and row["seed"] in full]
             lines += [
                 claim(

@@ -9,6 +9,7 @@ from typing import final
 from matplotlib.figure import Figure
 
 from winnowgp.experiments.experiment import claim
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.plots import (
     PROCEDURES,
@@ -18,8 +19,6 @@ from winnowgp.plots import (
     saved,
     styled,
 )
-
-NAMES = {"fast": "winnowgp's default", "paper": "the paper's procedure"}
 
 
 @final
@@ -52,7 +51,7 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 
     together: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row["kind"] in NAMES and cost(row) is not None:
+        if row["kind"] in PROCEDURE_NAMES and cost(row) is not None:
             together[row["kind"], f"α = {row['alpha']:g}"].append(row)
         elif row["kind"] == "grid" and cost(row) is not None:
             together["grid", f"{row['sizes']}"].append(row)
@@ -75,17 +74,17 @@ def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
 
     def tradeoff(kind: str, name: str) -> Tradeoff:
         of = [group for group in found if group.kind == kind]
-        labels = [_sizes(group) for group in of] if kind in NAMES else []
+        labels = [_sizes(group) for group in of] if kind in PROCEDURE_NAMES else []
         return Tradeoff(name, [g.cost for g in of], [g.accuracy for g in of], labels)
 
     with styled():
         figure = Figure(figsize=(13, 4))
         left, *right = figure.subplots(1, 3, width_ratios=[1.6, 1, 1])
-        ours = [tradeoff(kind, name) for kind, name in NAMES.items()]
-        colours = [PROCEDURES[kind] for kind in NAMES]
+        ours = [tradeoff(kind, name) for kind, name in PROCEDURE_NAMES.items()]
+        colours = [PROCEDURES[kind] for kind in PROCEDURE_NAMES]
         draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left, colours=colours)
         left.set(xlabel="µs to predict a row", ylabel="test log density (nats)")
-        for ax, (kind, name) in zip(right, NAMES.items(), strict=True):
+        for ax, (kind, name) in zip(right, PROCEDURE_NAMES.items(), strict=True):
             of = sorted((g for g in found if g.kind == kind), key=lambda g: g.label)
             draw_layer_sizes({group.label: group.sizes for group in of}, ax=ax)
             runs = max(len(group.sizes) for group in of)
@@ -97,7 +96,7 @@ def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
     """Of the frontier, and of the last layer; then what choosing is worth at equal sizes."""
     found, lines = groups(rows), []
     grid = [group for group in found if group.kind == "grid"]
-    for kind, name in NAMES.items():
+    for kind, name in PROCEDURE_NAMES.items():
         of = [group for group in found if group.kind == kind]
         beaten = {g.label: [o for o in grid if _beats(o, g)] for g in of}
         lines.append(
@@ -112,7 +111,7 @@ def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
                 ),
             )
         )
-    for kind, name in NAMES.items():
+    for kind, name in PROCEDURE_NAMES.items():
         sizes = [s for group in found if group.kind == kind for s in group.sizes]
         more = sum(second > first for first, second in sizes)
         lines.append(
@@ -142,7 +141,7 @@ def _equal_sizes(rows: Sequence[Row]) -> list[str]:
     ]
     return [
         "test log density at equal sizes and updates (fast, α = 1): chosen "
-        f"{_mean(chosen):.3f}, {', '.join(others)} ({len(folds)} folds)"
+        f"{_mean(chosen):.3f}, {', '.join(others)} ({len(folds)} fold{'s' * (len(folds) > 1)})"
     ]
 
 

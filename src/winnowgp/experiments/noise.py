@@ -25,6 +25,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.curves import curve_of, curve_row, numbers, rounded
 from winnowgp.experiments.experiment import Experiment, Scope, claim
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.linalg import cholesky
 from winnowgp.models import Posterior, SparseGP
@@ -38,7 +39,7 @@ N, CANDIDATES, ALPHA, REACH = 100, 50, 0.05, 10.0
 SEEDS = 5
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
-NAMES = {"exact": "exact", "paper": "the paper's procedure", "fast": "fast schedule"}
+NAMES = {"exact": "the exact posterior", **PROCEDURE_NAMES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from winnowgp.estimators import kernel_from
 from winnowgp.experiments.curves import curve_row, rounded
 from winnowgp.experiments.experiment import Experiment, Scope, claim
 from winnowgp.experiments.held_points import STARTS, start_points, train_held
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.experiments.square_wave_picture import square_wave_picture
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
@@ -37,11 +38,12 @@ from winnowgp.training import (
 N, CANDIDATES, LAYERS, ALPHA, SAMPLES = 200, 50, 3, 0.5, 4
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
 QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
-RATES = {"learning_rate": 0.01, "natural_rate": 0.05}
+# The paper starts everything at 1.
+PAPER_START = {"start_noise": 1.0}
+FAST_START = {"start_noise": 0.1, "learning_rate": 0.01, "natural_rate": 0.05}
 SEEDS = 5
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
-NAMES = {"paper": "the paper's procedure", "fast": "the fast schedule"}
 
 
 def square_wave(*, seed: int, count: int = N) -> Dataset:
@@ -68,11 +70,11 @@ class SquareWave(Experiment):
         found: list[Row] = []
         for seed in seeds:
             found += [
-                {"kind": "paper", "seed": seed, **chosen},
-                {"kind": "fast", "seed": seed, **chosen, **RATES},
+                {"kind": "paper", "seed": seed, **chosen, **PAPER_START},
+                {"kind": "fast", "seed": seed, **chosen, **FAST_START},
             ]
             found += [
-                {"kind": start, "seed": seed, "sizes": row["sizes"], **shared, **RATES}
+                {"kind": start, "seed": seed, "sizes": row["sizes"], **shared, **FAST_START}
                 for row in rows
                 if row["kind"] == "fast" and row["seed"] == seed
                 for start in STARTS
@@ -103,7 +105,7 @@ class SquareWave(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         lines = []
-        for kind, name in NAMES.items():
+        for kind, name in PROCEDURE_NAMES.items():
             sizes = [row["sizes"] for row in rows if row["kind"] == kind]
             means = [sum(column) / len(column) for column in zip(*sizes, strict=True)]
             ordered = sum(a > b > c for a, b, c in sizes)
@@ -120,7 +122,7 @@ class SquareWave(Experiment):
 
 def _density_line(rows: Sequence[Row]) -> str:
     words = []
-    for kind in (*NAMES, *STARTS):
+    for kind in (*PROCEDURE_NAMES, *STARTS):
         nats = [row["log_density"] for row in rows if row["kind"] == kind]
         if nats:
             spread = f"{min(nats):.2f} to {max(nats):.2f}"
@@ -136,7 +138,7 @@ def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP
         rates = settings["learning_rate"], settings["samples"], settings["natural_rate"]
         half = _half(steps)
         return train_held(
-            _model(data, points),
+            _model(data, points, noise=settings["start_noise"]),
             data,
             sizes=sizes,
             training=LayerTraining(*rates),
@@ -144,8 +146,8 @@ def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP
             generator=generator,
         )
     points = start_points("random", data, settings["candidates"], seed=0, generator=generator)
-    schedule = _schedule(settings)
-    return fit_deep(_model(data, points), data, schedule=schedule, generator=generator).model
+    model = _model(data, points, noise=settings["start_noise"])
+    return fit_deep(model, data, schedule=_schedule(settings), generator=generator).model
 
 
 def _schedule(settings: Row) -> DeepSchedule:
@@ -169,15 +171,15 @@ def _half(steps: dict[str, int]) -> int:
     return (steps["pre"] + steps["process"] + steps["post"]) // 2
 
 
-def _model(data: Dataset, points: Float[Tensor, "K 1"]) -> DeepGP:
-    """Zero-mean layers of width one, hyper-parameters at 1, each layer first fitted alone."""
+def _model(data: Dataset, points: Float[Tensor, "K 1"], *, noise: float) -> DeepGP:
+    """Zero-mean layers of width one, kernels' hyper-parameters at 1."""
 
     def kernel(number: int, inputs: int) -> Kernel:
         return kernel_from("rbf", inputs)
 
     layers = deep_layers(data.X, points, kernel=kernel, widths=(1,) * LAYERS, hidden_mean="zero")
     likelihood = GaussianLikelihood()
-    likelihood.noise = torch.tensor(0.1)
+    likelihood.noise = torch.tensor(noise)
     return DeepGP(layers, likelihood=likelihood).to(data.X.device)
 
 

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from winnowgp.experiments.curves import curve_of, numbers
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.plots import (
     PROCEDURES,
@@ -18,12 +19,10 @@ from winnowgp.plots import (
     styled,
 )
 
-_NAMES = {"paper": "the paper's procedure", "fast": "fast schedule"}
-
 
 def square_wave_picture(rows: Sequence[Row], path: Path, *, drawn: int) -> Path:
     """A line of panels for each procedure, from the seed `drawn`; all seeds on the right."""
-    chosen = [row for row in rows if row["kind"] in _NAMES]
+    chosen = [row for row in rows if row["kind"] in PROCEDURE_NAMES]
     shown = [row for row in chosen if row["seed"] == drawn]
     layers = len(shown[0]["layers"])
     with styled():
@@ -47,7 +46,7 @@ def _draw_line(row: Row, axes: Sequence[Axes]) -> None:
         draw_curve(curve_of(curve), ax=ax, colour=PROCEDURES[kind])
         ax.set_title(f"layer {number + 1}: {len(curve['points'])} points")
         ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
-    axes[0].set_ylabel(_NAMES[kind])
+    axes[0].set_ylabel(PROCEDURE_NAMES[kind])
     found = DensityMap(
         numbers(density["x"]),
         numbers(density["y"]),

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from winnowgp.plots.style import COLOURS
 
+# Of Okabe and Ito's palette, what the two procedures leave.
+_LAYERS = ("#009E73", "#CC79A7", "#E69F00", "#7f7f7f")
+
 
 @dataclass(frozen=True, slots=True)
 class DensityMap:
@@ -42,11 +45,10 @@ def draw_layer_sizes(sizes: Mapping[str, Sequence[Sequence[int]]], *, ax: Axes) 
     Args:
         sizes: for each label the sizes of every run, one number a layer.
     """
-    shades = [COLOURS["posterior"], COLOURS["inclusion"], COLOURS["second"], COLOURS["data"]]
     layers = max(len(run) for runs in sizes.values() for run in runs)
     for layer in range(layers):
         offset = (layer - (layers - 1) / 2) * 0.22
-        colour = shades[layer % len(shades)]
+        colour = _LAYERS[layer % len(_LAYERS)]
         for place, runs in enumerate(sizes.values()):
             values = [run[layer] for run in runs]
             named = f"layer {layer + 1}" if place == 0 else None

@@ -1,0 +1,33 @@
+"""The page on the paper says what the rows say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from winnowgp.experiments.catalogue import EXPERIMENTS
+from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.reproduce import asked
+from winnowgp.experiments.runs import Runs
+
+DOCS = Path(__file__).parents[1] / "docs"
+TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS, ids=lambda kind: kind.name)
+def test_the_claims_on_the_page_are_those_of_the_rows(kind: type[Experiment]) -> None:
+    found = re.search(rf"<!-- {kind.name} -->\n(.*?)<!-- end -->", TEXT, re.DOTALL)
+    assert found is not None, f"docs/paper.md has no place for {kind.name}"
+    results = Runs(DOCS / "results" / f"{kind.name}.jsonl")
+    asked_for = asked(kind(), results, Scope())
+    if not asked_for.rows:
+        pytest.skip(f"{results.path.name} has no rows of the full settings yet")
+    shown = [line[2:] for line in found.group(1).splitlines() if line.startswith("- ")]
+    lines = kind().claims(asked_for.rows)
+    assert shown[: len(lines)] == lines, "run benchmarks/paper_page.py"
+
+
+def test_every_picture_is_there() -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", TEXT)
+    assert pictures
+    assert [p for p in pictures if not (DOCS / p).is_file()] == []
