@@ -100,7 +100,7 @@ def test_a_seed_without_a_run_at_every_level_does_not_count() -> None:
         level(chose("fast", 0, [5], [0]), value=1),
     ]
     (line,) = falling_claim("fewer", levels, "fast")
-    assert line.startswith("agrees: fewer, fast schedule, the same prior (9.0, 5.0 points")
+    assert line.startswith("agrees: fewer, the fast schedule (9.0, 5.0 points")
     assert "1 of 1 seeds" in line
 
 

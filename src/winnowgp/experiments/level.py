@@ -9,13 +9,13 @@ import numpy as np
 from scipy.stats import rankdata
 
 from winnowgp.experiments.experiment import claim
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 
 NAMES = {
     "fixed": "fixed number, as many updates",
-    "paper": "the paper's procedure",
-    "fast": "fast schedule, the same prior",
-    "auto": "fast schedule, α chosen by itself",
+    **PROCEDURE_NAMES,
+    "auto": f"{PROCEDURE_NAMES['fast']} with α left to it",
 }
 CHOOSING = ("paper", "fast", "auto")
 MARGIN = 0.01
