@@ -39,7 +39,8 @@ def _path_claims(paths: dict[str, list[Row]]) -> list[str]:
     score, relaxed, natural = (fmean(ends[name]) for name in ("score", "relaxed", "natural"))
     costs = {name: fmean([_step_ms(row) for row in paths[name]]) for name in ("score", "relaxed")}
     expected = fmean([row["expected"] for row in paths["score"]])
-    sooner = [_sooner(*pair) for pair in zip(paths["natural"], paths["score"], strict=True)]
+    target = {row["seed"]: row for row in paths["score"]}
+    sooner = [_sooner(row, target[row["seed"]]) for row in paths["natural"]]
     reached = [ratio for ratio in sooner if ratio is not None]
     rows, K = paths["score"][0]["N"], paths["score"][0]["candidates"]
     return [
