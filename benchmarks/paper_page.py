@@ -1,14 +1,15 @@
-"""Write what the rows in docs/results say into docs/paper.md, and draw their figures.
+"""Draw the figures of the rows in docs/results, and write what they say into docs/paper.md.
 
     python benchmarks/paper_page.py
 
 Each experiment has a place on the page between `<!-- NAME -->` and `<!-- end -->`; whatever stood
-there is replaced by its claims. Run `winnow reproduce NAME -o docs/results` first.
+there is replaced by its figure and claims. Run `winnow reproduce NAME -o docs/results` first.
 """
 
 import re
 from pathlib import Path
 
+from winnowgp.errors import InputError
 from winnowgp.experiments.catalogue import named
 from winnowgp.experiments.experiment import Scope
 from winnowgp.experiments.reproduction import drawn
@@ -20,11 +21,13 @@ def main() -> None:
     page = DOCS / "paper.md"
     text = page.read_text(encoding="utf-8")
     for experiment in named("all"):
-        if not (DOCS / "results" / f"{experiment.name}.jsonl").exists():
-            print(f"{experiment.name}: no rows")
+        try:
+            found = drawn(experiment, Scope(), DOCS / "results")
+        except InputError as error:
+            print(error)
             continue
-        found = drawn(experiment, Scope(), DOCS / "results")
-        lines = [f"- {line}" for line in found.claims]
+        picture = f"![{experiment.title}](results/{experiment.name}.png)"
+        lines = [picture, "", *(f"- {line}" for line in found.claims)]
         if found.missing:
             lines.append(f"- {found.missing} runs are still to be made")
         place = re.compile(rf"(<!-- {experiment.name} -->\n).*?(<!-- end -->)", re.DOTALL)

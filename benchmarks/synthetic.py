@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from records import Records, Row, mean, recorded, table, timed
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.linalg import cholesky
+from winnowgp.experiments import synthetic
 from winnowgp.models import SparseGP
 from winnowgp.training import Fast, Tolerance, fit
 from winnowgp.training.warm_up import trainable_lengthscales
@@ -32,26 +31,10 @@ def intensities(condition: str) -> list[float]:
     return [low * (high / low) ** (i / 4) for i in range(5)]
 
 
-def inputs(condition: str, intensity: float, generator: torch.Generator) -> Tensor:
-    """x ~ U[0, 100], or five equal normals of precision β with equidistant means there."""
-    if condition != "clustering":
-        return 100 * torch.rand(N, generator=generator, dtype=torch.float64)
-    means = torch.linspace(0, 100, 5, dtype=torch.float64)
-    which = torch.randint(5, (N,), generator=generator)
-    spread = torch.randn(N, generator=generator, dtype=torch.float64) / intensity
-    return means[which] + spread
-
-
 def sampled(condition: str, intensity: float, *, seed: int) -> Dataset:
-    """Targets drawn from the process; σ = 0.1 and γ = 1 unless they are what varies."""
-    generator = torch.Generator().manual_seed(seed)
-    x = inputs(condition, intensity, generator)
-    sigma = intensity if condition == "noise" else 0.1
-    gamma = intensity if condition == "lengthscale" else 1.0
-    covariance = torch.exp(-0.5 * ((x[:, None] - x) / gamma) ** 2)
-    f = cholesky(covariance).L @ torch.randn(N, generator=generator, dtype=torch.float64)
-    y = f + sigma * torch.randn(N, generator=generator, dtype=torch.float64)
-    return Dataset.of(x[:, None], y)
+    """The data of figure 3, which calls a longer lengthscale smoothness."""
+    name = {"lengthscale": "smoothness"}.get(condition, condition)
+    return synthetic.sampled(name, intensity, rows=N, seed=seed)
 
 
 def lengthscale(model: SparseGP) -> float:

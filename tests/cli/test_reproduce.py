@@ -113,6 +113,14 @@ def test_rows_that_exist_can_be_drawn_without_making_more(
     assert made(log) == 2
 
 
+def test_too_few_rows_to_draw_are_no_mistake_of_ours(tmp_path: Path, capsys) -> None:
+    row = {"kind": "paper", "seed": 1, "candidates": 50, "alpha": 0.2, "learning_rate": 0.03}
+    steps = {"pre": 400, "process": 300, "post": 200}
+    (tmp_path / "illustration.jsonl").write_text(json.dumps({**row, "steps": steps}))
+    assert run(["reproduce", "illustration", "--only-draw", "-o", str(tmp_path)]) == 2
+    assert "5 runs are missing" in capsys.readouterr().err
+
+
 def test_ctrl_c_keeps_rows_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:

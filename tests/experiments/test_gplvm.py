@@ -43,8 +43,8 @@ def row(kind: str, distances: list[float], switched: list[int]) -> Row:
         "bound": -20000.0,
         "accuracy": 0.9,
         "start_accuracy": 0.6,
-        "distances": [[1.0, 1.0], distances],
-        "switched": switched,
+        "distances": [[None, 1.0], distances],
+        "switched": [[9, 9], switched],
     }
 
 

@@ -49,8 +49,8 @@ def test_the_papers_number_is_expected_and_a_searchs_number_is_kept() -> None:
     found = level(
         chose("paper", 0, [9, 11], [0, 0], expected=10.4), chose("fast", 0, [7], [0], expected=8)
     )
-    assert found.numbers("paper") == [10.4]
-    assert found.numbers("fast") == [7]
+    assert found.numbers("paper") == {0: 10.4}
+    assert found.numbers("fast") == {0: 7}
 
 
 def paper_levels(*numbers: tuple[float, float]) -> list[Level]:
@@ -61,15 +61,15 @@ def paper_levels(*numbers: tuple[float, float]) -> list[Level]:
 
 
 def test_falling_means_at_every_step() -> None:
-    line = falling_claim("fewer", paper_levels((9, 8), (7, 7), (3, 5)), "paper")
+    (line,) = falling_claim("fewer", paper_levels((9, 8), (7, 7), (3, 5)), "paper")
     assert line.startswith("agrees: fewer, the paper's procedure (8.5, 7.0, 4.0 points")
     assert "in 2 of 2 seeds" in line
-    line = falling_claim("fewer", paper_levels((9, 8), (3, 5), (3, 5)), "paper")
+    (line,) = falling_claim("fewer", paper_levels((9, 8), (3, 5), (3, 5)), "paper")
     assert line.startswith("does not agree:")
     assert "in 0 of 2 seeds" in line
-    up = falling_claim("fewer", paper_levels((1, 1), (2, 2), (3, 3)), "paper")
+    (up,) = falling_claim("fewer", paper_levels((1, 1), (2, 2), (3, 3)), "paper")
     assert "rank correlation 1.00" in up
-    still = falling_claim("fewer", paper_levels((2, 2), (2, 2)), "paper")
+    (still,) = falling_claim("fewer", paper_levels((2, 2), (2, 2)), "paper")
     assert still.startswith("does not agree")
     assert "rank correlation 0.00" in still
 
@@ -77,18 +77,31 @@ def test_falling_means_at_every_step() -> None:
 @pytest.mark.parametrize(("elbo", "agrees"), [(-49.2, True), (-51.5, False), (-30.0, True)])
 def test_on_or_above_allows_a_hundredth_of_a_nat_a_row(elbo: float, agrees: bool) -> None:
     levels = [level(fixed(0, [10, 20], [-50.0, -50.0]), chose("fast", 0, [15], [elbo]))]
-    line = curve_claim("above", levels, "fast", "elbo", sign=1)
+    (line,) = curve_claim("above", levels, "fast", "elbo", sign=1)
     assert line.startswith("agrees" if agrees else "does not agree")
-    assert curve_claim("below", levels, "fast", "elbo", sign=-1).startswith(
-        "does not agree" if elbo > -49 else "agrees"
-    )
+    (line,) = curve_claim("below", levels, "fast", "elbo", sign=-1)
+    assert line.startswith("does not agree" if elbo > -49 else "agrees")
 
 
-def test_nothing_within_the_curve_is_no_agreement() -> None:
-    levels = [level(fixed(0, [10, 20], [-50.0, -50.0]), chose("auto", 0, [90], [0.0]))]
-    line = curve_claim("above", levels, "auto", "elbo", sign=1)
-    assert line.startswith("does not agree")
+def test_what_cannot_be_compared_is_not_judged() -> None:
+    curve = fixed(0, [10, 20], [-50.0, -50.0])
+    outside = level(curve, chose("auto", 0, [90], [0.0]))
+    assert curve_claim("above", [outside], "auto", "elbo", sign=1) == []
+    inside = level(curve, chose("auto", 0, [15], [0.0]))
+    (line,) = curve_claim("above", [outside, inside], "auto", "elbo", sign=1)
+    assert line.startswith("agrees")
     assert "1 outside the curve" in line
+    assert falling_claim("fewer", [inside, level(curve)], "auto") == []
+
+
+def test_a_seed_without_a_run_at_every_level_does_not_count() -> None:
+    levels = [
+        level(chose("fast", 0, [9], [0]), chose("fast", 1, [1], [0])),
+        level(chose("fast", 0, [5], [0]), value=1),
+    ]
+    (line,) = falling_claim("fewer", levels, "fast")
+    assert line.startswith("agrees: fewer, the fast schedule (9.0, 5.0 points")
+    assert "1 of 1 seeds" in line
 
 
 def test_groups_come_as_given_and_levels_from_least_to_most() -> None:

@@ -3,15 +3,13 @@ import json
 from winnowgp.experiments.runs import Runs
 
 
-def test_rows_are_found_by_their_settings_and_carry_versions(tmp_path) -> None:
+def test_rows_come_back_in_order_and_carry_versions(tmp_path) -> None:
     runs = Runs(tmp_path / "deep" / "rows.jsonl")
     assert list(runs) == []
     runs.add({"kind": "fast", "fold": 0})
     runs.add({"kind": "fast", "fold": 1})
     again = Runs(runs.path)
     assert [row["fold"] for row in again] == [0, 1]
-    assert [row["fold"] for row in again.find(kind="fast", fold=1)] == [1]
-    assert again.find(kind="paper") == []
     assert "torch" in next(iter(again))["versions"]
 
 

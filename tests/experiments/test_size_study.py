@@ -80,3 +80,31 @@ def test_a_run_says_how_many_points_it_kept_unless_that_was_set() -> None:
     models, row = study.run({"kind": "auto", "tolerance": 0.5})
     assert row["kept"] == [models[0].K]
     assert row["expected"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"kind": "fixed", "sizes": [5], "updates": 20},
+        {
+            "kind": "paper",
+            "candidates": 12,
+            "alpha": 0.05,
+            "steps": {"pre": 5, "process": 5, "post": 5},
+            "draws": 2,
+        },
+        {"kind": "fast", "candidates": 12, "alpha": 0.05},
+        {"kind": "auto", "tolerance": 0.1},
+    ],
+    ids=lambda kind: kind["kind"],
+)
+def test_a_gpu_makes_the_same_runs(kind: dict) -> None:
+    drawn = sampled("smoothness", 8.0, rows=60, seed=3)
+    there, here = (standardised(drawn, device) for device in ("cuda", "cpu"))
+    models, _ = SizeStudy(there, 0).run(kind)
+    assert all(model.candidates.is_cuda for model in models)
+    if kind["kind"] == "fixed":
+        twin = SizeStudy(here, 0).run(kind)[0][0].fixed_bound(here)
+        # Chunks have a jitter of 1e-8, whole matrices one of 1e-12.
+        assert models[0].fixed_bound(there) == pytest.approx(twin, rel=1e-3)

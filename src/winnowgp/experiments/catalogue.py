@@ -1,19 +1,25 @@
 """The paper's experiments by name, in the order of their figures."""
 
 from winnowgp.errors import InputError
+from winnowgp.experiments.estimators import Estimators
 from winnowgp.experiments.experiment import Experiment
 from winnowgp.experiments.gplvm import Gplvm
 from winnowgp.experiments.illustration import Illustration
 from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
 from winnowgp.experiments.noise import Noise
+from winnowgp.experiments.real import Real
 from winnowgp.experiments.square_wave import SquareWave
+from winnowgp.experiments.synthetic import Synthetic
 
 EXPERIMENTS: tuple[type[Experiment], ...] = (
     Illustration,
     Noise,
+    Synthetic,
+    Real,
     SquareWave,
     Kin8nmDeep,
     Gplvm,
+    Estimators,
 )
 
 

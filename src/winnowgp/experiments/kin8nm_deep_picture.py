@@ -141,7 +141,7 @@ def _equal_sizes(rows: Sequence[Row]) -> list[str]:
     ]
     return [
         "test log density at equal sizes and updates (fast, α = 1): chosen "
-        f"{_mean(chosen):.3f}, {', '.join(others)} ({len(folds)} folds)"
+        f"{_mean(chosen):.3f}, {', '.join(others)} ({len(folds)} fold{'s' * (len(folds) > 1)})"
     ]
 
 

@@ -9,13 +9,13 @@ import numpy as np
 from scipy.stats import rankdata
 
 from winnowgp.experiments.experiment import claim
+from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 
 NAMES = {
     "fixed": "fixed number, as many updates",
-    "paper": "the paper's procedure",
-    "fast": "fast schedule, the same prior",
-    "auto": "fast schedule, α chosen by itself",
+    **PROCEDURE_NAMES,
+    "auto": f"{PROCEDURE_NAMES['fast']} with α left to it",
 }
 CHOOSING = ("paper", "fast", "auto")
 MARGIN = 0.01
@@ -39,12 +39,13 @@ class Level:
     N: int
     rows: tuple[Row, ...]
 
-    def numbers(self, kind: str) -> list[float]:
+    def numbers(self, kind: str) -> dict[int, float]:
         """How many points a procedure chose, by seed: E|Z| under its process, or as many as it
         kept where a search ended with one set."""
-        return [
-            row["expected"] if kind == "paper" else row["kept"][0] for row in self.of_kind(kind)
-        ]
+        return {
+            row["seed"]: row["expected"] if kind == "paper" else row["kept"][0]
+            for row in self.of_kind(kind)
+        }
 
     def of_kind(self, kind: str) -> list[Row]:
         """Rows of one kind, seeds in order."""
@@ -87,42 +88,53 @@ def grouped(levels: Sequence[Level]) -> Iterator[tuple[str, list[Level]]]:
         yield group, sorted(mine, key=lambda level: level.value)
 
 
-def falling_claim(said: str, levels: Sequence[Level], kind: str) -> str:
-    """Whether the mean number of points falls at every step from level to level."""
+def falling_claim(said: str, levels: Sequence[Level], kind: str) -> list[str]:
+    """Whether the mean number of points falls at every step from level to level.
+
+    Of the seeds that have a run at every level; no line while there is none.
+    """
     numbers = [level.numbers(kind) for level in levels]
-    means = [sum(each) / len(each) for each in numbers]
-    seeds = list(zip(*numbers, strict=True))
-    steps = [i for i, each in enumerate(numbers) for _ in each]
-    correlation = _rank_correlation(steps, [n for each in numbers for n in each])
-    return claim(
-        f"{said}, {NAMES[kind]}",
-        agrees=_falls(means),
-        found=f"{_listed(means)} points on average; rank correlation {correlation:.2f}; at every "
-        f"step in {sum(_falls(seed) for seed in seeds)} of {len(seeds)} seeds",
+    seeds = set.intersection(*(set(each) for each in numbers))
+    paths = [[each[seed] for each in numbers] for seed in sorted(seeds)]
+    if not paths:
+        return []
+    means = [sum(each) / len(each) for each in zip(*paths, strict=True)]
+    steps = [step for path in paths for step, _ in enumerate(path)]
+    correlation = _rank_correlation(steps, [number for path in paths for number in path])
+    found = (
+        f"{_listed(means)} points on average; rank correlation {correlation:.2f}; at every step "
+        f"in {sum(_falls(path) for path in paths)} of {len(paths)} seeds"
     )
+    return [claim(f"{said}, {NAMES[kind]}", agrees=_falls(means), found=found)]
 
 
-def curve_claim(said: str, levels: Sequence[Level], kind: str, column: str, *, sign: int) -> str:
+def curve_claim(
+    said: str, levels: Sequence[Level], kind: str, column: str, *, sign: int
+) -> list[str]:
     """Whether a procedure's sets are level with the curve of fixed numbers, or better.
+
+    No line where none of its sets can be compared.
 
     Args:
         sign: 1 if more is better, −1 if less is.
     """
-    found = [(level, level.above_curve(kind, column)) for level in levels]
-    gains = [(level, sign * sum(each) / len(each)) for level, each in found if each]
+    differences = [(level, level.above_curve(kind, column)) for level in levels]
+    gains = [(level, sign * sum(each) / len(each)) for level, each in differences if each]
+    if not gains:
+        return []
     worse = [level for level, gain in gains if gain < -MARGIN * level.N]
     better = [level for level, gain in gains if gain > MARGIN * level.N]
     per_row = [gain / level.N for level, gain in gains]
-    spread = f"{min(per_row):+.3f} to {max(per_row):+.3f}" if per_row else "none"
-    where = ", ".join(f"{level.group} {level.value:.3g}" for level in worse)
-    return claim(
-        f"{said}, {NAMES[kind]}",
-        agrees=bool(gains) and not worse,
-        found=f"better by more than {MARGIN} nats a row at {len(better)}, worse at {len(worse)} of "
-        f"{len(gains)} settings; better by {spread} nats a row"
-        + (f"; worse at {where}" if worse else "")
-        + (f"; {len(levels) - len(gains)} outside the curve" if len(gains) < len(levels) else ""),
+    found = (
+        f"better by more than {MARGIN} nats a row at {len(better)}, worse at {len(worse)} of "
+        f"{len(gains)} settings; better by {min(per_row):+.3f} to {max(per_row):+.3f} nats a row"
     )
+    if worse:
+        where = ", ".join(f"{level.group} {level.value:.3g}" for level in worse)
+        found += f"; worse at {where}"
+    if len(gains) < len(levels):
+        found += f"; {len(levels) - len(gains)} outside the curve"
+    return [claim(f"{said}, {NAMES[kind]}", agrees=not worse, found=found)]
 
 
 def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

@@ -24,27 +24,31 @@ from winnowgp.experiments.size_figure import draw_levels
 from winnowgp.experiments.size_study import SizeStudy, standardised
 
 CANDIDATES, TOLERANCE = 100, 0.01
+ALL_SIZES, FEW_SIZES = tuple(range(10, 101, 10)), (10, 20, 40, 70, 100)
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """How the paper treats one table, and how much of it one sitting can afford."""
+    """How the paper treats one table, and how much of that one sitting can afford."""
 
+    N: int
+    """Rows, all of which are used."""
     alpha: float
     noises: tuple[float, ...]
     """v, from least to most."""
     seeds: int
-    sizes: tuple[int, ...] = tuple(range(10, 101, 10))
+    sizes: tuple[int, ...]
     """Fixed numbers of points."""
-    draws: int = 10
+    draws: int
     """From q(Z), each trained further."""
 
 
 TABLES = {
-    "concrete": Corruption(0.01, (0.0, 0.2, 0.3, 0.4), seeds=3),
-    "energy": Corruption(0.05, (0.0, 0.05, 0.1, 0.15), seeds=3),
-    "kin8nm": Corruption(0.1, (0.0, 0.2, 0.3, 0.4), seeds=1),
-    "protein": Corruption(0.2, (0.0, 0.3, 0.5, 0.7), seeds=1, sizes=(10, 20, 40, 70, 100), draws=3),
+    "concrete": Corruption(1030, 0.01, (0.0, 0.2, 0.3, 0.4), 2, ALL_SIZES, 10),
+    "energy": Corruption(768, 0.05, (0.0, 0.05, 0.1, 0.15), 2, ALL_SIZES, 10),
+    # Five thousand updates of thousands of rows: fewer curves and draws than the paper's.
+    "kin8nm": Corruption(8192, 0.1, (0.0, 0.2, 0.3, 0.4), 1, FEW_SIZES, 3),
+    "protein": Corruption(45730, 0.2, (0.0, 0.3, 0.5, 0.7), 1, FEW_SIZES, 3),
 }
 
 
@@ -74,15 +78,35 @@ class Real(Experiment):
 
     names: tuple[str, ...] = tuple(TABLES)
     """Tables that are looked at."""
+    sizes: tuple[int, ...] | None = None
+    """Fixed numbers of points; None for each table's own."""
+    draws: int | None = None
+    """From q(Z); None for each table's own."""
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         # Long runs first, so that several processes end together.
         return [
-            {**kind, "data": name, "noise": noise, "seed": seed, **_extent(name, scope)}
+            {**kind, "data": name, "noise": noise, "seed": seed, "N": _rows(name, scope)}
             for name in sorted(self.names, key=list(TABLES).index, reverse=True)
-            for kind in _kinds(name, scope)
+            for kind in self._kinds(name, scope)
             for noise in (TABLES[name].noises[:: 3 if scope.quick else 1])
             for seed in range(scope.seeds or (1 if scope.quick else TABLES[name].seeds))
+        ]
+
+    def _kinds(self, name: str, scope: Scope) -> list[Row]:
+        """What distinguishes the runs of one table, the longest first."""
+        table = TABLES[name]
+        steps = {"pre": 2500, "process": 1500, "post": 1000}
+        sizes, draws = self.sizes or table.sizes, self.draws or table.draws
+        if scope.quick:
+            steps, sizes, draws = {"pre": 100, "process": 60, "post": 40}, (20, 60, 100), 2
+        among = {"candidates": CANDIDATES}
+        return [
+            {"kind": "paper", **among, "alpha": table.alpha, "steps": steps, "draws": draws},
+            # One a row: five thousand updates are long enough to be lost.
+            *({"kind": "fixed", "sizes": [M], "updates": sum(steps.values())} for M in sizes[::-1]),
+            {"kind": "fast", **among, "alpha": table.alpha},
+            {"kind": "auto", **among, "tolerance": TOLERANCE},
         ]
 
     def measured(self, settings: Row, scope: Scope) -> Row:
@@ -105,36 +129,20 @@ class Real(Experiment):
     def claims(self, rows: Sequence[Row]) -> list[str]:
         levels = _levels(rows)
         falling = [
-            falling_claim(f"fewer points with more noise on {name}", mine, kind)
+            line
             for kind in CHOOSING
             for name, mine in grouped(levels)
+            for line in falling_claim(f"fewer points with more noise on {name}", mine, kind)
         ]
         said = "ELBO on or above that of as many fixed points"
-        return [*falling, *(curve_claim(said, levels, kind, "elbo", sign=1) for kind in CHOOSING)]
+        above = [
+            line for kind in CHOOSING for line in curve_claim(said, levels, kind, "elbo", sign=1)
+        ]
+        return [*falling, *above]
 
 
-def _kinds(name: str, scope: Scope) -> list[Row]:
-    """What distinguishes the runs of one table, the longest first."""
-    table = TABLES[name]
-    steps, sizes, draws = {"pre": 2500, "process": 1500, "post": 1000}, table.sizes, table.draws
-    if scope.quick:
-        steps, sizes, draws = {"pre": 100, "process": 60, "post": 40}, (20, 60, 100), 2
-    among = {"candidates": CANDIDATES}
-    return [
-        {"kind": "paper", **among, "alpha": table.alpha, "steps": steps, "draws": draws},
-        # One a row: five thousand updates are long enough to be lost.
-        *({"kind": "fixed", "sizes": [M], "updates": sum(steps.values())} for M in sizes[::-1]),
-        {"kind": "fast", **among, "alpha": table.alpha},
-        {"kind": "auto", **among, "tolerance": TOLERANCE},
-    ]
-
-
-ROWS = {"concrete": 1030, "energy": 768, "kin8nm": 8192, "protein": 45730}
-"""Of each table, all of which the paper uses."""
-
-
-def _extent(name: str, scope: Scope) -> Row:
-    return {"N": min(ROWS[name], 600) if scope.quick else ROWS[name]}
+def _rows(name: str, scope: Scope) -> int:
+    return min(TABLES[name].N, 600) if scope.quick else TABLES[name].N
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:

@@ -67,7 +67,16 @@ def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
     found = asked(experiment, Runs(results), scope)
     if not found.rows:
         raise InputError(f"{results} has no rows of these settings; make the runs first.")
-    figure = experiment.draw(found.rows, results.with_suffix(".png"))
+    try:
+        claims = experiment.claims(found.rows)
+        figure = experiment.draw(found.rows, results.with_suffix(".png"))
+    except (LookupError, ArithmeticError, ValueError) as error:
+        if not found.missing:
+            raise
+        raise InputError(
+            f"{results} has too few rows to draw: {len(found.missing)} runs are missing; make them "
+            "first."
+        ) from error
     return Reproduction(
         name=experiment.name,
         title=experiment.title,
@@ -76,7 +85,7 @@ def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
         rows=len(found.rows),
         missing=len(found.missing),
         cuts=quick_cuts(experiment, scope) if scope.quick else "",
-        claims=experiment.claims(found.rows),
+        claims=claims,
     )
 
 

@@ -34,10 +34,6 @@ class Runs:
                 # The last line of a run that was ended while it wrote.
                 continue
 
-    def find(self, **settings: Any) -> list[Row]:
-        """Rows with these settings."""
-        return [row for row in self if all(row.get(k) == v for k, v in settings.items())]
-
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row, with the versions behind it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def _panel(level: Level, column: str, title: str) -> SizePanel:
 
 
 def _chosen(level: Level, kind: str, column: str) -> ChosenSizes:
-    rows, numbers = level.of_kind(kind), level.numbers(kind)
+    rows, numbers = level.of_kind(kind), level.numbers(kind).values()
     return ChosenSizes(
         name=NAMES[kind],
         colour=_COLOURS[kind],

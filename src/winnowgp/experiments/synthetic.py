@@ -130,17 +130,19 @@ class Synthetic(Experiment):
     def claims(self, rows: Sequence[Row]) -> list[str]:
         levels = _levels(rows)
         falling = [
-            falling_claim(f"fewer points with more {condition}", mine, kind)
+            line
             for kind in CHOOSING
             for condition, mine in grouped(levels)
+            for line in falling_claim(f"fewer points with more {condition}", mine, kind)
         ]
         below = [
-            curve_claim(said, levels, kind, column, sign=sign)
+            line
             for kind in CHOOSING
             for said, column, sign in (
                 ("KL on or below that of as many fixed points", "kl", -1),
                 ("ELBO on or above that of as many fixed points", "elbo", 1),
             )
+            for line in curve_claim(said, levels, kind, column, sign=sign)
         ]
         return [*falling, *below]
 
