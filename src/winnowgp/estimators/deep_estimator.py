@@ -1,6 +1,8 @@
 """What both deep estimators share: units, the choice of a start, the fit, and what it found."""
 
+import os
 from abc import ABC
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.layers_request import LayersRequest
 from winnowgp.estimators.tensors import tensor
+from winnowgp.io import save
 from winnowgp.models import HIDDEN_MEANS, DeepGP, Prediction, latent_functions
 from winnowgp.training import OnDeepProgress, deep_race, fit_deep
 
@@ -99,6 +102,10 @@ class DeepEstimator(BaseEstimator, ABC):
         self.inclusion_ = tuple(found.inclusion.numpy() for found in fitted.selections)
         self.alpha_ = tuple(found.alpha for found in fitted.selections)
         self.frontiers_ = tuple(found.frontier for found in fitted.selections)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
+        return save(self, path)
 
     def _raced(
         self,
