@@ -11,6 +11,7 @@ from winnowgp.plots.latent_map import LatentMap, draw_latent_map
 from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_sizes
 from winnowgp.plots.posterior_1d import Curve, draw_curve, draw_posterior_1d
 from winnowgp.plots.style import COLOURS, saved, styled
+from winnowgp.plots.surface_2d import Surface, draw_surface_2d
 from winnowgp.plots.trace import draw_trace
 from winnowgp.plots.tradeoff import Tradeoff, draw_tradeoff
 
@@ -20,6 +21,7 @@ __all__ = [
     "Curve",
     "DensityMap",
     "LatentMap",
+    "Surface",
     "Tradeoff",
     "draw_calibration",
     "draw_classes_2d",
@@ -33,6 +35,7 @@ __all__ = [
     "draw_latent_map",
     "draw_layer_sizes",
     "draw_posterior_1d",
+    "draw_surface_2d",
     "draw_trace",
     "draw_tradeoff",
     "saved",
