@@ -11,7 +11,7 @@ import pytest
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood
-from sklearn.base import clone
+from sklearn.base import clone as sklearn_clone
 from sklearn.exceptions import NotFittedError
 
 import winnowgp
@@ -35,6 +35,11 @@ LABELS: dict[str, Any] = {
     "whole numbers": np.where(y > 0, 7, np.where(X[:, 1] > 4, 3, -2)),
     "booleans": y > 0,
 }
+
+
+def clone(model: Any) -> Any:
+    """Of one estimator, where scikit-learn's own may be of many."""
+    return sklearn_clone(model)
 
 
 QUICK: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": (3, 3, 3), "n_candidates": 6}
@@ -116,15 +121,22 @@ DEEP: dict[str, Any] = {
     "alpha": 0.1,
     "epochs": (2, 3, 3, 3),
 }
-FAST: dict[str, Any] = {"schedule": "fast", "alpha": "auto", "epochs": (2, 2, 2)}
+FAST: dict[str, Any] = DEEP | {
+    "schedule": "fast",
+    "alpha": "auto",
+    "epochs": (2, 2, 2),
+    "n_candidates": 4,
+    "max_cost": np.float32(20),
+}
+LAYERS: dict[str, Any] = DEEP | {"alpha": (0.1, 0.2, 0.3)}
 DEEP_REGRESSORS: dict[str, DeepGPRegressor] = {
-    "fast": DeepGPRegressor(**DEEP | FAST | {"n_candidates": 4}, max_cost=np.float32(20)),
+    "fast": DeepGPRegressor(**FAST),
     "layers": DeepGPRegressor(
         3,
         width=(2, 1),
         kernel=(ScaleKernel(MaternKernel(nu=1.5)), "rbf", "matern12"),
         connected=True,
-        **DEEP | {"alpha": (0.1, 0.2, 0.3)},
+        **LAYERS,
     ),
     "counts": DeepGPRegressor(likelihood="poisson", **DEEP),
     "locations": DeepGPRegressor(likelihood=LaplaceLikelihood(), on_progress=print, **DEEP),
@@ -228,6 +240,7 @@ def test_a_map_s_file_grows_with_places_alone(tmp_path: Path) -> None:
     for rows in (TABLE, np.tile(TABLE, (30, 1))):
         model = GPLVM(1, max_points=3, max_iter=3, random_state=0)
         sizes.append(model.fit(rows).save(tmp_path / "a.winnow").stat().st_size)
+        assert model.frontier_ is not None
         found = [model.candidates_, model.inclusion_, model.frontier_.bounds, model.frontier_.masks]
         sizes[-1] -= sum(part.nbytes for part in found)  # grows with candidates
     # Mean and deviation of each row, and again where new rows may start; 406 rows more.

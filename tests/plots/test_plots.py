@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.contour import QuadContourSet
@@ -73,7 +74,7 @@ def test_a_surface_shows_what_it_was_given(N: int) -> None:
     assert isinstance(contours, QuadContourSet)
     assert contours.get_clim() == (5.0, 20.0 if N else 8.0)
     assert "3 inducing points" in str(points.get_label())
-    assert len(points.get_offsets()) == 3
+    assert np.shape(points.get_offsets()) == (3, 2)
     rows = [c for c in ax.collections if c.get_label() == "data"]
-    assert [len(c.get_offsets()) for c in rows] == ([N] if N else [])
+    assert [np.shape(c.get_offsets()) for c in rows] == ([(N, 2)] if N else [])
     assert all(c.get_clim() == contours.get_clim() for c in rows)

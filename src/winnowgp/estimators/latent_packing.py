@@ -40,7 +40,8 @@ def _packed_gplvm(model: GPLVM) -> Packed:
 
 def _gplvm_from(found: Packed) -> GPLVM:
     model = estimator_from(GPLVM, found)
-    P, posterior = model.n_features_in_, latent_posterior_from(found.parts["posterior"])
+    P = found.said("n_features_in_", int)
+    posterior = latent_posterior_from(found.parts["posterior"])
     function, Q = posterior.function, posterior.Q
     varies = found.tensors["varies"]
     if function.P != P or varies.dtype != torch.bool or varies.shape != (P,):

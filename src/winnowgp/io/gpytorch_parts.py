@@ -202,9 +202,10 @@ def _described_likelihood(likelihood: Any) -> dict[str, Any]:
         # Its noise lives one module further down, a number for all columns or one for each.
         noise: Any = likelihood.noise_covar
         about |= _described(name, noise, _Kind(nn.Module))
-        if type(noise) is MultitaskHomoskedasticNoise:
+        kind = type(noise)
+        if kind is MultitaskHomoskedasticNoise:
             about["arguments"]["num_tasks"] = noise.raw_noise.shape[-1]
-        elif type(noise) is not HomoskedasticNoise:
+        elif kind is not HomoskedasticNoise:
             raise NotSaveableError(f"{type(noise).__name__} cannot be saved.")
     if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
         about["arguments"]["mixing_weights"] = likelihood.mixing_weights is not None
