@@ -22,7 +22,7 @@ from winnowgp import Dataset, Entries, LatentVariableGP, Posterior, SparseGP, Va
 from winnowgp.errors import InputError, ModelFileError, NotSaveableError
 from winnowgp.io import FORMAT_VERSION, Packed, read_packed, save, write_packed
 from winnowgp.io.model_file import _digest
-from winnowgp.models import DeepPosterior, Prediction, SampledLatentGP
+from winnowgp.models import DeepPosterior, Latents, Prediction, SampledLatentGP
 
 X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
 DATA = Dataset.of(X, torch.stack([torch.sin(X[:, 0]), torch.cos(X[:, 0])], 1))
@@ -38,7 +38,9 @@ def closed() -> tuple[LatentVariableGP, Entries]:
     Y = DATA.Y.clone()
     Y[3, 1] = torch.nan
     noise = torch.tensor([0.1, 0.3], dtype=torch.float64)
-    model = LatentVariableGP(ScaleKernel(RBFKernel()), X - 3, candidates=X[::6] - 3, noise=noise)
+    latents = Latents(X - 3, variance=0.1 + 0.01 * X)
+    kernel = ScaleKernel(RBFKernel())
+    model = LatentVariableGP(kernel, latents, candidates=X[::6] - 3, noise=noise)
     return model, Entries.of(Y)
 
 
@@ -47,7 +49,8 @@ def sampled() -> tuple[SampledLatentGP, Entries]:
     kernel, likelihood = ScaleKernel(MaternKernel(nu=1.5)), PoissonLikelihood()
     function = VariationalGP(kernel, X[::6] - 3, likelihood=likelihood, targets=2)
     function.q_mean.data.copy_(torch.sin(X[::6]).expand(-1, 2))
-    return SampledLatentGP(function, X - 3), Entries.of((DATA.Y.exp()).round())
+    latents = Latents(X - 3, variance=0.1 + 0.01 * X)
+    return SampledLatentGP(function, latents), Entries.of((DATA.Y.exp()).round())
 
 
 SAVED: dict[str, Callable[[], Any]] = {
