@@ -337,10 +337,13 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
     shop: Path, models: dict[str, Path]
 ) -> None:
     """As `winnow predict … | head -1` does: no message, and the code of a broken pipe."""
+    # So little is said that it waits in a buffer for the end, unless nothing is buffered.
+    buffered = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
         [*WINNOW, "predict", str(models["visits"]), str(shop)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=buffered,
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
