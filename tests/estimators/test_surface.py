@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_two_classes_are_a_probability_and_three_are_refused() -> None:
     assert found.probability[0, 2].item() == pytest.approx(model.predict(at)["p_under"][0])
     _, numbers = surface_rows(model, Columns({**table.values, "side": table.words("side")}))
     np.testing.assert_array_equal(numbers, sides == "under")
-    estimator = copy(model.estimator)
+    estimator: Any = copy(model.estimator)
     estimator.classes_ = np.array(["east", "over", "under"])
     with pytest.raises(InputError, match="two classes; this model has 3"):
         surface(replace(model, estimator=estimator))
