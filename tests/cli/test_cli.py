@@ -33,6 +33,26 @@ def test_help_names_the_commands_without_importing_torch(tmp_path: Path) -> None
     assert result.stdout.endswith("False\n")
 
 
+def test_a_name_brings_in_only_what_it_needs() -> None:
+    """scikit-learn, a second and a half, with estimators alone; clusters and pictures never."""
+    code = (
+        "import sys, winnowgp\n"
+        "heavy = {'torch', 'sklearn', 'sklearn.cluster', 'matplotlib', 'safetensors', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "from winnowgp import SparseGP, fit\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "from winnowgp import SparseGPRegressor, GPLVM\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    nothing, models, estimators = result.stdout.splitlines()
+    assert nothing == "[]"
+    assert models == "['torch']"
+    assert estimators == "['safetensors', 'sklearn', 'torch']"
+
+
 def test_the_demo_draws_a_picture_and_prints_a_table(tmp_path: Path) -> None:
     result = winnow("demo", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

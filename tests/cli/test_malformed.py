@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import pickle
 import random
 import subprocess
@@ -15,9 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save as save_tensors
 
+from forgery import forged_outline, forged_tensor
 from winnowgp.cli.main import run
-from winnowgp.io import read_packed
-from winnowgp.io.model_file import _digest
 
 Make = Callable[[random.Random, str], bytes]
 """From randomness and a good CSV to bytes of a bad file."""
@@ -215,32 +213,6 @@ def foreign_model(rng: random.Random, good: bytes) -> bytes:
     )
 
 
-WRONG: list[Any] = [None, -1, 1e9, "word", [], {}, [1, "a"], True, {"part": "x"}, "os.system", [[]]]
-
-
-def forged_model(rng: random.Random, good: bytes, folder: Path) -> bytes:
-    """A random field of the outline, taken out or made nonsense, under a checksum that fits."""
-    (folder / "forge").write_bytes(good)
-    packed = read_packed(folder / "forge")
-    (folder / "forge").unlink()
-    outline = packed.outline()
-    place: Any = outline
-    while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key = rng.choice(keys)
-        inner = place[key]
-        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
-            break
-        place = inner
-    if rng.random() < 0.3:
-        del place[key]
-    else:
-        place[key] = rng.choice([w for w in WRONG if type(w) is not type(inner)])
-    text, tensors = json.dumps(outline, sort_keys=True), packed.all_tensors()
-    metadata = {"format": "winnowgp", "version": "1", "written_by": "?", "outline": text}
-    return save_tensors(tensors, metadata=metadata | {"sha256": _digest(text, tensors)})
-
-
 @pytest.fixture(scope="module")
 def small_model(shop: Path) -> Path:
     """Of x, town and day, where nothing may be missing."""
@@ -306,10 +278,11 @@ def test_forged_models(
     small_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Some changes are harmless, such as another name of a phase; none may break a command."""
-    rng, good, bad = random.Random(7), small_model.read_bytes(), tmp_path / "bad"
+    rng, bad = random.Random(7), tmp_path / "bad"
     codes = []
-    for _ in range(60):
-        bad.write_bytes(forged_model(rng, good, tmp_path))
+    for i in range(60):
+        forged = forged_outline(rng, small_model) if i % 3 else forged_tensor(rng, small_model)[1]
+        bad.write_bytes(forged)
         for words in (
             ["info", str(bad)],
             ["predict", str(bad), str(small_model.parent / "clean.csv")],

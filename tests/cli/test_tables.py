@@ -308,11 +308,19 @@ def test_names_of_columns_are_shown_as_they_are(
     assert run(["plot", str(model), "-o", str(tmp_path / "a.png")]) == 0
 
 
+# The first row has no target and is left out; with this seed row 8 is held out.
+STRAY = "\n".join(f"{'tall' if i == 8 else i},{'' if i == 1 else i * i}" for i in range(1, 12))
+HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
         ("x,y\n1,2\ninf,3\n4,5\n5,6\n6,7\n", "-t y", "inf in row 2"),
         ("x;y\n1;2,5\n2;3,5\n3;4,1\n", "-t y", "decimal commas"),
+        ("x;y\n1,5;2\n2,5;3\n3,5;4\n", "-t y", "column 'x' holds words, such as '1,5'"),
+        (f"x,y\n{STRAY}", "-t y --missing impute --seed 0", "'tall' in row 8; mend that row"),
+        (HUGE, "-t y --missing impute", "has 1e+200 in row 5"),
         ("mean,x,y\na,1,2\nb,2,3\nc,3,4\n", "-t y --id mean", "column of predictions"),
     ],
 )
@@ -322,4 +330,82 @@ def test_what_a_table_cannot_mean_is_said(
     table = tmp_path / "a.csv"
     table.write_text(text)
     assert run(["fit", str(table), *words.split(), "-o", str(tmp_path / "a.winnow")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
+    shop: Path, models: dict[str, Path]
+) -> None:
+    """As `winnow predict … | head -1` does: no message, and the code of a broken pipe."""
+    # So little is said that it waits in a buffer for the end, unless nothing is buffered.
+    buffered = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [*WINNOW, "predict", str(models["visits"]), str(shop)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=buffered,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_table_without_names_of_rows_is_predicted_with_a_note(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.csv").write_text("town,day,x\nOslo,2024-03-03,1.0\n", encoding="utf-8")
+    assert run(["predict", str(models["y"]), str(tmp_path / "new.csv")]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("mean,sd,lower,upper\n")
+    assert "there is no column 'id' to name rows by" in said.err
+
+
+@pytest.fixture(scope="module")
+def hills(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of two numeric inputs, a height, and a side."""
+    rng = np.random.default_rng(1)
+    x, z = rng.uniform(0, 6, (2, 60))
+    height = np.sin(x) + 0.3 * z + 0.3 * rng.normal(size=60)
+    side = np.where(height > 1, "over", "under")
+    path = tmp_path_factory.mktemp("hills") / "hills.csv"
+    rows = [f"{a},{b},{h},{s}" for a, b, h, s in zip(x, z, height, side, strict=True)]
+    path.write_text("\n".join(["x,$z$,height,side", *rows]))
+    return path
+
+
+@pytest.mark.parametrize(("target", "drop"), [("height", "side"), ("side", "height")])
+def test_a_surface_over_two_numeric_inputs(
+    target: str, drop: str, hills: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "m.winnow"
+    words = ["fit", str(hills), "-t", target, "--drop", drop, "--tolerance", "1", "-q"]
+    assert run([*words, "-o", str(model)]) == 0
+    plot = ["plot", str(model), "--what", "surface", "-q", "-o"]
+    sizes = []
+    for data in ([], ["--data", str(hills)]):
+        out = tmp_path / f"{len(sizes)}.svg"
+        assert run([*plot, str(out), *data]) == 0
+        sizes.append(out.read_text(encoding="utf-8").count("<use"))
+    # Sixty rows more, drawn one by one; the colour bar may have fewer ticks.
+    assert sizes[1] - sizes[0] > 45
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--what surface", "two numeric inputs; this one has 'x' (number), 'town' (words)"),
+        ("--what effects --data a.csv", "`--data` is for `--what surface`"),
+    ],
+)
+def test_what_has_no_surface_says_so(
+    words: str,
+    message: str,
+    models: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "a.png")
+    assert run(["plot", str(models["y"]), *words.split(), "-o", out]) == 2
     assert message in capsys.readouterr().err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from winnowgp.data import Columns, TableEncoder
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, ModelFileError
 
 TABLE = Columns.of(
     {
@@ -80,6 +80,7 @@ def test_whole_numbers_too_large_for_a_float_stay_exact() -> None:
         ({"a": [None, None]}, "'a' is empty"),
         ({"a": [str(i) + "x" for i in range(40)]}, "40 different words, such as '0x'"),
         ({"a": [f"{i},5" for i in range(40)]}, "decimal commas"),
+        ({"a": ["1,5", "2", "", "-0,25"]}, "'a' holds words, such as '1,5'.*decimal commas"),
         (
             {"a": [f"a{i}" for i in range(40)], "b": [f"b{i}" for i in range(40)]},
             "2 columns have more than 30 different words.*--drop 'a,b'",
@@ -97,7 +98,8 @@ def test_what_cannot_be_used_is_said(table: dict[str, Any], message: str) -> Non
     ("later", "message"),
     [
         ({"day": ["1970-01-01"], "size": ["1"]}, "lacks columns.*'colour'"),
-        ({"colour": ["a"], "day": ["1970-01-01"], "size": ["big"]}, "held numbers.*'big'"),
+        ({"colour": ["a"], "day": ["1970-01-01"], "size": ["big"]}, "held numbers.*'big' in row 1"),
+        ({"colour": ["a"], "day": ["1970-01-01"], "size": ["1,5"]}, "held numbers.*decimal commas"),
         ({"colour": ["a"], "day": ["monday"], "size": ["1"]}, "held dates.*'monday'"),
     ],
 )
@@ -105,6 +107,77 @@ def test_a_later_table_that_does_not_fit_is_refused(later: dict[str, Any], messa
     encoder = TableEncoder.learn(TABLE.without(["code"]), missing="impute")
     with pytest.raises(InputError, match=message):
         encoder.encode(Columns.of(later))
+
+
+def test_commas_that_are_no_decimals_are_words() -> None:
+    encoder = TableEncoder.learn(Columns.of({"a": ["1,5", "2,x"]}))
+    assert encoder.columns[0].words == ("1,5", "2,x")
+
+
+GOOD = TableEncoder.learn(TABLE, missing="impute").about()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 3},
+        {"name": None},
+        {"kind": "eval"},
+        {"kind": ["number"]},
+        {"kind": "words"},
+        {"typical": "2.5"},
+        {"typical": float("inf")},
+        {"typical": True},
+        {"typical": None},
+        {"flagged": 1},
+        {"words": ["a"]},
+        {"words": None},
+        {"more": 1},
+    ],
+)
+def test_a_number_s_encoding_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    column = {**GOOD["columns"][0], **change}
+    with pytest.raises(ModelFileError, match="describes"):
+        TableEncoder.from_about({**GOOD, "columns": [column]})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"words": []},
+        {"words": ["red", "red"]},
+        {"words": ["red", 3]},
+        {"words": ["red", ""]},
+        {"words": "red"},
+        {"typical": "green"},
+        {"typical": 1.0},
+        {"flagged": True},
+        {"kind": "date"},
+    ],
+)
+def test_an_encoding_of_words_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    column = {**GOOD["columns"][1], **change}
+    with pytest.raises(ModelFileError, match="describes"):
+        TableEncoder.from_about({**GOOD, "columns": [column]})
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        None,
+        [],
+        {},
+        {"columns": [], "missing": "error"},
+        {"columns": {"a": 1}, "missing": "error"},
+        {"columns": ["size"], "missing": "error"},
+        {**GOOD, "missing": "guess"},
+        {**GOOD, "missing": ["error"]},
+        {**GOOD, "columns": [GOOD["columns"][0]] * 2},
+    ],
+)
+def test_what_is_no_encoder_is_refused(about: Any) -> None:
+    with pytest.raises(ModelFileError):
+        TableEncoder.from_about(about)
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gpytorch import kernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from winnowgp import Columns, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
@@ -128,6 +130,70 @@ def test_preprocessing_is_included(
     expected = model.predict(later)
     np.testing.assert_allclose(found["mean"], expected["mean"], rtol=1e-5)
     np.testing.assert_allclose(np.sqrt(found["variance"]), expected["sd"], rtol=1e-5)
+
+
+ODD = [
+    " up\t",
+    "UP",
+    "Up",
+    "up",
+    "\u3000up",
+    "up\0",
+    "na",
+    " N/A ",
+    "NaN",
+    "",
+    "1",
+    "1.0",
+    "01",
+    "true",
+]
+_Word = st.one_of(
+    st.sampled_from(ODD),
+    st.text(max_size=3),
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(2**53 - 1, 2**54),
+    st.floats(width=32),
+    st.sampled_from([1.0, 0.1, -0.0]),
+)
+
+
+@pytest.fixture(scope="module")
+def worded(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel, Any]:
+    """A model of a column of words that look alike, and its exported twin."""
+    words = np.array(["up", "Up", "1", "0.1", "true", "True", "up\0", "-1"] * 6, dtype=object)
+    table = Columns({"w": words, "y": np.arange(48.0) % 8 + 0.5 * np.sin(np.arange(48.0))})
+    model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1)
+    path = export_numpy(model, tmp_path_factory.mktemp("worded") / "model.py")
+    return model, runpy.run_path(str(path))["predict"]
+
+
+@pytest.mark.parametrize("container", ["list", "objects", "array"])
+@settings(max_examples=60, deadline=None)
+@given(words=st.lists(_Word, min_size=1, max_size=6))
+def test_odd_words_are_read_as_predict_reads_them(
+    container: str, words: list[Any], worded: tuple[TabularModel, Any]
+) -> None:
+    """Blanks, case, ways to say that nothing is known, numbers, booleans; alone and mixed."""
+    model, predict = worded
+    column: Any = words
+    if container == "objects":
+        column = np.empty(len(words), dtype=object)
+        column[:] = words
+    elif container == "array":
+        column = np.array(words)
+    expected = model.predict(Columns.of({"w": column}))
+    np.testing.assert_allclose(predict({"w": column})["mean"], expected["mean"], rtol=1e-6)
+
+
+def test_the_odd_words_differ(worded: tuple[TabularModel, Any]) -> None:
+    """Otherwise the test above would pass whatever was read."""
+    _, predict = worded
+    words = np.empty(9, dtype=object)
+    words[:] = ["up", "Up", "1", "0.1", "true", "True", "up\0", "-1", "never seen"]
+    assert len(np.unique(predict({"w": words})["mean"].round(3))) == 9
 
 
 def test_the_numpy_file_needs_numpy_alone_and_any_number_of_rows(tmp_path: Path) -> None:

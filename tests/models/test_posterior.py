@@ -1,3 +1,4 @@
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -180,3 +181,36 @@ def test_variances_are_those_of_the_definition_even_if_q_is_wider_than_the_prior
     torch.testing.assert_close(found.variance, expected)
     torch.testing.assert_close(found.mean, V.mT @ posterior.q_mean)
     assert bool((posterior.signs < 0).any()) == (wide > 1)
+
+
+@pytest.mark.parametrize(("D", "lengthscale", "noise"), [(1, 1.0, 1e-2), (2, 1.0, 1e-4)])
+def test_one_product_is_as_accurate_as_a_solve_in_single_precision(
+    D: int, lengthscale: float, noise: float
+) -> None:
+    """128 points so close that cond(K_uu) is 1e13: what limits both is k(x, Z) in seven digits.
+
+    The truth is the same numbers in double precision.
+    """
+    generator = torch.Generator().manual_seed(0)
+    X = 4 * torch.rand(600, D, dtype=torch.float64, generator=generator) - 2
+    kernel: Any = ScaleKernel(RBFKernel())
+    kernel.initialize(**{"base_kernel.lengthscale": lengthscale, "outputscale": 1.0})
+    rows = Dataset.of(X.float(), torch.sin(2 * X[:, 0]).float())
+    single = SparseGP(kernel, rows.X[:128], noise=noise).posterior(rows)
+    new = (4 * torch.rand(500, D, dtype=torch.float64, generator=generator) - 2).float()
+    double = deepcopy(single).double()
+    parts: Any = {n: getattr(double, n) for n in ("mean", "likelihood", "q_mean", "q_factor", "L")}
+    truth = Posterior(double.kernel, double.Z, **parts).predict(new.double())
+    V = torch.linalg.solve_triangular(
+        single.L, covariance(single.kernel, single.Z, new), upper=False
+    )
+    FV = single.q_factor.mT @ V
+    solved = prior_variance(single.kernel, new) - V.square().sum(0) + FV.square().sum(1)[0]
+    found = single.predict(new)
+    errors = [
+        (a.double() - truth.variance[:, 0]).abs().max().item()
+        for a in (found.variance[:, 0], solved)
+    ]
+    assert errors[0] < 5 * errors[1]
+    assert errors[0] < 2e-5
+    assert (found.mean.double() - truth.mean).abs().max() < 3e-3

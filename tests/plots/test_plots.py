@@ -1,11 +1,19 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 
-from winnowgp.plots import ClassMap, draw_classes_2d, draw_illustration, saved
+from winnowgp.plots import (
+    ClassMap,
+    Surface,
+    draw_classes_2d,
+    draw_illustration,
+    draw_surface_2d,
+    saved,
+)
 from winnowgp.plots.illustration import Illustration, Midway
 from winnowgp.plots.posterior_1d import Curve
 
@@ -52,3 +60,21 @@ def test_the_map_of_classes_shows_what_it_was_given() -> None:
     assert "2 inducing points" in labels
     boundary = [c for c in ax.collections if isinstance(c, QuadContourSet)]
     assert [list(c.levels) for c in boundary] == [[0.5]]
+
+
+@pytest.mark.parametrize("N", [0, 9])
+def test_a_surface_shows_what_it_was_given(N: int) -> None:
+    x, y = torch.linspace(0, 1, 6), torch.linspace(5, 7, 4)
+    found = Surface(x, y, mean=x.expand(4, 6) + y[:, None], points=torch.rand(3, 2))
+    ax = Figure().subplots()
+    # One row far above the mean: it must not be taken for one at the top of the surface.
+    targets = torch.linspace(5, 20, N)
+    draw_surface_2d(found, torch.rand(N, 2), targets, ax=ax)
+    contours, *_, points = ax.collections
+    assert isinstance(contours, QuadContourSet)
+    assert contours.get_clim() == (5.0, 20.0 if N else 8.0)
+    assert "3 inducing points" in str(points.get_label())
+    assert np.shape(points.get_offsets()) == (3, 2)
+    rows = [c for c in ax.collections if c.get_label() == "data"]
+    assert [np.shape(c.get_offsets()) for c in rows] == ([(N, 2)] if N else [])
+    assert all(c.get_clim() == contours.get_clim() for c in rows)

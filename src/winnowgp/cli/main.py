@@ -22,7 +22,7 @@ from winnowgp.cli.report import report
 from winnowgp.cli.reproduce import reproduce
 from winnowgp.errors import WinnowError
 
-FINE, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
+FINE, OURS, YOURS, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
 app = typer.Typer(
     name="winnow",
@@ -51,12 +51,18 @@ def winnow(
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """Ctrl-C ends a command with a line and the code that shells expect."""
+    """Ctrl-C ends a command with a line, a reader that has seen enough without one; both with the
+    code that shells expect."""
 
     @wraps(command)
     def wrapped(*args: Any, **words: Any) -> None:
         try:
             command(*args, **words)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Such as `| head -1`. What is still in the buffer must not be tried again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(UNREAD) from None
         except KeyboardInterrupt as interruption:
             kept = str(interruption) or "nothing was written."
             typer.echo(f"\nwinnow: interrupted; {kept}", err=True)

@@ -5,17 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from winnowgp.cli.options import ModelFile, Quiet
+from winnowgp.cli.options import Encoding, ModelFile, Quiet
 from winnowgp.cli.output import PICTURES, checked_output
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from winnowgp.data import Columns
+    from winnowgp.estimators import TabularModel
     from winnowgp.report import Findings
     from winnowgp.report.findings import Choice
 
-KINDS = ("effects", "frontier", "inclusion", "trace", "calibration")
+KINDS = ("effects", "frontier", "inclusion", "trace", "calibration", "surface")
 
 
 def plot(
@@ -24,17 +26,35 @@ def plot(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where to save it (.png, .pdf, .svg).")
     ] = Path("winnow.png"),
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Rows to show on a surface: CSV, CSV.gz or Parquet."),
+    ] = None,
+    encoding: Encoding = "utf-8",
     quiet: Quiet = False,
 ) -> None:
-    """Draw effects of the inputs, the frontier, inclusion, the fit's trace, or calibration."""
+    """Draw effects of the inputs, the frontier, inclusion, the fit's trace, calibration, or the
+    surface over two numeric inputs.
+
+    A model does not hold the rows it was fitted to; to see them on its surface, name their file
+    with `--data`.
+    """
     checked_output(output, PICTURES)
     if what not in KINDS:
         raise InputError(f"`--what` must be one of {', '.join(KINDS)}; got {what!r}.")
+    if data is not None and what != "surface":
+        raise InputError("`--data` is for `--what surface`; leave it out.")
     from winnowgp.cli.loaded import loaded
+    from winnowgp.data import read_columns
     from winnowgp.plots import saved
 
-    findings = loaded(model).findings
-    saved(_picture(findings, what), output)
+    fitted = loaded(model)
+    if what == "surface":
+        table = None if data is None else read_columns(data, encoding=encoding)
+        picture = _surface(fitted, table)
+    else:
+        picture = _picture(fitted.findings, what)
+    saved(picture, output)
     if not quiet:
         typer.echo(f"picture: {output}")
 
@@ -63,6 +83,38 @@ def frontier_picture(choice: "Choice") -> "Figure":
             choice["frontier"] or [], choice["points"], rows=choice["rows"], ax=ax
         )
     )
+
+
+def _surface(model: "TabularModel", table: "Columns | None") -> "Figure":
+    import torch
+
+    from winnowgp.estimators.surface import numeric_inputs, surface, surface_rows
+    from winnowgp.plots import Surface, draw_classes_2d, draw_surface_2d
+    from winnowgp.plots.style import plain
+
+    names = numeric_inputs(model)
+    found = surface(model)
+    nothing = torch.zeros(0, 2), torch.zeros(0)
+    X, targets = nothing if table is None else surface_rows(model, table)
+
+    def draw(ax: Any) -> None:
+        if isinstance(found, Surface):
+            draw_surface_2d(found, X, targets, ax=ax)
+        else:
+            draw_classes_2d(found, X, targets.long(), ax=ax)
+        kept = f"{len(found.points)} inducing points"
+        title = f"{plain(model.target)}: {kept}" if isinstance(found, Surface) else _second(model)
+        ax.set(xlabel=plain(names[0]), ylabel=plain(names[1]), title=title)
+
+    return _alone(draw)
+
+
+def _second(model: "TabularModel") -> str:
+    """Which class the second colour is for."""
+    from winnowgp.plots.style import plain
+
+    other = plain(str(model.findings["classes"][-1]))
+    return f"probability that {plain(model.target)} is {other}"
 
 
 def _calibration(findings: "Findings") -> "Figure":

@@ -47,6 +47,12 @@ def predict(
     table = read_columns(data, encoding=encoding)
     found = fitted.predict(table, level=level)
     if not quiet:
+        if fitted.id_column is not None and fitted.id_column not in table.values:
+            typer.echo(
+                f"note: there is no column {fitted.id_column!r} to name rows by; predictions are "
+                "in the order of the rows.",
+                err=True,
+            )
         for name, words in fitted.encoder.unseen(table).items():
             shown = ", ".join(repr(word[:30]) for word in words[:5])
             typer.echo(

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data.columns import Columns
-from winnowgp.errors import InputError
+from winnowgp.data.columns import Columns, as_number
+from winnowgp.errors import InputError, ModelFileError
 
 _SECONDS_A_DAY = 86_400.0
 _DECIMAL_COMMA = re.compile(r"[+-]?[\d.]*,\d+|[+-]?\d+")
@@ -38,6 +39,12 @@ class ColumnEncoding:
             return tuple(f"{self.name}={word}" for word in self.words)
         return (self.name, f"{self.name} missing") if self.flagged else (self.name,)
 
+    def holds(self, table: Columns) -> bool:
+        """Whether the column of a table is of this kind."""
+        if self.kind == "words":
+            return True
+        return numbers_or_dates(table, self.name, date=self.kind == "date") is not None
+
     def encode(self, table: Columns, *, impute: bool) -> NDArray[np.float64]:
         """`[N features]`. A word never seen, or missing, is a row of zeros."""
         if self.kind == "words":
@@ -48,9 +55,10 @@ class ColumnEncoding:
             return (places[:, None] == np.arange(len(self.words))).astype(np.float64)
         values = numbers_or_dates(table, self.name, date=self.kind == "date")
         if values is None:
+            row, word = odd_word(table, self.name, self.kind)
             raise InputError(
                 f"column {self.name!r} held {self.kind}s when the model was fitted; "
-                f"now it has {_example(table, self.name, self.kind)!r}."
+                f"now it has {word!r} in row {row + 1}.{decimal_comma_advice([word])}"
             )
         check_finite(self.name, values)
         missing = np.isnan(values)
@@ -77,9 +85,36 @@ class ColumnEncoding:
         }
 
     @classmethod
-    def from_about(cls, about: dict[str, Any]) -> "ColumnEncoding":
-        """The way back."""
+    def from_about(cls, about: Any) -> "ColumnEncoding":
+        """The way back, from a file that anybody may have written.
+
+        Raises:
+            ModelFileError: this is no encoding of a column.
+        """
+        if not isinstance(about, dict) or not _is_encoding(about):
+            raise ModelFileError(f"describes an input as {about!r:.200}")
         return cls(**{**about, "words": tuple(about["words"])})
+
+
+def _is_encoding(about: dict[Any, Any]) -> bool:
+    """Whether a dictionary is one that `about` might have returned."""
+    if about.keys() != {"name", "kind", "typical", "flagged", "words"}:
+        return False
+    words, typical = about["words"], about["typical"]
+    if not isinstance(about["name"], str) or not isinstance(words, list):
+        return False
+    if about["kind"] == "words":
+        known = all(isinstance(word, str) and word for word in words)
+        once = known and len(set(words)) == len(words)
+        return once and typical in words and about["flagged"] is False
+    number = isinstance(typical, float | int) and not isinstance(typical, bool)
+    return (
+        about["kind"] in ("number", "date")
+        and type(about["flagged"]) is bool
+        and number
+        and isfinite(typical)
+        and not words
+    )
 
 
 def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncoding:
@@ -98,12 +133,17 @@ def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncod
             typical = float(np.median(values[~missing]))
             return ColumnEncoding(name, "date" if date else "number", typical, bool(missing.any()))
     counts = Counter(word for word in table.words(name) if word is not None)
+    if advice := decimal_comma_advice(counts):
+        raise InputError(
+            f"column {name!r} holds words, such as {next(w for w in counts if ',' in w)[:40]!r}."
+            f"{advice} If they are categories, write them with a letter, or leave the column out "
+            "(`--drop`)."
+        )
     if len(counts) > max_words:
         raise TooManyWordsError(
             f"column {name!r} has {len(counts)} different words, such as "
             f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out (`--drop`), "
-            f"say that it names rows (`--id`), or allow more (`--max-words`)."
-            f"{decimal_comma_advice(counts)}{_stray(counts)}",
+            f"say that it names rows (`--id`), or allow more (`--max-words`).{_stray(counts)}",
             name,
         )
     words = tuple(word for word, _ in counts.most_common())
@@ -146,29 +186,26 @@ def _days(text: str) -> float:
     return moment.timestamp() / _SECONDS_A_DAY
 
 
-def _example(table: Columns, name: str, kind: str) -> str:
-    """A word that is not of the kind."""
-    for word in table.words(name):
-        if word is not None:
-            try:
-                _days(word) if kind == "date" else float(word)
-            except ValueError:
-                return word[:40]
-    return ""
+def odd_word(table: Columns, name: str, kind: str) -> tuple[int, str]:
+    """The first word that is not of a kind, and its row; (−1, "") if there is none."""
+    for row, word in enumerate(table.words(name)):
+        if word is not None and not _is(word, kind):
+            return row, word[:40]
+    return -1, ""
 
 
 def _stray(counts: Counter[str]) -> str:
     """Names the words among numbers, if they are few."""
-    strays = [word for word in counts if not _is_number(word)]
+    strays = [word for word in counts if not _is(word, "number")]
     if 0 < len(strays) <= len(counts) // 10:
         shown = ", ".join(repr(word[:40]) for word in strays[:3])
         return f" All but {len(strays)} of them are numbers; the others are such as {shown}."
     return ""
 
 
-def _is_number(word: str) -> bool:
+def _is(word: str, kind: str) -> bool:
     try:
-        float(word)
+        _days(word) if kind == "date" else as_number(word)
     except ValueError:
         return False
     return True

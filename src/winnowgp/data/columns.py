@@ -52,7 +52,9 @@ class Columns:
         if column.dtype != object:
             return column
         try:
-            return np.array([np.nan if v is None else _number(v) for v in column], dtype=np.float64)
+            return np.array(
+                [np.nan if v is None else as_number(v) for v in column], dtype=np.float64
+            )
         except ValueError:
             return None
 
@@ -97,8 +99,8 @@ def word_or_missing(text: str) -> str | None:
     return None if stripped.lower() in MISSING_WORDS else stripped
 
 
-def _number(text: str) -> float:
-    # Python would also read 1_000.
+def as_number(text: str) -> float:
+    """A number written out; Python would also read 1_000."""
     if "_" in text:
         raise ValueError(text)
     return float(text)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from winnowgp.data.column_encoding import ColumnEncoding, TooManyWordsError, learnt_encoding
 from winnowgp.data.columns import Columns
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, ModelFileError
 
 MISSING = ("error", "impute")
 
@@ -92,6 +92,16 @@ class TableEncoder:
         return {"columns": [c.about() for c in self.columns], "missing": self.missing}
 
     @classmethod
-    def from_about(cls, about: dict[str, Any]) -> "TableEncoder":
-        """The way back."""
-        return cls(tuple(map(ColumnEncoding.from_about, about["columns"])), about["missing"])
+    def from_about(cls, about: Any) -> "TableEncoder":
+        """The way back, from a file that anybody may have written.
+
+        Raises:
+            ModelFileError: this is no encoder.
+        """
+        if not isinstance(about, dict) or not isinstance(about.get("columns"), list):
+            raise ModelFileError("has no encoder of a table")
+        columns = tuple(map(ColumnEncoding.from_about, about["columns"]))
+        names = {column.name for column in columns}
+        if not columns or len(names) < len(columns) or about.get("missing") not in MISSING:
+            raise ModelFileError("has an encoder of no table: no columns, one twice, or no rule")
+        return cls(columns, about["missing"])

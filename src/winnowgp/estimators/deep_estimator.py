@@ -1,7 +1,9 @@
 """What both deep estimators share: units, the choice of a start, the fit, and what it found."""
 
+import os
 from abc import ABC
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.layers_request import LayersRequest
 from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
 from winnowgp.estimators.tensors import tensor
+from winnowgp.io import save
 from winnowgp.models import HIDDEN_MEANS, DeepGP, Prediction, latent_functions
 from winnowgp.training import Checkpoint, OnDeepProgress, deep_race, fit_deep
 
@@ -102,11 +105,15 @@ class DeepEstimator(BaseEstimator, ABC):
         self.given_up_ = fitted.given_up / data.N
         self.n_inducing_ = self.posterior_.M
         kept = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
-        self.inducing_points_ = _seen_outside(kept, units)
-        self.candidates_ = _seen_outside(fitted.candidates, units)
+        self.inducing_points_ = seen_outside(kept, units)
+        self.candidates_ = seen_outside(fitted.candidates, units)
         self.inclusion_ = tuple(found.inclusion.numpy() for found in fitted.selections)
         self.alpha_ = tuple(found.alpha for found in fitted.selections)
         self.frontiers_ = tuple(found.frontier for found in fitted.selections)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
+        return save(self, path)
 
     def _raced(
         self,
@@ -164,7 +171,7 @@ class DeepEstimator(BaseEstimator, ABC):
         return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])
 
 
-def _seen_outside(layers: Sequence[Tensor], units: Standardiser) -> tuple[NDArray[np.float64], ...]:
+def seen_outside(layers: Sequence[Tensor], units: Standardiser) -> tuple[NDArray[np.float64], ...]:
     """Points of each layer; those of the first in the user's units, the others have none."""
     first, *others = layers
     return (units.inverse(first).numpy(), *(points.numpy() for points in others))

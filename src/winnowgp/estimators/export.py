@@ -22,15 +22,18 @@ def export_onnx(model: Exportable, path: str | os.PathLike[str]) -> Path:
     """Write the predictor as ONNX in float64.
 
     An estimator has one input `X` `[N D]`. A model of a table has one input a column: numbers and
-    dates (in days since 1970) as doubles with NaN where missing, words as strings with "" where
-    missing. Outputs: `mean` and `variance` of an observation, or `probabilities` of the classes
-    that the property `classes` names.
+    dates (in days since 1970) as doubles with NaN where missing, words as strings without blanks
+    around them, "" where missing. Outputs: `mean` and `variance` of an observation, or
+    `probabilities` of the classes that the property `classes` names.
     """
     return save_onnx(predictor_program(model), Path(path))
 
 
 def export_numpy(model: Exportable, path: str | os.PathLike[str]) -> Path:
-    """Write the same predictor as a Python file with a function `predict`; it needs only numpy."""
+    """Write the same predictor as a Python file with a function `predict`; it needs only numpy.
+
+    Words may be anything that a table may hold: it reads them as winnowgp does.
+    """
     return save_numpy(predictor_program(model), Path(path))
 
 
@@ -76,7 +79,7 @@ def _encoded(program: Program, model: TabularModel) -> str:
     for column in model.encoder.columns:
         if column.kind == "words":
             given = program.give(column.name, words=True)
-            parts.append(program.do("OneHot", given, program.constant(np.array(column.words))))
+            parts.append(program.do("OneHot", given, _words(program, column.words)))
             continue
         given = program.do("Unsqueeze1", program.give(column.name))
         parts.append(program.do("Filled", given, program.constant(float(column.typical))))
@@ -86,3 +89,9 @@ def _encoded(program: Program, model: TabularModel) -> str:
         [column.name for column in model.encoder.columns if column.kind == "date"]
     )
     return program.do("Concat", *parts) if len(parts) > 1 else parts[0]
+
+
+def _words(program: Program, words: tuple[str, ...]) -> str:
+    known = np.empty(len(words), dtype=object)
+    known[:] = words
+    return program.constant(known)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from winnowgp import __version__
 from winnowgp.data import Columns, TableEncoder
-from winnowgp.data.column_encoding import check_finite, decimal_comma_advice
+from winnowgp.data.column_encoding import check_finite, decimal_comma_advice, odd_word
 from winnowgp.errors import InputError
 from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.film import Film
@@ -27,7 +27,7 @@ from winnowgp.estimators.table_findings import (
     target_summary,
     training,
 )
-from winnowgp.estimators.tabular_model import TASKS, TabularModel
+from winnowgp.estimators.tabular_model import TASKS, TabularModel, prediction_names
 from winnowgp.report.findings import Findings, Quality
 from winnowgp.training import OnProgress, silent
 
@@ -81,13 +81,14 @@ def fit_table(
         # Before any row is left out, so that the error names a row of the table.
         if (values := table.numbers(name)) is not None:
             check_finite(name, values)
-    table = _with_target(table, target, missing=missing)
+    table, number = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
     _check_id(id_column, table, target, task)
     inputs = table.without([target, *ignored])
     train, test = _split(table.N, test_size, seed=seed)
     encoder = TableEncoder.learn(inputs.rows(train), missing=missing, max_words=max_words)
-    y = _targets(table, target, task, train)
+    _check_held_out(encoder, inputs, number)
+    y = _targets(table, target, task, train, number)
     film = Film(on_progress)
     points: dict[str, Any] = {
         "alpha": alpha,
@@ -140,7 +141,8 @@ def fit_table(
     return TabularModel(encoder, estimator, id_column, findings)
 
 
-def _with_target(table: Columns, target: str, *, missing: str) -> Columns:
+def _with_target(table: Columns, target: str, *, missing: str) -> tuple[Columns, NDArray[np.intp]]:
+    """The rows that have a target, and their numbers in the table, from 1."""
     absent = np.array([word is None for word in table.words(target)])
     if absent.any() and missing == "error":
         raise InputError(
@@ -150,7 +152,7 @@ def _with_target(table: Columns, target: str, *, missing: str) -> Columns:
     kept = table.rows(~absent)
     if kept.N < 2:
         raise InputError(f"the table has {kept.N} rows with a target; a fit needs at least 2.")
-    return kept
+    return kept, np.flatnonzero(~absent) + 1
 
 
 def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
@@ -194,16 +196,27 @@ def _checked_task(task: str, table: Columns, target: str) -> str:
 
 def _check_id(id_column: str | None, table: Columns, target: str, task: str) -> None:
     """A column of predictions would take its place."""
-    predicted = {"mean", "sd", "lower", "upper"}
-    if task == "classification":
-        predicted = {"class", *(f"p_{word}" for word in table.words(target))}
-    if id_column in predicted:
+    if id_column in prediction_names(task, table.words(target)):
         raise InputError(
             f"`id_column` is {id_column!r}, and so is a column of predictions; rename it."
         )
 
 
-def _targets(table: Columns, target: str, task: str, train: NDArray[Any]) -> NDArray[Any]:
+def _check_held_out(encoder: TableEncoder, inputs: Columns, number: NDArray[np.intp]) -> None:
+    """A word in a column whose rows to learn from are all numbers, or all dates."""
+    for column in encoder.columns:
+        if column.holds(inputs):
+            continue
+        row, word = odd_word(inputs, column.name, column.kind)
+        raise InputError(
+            f"column {column.name!r} holds {column.kind}s, and {word!r} in row {number[row]}; "
+            f"mend that row, or leave the column out (`--drop`).{decimal_comma_advice([word])}"
+        )
+
+
+def _targets(
+    table: Columns, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
+) -> NDArray[Any]:
     if task == "classification":
         words = table.words(target).astype(str)
         if len(set(words[train])) < 2:
@@ -217,7 +230,7 @@ def _targets(table: Columns, target: str, task: str, train: NDArray[Any]) -> NDA
     bad = ~(np.abs(values) < 1e150)
     if bad.any():
         raise InputError(
-            f"the target {target!r} has {values[bad][0]:g} in row {int(bad.argmax()) + 1}; it must "
+            f"the target {target!r} has {values[bad][0]:g} in row {number[bad.argmax()]}; it must "
             "be finite and below 1e150."
         )
     return values

@@ -8,7 +8,6 @@ from typing import Any, final
 
 import torch
 from gpytorch.kernels import Kernel
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
@@ -122,6 +121,8 @@ class PointsRequest:
             start = deepcopy(kernel).to(part)
             return part[greedy_variance(start, part, self.n_candidates, given=part[:0])]
         if self.candidates == "kmeans" and len(part.unique(dim=0)) > self.n_candidates:
+            from sklearn.cluster import KMeans  # half a second that not all fits need
+
             clusters = KMeans(self.n_candidates, n_init="auto", max_iter=20, random_state=seed)
             return torch.from_numpy(clusters.fit(part.numpy()).cluster_centers_)
         return rows[: self.n_candidates]

@@ -1,5 +1,6 @@
 """How good predictions are on rows the fit never saw."""
 
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from scipy.stats import norm, poisson
 from winnowgp.estimators.predictive import Predictive, predictive
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
+from winnowgp.models import LEAST_NOISE
 from winnowgp.report.findings import Confusion, Metric, Quality, Reliability
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -104,10 +106,15 @@ def _r_squared(y: Values, predicted: Any) -> float:
 
 
 def _constant_density(model: SparseGPRegressor, y: Values, y_train: Values) -> float:
-    """Of one Gaussian, or one Poisson, for every row."""
+    """Of one Gaussian, or one Poisson, for every row.
+
+    The Gaussian is no narrower than the model's own noise may be, or a target that never varies
+    would have a baseline of infinite density.
+    """
     if model.likelihood == "poisson":
         return float(poisson.logpmf(y, max(y_train.mean(), 1e-12)).mean())
-    return float(norm.logpdf(y, y_train.mean(), max(y_train.std(), 1e-12)).mean())
+    least = sqrt(LEAST_NOISE) * model._y_units.columns.scale.item()
+    return float(norm.logpdf(y, y_train.mean(), max(y_train.std(), least)).mean())
 
 
 def _covered(found: Predictive, y: Values, level: float) -> float:

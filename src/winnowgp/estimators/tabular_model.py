@@ -1,6 +1,7 @@
 """A model of a table: what `winnow fit` makes, and what a file of it holds."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -15,6 +16,13 @@ from winnowgp.io import save
 from winnowgp.report.findings import Findings
 
 TASKS = ("regression", "classification", "counts")
+
+
+def prediction_names(task: str, classes: Iterable[Any]) -> set[str]:
+    """Names of the columns that a model predicts; no column of names of rows may be called so."""
+    if task == "classification":
+        return {"class", *(f"p_{c}" for c in classes)}
+    return {"mean", "sd", "lower", "upper"}
 
 
 @final

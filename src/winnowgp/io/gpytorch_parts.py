@@ -13,6 +13,7 @@ import torch
 from gpytorch import constraints, kernels, likelihoods, means, priors
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.means import Mean
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from winnowgp.models.observations import owned
 
 # A file cannot make us build anything larger than this many of one thing.
 _MOST = 1_000_000
-_SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_size")
+_SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_size", "num_tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +99,22 @@ def packed_likelihood(likelihood: Likelihood) -> Packed:
 
 def kernel_from_packed(found: Packed) -> Kernel:
     """The way back."""
-    return _with_state(_kernel(found.about), found.tensors)
+    return _with_state(_kernel(found.about), found)
 
 
 def mean_from_packed(found: Packed) -> Mean:
     """The way back."""
-    return _with_state(_mean(found.about), found.tensors)
+    return _with_state(_mean(found.about), found)
 
 
 def likelihood_from(found: Packed) -> Likelihood:
     """The way back."""
-    return _with_state(owned(_likelihood(found.about)), found.tensors)
+    return _with_state(owned(_likelihood(found.about)), found)
 
 
 def _packed(kind: str, module: nn.Module, about: dict[str, Any], back: Any) -> Packed:
     """With a trial of the way back: what would not fit then is refused now."""
-    packed = Packed(kind, about, dict(module.state_dict()))
+    packed = Packed(kind, about | {"frozen": frozen(module)}, dict(module.state_dict()))
     try:
         back(packed)
     except (ModelFileError, RuntimeError, TypeError, ValueError) as error:
@@ -123,16 +124,34 @@ def _packed(kind: str, module: nn.Module, about: dict[str, Any], back: Any) -> P
     return packed
 
 
-def _with_state(module: Any, state: dict[str, Tensor]) -> Any:
+def frozen(module: nn.Module) -> list[str]:
+    """Names of the parameters that are not to be learnt."""
+    return [name for name, p in module.named_parameters() if not p.requires_grad]
+
+
+def freeze(module: nn.Module, names: list[str]) -> None:
+    """Keep these parameters from being learnt."""
+    parameters = dict(module.named_parameters())
+    for name in names:
+        parameters[name].requires_grad_(False)
+
+
+def _with_state(module: Any, found: Packed) -> Any:
     """The module in the dtype of its state, which must fit exactly."""
+    state = found.tensors
     floating = [t.dtype for t in state.values() if t.dtype.is_floating_point]
     if floating:
         module = module.to(floating[0])
-    own = {name: t.shape for name, t in module.state_dict().items()}
-    if own != {name: t.shape for name, t in state.items()}:
-        different = {n for n in own.keys() | state.keys() if own.get(n) != _shape(state.get(n))}
+    own = module.state_dict()
+    names = own.keys() | state.keys()
+    different = {n for n in names if _shape(own.get(n)) != _shape(state.get(n))}
+    if different:
         raise ModelFileError(f"does not fit its description in {', '.join(sorted(different))}")
+    numbers = all(t.is_floating_point() == state[n].is_floating_point() for n, t in own.items())
+    if not numbers or any(not torch.isfinite(state[n]).all() for n, _ in module.named_parameters()):
+        raise ModelFileError(f"holds a {found.kind} whose parameters are not numbers")
     module.load_state_dict(state)
+    freeze(module, found.about.get("frozen", []))
     return module
 
 
@@ -180,8 +199,14 @@ def _described_likelihood(likelihood: Any) -> dict[str, Any]:
     name = _known(likelihood, _LIKELIHOODS)
     about = _described(name, likelihood, _LIKELIHOODS[name])
     if isinstance(likelihood, likelihoods.GaussianLikelihood):
-        # Its noise lives one module further down.
-        about |= _described(name, likelihood.noise_covar, _Kind(nn.Module))
+        # Its noise lives one module further down, a number for all columns or one for each.
+        noise: Any = likelihood.noise_covar
+        about |= _described(name, noise, _Kind(nn.Module))
+        kind = type(noise)
+        if kind is MultitaskHomoskedasticNoise:
+            about["arguments"]["num_tasks"] = noise.raw_noise.shape[-1]
+        elif kind is not HomoskedasticNoise:
+            raise NotSaveableError(f"{type(noise).__name__} cannot be saved.")
     if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
         about["arguments"]["mixing_weights"] = likelihood.mixing_weights is not None
     return about
@@ -189,7 +214,12 @@ def _described_likelihood(likelihood: Any) -> dict[str, Any]:
 
 def _likelihood(about: dict[str, Any]) -> Likelihood:
     made: Any = _found(about, _LIKELIHOODS).make
-    return made(**_arguments(about))
+    arguments = _arguments(about)
+    if "num_tasks" not in arguments:
+        return made(**arguments)
+    likelihood = made()
+    likelihood.noise_covar = MultitaskHomoskedasticNoise(**arguments)
+    return likelihood
 
 
 def _described(name: str, module: Any, kind: _Kind) -> dict[str, Any]:

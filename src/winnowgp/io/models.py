@@ -1,7 +1,5 @@
 """How models and their posteriors are packed."""
 
-from torch import nn
-
 from winnowgp.io.gpytorch_parts import (
     kernel_from_packed,
     likelihood_from,
@@ -25,16 +23,21 @@ def packed_posterior(posterior: Posterior) -> Packed:
 
 
 def posterior_from(found: Packed) -> Posterior:
-    """The way back."""
-    return Posterior(
+    """The way back, with a trial: parts that do not belong together are found out now."""
+    M, D = found.numbers("Z", None, None).shape
+    P = found.numbers("q_mean", M, None).shape[1]
+    shared = len(found.numbers("q_factor", None, M, M)) == 1
+    posterior = Posterior(
         kernel_from_packed(found.parts["kernel"]),
         found.tensors["Z"],
         mean=mean_from_packed(found.parts["mean"]),
         likelihood=likelihood_from(found.parts["likelihood"]),
         q_mean=found.tensors["q_mean"],
-        q_factor=found.tensors["q_factor"],
-        L=found.tensors["L"],
+        q_factor=found.numbers("q_factor", 1 if shared else P, M, M),
+        L=found.numbers("L", M, M),
     )
+    posterior.predict(posterior.Z.new_zeros(1, D), observed=True)
+    return posterior
 
 
 def _packed_sparse(model: SparseGP) -> Packed:
@@ -57,7 +60,8 @@ def _sparse_from(found: Packed) -> SparseGP:
     return model
 
 
-def _packed_variational(model: VariationalGP) -> Packed:
+def packed_variational(model: VariationalGP) -> Packed:
+    """With its q(u)."""
     return Packed(
         "VariationalGP",
         {"frozen": not model.candidates.requires_grad, "targets": model.targets},
@@ -66,7 +70,8 @@ def _packed_variational(model: VariationalGP) -> Packed:
     )
 
 
-def _variational_from(found: Packed) -> VariationalGP:
+def variational_from(found: Packed) -> VariationalGP:
+    """The way back."""
     model = VariationalGP(
         kernel_from_packed(found.parts["kernel"]),
         found.tensors["candidates"],
@@ -74,9 +79,9 @@ def _variational_from(found: Packed) -> VariationalGP:
         targets=found.about["targets"],
         mean=mean_from_packed(found.parts["mean"]),
     )
-    for name in ("q_mean", "q_factor"):
-        parameter: nn.Parameter = getattr(model, name)
-        parameter.data.copy_(found.tensors[name].expand_as(parameter))
+    model.q_mean.data.copy_(found.numbers("q_mean", model.K, model.P))
+    factor = found.numbers("q_factor", None, model.K, model.K)
+    model.q_factor.data.copy_(factor.expand_as(model.q_factor))
     model.candidates.requires_grad_(not found.about["frozen"])
     return model
 
@@ -92,5 +97,5 @@ def _parts(model: InducingModel | Posterior) -> dict[str, Packed]:
 PACKINGS = {
     "Posterior": Packing(packed_posterior, posterior_from),
     "SparseGP": Packing(_packed_sparse, _sparse_from),
-    "VariationalGP": Packing(_packed_variational, _variational_from),
+    "VariationalGP": Packing(packed_variational, variational_from),
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from winnowgp import __version__
+from winnowgp.data.columns import MISSING_WORDS
 from winnowgp.io.program import Program
 from winnowgp.io.written_whole import written_whole
 
@@ -31,7 +32,7 @@ _OPS = {
     "Squeeze1": "{0}[:, 0]",
     "Missing": "np.isnan({0}).astype(float)",
     "Filled": "np.where(np.isnan({0}), {1}, {0})",
-    "OneHot": "({0}[:, None] == {1}).astype(float)",
+    "OneHot": "_one_hot({0}, {1})",
 }
 
 _FILE = '''"""A predictor exported by winnowgp {version}. It needs numpy and nothing else.
@@ -51,6 +52,7 @@ import math
 import numpy as np
 
 ABOUT = {facts}
+MISSING = {missing}
 ROWS = 4096  # at once, so that memory stays small
 
 
@@ -78,7 +80,34 @@ def _numbers(values, width):
 
 
 def _words(values):
-    return np.asarray(["" if value is None else str(value) for value in values], dtype=str)
+    """Words as winnowgp reads them: without blanks around them, None where nothing is known."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError("expected one word a row")
+    if array.dtype.kind == "M":
+        return [None if t == "NaT" else str(t) for t in np.datetime_as_string(array, unit="s")]
+    if array.dtype.kind == "f":
+        array = array.astype(float)
+    return [_word(value) for value in array.tolist()]
+
+
+def _word(value):
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() and abs(value) < 2.0**53 else repr(value)
+    text = str(value).strip()
+    return None if text.lower() in MISSING else text
+
+
+def _one_hot(words, known):
+    places = {{word: place for place, word in enumerate(known)}}
+    found = np.array([places.get(word, -1) for word in words], dtype=int)
+    return (found[:, None] == np.arange(len(known))).astype(float)
 
 
 def _ndtr(z):
@@ -109,10 +138,15 @@ def save_numpy(program: Program, path: Path) -> Path:
 def numpy_source(program: Program, module: str) -> str:
     """The text of the file."""
     packed = io.BytesIO()
-    np.savez_compressed(packed, allow_pickle=False, **program.constants)
+    numbers = {n: c for n, c in program.constants.items() if c.dtype != object}
+    np.savez_compressed(packed, allow_pickle=False, **numbers)
+    # Words stay Python's: numpy's strings forget zeros at their end.
+    sources = {
+        n: f"_C[{n!r}]" if n in numbers else ascii(c.tolist()) for n, c in program.constants.items()
+    }
     steps = []
     for step in program.steps:
-        names = [f"_C[{n!r}]" if n in program.constants else n for n in step.inputs]
+        names = [sources.get(n, n) for n in step.inputs]
         text = "np.concatenate([{}], 1)".format(", ".join(names))
         if step.op != "Concat":
             text = _OPS[step.op].format(*names)
@@ -133,6 +167,7 @@ def numpy_source(program: Program, module: str) -> str:
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),
         facts=repr(program.about),
+        missing=sorted(MISSING_WORDS),
         data="an array" if single else "a dictionary of columns",
         columns="[" + ", ".join(columns) + "]",
         names=list(program.outputs),

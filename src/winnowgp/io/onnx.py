@@ -47,7 +47,7 @@ def save_onnx(program: Program, path: Path) -> Path:
         nodes.append(helper.make_node("Identity", [values[value]], [name]))
         shape = ["N"] if width is None else ["N", width]
         outputs.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
-    numbers = {n: c for n, c in program.constants.items() if c.dtype.kind != "U"}
+    numbers = {n: c for n, c in program.constants.items() if c.dtype != object}
     initializers = [numpy_helper.from_array(c, values[n]) for n, c in numbers.items()]
     initializers += [
         numpy_helper.from_array(np.array([axis], dtype=np.int64), _AXES[axis]) for axis in _AXES

@@ -1,9 +1,14 @@
 """A thing taken apart: what JSON can say, tensors, and smaller things inside it."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
+
+from winnowgp.errors import ModelFileError
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,34 @@ class Packed:
     """Anything that JSON can say: no NaN and no infinity."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     parts: "dict[str, Packed]" = field(default_factory=dict)
+
+    def numbers(self, name: str, *shape: int | None, finite: bool = True) -> Tensor:
+        """A tensor of floating-point numbers, checked; None in the shape is any size.
+
+        Args:
+            finite: whether infinity is refused; NaN always is.
+        """
+        found = self.tensors.get(name)
+        if found is None:
+            raise ModelFileError(f"lacks the numbers {name!r} of a {self.kind}")
+        if len(found.shape) != len(shape) or any(
+            want is not None and want != have for want, have in zip(shape, found.shape, strict=True)
+        ):
+            wanted = [("any" if size is None else size) for size in shape]
+            raise ModelFileError(
+                f"{name!r} of a {self.kind} has shape {list(found.shape)} where {wanted} belongs"
+            )
+        odd = ~torch.isfinite(found) if finite else torch.isnan(found)
+        if not found.dtype.is_floating_point or bool(odd.any()):
+            raise ModelFileError(f"{name!r} of a {self.kind} holds something other than numbers")
+        return found
+
+    def said(self, name: str, kind: type[_Kind]) -> _Kind:
+        """What is said under a name, checked: a bool is no int."""
+        found = self.about.get(name)
+        if type(found) is not kind:
+            raise ModelFileError(f"says {found!r:.40} for {name!r} of a {self.kind}")
+        return found
 
     def outline(self) -> dict[str, Any]:
         """Everything but the tensors, for JSON."""

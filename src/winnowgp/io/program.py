@@ -53,9 +53,9 @@ class Program:
         return f"input{len(self.inputs) - 1}"
 
     def constant(self, value: ArrayLike) -> str:
-        """The name of a constant, in float64 unless it holds words."""
+        """The name of a constant, in float64 unless it is an array of words, of dtype object."""
         array = np.asarray(value)
-        array = array if array.dtype.kind == "U" else array.astype(np.float64)
+        array = array if array.dtype == object else array.astype(np.float64)
         name = f"c{len(self.constants)}"
         self.constants[name] = array
         return name

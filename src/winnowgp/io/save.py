@@ -15,17 +15,29 @@ _HOMES = {
     "Posterior": "winnowgp.io.models",
     "SparseGP": "winnowgp.io.models",
     "VariationalGP": "winnowgp.io.models",
+    "DeepPosterior": "winnowgp.io.deep_models",
+    "DeepGP": "winnowgp.io.deep_models",
+    "ExpectedPosterior": "winnowgp.io.latent_models",
+    "SampledPosterior": "winnowgp.io.latent_models",
+    "LatentVariableGP": "winnowgp.io.latent_models",
+    "SampledLatentGP": "winnowgp.io.latent_models",
     "SparseGPRegressor": "winnowgp.estimators.packing",
     "SparseGPClassifier": "winnowgp.estimators.packing",
+    "DeepGPRegressor": "winnowgp.estimators.deep_packing",
+    "DeepGPClassifier": "winnowgp.estimators.deep_packing",
+    "GPLVM": "winnowgp.estimators.latent_packing",
     "TabularModel": "winnowgp.estimators.packing",
 }
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> Path:
-    """Write a model to a file, whole or not at all; its size grows with M, not with N.
+    """Write a model to a file, whole or not at all.
+
+    Its size grows with M, not with N; but a latent-variable model is also where each row is, N · Q
+    numbers twice.
 
     Args:
-        model: a `Posterior`, `SparseGP`, `VariationalGP`, a fitted estimator or a `TabularModel`.
+        model: a fitted estimator, a model, its posterior, or a `TabularModel`.
 
     Raises:
         NotSaveableError: the model has a part, such as a kernel of your own, that a file has no

@@ -31,6 +31,8 @@ class DeepPosterior(nn.Module):
         layers: copied.
         samples: propagated for each row; rounded up to an even number, and to four times the number
             of hidden outputs.
+        factors: of each layer's K_uu where they are known already, as of a posterior that was
+            saved.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class DeepPosterior(nn.Module):
         likelihood: Likelihood,
         connected: bool,
         samples: int = 64,
+        factors: Sequence[Float[Tensor, "_ _"]] | None = None,
     ) -> None:
         super().__init__()
         if samples < 1:
@@ -48,8 +51,10 @@ class DeepPosterior(nn.Module):
         self.likelihood = deepcopy(likelihood).requires_grad_(False)
         self.connected = connected
         self.samples = samples
-        for number, layer in enumerate(self.layers):
-            self.register_buffer(f"_L{number}", layer.points().L)
+        if factors is None:
+            factors = [layer.points().L for layer in self.layers]
+        for number, factor in enumerate(factors):
+            self.register_buffer(f"_L{number}", factor.detach().clone())
 
     @property
     def layers(self) -> list[DeepLayer]:
@@ -65,6 +70,11 @@ class DeepPosterior(nn.Module):
     def P(self) -> int:
         """Number of latent functions of the last layer."""
         return self.layers[-1].P
+
+    @property
+    def factors(self) -> list[Tensor]:
+        """Cholesky factor of each layer's K_uu, `[M M]`."""
+        return [self.get_buffer(f"_L{number}") for number in range(len(self._layers))]
 
     def components(self, X: Float[Tensor, "N D"]) -> Prediction:
         """The Gaussians of the mixture, `[T N P]`: q(f_L | sample t) of each row."""
@@ -151,12 +161,12 @@ class DeepPosterior(nn.Module):
         return [
             LayerPoints(
                 layer.candidates,
-                self.get_buffer(f"_L{number}"),
+                factor,
                 layer.q_mean,
                 layer.q_factor.tril(),
                 torch.ones(layer.K, dtype=torch.bool, device=layer.candidates.device),
             )
-            for number, layer in enumerate(self.layers)
+            for layer, factor in zip(self.layers, self.factors, strict=True)
         ]
 
     def _check(self, X: Tensor) -> None:

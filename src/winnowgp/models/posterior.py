@@ -32,7 +32,10 @@ class Posterior(nn.Module):
 
         var f(x) = k(x, x) − Σ_m sign(s_m) (A k)_m²,   k = k(Z, x)
 
-    is one product. Known to be narrower than the prior everywhere, all signs are positive.
+    is one product. Known to be narrower than the prior everywhere, all signs are positive. In
+    float32 it is as accurate as the solve V = L⁻¹ k, to about 1e-5 of the prior variance where K_uu
+    is nearly singular: both are limited by the digits of k, and a fit in float32 is off by more.
+
     Nothing here changes with train or eval mode, and nothing requires a gradient except, if the
     caller asks, the inputs.
     """

@@ -12,6 +12,7 @@ from winnowgp.plots.layers_1d import DensityMap, draw_density, draw_layer_sizes
 from winnowgp.plots.posterior_1d import Curve, draw_curve, draw_posterior_1d
 from winnowgp.plots.size_panel import ChosenSizes, SizePanel, draw_size_panel
 from winnowgp.plots.style import COLOURS, PROCEDURES, saved, styled
+from winnowgp.plots.surface_2d import Surface, draw_surface_2d
 from winnowgp.plots.trace import draw_trace
 from winnowgp.plots.tradeoff import Tradeoff, draw_tradeoff
 from winnowgp.plots.trajectory import Trajectory, draw_trajectories
@@ -25,6 +26,7 @@ __all__ = [
     "DensityMap",
     "LatentMap",
     "SizePanel",
+    "Surface",
     "Tradeoff",
     "Trajectory",
     "draw_calibration",
@@ -40,6 +42,7 @@ __all__ = [
     "draw_layer_sizes",
     "draw_posterior_1d",
     "draw_size_panel",
+    "draw_surface_2d",
     "draw_trace",
     "draw_tradeoff",
     "draw_trajectories",

@@ -7,7 +7,6 @@ from math import inf
 from typing import final
 
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from winnowgp.data import Entries
@@ -178,6 +177,8 @@ class _Steps:
             return self.model.with_candidates(X.unique(dim=0))
         g = self._generator
         seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
+        from sklearn.cluster import KMeans  # half a second that not all fits need
+
         clusters = KMeans(count, n_init="auto", max_iter=50, random_state=seed).fit(X.cpu().numpy())
         return self.model.with_candidates(torch.as_tensor(clusters.cluster_centers_).to(X))
 

@@ -6,7 +6,6 @@ from math import inf
 from typing import Generic, final
 
 import torch
-from sklearn.cluster import KMeans
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
@@ -194,6 +193,8 @@ class FastSteps(Generic[Model]):
             return model.with_candidates(source[:M])
         g = self._generator
         seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
+        from sklearn.cluster import KMeans  # half a second that not all fits need
+
         found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
             source.cpu().numpy()
         )
