@@ -2,12 +2,11 @@
 
     python killed_fits.py PROBLEM POINTS FOLDER
 
-Prints one JSON object: the answer of a fit that nobody disturbed, and that of each fit that was
+Writes one JSON object: the answer of a fit that nobody disturbed, and that of each fit that was
 killed at one of POINTS moments spread over it, twice in every fourth, and gone on with. Processes
 are forked from one that has imported everything, so that a fit takes what a fit takes.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -203,7 +202,7 @@ def in_a_process(work: Callable[[], Any], seed: int) -> Any:
             result.write_text(json.dumps(work()))
             os._exit(0)
         except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -261,4 +260,4 @@ if __name__ == "__main__":
     # Optimisers import half of PyTorch when they are first made: here, not in every process.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()
     os.chdir(sys.argv[3])
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]))))
+    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]))))
