@@ -25,19 +25,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return (tmp_path / "runs").as_uri()
 
 
-def curve(watcher: MLflow, name: str) -> list[tuple[int, float]]:
-    from mlflow.tracking import MlflowClient
+def client(watcher: MLflow) -> Any:
+    return pytest.importorskip("mlflow").tracking.MlflowClient(watcher.tracking_uri)
 
-    assert watcher.run_id is not None
-    found = MlflowClient(watcher.tracking_uri).get_metric_history(watcher.run_id, name)
+
+def curve(watcher: MLflow, name: str) -> list[tuple[int, float]]:
+    found = client(watcher).get_metric_history(watcher.run_id, name)
     return [(each.step, each.value) for each in found]
 
 
 def run_of(watcher: MLflow) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    assert watcher.run_id is not None
-    return MlflowClient(watcher.tracking_uri).get_run(watcher.run_id)
+    return client(watcher).get_run(watcher.run_id)
 
 
 def test_metrics_and_words_are_in_the_run(runs: str) -> None:

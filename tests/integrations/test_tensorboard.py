@@ -21,10 +21,9 @@ def step(number: int, phase: str = "inclusion", objective: float = 0.0) -> Progr
 
 
 def read(folder: Path) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     # Zero stands for all of them.
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    found = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
     found.Reload()
     return found
 

@@ -1,15 +1,12 @@
 """A fit recorded by MLflow."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from time import time
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from winnowgp.errors import MissingExtraError
 from winnowgp.training import DeepProgress, Progress, readings
-
-if TYPE_CHECKING:
-    from mlflow.entities import Metric
-    from mlflow.tracking import MlflowClient
 
 # What one request to a server may hold, by MLflow's own limit.
 _MOST_METRICS = 1000
@@ -41,25 +38,23 @@ class MLflow:
         tracking_uri: str | None = None,
         params: Mapping[str, object] | None = None,
     ) -> None:
-        _client_class()
+        _module("tracking")
         self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
         self.params = dict(params or {})
         self.run_id: str | None = None
         """Of MLflow's run, once there is one."""
         self._step = 0
-        self._client: MlflowClient | None = None
-        self._waiting: list[Metric] = []
+        self._client: Any = None
+        self._waiting: list[Any] = []
 
     def __call__(self, progress: Progress | DeepProgress) -> None:
         """Record a step; sent with others, a few hundred at a time."""
-        from mlflow.entities import Metric
-
         if self.run_id is None:
             self.run_id = self._new_run()
         self._step += 1
-        now = int(1000 * time())
+        metric, now = _module("entities").Metric, int(1000 * time())
         self._waiting += [
-            Metric(name, value, now, self._step) for name, value in readings(progress).items()
+            metric(name, value, now, self._step) for name, value in readings(progress).items()
         ]
         if len(self._waiting) > _MOST_METRICS // 2:
             self.flush()
@@ -98,9 +93,9 @@ class MLflow:
         if self.run_id is not None:
             self._connected().set_terminated(self.run_id, status)
 
-    def _connected(self) -> "MlflowClient":
+    def _connected(self) -> Any:
         if self._client is None:
-            self._client = _client_class()(self.tracking_uri)
+            self._client = _module("tracking").MlflowClient(self.tracking_uri)
         return self._client
 
     def _new_run(self) -> str:
@@ -113,11 +108,10 @@ class MLflow:
         return run.info.run_id
 
 
-def _client_class() -> "type[MlflowClient]":
+def _module(name: str) -> Any:
     try:
-        from mlflow.tracking import MlflowClient
+        return import_module(f"mlflow.{name}")
     except ImportError as error:
         raise MissingExtraError(
             "`MLflow` needs the package mlflow, or mlflow-skinny: pip install 'winnowgp[mlflow]'."
         ) from error
-    return MlflowClient
