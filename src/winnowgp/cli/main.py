@@ -19,7 +19,7 @@ from winnowgp.cli.info import info
 from winnowgp.cli.plot import plot
 from winnowgp.cli.predict import predict
 from winnowgp.cli.report import report
-from winnowgp.errors import WinnowError
+from winnowgp.errors import CheckpointWarning, WinnowError
 
 FINE, OURS, YOURS, INTERRUPTED = 0, 1, 2, 130
 
@@ -57,7 +57,11 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **words)
         except KeyboardInterrupt:
-            typer.echo("\nwinnow: interrupted; nothing was written.", err=True)
+            kept = words.get("checkpoint") is not None
+            written = (
+                "the same command goes on from its checkpoint" if kept else "nothing was written"
+            )
+            typer.echo(f"\nwinnow: interrupted; {written}.", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
@@ -73,6 +77,8 @@ def run(words: list[str]) -> int:
         with warnings.catch_warnings():
             # Of libraries, about themselves; ours are messages of their own.
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CheckpointWarning)
+            warnings.showwarning = _show
             app(words, prog_name="winnow")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FINE
@@ -89,6 +95,11 @@ def run(words: list[str]) -> int:
         )
         return OURS
     return FINE
+
+
+def _show(message: Warning | str, *_: object) -> None:
+    """What a user should know, on a line of its own."""
+    typer.echo(f"winnow: {message}", err=True)
 
 
 def _one_line(error: BaseException) -> str:
