@@ -227,12 +227,13 @@ def main(name: str, points: int) -> dict[str, Any]:
     problem = PROBLEMS[name]
     expected = in_a_process(lambda: problem(None), 7)
     most = {sparse: events(problem, sparse=sparse) for sparse in (False, True)}
-    found, kills = [], 0
+    found, kills, left = [], 0, []
     for point in range(points):
         share = (point + 0.5) / points
         kind = ("after", "midway", "between", "twice")[point % 4]
         sparse = kind == "between"
-        moment = 1 + int(share * (most[sparse] - 1))
+        # Not before the seed is on disk: until then there is nothing to go on with.
+        moment = 3 + int(share * (most[sparse] - 3))
         where = Checkpoint(f"killed-{point}", SPARSE if sparse else 0)
 
         def killed(moment: int = moment, kind: str = kind, where: Checkpoint = where) -> Any:
@@ -251,7 +252,9 @@ def main(name: str, points: int) -> dict[str, Any]:
         for seed, death in enumerate(deaths, start=7):
             kills += in_a_process(death, seed) is None
         found.append(in_a_process(lambda where=where: problem(where), 11))
-    return {"expected": expected, "found": found, "kills": kills, "events": most[False]}
+        left += [path.name for path in Path(where.folder).iterdir() if path.name.startswith(".")]
+    counts = {"kills": kills, "events": most[False]}
+    return {"expected": expected, "found": found, "left": left, **counts}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from winnowgp.data import hills
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, Progress, ThreePhases, Tolerance
+from winnowgp.training import Fast, Fit, Progress, ThreePhases, Tolerance, opened
 from winnowgp.training import checkpoint as checkpoint_module
 
 KILLED_FITS = Path(__file__).parents[1] / "killed_fits.py"
@@ -104,6 +105,7 @@ def test_killed_and_gone_on_with_the_answer_is_the_same(problem: str, tmp_path: 
     found = killed(problem, 4, tmp_path)
     # One of the four is killed twice.
     assert found["kills"] == 5
+    assert found["left"] == []
     assert found["found"] == 4 * [found["expected"]]
 
 
@@ -113,6 +115,7 @@ def test_killed_and_gone_on_with_the_answer_is_the_same(problem: str, tmp_path: 
 def test_killed_at_twenty_points_the_answer_is_the_same(problem: str, tmp_path: Path) -> None:
     found = killed(problem, 20, tmp_path)
     assert found["kills"] == 25
+    assert found["left"] == []
     assert found["found"] == 20 * [found["expected"]]
 
 
@@ -305,6 +308,31 @@ def test_a_memory_without_words_is_named(tmp_path: Path) -> None:
         fitted(Checkpoint(tmp_path, 0), schedule=schedule)
     # Without a checkpoint nobody asks.
     fitted(None, schedule=schedule)
+
+
+def test_a_loop_of_the_users_becomes_a_stage_as_the_docs_say(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(stage = .*?)```", text, flags=re.DOTALL)
+
+    def run(stop: int) -> tuple[float, int]:
+        model, steps = torch.nn.Linear(1, 1, bias=False), [0]
+        torch.nn.init.zeros_(model.weight)
+
+        def take_a_step(model: torch.nn.Linear) -> None:
+            steps[0] += 1
+            if steps[0] == stop:
+                raise Stopped
+            model.weight.data += 1
+
+        journal = opened(Checkpoint(tmp_path, 0), "loop")
+        names = {"journal": journal, "model": model, "take_a_step": take_a_step}
+        exec(block, {**names, "not_done": lambda model: model.weight.item() < 5})
+        return model.weight.item(), steps[0]
+
+    with pytest.raises(Stopped):
+        run(stop=4)
+    assert run(stop=0) == (5.0, 2)
+    assert run(stop=0) == (5.0, 0)
 
 
 class Counter:
