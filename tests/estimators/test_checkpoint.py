@@ -11,8 +11,8 @@ from sklearn.model_selection import cross_val_score
 
 from winnowgp import GPLVM, Checkpoint, DeepGPClassifier, SparseGPRegressor, load
 from winnowgp.errors import CheckpointError, InputError
-from winnowgp.estimators import points_request
-from winnowgp.training import Progress
+from winnowgp.estimators import inducing_estimator, points_request
+from winnowgp.training import MaxPoints, Progress
 
 PAPER: dict[str, Any] = {
     "schedule": "paper",
@@ -59,15 +59,21 @@ def test_without_a_seed_the_one_that_was_drawn_belongs_to_the_checkpoint(tmp_pat
 
 
 def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatch) -> None:
-    asked: dict[str, Any] = {"max_predict_us": 50.0, "n_candidates": 8, "random_state": 0}
-    measured = iter([3, 5])
+    planned: list[Any] = []
+
+    def fit(*_: Any, schedule: Any, **__: Any) -> None:
+        planned.append(schedule.goal)
+        raise Stopped
+
+    measured = iter([3, 5, 7])
     monkeypatch.setattr(points_request, "points_within", lambda *_, **__: next(measured))
-    stopped(SparseGPRegressor(**asked, checkpoint=tmp_path), *rows(10))
-    found = SparseGPRegressor(**asked, checkpoint=tmp_path).fit(*rows(10))
-    assert found.n_inducing_ == 3
-    # Not in the folder of another request, though.
-    other = SparseGPRegressor(**{**asked, "max_predict_us": 60.0}, checkpoint=tmp_path)
-    assert other.fit(*rows(10)).n_inducing_ == 5
+    monkeypatch.setattr(inducing_estimator, "fit", fit)
+    for where in (tmp_path / "kept", tmp_path / "kept", tmp_path / "other", None):
+        stopped(SparseGPRegressor(max_predict_us=50.0, checkpoint=where), *rows())
+    assert planned == [MaxPoints(3), MaxPoints(3), MaxPoints(5), MaxPoints(7)]
+    # Not for another request, though.
+    with pytest.raises(CheckpointError, match="`max_predict_us` was 50.0 and is 60.0"):
+        SparseGPRegressor(max_predict_us=60.0, checkpoint=tmp_path / "kept").fit(*rows())
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 """Fits that are stopped and go on: what is written, what is refused, what is said."""
 
 import errno
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,20 +17,6 @@ from winnowgp.gradients import Baseline, ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import Fast, Fit, Progress, ThreePhases, Tolerance, opened
 from winnowgp.training import checkpoint as checkpoint_module
-
-KILLED_FITS = Path(__file__).parents[1] / "killed_fits.py"
-PROBLEMS = [
-    "fast",
-    "count of points",
-    "classes",
-    "paper",
-    "paper, classes",
-    "deep",
-    "deep, paper",
-    "latent",
-    "latent, paper",
-    "command",
-]
 
 
 class Stopped(Exception):
@@ -86,37 +69,6 @@ def same(a: Fit[SparseGP], b: Fit[SparseGP]) -> bool:
         and torch.equal(a.selection.mask, b.selection.mask)
         and a.bound == b.bound
     )
-
-
-def killed(problem: str, points: int, folder: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(KILLED_FITS), problem, str(points), str(folder)],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked and sent SIGKILL")
-@pytest.mark.parametrize("problem", ["paper, classes", "command"])
-def test_killed_and_gone_on_with_the_answer_is_the_same(problem: str, tmp_path: Path) -> None:
-    found = killed(problem, 4, tmp_path)
-    # One of the four is killed twice.
-    assert found["kills"] == 5
-    assert found["left"] == []
-    assert found["found"] == 4 * [found["expected"]]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked and sent SIGKILL")
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_killed_at_twenty_points_the_answer_is_the_same(problem: str, tmp_path: Path) -> None:
-    found = killed(problem, 20, tmp_path)
-    assert found["kills"] == 25
-    assert found["left"] == []
-    assert found["found"] == 20 * [found["expected"]]
 
 
 @pytest.mark.parametrize(
