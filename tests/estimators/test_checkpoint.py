@@ -72,7 +72,7 @@ def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatc
         stopped(SparseGPRegressor(max_predict_us=50.0, checkpoint=where), *rows())
     assert planned == [MaxPoints(3), MaxPoints(3), MaxPoints(5), MaxPoints(7)]
     # Not for another request, though.
-    with pytest.raises(CheckpointError, match="`max_predict_us` was 50.0 and is 60.0"):
+    with pytest.raises(CheckpointError, match=r"`max_predict_us` was 50\.0 and is 60\.0"):
         SparseGPRegressor(max_predict_us=60.0, checkpoint=tmp_path / "kept").fit(*rows())
 
 
