@@ -17,11 +17,12 @@ class EarlyStopping:
     the best step so far is the luckiest one. What the phase reached is kept, the next one begins.
 
     >>> from winnowgp import SparseGPRegressor
-    >>> X = [[0.1 * i] for i in range(30)]
     >>> model = SparseGPRegressor(
-    ...     schedule="paper", alpha=0.1, n_candidates=8, epochs=(1000, 10, 10),
-    ...     on_progress=EarlyStopping(patience=20, least_gain=1.0), random_state=0,
-    ... ).fit(X, [x[0] ** 2 for x in X])
+    ...     schedule="paper",
+    ...     alpha=0.1,
+    ...     epochs=(200, 5, 5),
+    ...     on_progress=EarlyStopping(patience=5, least_gain=2.0),
+    ... ).fit([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.0, 4.0, 9.0])
 
     Args:
         patience: steps that are compared with as many before them.
