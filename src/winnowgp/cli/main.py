@@ -20,9 +20,10 @@ from winnowgp.cli.plot import plot
 from winnowgp.cli.predict import predict
 from winnowgp.cli.report import report
 from winnowgp.cli.reproduce import reproduce
-from winnowgp.errors import WinnowError
+from winnowgp.errors import CheckpointWarning, WinnowError
 
 FINE, OURS, YOURS, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+NOTHING = "nothing was written."
 
 app = typer.Typer(
     name="winnow",
@@ -64,7 +65,9 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(UNREAD) from None
         except KeyboardInterrupt as interruption:
-            kept = str(interruption) or "nothing was written."
+            goes_on = words.get("checkpoint") is not None
+            usual = "the same command goes on from its checkpoint." if goes_on else NOTHING
+            kept = str(interruption) or usual
             typer.echo(f"\nwinnow: interrupted; {kept}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
@@ -81,6 +84,8 @@ def run(words: list[str]) -> int:
         with warnings.catch_warnings():
             # Of libraries, about themselves; ours are messages of their own.
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CheckpointWarning)
+            warnings.showwarning = _show
             app(words, prog_name="winnow")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FINE
@@ -97,6 +102,11 @@ def run(words: list[str]) -> int:
         )
         return OURS
     return FINE
+
+
+def _show(message: Warning | str, *_: object) -> None:
+    """What a user should know, on a line of its own."""
+    typer.echo(f"winnow: {message}", err=True)
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from winnowgp.training.deep_fit import (
 )
 from winnowgp.training.deep_race import deep_race
 from winnowgp.training.deep_three_phases import DeepThreePhases
+from winnowgp.training.early_stopping import EarlyStopping
 from winnowgp.training.fast import Fast
 from winnowgp.training.fast_latent import FastLatent
 from winnowgp.training.fit import fit
@@ -30,9 +31,11 @@ from winnowgp.training.placing import Places, placed
 from winnowgp.training.predict_time import measured_predict_us, points_within
 from winnowgp.training.principal import principal_latents
 from winnowgp.training.progress import EndPhase, OnProgress, Progress, silent
+from winnowgp.training.readings import inclusions, readings
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.training.stateful import Remembered, Stateful
 from winnowgp.training.three_phases import ThreePhases
+from winnowgp.training.watchers import Watchers
 
 __all__ = [
     "Adam",
@@ -42,6 +45,7 @@ __all__ = [
     "DeepProgress",
     "DeepSchedule",
     "DeepThreePhases",
+    "EarlyStopping",
     "EndPhase",
     "Fast",
     "FastLatent",
@@ -68,6 +72,7 @@ __all__ = [
     "Stateful",
     "ThreePhases",
     "Tolerance",
+    "Watchers",
     "best_level",
     "deep_race",
     "deep_silent",
@@ -75,11 +80,13 @@ __all__ = [
     "fit",
     "fit_deep",
     "fit_latent",
+    "inclusions",
     "measured_predict_us",
     "opened",
     "placed",
     "points_within",
     "principal_latents",
+    "readings",
     "silent",
     "train_layerwise",
 ]

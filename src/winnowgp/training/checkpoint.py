@@ -63,6 +63,11 @@ class Checkpoint:
                 "it to start again, or give another folder."
             ) from error
 
+    def tidy(self) -> None:
+        """Remove what a process that was killed while it wrote has left half written."""
+        for path in Path(self.folder).glob(".*.checkpoint"):
+            path.unlink(missing_ok=True)
+
     def write(self, name: str, state: State) -> None:
         """Put a state in the place of the last one, whole or not at all.
 

@@ -210,6 +210,7 @@ def opened(
     if generator is not None:
         parts["generator"] = generator
     heading = fingerprint(**parts)
+    checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and found["heading"] != heading:
         if not found["finished"]:
@@ -246,8 +247,8 @@ def _other_work(
         f"`{key}` was {_short(before.get(key))} and is {_short(now.get(key))}" for key in names
     )
     return CheckpointError(
-        f"{checkpoint.path(name)} belongs to another fit, which has not ended: {changes}. Go on "
-        "with that one, give another folder, or delete this one to start again."
+        f"{checkpoint.path(name)} belongs to another fit, which has not ended: {changes}. Run "
+        "that one again as it was, give another folder, or delete this one to start again."
     )
 
 

@@ -1,0 +1,87 @@
+"""`winnow fit --checkpoint`, as far as it is not killed (`tests/training/test_checkpoint.py`)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from winnowgp.cli.main import run
+from winnowgp.estimators.film import Film
+from winnowgp.io import load
+from winnowgp.training import Progress
+from winnowgp.training import checkpoint as checkpoint_module
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    table = tmp_path / "line.csv"
+    table.write_text("x,y\n" + "\n".join(f"{x},{x * x}" for x in range(12)))
+    asked = ["fit", str(table), "-t", "y", "--tolerance", "1", "--quiet"]
+    kept = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "0"]
+    return [*asked, *kept, "-o", str(tmp_path / "line.winnow")]
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Film.__call__
+
+    def call(film: Film, progress: Progress) -> None:
+        if progress.phase == "move" and progress.step == step:
+            raise KeyboardInterrupt
+        real(film, progress)
+
+    monkeypatch.setattr(Film, "__call__", call)
+
+
+def test_the_same_command_goes_on_after_an_interruption(
+    words: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    plain = tmp_path / "plain.winnow"
+    assert run([*words[:7], "-o", str(plain)]) == 0
+    interrupt_at(2, monkeypatch)
+    assert run(words) == 130
+    assert "goes on from its checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "line.winnow").exists()
+    monkeypatch.undo()
+    # Another command may not have the folder yet.
+    assert run([*words, "--tolerance", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`tolerance` was 1.0 and is 2.0" in line
+    assert run(words) == 0
+    found, expected = load(tmp_path / "line.winnow"), load(plain)
+    assert found.findings["training"] == expected.findings["training"]
+    assert found.estimator.elbo_ == expected.estimator.elbo_
+    assert found.estimator.checkpoint is None
+
+
+def test_a_damaged_checkpoint_is_a_line_and_not_a_traceback(
+    words: list[str], tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "fit.checkpoint").write_bytes(b"nonsense")
+    assert run(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "delete it to start again" in line
+
+
+def test_a_disk_that_fills_up_is_a_line_and_the_model_is_saved_all_the_same(
+    words: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
+    real, writings = checkpoint_module.write_packed, iter(range(1000))
+
+    def write(packed: Any, path: Path) -> Path:
+        if next(writings) == 5:
+            raise OSError(28, "No space left on device")
+        return real(packed, path)
+
+    monkeypatch.setattr(checkpoint_module, "write_packed", write)
+    assert run(words) == 0
+    assert "No space left on device); the fit goes on" in capsys.readouterr().err
+    assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(
+    words: list[str], tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "kept").touch()
+    assert run(words) == 2
+    assert "`checkpoint` must be a folder" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Estimators that are stopped and go on: what chance and the clock decided, who is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+from winnowgp import GPLVM, Checkpoint, DeepGPClassifier, SparseGPRegressor, load
+from winnowgp.errors import CheckpointError, InputError
+from winnowgp.estimators import inducing_estimator, points_request
+from winnowgp.training import MaxPoints, Progress
+
+PAPER: dict[str, Any] = {
+    "schedule": "paper",
+    "alpha": 0.1,
+    "epochs": (2, 4, 2),
+    "n_candidates": 6,
+}
+
+
+class Stopped(Exception):
+    """Something else than the library would raise."""
+
+
+def stop(progress: Any) -> None:
+    if progress.step == 2:
+        raise Stopped
+
+
+def rows(N: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    X = np.linspace(0, 6, N)[:, None]
+    return X, np.sin(X[:, 0])
+
+
+def stopped(model: Any, *rows: np.ndarray) -> None:
+    with pytest.raises(Stopped):
+        model.set_params(on_progress=stop).fit(*rows)
+
+
+def same(a: SparseGPRegressor, b: SparseGPRegressor) -> bool:
+    return a.elbo_ == b.elbo_ and np.array_equal(a.inducing_points_, b.inducing_points_)
+
+
+def test_without_a_seed_the_one_that_was_drawn_belongs_to_the_checkpoint(tmp_path: Path) -> None:
+    """Two copies of one folder end alike; two fits without a folder do not."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    stopped(SparseGPRegressor(**PAPER, checkpoint=first), *rows())
+    second.mkdir()
+    for path in first.iterdir():
+        (second / path.name).write_bytes(path.read_bytes())
+    a, b = (SparseGPRegressor(**PAPER, checkpoint=where).fit(*rows()) for where in (first, second))
+    assert same(a, b)
+    free = [SparseGPRegressor(**PAPER).fit(*rows()) for _ in range(2)]
+    assert not same(*free)
+
+
+def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatch) -> None:
+    planned: list[Any] = []
+
+    def fit(*_: Any, schedule: Any, **__: Any) -> None:
+        planned.append(schedule.goal)
+        raise Stopped
+
+    measured = iter([3, 5, 7])
+    monkeypatch.setattr(points_request, "points_within", lambda *_, **__: next(measured))
+    monkeypatch.setattr(inducing_estimator, "fit", fit)
+    for where in (tmp_path / "kept", tmp_path / "kept", tmp_path / "other", None):
+        stopped(SparseGPRegressor(max_predict_us=50.0, checkpoint=where), *rows())
+    assert planned == [MaxPoints(3), MaxPoints(3), MaxPoints(5), MaxPoints(7)]
+    # Not for another request, though.
+    with pytest.raises(CheckpointError, match=r"`max_predict_us` was 50\.0 and is 60\.0"):
+        SparseGPRegressor(max_predict_us=60.0, checkpoint=tmp_path / "kept").fit(*rows())
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"alpha": 0.2}, "`alpha` was 0.1 and is 0.2"),
+        ({"random_state": 1}, "`random_state` was 0 and is 1"),
+        ({"kernel": "matern32"}, "`kernel` was 'rbf' and is 'matern32'"),
+    ],
+)
+def test_another_request_is_refused_in_the_users_words(
+    tmp_path: Path, changed: dict[str, Any], named: str
+) -> None:
+    asked = {**PAPER, "random_state": 0}
+    stopped(SparseGPRegressor(**asked, checkpoint=tmp_path), *rows())
+    with pytest.raises(CheckpointError, match=named):
+        SparseGPRegressor(**{**asked, **changed}, checkpoint=tmp_path).fit(*rows())
+    with pytest.raises(CheckpointError, match="`X` was"):
+        SparseGPRegressor(**asked, checkpoint=tmp_path).fit(*rows(21))
+    with pytest.raises(CheckpointError, match="`estimator` was 'SparseGPRegressor'"):
+        GPLVM(1, checkpoint=tmp_path).fit(rows()[0])
+
+
+def test_a_generator_of_the_users_counts_by_where_it_stands(tmp_path: Path) -> None:
+    def asked(seed: int) -> SparseGPRegressor:
+        state = np.random.RandomState(seed)
+        return SparseGPRegressor(**PAPER, random_state=state, checkpoint=tmp_path)
+
+    stopped(asked(3), *rows())
+    with pytest.raises(CheckpointError, match="`random_state` was"):
+        asked(4).fit(*rows())
+    whole = SparseGPRegressor(**PAPER, random_state=np.random.RandomState(3))
+    assert same(asked(3).fit(*rows()), whole.fit(*rows()))
+
+
+def test_folds_that_end_follow_each_other_in_one_folder(tmp_path: Path) -> None:
+    asked = {**PAPER, "random_state": 0}
+    plain = cross_val_score(SparseGPRegressor(**asked), *rows(), cv=3)
+    kept = cross_val_score(SparseGPRegressor(**asked, checkpoint=tmp_path), *rows(), cv=3)
+    assert np.array_equal(plain, kept)
+
+
+def test_the_argument_is_kept_as_it_is_and_not_saved(tmp_path: Path) -> None:
+    where = Checkpoint(tmp_path / "kept", every=5)
+    for given in (None, str(tmp_path / "kept"), tmp_path / "kept", where):
+        copied: Any = clone(SparseGPRegressor(checkpoint=given))
+        assert copied.checkpoint == given
+    model = SparseGPRegressor(**PAPER, random_state=0, checkpoint=where).fit(*rows())
+    model.save(tmp_path / "model.winnow")
+    assert load(tmp_path / "model.winnow").checkpoint is None
+
+
+@pytest.mark.parametrize("wrong", [3, True, b"folder"])
+def test_what_is_no_folder_is_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="`checkpoint` must be a folder"):
+        SparseGPRegressor(checkpoint=wrong).fit(*rows())
+
+
+def test_steps_are_counted_over_all_runs(tmp_path: Path) -> None:
+    table = np.stack([np.sin(rows()[0][:, 0]), rows()[0][:, 0]], axis=1)
+    asked: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": 5, "n_candidates": 4}
+    where = Checkpoint(tmp_path, every=0)
+    stopped(GPLVM(1, **asked, random_state=0, checkpoint=where), table)
+    told: list[Progress] = []
+    model = GPLVM(1, **asked, random_state=0, checkpoint=where, on_progress=told.append)
+    assert model.fit(table).n_iter_ == 5
+    assert [progress.step for progress in told] == [2, 3, 4, 5]
+
+
+def test_the_race_of_starts_is_not_run_again(tmp_path: Path, monkeypatch) -> None:
+    asked: dict[str, Any] = {"epochs": (2, 10, 2), "n_candidates": 5, "random_state": 0}
+    X, y = rows()
+    steps, real = [0], torch.optim.Adam.step
+
+    def step(self: Any, *words: Any) -> Any:
+        steps[0] += 1
+        return real(self, *words)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    whole, all_steps = DeepGPClassifier(2, **asked).fit(X, y > 0), steps[0]
+    stopped(DeepGPClassifier(2, **asked, checkpoint=Checkpoint(tmp_path, 0)), X, y > 0)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"estimator.checkpoint", "race.checkpoint", "fit.checkpoint"}
+    steps[0] = 0
+    again = DeepGPClassifier(2, **asked, checkpoint=Checkpoint(tmp_path, 0)).fit(X, y > 0)
+    assert np.array_equal(again.predict_proba(X), whole.predict_proba(X))
+    # The race trains one layer of one start and two of the other, two steps each, then each start
+    # for two steps; and the fit had taken one step.
+    assert steps[0] == all_steps - (3 * 2 + 2 * 2) - 1

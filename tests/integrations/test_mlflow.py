@@ -1,0 +1,85 @@
+"""What MLflow itself has of a fit that was watched."""
+
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from winnowgp.errors import MissingExtraError
+from winnowgp.integrations import MLflow
+from winnowgp.training import Progress
+
+
+def step(number: int, objective: float = 0.0) -> Progress:
+    return Progress("inclusion", number, 20, objective, torch.full((4,), 0.5), torch.zeros(4, 1))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("mlflow", reason="needs winnowgp[mlflow]")
+    # Files rather than a server or a data base, which the slim package has not.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (tmp_path / "runs").as_uri()
+
+
+def client(watcher: MLflow) -> Any:
+    return pytest.importorskip("mlflow").tracking.MlflowClient(watcher.tracking_uri)
+
+
+def curve(watcher: MLflow, name: str) -> list[tuple[int, float]]:
+    found = client(watcher).get_metric_history(watcher.run_id, name)
+    return [(each.step, each.value) for each in found]
+
+
+def run_of(watcher: MLflow) -> Any:
+    return client(watcher).get_run(watcher.run_id)
+
+
+def test_metrics_and_words_are_in_the_run(runs: str) -> None:
+    with MLflow("hills", run_name="first", tracking_uri=runs, params={"alpha": 0.5}) as watcher:
+        # More than are sent at once.
+        for number in range(1, 301):
+            watcher(step(number, float(number)))
+    run = run_of(watcher)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "first"
+    assert run.data.params == {"alpha": "0.5"}
+    assert curve(watcher, "objective/inclusion") == [(n, float(n)) for n in range(1, 301)]
+    assert curve(watcher, "expected points") == [(n, 2.0) for n in range(1, 301)]
+    assert curve(watcher, "points")[-1] == (300, 4.0)
+
+
+def test_a_run_that_fails_says_so(runs: str) -> None:
+    watcher = MLflow("hills", tracking_uri=runs)
+
+    def failing() -> None:
+        with watcher:
+            watcher(step(1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
+    assert run_of(watcher).info.status == "FAILED"
+
+
+def test_a_fit_that_goes_on_goes_on_with_its_run(runs: str) -> None:
+    killed = MLflow("hills", tracking_uri=runs)
+    for number in (1, 2):
+        killed(step(number, float(number)))
+    memory = killed.state_dict()
+    killed(step(3, -1.0))
+    again = deepcopy(MLflow("hills", tracking_uri=runs))
+    again.load_state_dict(memory)
+    again(step(3, 3.0))
+    again.close()
+    assert again.run_id == killed.run_id
+    assert curve(again, "objective/inclusion") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'winnowgp\[mlflow\]'"):
+        MLflow()

@@ -1,0 +1,166 @@
+"""The two loops, gone on with from every state that they ever wrote down."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from winnowgp.io import State, packed_state, state_from
+from winnowgp.training import Adam, EndPhase, Journal
+from winnowgp.training.journal import UNKEPT
+from winnowgp.training.lbfgs import Stop, maximise
+
+
+def from_every_state(run: Callable[[Journal], Any]) -> int:
+    """Run whole, then from each state that was written; return how many there were."""
+    expected = run(UNKEPT)
+    states: list[State] = []
+
+    def write(state: State) -> None:
+        states.append(state_from(packed_state("State", state)))
+
+    assert run(Journal(write)) == expected
+    for state in states:
+        assert run(Journal(lambda _: None, entries=state["entries"])) == expected
+    return len(states)
+
+
+class Banana:
+    """−(1 − x)² − 10 (y − x²)², its gradient a little wrong in a way that depends on the last call.
+
+    So that whoever forgets the last call ends elsewhere.
+    """
+
+    def __init__(self, fails_beyond: float) -> None:
+        self._last, self._fails_beyond = 0.0, fails_beyond
+
+    def __call__(self, at: Tensor) -> tuple[float, Tensor] | None:
+        x, y = at.tolist()
+        if abs(y) > self._fails_beyond:
+            return None
+        value = -((1 - x) ** 2) - 10 * (y - x * x) ** 2
+        slope = [2 * (1 - x) + 40 * x * (y - x * x) + 1e-3 * self._last, -20 * (y - x * x)]
+        self._last = x
+        return value, torch.tensor(slope, dtype=at.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last = state["last"]
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        Stop(gain=1e-9, window=3, iterations=100),
+        Stop(gain=1.0, window=2, iterations=100),
+        Stop(gain=0.5, window=5, iterations=100),
+        Stop(gain=1e-9, window=3, iterations=7),
+        Stop(gain=1e-9, window=3, iterations=0),
+    ],
+    ids=["summit", "level", "soon", "iterations", "none"],
+)
+@pytest.mark.parametrize("fails_beyond", [1e9, 1.05])
+def test_a_climb(stop: Stop, fails_beyond: float) -> None:
+    def run(journal: Journal) -> Any:
+        banana, told = Banana(fails_beyond), list[int]()
+        start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+        found = maximise(
+            banana,
+            start,
+            stop=stop,
+            memory=4,
+            on_step=lambda step, _: told.append(step),
+            journal=journal,
+            scratch={"objective": banana},
+        )
+        # Every step is told of once, in the run that takes it.
+        assert told == list(range(found.iterations - len(told) + 1, found.iterations + 1))
+        return found.x.tolist(), found.value, found.iterations, found.rejected
+
+    # Every step and the end; where a climb ends because of its last step, that is one and the same.
+    assert from_every_state(run) - run(UNKEPT)[2] in (0, 1)
+
+
+def test_two_climbs_one_of_which_cannot_begin() -> None:
+    from winnowgp.errors import TrainingError
+
+    def run(journal: Journal) -> Any:
+        start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+        found = []
+        for fails_beyond in (9.0, 0.5, 9.0):
+            banana = Banana(fails_beyond)
+            try:
+                found.append(
+                    maximise(
+                        banana,
+                        start,
+                        stop=Stop(1e-2, 3, 20),
+                        journal=journal,
+                        scratch={"objective": banana},
+                    ).x
+                )
+                start = found[-1] + 0.3
+            except TrainingError:
+                found.append(start)
+        return [x.tolist() for x in found]
+
+    assert from_every_state(run) > 5
+
+
+class Noise:
+    """What an objective draws, one number a call."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def next(self) -> float:
+        return float(torch.randn((), generator=self.generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["state"])
+
+
+@pytest.mark.parametrize("options", [{}, {"cooling": 0.1}, {"longest": 1.5}])
+@pytest.mark.parametrize("ends_at", [None, 1, 6])
+def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None:
+    """Steps beyond x = 0.6 fail, and are taken back."""
+
+    def run(journal: Journal) -> Any:
+        x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        noise = Noise()
+
+        def objective() -> Tensor:
+            factor = 1 + noise.next()
+            return x.sum() * (factor if bool((x < 0.6).all()) else float("nan"))
+
+        def on_step(step: int, value: float) -> None:
+            if step == ends_at:
+                raise EndPhase
+
+        groups = [([x], 0.2)]
+        Adam(12, **options).maximise(
+            objective, groups, scale=1.0, on_step=on_step, journal=journal, memory={"noise": noise}
+        )
+        return x.tolist(), noise.next()
+
+    # The step at which it ends is not taken.
+    assert from_every_state(run) == (13 if ends_at is None else ends_at)
+
+
+def test_what_was_decided_once_stays_decided() -> None:
+    chances = iter([3, 4, 5, 6])
+
+    def run(journal: Journal) -> Any:
+        return journal.once(lambda: next(chances)), journal.once(lambda: next(chances))
+
+    states: list[State] = []
+    assert run(Journal(states.append)) == (3, 4)
+    assert run(Journal(states.append, entries=states[-1]["entries"])) == (3, 4)
+    assert run(UNKEPT) == (5, 6)

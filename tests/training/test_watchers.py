@@ -1,0 +1,195 @@
+"""Watchers: ending a phase early, several at once, and the numbers of a step."""
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from winnowgp import Dataset, DeepGPRegressor, SparseGP, fit
+from winnowgp.data import hills
+from winnowgp.errors import InputError
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import (
+    DeepProgress,
+    EarlyStopping,
+    EndPhase,
+    Fast,
+    OnProgress,
+    Progress,
+    ThreePhases,
+    Tolerance,
+    Watchers,
+    inclusions,
+    readings,
+)
+
+
+def step(number: int, objective: float, phase: str = "pre-train", **words: Any) -> Progress:
+    asked: dict[str, Any] = {"inclusion": None, "candidates": torch.zeros(3, 1), **words}
+    return Progress(phase, number, 100, objective, **asked)
+
+
+def stopped_at(
+    watcher: OnProgress, objectives: list[float], phase: str = "pre-train"
+) -> int | None:
+    for number, value in enumerate(objectives, start=1):
+        try:
+            watcher(step(number, value, phase))
+        except EndPhase:
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("gain", "ends"),
+    # With patience 3 two windows of 3 differ by 3 gains a step.
+    [(1.0, None), (0.34, None), (0.33, 6), (0.0, 6), (-5.0, 6)],
+)
+def test_a_phase_ends_once_a_window_gains_too_little(gain: float, ends: int | None) -> None:
+    objectives = [gain * number for number in range(20)]
+    assert stopped_at(EarlyStopping(3, least_gain=1.0), objectives) == ends
+
+
+def test_it_ends_where_the_rise_ends_and_one_lucky_step_does_not_matter() -> None:
+    rising = [float(number) for number in range(10)]
+    # Means of two windows of 4: equal to within 0.5 once seven of eight are level.
+    level = rising + 10 * [9.0]
+    sums = [(sum(level[i - 8 : i - 4]), sum(level[i - 4 : i])) for i in range(8, 21)]
+    expected = next(8 + i for i, (a, b) in enumerate(sums) if b - a < 4 * 0.5)
+    assert stopped_at(EarlyStopping(4, 0.5), level) == expected
+    lucky = list(rising)
+    lucky[2] = 5.0
+    assert stopped_at(EarlyStopping(4, 0.5), lucky) is None
+
+
+def test_each_phase_is_judged_by_its_own_steps() -> None:
+    watcher = EarlyStopping(2, 1.0)
+    assert stopped_at(watcher, [0.0, 0.0, 0.0], "a") is None
+    assert stopped_at(watcher, [0.0, 0.0, 0.0], "b") is None
+    # The same phase again begins with its first step.
+    assert stopped_at(watcher, [0.0, 0.0, 0.0], "b") is None
+    assert stopped_at(watcher, [0.0, 0.0, 0.0, 0.0], "b") == 4
+    picky = EarlyStopping(2, 1.0, phases={"a"})
+    assert stopped_at(picky, 9 * [0.0], "b") is None
+    assert stopped_at(picky, 9 * [0.0], "a") == 4
+
+
+def test_it_goes_on_counting_where_it_was_stopped() -> None:
+    first, second = EarlyStopping(2, 1.0), EarlyStopping(2, 1.0)
+    assert stopped_at(first, [0.0, 0.0, 0.0]) is None
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(EndPhase):
+        second(step(4, 0.0))
+
+
+@pytest.mark.parametrize(("patience", "gain"), [(0, 1.0), (3, -1.0), (3, float("nan"))])
+def test_senseless_patience_is_refused(patience: int, gain: float) -> None:
+    with pytest.raises(InputError, match="`patience` must be at least 1"):
+        EarlyStopping(patience, gain)
+
+
+def end(phase: str, at: int, told: list[tuple[str, int]]) -> OnProgress:
+    def watch(progress: Progress) -> None:
+        told.append((progress.phase, progress.step))
+        if progress.phase == phase and progress.step >= at:
+            raise EndPhase
+
+    return watch
+
+
+def data() -> Dataset:
+    rows = hills()
+    return Dataset(rows.X[::4], rows.Y[::4])
+
+
+@pytest.mark.parametrize("phase", ["pre-train", "inclusion", "post-train"])
+def test_a_phase_of_adam_that_ends_early_leaves_what_so_many_steps_reach(phase: str) -> None:
+    """The step at which it ends is not taken: two steps are told of, one is taken."""
+    model = SparseGP(ScaleKernel(RBFKernel()), data().X[:8], noise=0.1)
+    prior = SquaredCardinality(8, 0.1)
+    steps: dict[str, Any] = {"pre": 4, "process": 4, "post": 4}
+    told: list[tuple[str, int]] = []
+    found = fit(
+        model, data(), schedule=ThreePhases(prior, **steps), on_progress=end(phase, 2, told)
+    )
+    phases = ["pre-train", "inclusion", "post-train"]
+    assert told == [(p, n) for p in phases for n in range(1, 3 if p == phase else 5)]
+    if phase != "inclusion":
+        # (After inclusion the generator has drawn one subset more.)
+        short = {**steps, phase.removesuffix("-train"): 1}
+        expected = fit(model, data(), schedule=ThreePhases(prior, **short))
+        for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("phase", ["warm up", "choose", "move"])
+def test_phases_of_the_fast_schedule_can_end_early_too(phase: str) -> None:
+    rows = data()
+    told: list[tuple[str, int]] = []
+    found = fit(
+        SparseGP(ScaleKernel(RBFKernel()), rows.X[:0]),
+        rows,
+        schedule=Fast(Tolerance(0.1), n_candidates=16),
+        on_progress=end(phase, 1, told),
+    )
+    assert found.posterior.M > 0
+    assert {p for p, _ in told} == {"warm up", "choose", "move"}
+    assert (max(n for p, n in told if p == "move") == 1) is (phase == "move")
+
+
+def test_all_watchers_are_told_before_the_phase_ends() -> None:
+    first: list[tuple[str, int]] = []
+    last: list[Progress] = []
+    both = Watchers(end("pre-train", 1, first), last.append)
+    with pytest.raises(EndPhase):
+        both(step(1, 0.0))
+    assert len(first) == len(last) == 1
+
+
+def test_watchers_remember_for_each_of_them() -> None:
+    a = Watchers(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+    for number in (1, 2, 3):
+        a.watchers[2](step(number, float(number)))
+    b = Watchers(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+    b.load_state_dict(a.state_dict())
+    assert b.state_dict() == a.state_dict()
+    assert a.state_dict()["watchers"][2]["EarlyStopping"]["seen"] == [1.0, 2.0, 3.0]
+    # Others in their place are left alone.
+    Watchers(print, EarlyStopping()).load_state_dict(a.state_dict())
+
+
+def test_the_numbers_of_a_step() -> None:
+    inclusion = torch.tensor([0.25, 0.5, 1.0])
+    told = step(1, -3.0, "inclusion", inclusion=inclusion)
+    assert readings(told) == {
+        "objective/inclusion": -3.0,
+        "points": 3.0,
+        "expected points": 1.75,
+    }
+    assert readings(step(1, float("-inf"), "warm up")) == {"points": 3.0}
+    assert list(inclusions(told)) == ["inclusion"]
+    assert inclusions(step(1, 0.0)) == {}
+
+
+def test_the_numbers_of_a_step_of_a_deep_model() -> None:
+    told: list[DeepProgress] = []
+    y = data().Y[:, 0].numpy()
+    DeepGPRegressor(
+        2,
+        schedule="paper",
+        alpha=0.5,
+        epochs=(0, 1, 1, 1),
+        n_candidates=6,
+        hidden_mean="zero",
+        random_state=0,
+        on_progress=told.append,
+    ).fit(data().X.numpy(), y)
+    pre, inclusion, _ = (readings(each) for each in told)
+    assert pre == {
+        "objective/pre-train": told[0].objective,
+        "points/layer 1": 6.0,
+        "points/layer 2": 6.0,
+    }
+    assert inclusion["expected points/layer 2"] == pytest.approx(3.0)
+    assert list(inclusions(told[1])) == ["inclusion/layer 1", "inclusion/layer 2"]
