@@ -7,6 +7,7 @@ Kinds of runs, on five folds:
 - `fast`: hidden functions around the identity, elimination by sites, as many updates.
 - `fixed`: no choice; a model of the sizes that `fast` kept at α = 1, its points random rows or
   k-means centres, as many updates.
+- `weighed`: as `fast`, with a prior that weighs a layer's points by what they cost a prediction.
 - `grid`: no choice; 10, 40, 70 and 100 points in each layer (the paper: 10, 20, .., 100).
 - `time`: what a prediction costs with the sizes of all the others, on one thread of this CPU.
 """
@@ -53,6 +54,12 @@ QUICK = (800, 40, QUICK_STEPS)
 PAPER_RATES = {"learning_rate": 0.01}
 # Of the fast schedule, and of whatever is to be compared with it.
 FAST_RATES = {"learning_rate": 0.03, "natural_rate": 0.3}
+
+
+KINDS = {"paper": PAPER_RATES, "fast": FAST_RATES, "weighed": FAST_RATES}
+# Of α in the two layers. A layer with P outputs takes (1 + P) M² for each sample that it is given:
+# the first has eight outputs and one sample, the row itself; the second one output and all samples.
+WEIGHTS = tuple(2 * cost / (9 + 2 * SAMPLES) for cost in (9, 2 * SAMPLES))
 
 
 @final
@@ -109,7 +116,7 @@ class Kin8nmDeep(Experiment):
             held = {**shared, **FAST_RATES}
             found += [
                 {"kind": kind, "alpha": alpha, "candidates": candidates, **shared, **rates}
-                for kind, rates in (("paper", PAPER_RATES), ("fast", FAST_RATES))
+                for kind, rates in KINDS.items()
                 for alpha in alphas
             ]
             found += [
@@ -175,8 +182,9 @@ def _schedule(settings: Row) -> DeepSchedule:
         phases = {name: steps[name] for name in ("layerwise", "pre", "process", "post")}
         return DeepThreePhases(alpha, learning_rate=settings["learning_rate"], **phases)
     before, after = _halves(steps)
+    alphas = tuple(alpha * w for w in WEIGHTS) if settings["kind"] == "weighed" else alpha
     return DeepFast(
-        LayerAlphas(alpha),
+        LayerAlphas(alphas),
         layerwise=steps["layerwise"],
         pre=before,
         post=after,

@@ -12,6 +12,7 @@ from winnowgp.experiments.experiment import claim
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.plots import (
+    COLOURS,
     PROCEDURES,
     Tradeoff,
     draw_layer_sizes,
@@ -19,6 +20,10 @@ from winnowgp.plots import (
     saved,
     styled,
 )
+
+# The third weighs the prior of a layer by what its points cost a prediction.
+NAMES = {**PROCEDURE_NAMES, "weighed": "the fast schedule, α by cost"}
+HUES = {**PROCEDURES, "weighed": COLOURS["second"]}
 
 
 @final
@@ -51,7 +56,7 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 
     together: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row["kind"] in PROCEDURE_NAMES and cost(row) is not None:
+        if row["kind"] in NAMES and cost(row) is not None:
             together[row["kind"], f"α = {row['alpha']:g}"].append(row)
         elif row["kind"] == "grid" and cost(row) is not None:
             together["grid", f"{row['sizes']}"].append(row)
@@ -74,17 +79,18 @@ def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
 
     def tradeoff(kind: str, name: str) -> Tradeoff:
         of = [group for group in found if group.kind == kind]
-        labels = [_sizes(group) for group in of] if kind in PROCEDURE_NAMES else []
+        labels = [_sizes(group) for group in of] if kind in NAMES else []
         return Tradeoff(name, [g.cost for g in of], [g.accuracy for g in of], labels)
 
+    named = {kind: name for kind, name in NAMES.items() if any(g.kind == kind for g in found)}
     with styled():
-        figure = Figure(figsize=(13, 4))
-        left, *right = figure.subplots(1, 3, width_ratios=[1.6, 1, 1])
-        ours = [tradeoff(kind, name) for kind, name in PROCEDURE_NAMES.items()]
-        colours = [PROCEDURES[kind] for kind in PROCEDURE_NAMES]
+        figure = Figure(figsize=(7 + 3 * len(named), 4))
+        left, *right = figure.subplots(1, 1 + len(named), width_ratios=[1.8] + [1] * len(named))
+        ours = [tradeoff(kind, name) for kind, name in named.items()]
+        colours = [HUES[kind] for kind in named]
         draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left, colours=colours)
         left.set(xlabel="µs to predict a row", ylabel="test log density (nats)")
-        for ax, (kind, name) in zip(right, PROCEDURE_NAMES.items(), strict=True):
+        for ax, (kind, name) in zip(right, named.items(), strict=True):
             of = sorted((g for g in found if g.kind == kind), key=lambda g: g.label)
             draw_layer_sizes({group.label: group.sizes for group in of}, ax=ax)
             runs = max(len(group.sizes) for group in of)
@@ -96,8 +102,10 @@ def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
     """Of the frontier, and of the last layer; then what choosing is worth at equal sizes."""
     found, lines = groups(rows), []
     grid = [group for group in found if group.kind == "grid"]
-    for kind, name in PROCEDURE_NAMES.items():
+    for kind, name in NAMES.items():
         of = [group for group in found if group.kind == kind]
+        if not of:
+            continue
         beaten = {g.label: [o for o in grid if _beats(o, g)] for g in of}
         lines.append(
             claim(
