@@ -171,6 +171,20 @@ def test_without_the_data_the_rest_of_all_is_made_and_the_exit_code_is_2(
     assert made(log) == 4
 
 
+def test_one_that_fails_does_not_keep_the_rest_of_all_from_being_made(
+    tmp_path: Path, monkeypatch, capsys, log: Path
+) -> None:
+    known(monkeypatch, Failing(log, fails_at=0), Toy(log))
+    assert run(["reproduce", "all", "--jobs", "1", "-o", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "winnow: failing is left out: a square" in said.err
+    assert "toy: squares, and their sum" in said.out
+
+
+class Failing(Toy):
+    name = "failing"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [kind.name for kind in EXPERIMENTS])
 def test_a_quick_look_at_every_experiment(paper_data, tmp_path: Path, capsys, name: str) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from winnowgp.cli.options import Json, Quiet
 from winnowgp.cli.output import checked_folder
-from winnowgp.errors import DataNotFoundError, InputError
+from winnowgp.errors import InputError, WinnowError
 
 if TYPE_CHECKING:
     from winnowgp.experiments.experiment import Experiment, Scope
@@ -53,25 +53,23 @@ def reproduce(
     _check_device(device)
     scope = Scope(quick=quick, seeds=seeds, device=device)
     checked_folder(output)
-    left_out = []
+    failures: list[Exception] = []
     for experiment in experiments:
         try:
             found = _reproduced(
                 experiment, scope, output, jobs=jobs, only_draw=only_draw, shown=not (quiet or json)
             )
-        except (DataNotFoundError, InputError) as error:
+        except Exception as error:
             if name != "all":
                 raise
             typer.echo(f"winnow: {experiment.name} is left out: {error}", err=True)
-            left_out.append(experiment.name)
+            failures.append(error)
             continue
         if not quiet or json:
             _say(found, json=json)
-    if left_out:
-        raise InputError(
-            f"left out: {', '.join(left_out)}; the lines above say why. `winnow data` tells where "
-            "data sets come from."
-        )
+    if failures:
+        # Once more at the end, where it is seen; a mistake of ours before one in the input.
+        raise min(failures, key=lambda error: isinstance(error, WinnowError))
 
 
 def _check_device(device: str) -> None:
