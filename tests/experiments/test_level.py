@@ -67,6 +67,8 @@ def test_falling_means_at_every_step() -> None:
     (line,) = falling_claim("fewer", paper_levels((9, 8), (3, 5), (3, 5)), "paper")
     assert line.startswith("does not agree:")
     assert "in 0 of 2 seeds" in line
+    (unseen,) = falling_claim("fewer", paper_levels((8.02, 8.02), (8.01, 8.01)), "paper")
+    assert unseen.startswith("does not agree: fewer, the paper's procedure (8.0, 8.0 points")
     (up,) = falling_claim("fewer", paper_levels((1, 1), (2, 2), (3, 3)), "paper")
     assert "rank correlation 1.00" in up
     (still,) = falling_claim("fewer", paper_levels((2, 2), (2, 2)), "paper")

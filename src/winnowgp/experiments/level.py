@@ -144,7 +144,8 @@ def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _falls(values: Sequence[float]) -> bool:
-    return all(b < a for a, b in pairwise(values))
+    """As far as can be seen in what is printed."""
+    return all(round(b, 1) < round(a, 1) for a, b in pairwise(values))
 
 
 def _listed(values: Sequence[float]) -> str:
