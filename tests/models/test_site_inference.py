@@ -427,8 +427,8 @@ def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
     with torch.no_grad():
         blocks, _ = KernelChunks.of(data.X)(gp.kernel, gp.candidates)
         chunks = WhitenedChunks.for_values(blocks, data.N)
-        arguments = {"mean": gp.mean, "likelihood": gp.likelihood, "gain": SETTLED}
-        far, close = (best_q(chunks, data, **arguments, start=s) for s in (None, near))  # type: ignore
+        search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
+        far, close = search(), search(start=near)
     assert far.settled
     assert close.settled
     assert far.bound == pytest.approx(close.bound, rel=1e-8)
@@ -450,11 +450,12 @@ def test_where_the_kernel_overflows_a_climb_takes_a_shorter_step(draw: int) -> N
     X = 4 * torch.rand(20, 1, generator=g, dtype=torch.float64) - 2
     data = Dataset.of(X, torch.poisson(50 * (1.5 + torch.sin(3 * X)), generator=g))
     kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
-    kernel.outputscale, mean.constant = 1e3, 75.0
+    kernel.initialize(outputscale=1e3)
+    mean.initialize(constant=75.0)
     gp = VariationalGP(kernel, X[:0], likelihood=PoissonLikelihood(), mean=mean)
     bound = gp.dense_bound(data)
     start = bound().item()
-    gp.kernel.base_kernel.lengthscale = 2e-10
+    gp.kernel.initialize(**{"base_kernel.lengthscale": 2e-10})
     try:
         value = bound().item()
     except NotPositiveDefiniteError:
@@ -462,7 +463,7 @@ def test_where_the_kernel_overflows_a_climb_takes_a_shorter_step(draw: int) -> N
         value = -inf
     assert value < start
     # The sites of before are still good where the kernel is.
-    gp.kernel.base_kernel.lengthscale = 0.6931
+    gp.kernel.initialize(**{"base_kernel.lengthscale": 0.6931})
     assert bound().item() == pytest.approx(start, abs=1e-2)
 
 
