@@ -17,5 +17,16 @@ def tensor(values: Any) -> Tensor:
     try:
         numbers = np.ascontiguousarray(values, dtype=np.float64)
     except ValueError as error:
-        raise InputError(f"`y` must be numbers; {error}. Labels are for a classifier.") from error
+        word = next(str(v) for v in np.ravel(values) if not _is_number(v))
+        raise InputError(
+            f"`y` must be numbers; got {word!r}. Labels are for a classifier."
+        ) from error
     return torch.tensor(numbers)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
