@@ -38,5 +38,9 @@ class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit goes on, and the last good one stays."""
 
 
+class UnsettledWarning(UserWarning):
+    """A search for the best q(u) ran out of rounds: what is reported is below the best bound."""
+
+
 class MissingExtraError(WinnowError, ImportError):
     """An optional package is needed; the message has the line that installs it."""

@@ -147,16 +147,6 @@ def test_sites_that_leave_no_covariance_are_refused() -> None:
         site_sums(WhitenedChunks.for_values(rbf(p), 25), Sites(flat, flat))
 
 
-def test_a_step_towards_other_sites_goes_that_share_of_the_way() -> None:
-    a, b = random_sites(9, seed=0), random_sites(9, seed=1)
-    step = a.towards(b, 0.25)
-    torch.testing.assert_close(step.linear, 0.75 * a.linear + 0.25 * b.linear)
-    torch.testing.assert_close(step.precision, 0.75 * a.precision + 0.25 * b.precision)
-    whole = a.towards(b, 1.0)
-    torch.testing.assert_close(whole.linear, b.linear, rtol=0, atol=0)
-    torch.testing.assert_close(whole.precision, b.precision, rtol=0, atol=0)
-
-
 def jittered_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tensor:
     """With the jitter that gradients know of."""
     shift = JITTER * Kuu.diagonal().mean() * torch.eye(len(Kuu), dtype=Kuu.dtype)

@@ -72,8 +72,10 @@ def test_observations_and_densities_are_mixtures_too(seen: str) -> None:
     posterior = model.posterior(samples=16)
     pairs = list(zip(*mixture(model, X, 16), strict=True))
     with torch.no_grad():
-        parts = [observation(model.likelihood, m, v) for m, v in pairs]
-        nats = torch.stack([log_density(model.likelihood, Y, m, v) for m, v in pairs])
+        # Of softmax each component has fewer nodes than a Gaussian by itself.
+        how = {"components": len(pairs)}
+        parts = [observation(model.likelihood, m, v, **how) for m, v in pairs]
+        nats = torch.stack([log_density(model.likelihood, Y, m, v, **how) for m, v in pairs])
     means = torch.stack([part.mean for part in parts])
     squares = torch.stack([part.variance for part in parts]) + means.square()
     found = posterior.predict(X, observed=True)

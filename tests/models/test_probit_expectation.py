@@ -75,3 +75,13 @@ def test_a_certain_latent_has_finite_slopes(dtype: torch.dtype) -> None:
     slopes = torch.autograd.grad(nats.sum(), at)
     assert all(slope.isfinite().all() for slope in slopes)
     assert (slopes[1] == 0).all()
+
+
+@pytest.mark.parametrize("mean", [-1e3, -1e5, -1e8])
+def test_slopes_keep_their_digits_far_out(mean: float) -> None:
+    """h(z) = −z − 1/z + 2/z³ − …, and E h = h of the mean where f is all but certain."""
+    at = torch.tensor([mean], dtype=torch.float64, requires_grad=True)
+    certain = torch.tensor([1e-20], dtype=torch.float64)
+    nats = probit_expectation(torch.ones_like(certain), at, certain, **rule(20))
+    (slope,) = torch.autograd.grad(nats.sum(), at)
+    assert slope.item() == pytest.approx(-mean - 1 / mean + 2 / mean**3, rel=1e-12)

@@ -1,6 +1,9 @@
 """The best q(u): closed forms for regression, stationary elsewhere, and the profile's gradient."""
 
 from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +22,13 @@ from gpytorch.means import ConstantMean
 from scipy.optimize import minimize
 from scipy.special import log_ndtr
 from torch import Tensor
+from torch.distributions import Normal
 
+import winnowgp.models.profiled_bound as profiled_bound
 import winnowgp.models.variational_gp as variational_gp
 from winnowgp.bounds import Sites, WhitenedChunks
 from winnowgp.data import Dataset
-from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.errors import NotPositiveDefiniteError, UnsettledWarning
 from winnowgp.gradients import all_masks
 from winnowgp.models import LEAST_NOISE, SparseGP, VariationalGP
 from winnowgp.models.chunked_bound import KernelChunks
@@ -379,3 +384,105 @@ def test_the_bound_is_below_the_evidence_of_a_grid() -> None:
     gap = evidence - gp.dense_bound(data)().item()
     assert 0 < gap < 0.05
     assert gp.fixed_bound(data) < gp.dense_bound(data)().item()
+
+
+class Rough(PoissonLikelihood):
+    """Counts by quadrature that does not see what happens between its nodes."""
+
+    def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
+        def log_prob(f: Tensor) -> Tensor:
+            near = f.clamp_min(-30.0)
+            return self.forward(near).log_prob(observations) + (f - near)
+
+        return self.quadrature(log_prob, function_dist)
+
+
+def large_counts(
+    level: float, every: int, likelihood: Likelihood
+) -> tuple[VariationalGP, Dataset, Sites]:
+    """Counts far above a prior mean of zero, and sites as if they were seen with Gaussian noise."""
+    X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    Y = (level * (2 + torch.sin(2 * X))).round()
+    kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
+    kernel.outputscale = level**2
+    gp = VariationalGP(kernel, X[::every], likelihood=likelihood, mean=mean)
+    return gp, Dataset.of(X, Y), Sites(torch.ones_like(Y), 1 / Y)
+
+
+@pytest.mark.parametrize(
+    ("level", "every", "likelihood"),
+    [
+        (1e3, 2, PoissonLikelihood()),
+        (1e4, 4, PoissonLikelihood()),
+        (3e4, 2, PoissonLikelihood()),
+        # Precisions must take tiny steps at first, and long ones again once the means have moved.
+        (1e3, 2, Rough()),
+        (5e4, 3, Rough()),
+    ],
+)
+def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
+    level: float, every: int, likelihood: Likelihood
+) -> None:
+    gp, data, near = large_counts(level, every, likelihood)
+    with torch.no_grad():
+        blocks, _ = KernelChunks.of(data.X)(gp.kernel, gp.candidates)
+        chunks = WhitenedChunks.for_values(blocks, data.N)
+        search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
+        far, close = search(), search(start=near)
+    assert far.settled
+    assert close.settled
+    assert far.bound == pytest.approx(close.bound, rel=1e-8)
+
+
+def test_a_search_that_runs_out_of_rounds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
+    monkeypatch.setattr(profiled_bound, "inferred", partial(inferred, most=2))
+    with pytest.warns(UnsettledWarning, match=r"the best q\(u\) was not found.*kernel variance"):
+        gp.fixed_bound(data)
+    # An optimiser on its way does not.
+    gp.chunked_bound(data)()
+
+
+@pytest.mark.parametrize("draw", range(4))
+def test_where_the_kernel_overflows_a_climb_takes_a_shorter_step(draw: int) -> None:
+    """Exponents of an RBF kernel are differences of numbers as large as x²/ℓ²: here 1e19."""
+    g = torch.Generator().manual_seed(draw)
+    X = 4 * torch.rand(20, 1, generator=g, dtype=torch.float64) - 2
+    data = Dataset.of(X, torch.poisson(50 * (1.5 + torch.sin(3 * X)), generator=g))
+    kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
+    kernel.initialize(outputscale=1e3)
+    mean.initialize(constant=75.0)
+    gp = VariationalGP(kernel, X[:0], likelihood=PoissonLikelihood(), mean=mean)
+    bound = gp.dense_bound(data)
+    start = bound().item()
+    gp.kernel.initialize(**{"base_kernel.lengthscale": 2e-10})
+    try:
+        value = bound().item()
+    except NotPositiveDefiniteError:
+        # Of most draws: an entry, and with it q(f), is infinite.
+        value = -inf
+    assert value < start
+    # The sites of before are still good where the kernel is.
+    gp.kernel.initialize(**{"base_kernel.lengthscale": 0.6931})
+    assert bound().item() == pytest.approx(start, abs=1e-2)
+
+
+class Told(Likelihood):
+    """A user's own that defines its expectation: Gaussian noise of variance 0.15."""
+
+    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
+        return Normal(function_samples, 0.15**0.5)
+
+    def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
+        nats = Normal(function_dist.mean, 0.15**0.5).log_prob(observations)
+        return nats - function_dist.variance / 0.3
+
+
+def test_a_likelihood_of_ones_own_that_defines_its_expectation_is_enough() -> None:
+    sparse, gp, data = regression()
+    ours = VariationalGP(gp.kernel, gp.candidates, likelihood=Told(), targets=2, mean=gp.mean)
+    assert ours.fixed_bound(data) == pytest.approx(sparse.fixed_bound(data), abs=1e-6)
+    found = ours.with_best_q(data).posterior(data).predict(data.X, observed=True)
+    expected = sparse.posterior(data).predict(data.X, observed=True)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.variance, expected.variance, rtol=0, atol=1e-6)

@@ -41,13 +41,6 @@ class Sites:
     linear: Float[Tensor, "N P"]
     precision: Float[Tensor, "N P"]
 
-    def towards(self, other: "Sites", rate: float) -> "Sites":
-        """A share of the way to others; all of it at a rate of one."""
-        return Sites(
-            torch.lerp(self.linear, other.linear, rate),
-            torch.lerp(self.precision, other.precision, rate),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SiteSums:

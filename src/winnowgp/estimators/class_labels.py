@@ -22,11 +22,12 @@ class ClassLabels:
     @classmethod
     def of(cls, y: NDArray[Any]) -> tuple["ClassLabels", NDArray[np.intp]]:
         """The classes of checked labels, and the number of each row's."""
+        _check_comparable(y)
         check_classification_targets(y)
         classes, index = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise InputError(
-                f"`y` must have at least two classes; got one class only, {classes[0]!r}."
+                f"`y` must have at least two classes; got one class only, {classes.tolist()[0]!r}."
             )
         return cls(classes), index
 
@@ -59,3 +60,16 @@ def check_missing(y: Any) -> None:
         missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
         if missing:
             raise InputError(f"`y` has {missing} missing labels; drop those rows.")
+
+
+def _check_comparable(y: NDArray[Any]) -> None:
+    """Words and numbers have no order, and classes are numbered in theirs."""
+    if y.dtype != object:
+        return
+    words = [isinstance(v, str) for v in y.flat]
+    if any(words) and not all(words):
+        word, other = y.flat[words.index(True)], y.flat[words.index(False)]
+        raise InputError(
+            f"`y` must have labels of one type; got {type(word).__name__} and "
+            f"{type(other).__name__}, such as {word!r} and {other!r}. Write all of them as text."
+        )

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from scipy.special import expit, ndtr
 from scipy.stats import norm, poisson
 
 from winnowgp.errors import InputError
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
 
 Values = NDArray[np.float64]
-_NODES = 32
+_NODES = 64
 
 
 class Predictive(ABC):
@@ -55,15 +55,23 @@ class GaussianPredictive(Predictive):
 @final
 @dataclass(frozen=True, slots=True)
 class CountPredictive(Predictive):
-    """A mixture of Poisson distributions: rates `[T N]` with weights `[T]`, by quadrature."""
+    """Poisson counts of rate softplus(f), f ~ N(f_mean, f_sd²).
+
+    A Poisson count is at most y where a Gamma(y + 1) variable G exceeds its rate, so that
+
+        P(Y ≤ y) = E_f[P(G > softplus(f))] = E_G[P(f < softplus⁻¹(G))].
+
+    What is inside changes over √y in the first form and over f_sd in the second; nodes are taken
+    of whichever variable is narrower, and none falls between them.
+    """
 
     mean: Values
     sd: Values
-    rates: Values
-    weights: Values
+    f_mean: Values
+    f_sd: Values
 
     def cdf(self, y: Values) -> Values:
-        return self.weights @ (poisson.cdf(y, self.rates) - 0.5 * poisson.pmf(y, self.rates))
+        return 0.5 * (self._below(y) + self._below(y - 1))
 
     def quantile(self, p: float) -> Values:
         """Bisection over whole numbers."""
@@ -78,7 +86,32 @@ class CountPredictive(Predictive):
         return high
 
     def _below(self, y: Values) -> Values:
-        return self.weights @ poisson.cdf(y, self.rates)
+        """P(Y ≤ y) of each row."""
+        y = np.floor(y)
+        below, possible = np.zeros(len(self.mean)), y >= 0
+        narrow = self.f_sd <= np.sqrt(np.maximum(y, 0) + 1)
+        for rows, integral in ((narrow, _over_f), (~narrow, _over_rates)):
+            used = rows & possible
+            if used.any():
+                below[used] = integral(y[used], self.f_mean[used], self.f_sd[used])
+        return below
+
+
+def _over_f(y: Values, mean: Values, sd: Values) -> Values:
+    """E_f[P(G > softplus(f))] by Gauss and Hermite."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    rates = np.logaddexp(0, mean + sd * nodes[:, None])
+    return weights / weights.sum() @ poisson.cdf(y, rates)
+
+
+def _over_rates(y: Values, mean: Values, sd: Values) -> Values:
+    """E_G[P(f < softplus⁻¹(G))] by trapezia over h = softplus⁻¹(G), of density p(y | h) σ(h)."""
+    typical = y + 0.5
+    centre = typical + np.log(-np.expm1(-typical))
+    # A share of √y for large counts; the tails of small ones fall as eʰ.
+    h = centre + (np.sqrt(y + 1) + 3) * np.linspace(-9, 9, 2 * _NODES + 1)[:, None]
+    weights = poisson.pmf(y, np.logaddexp(0, h)) * expit(h)
+    return (weights * ndtr((h - mean) / sd)).sum(0) / weights.sum(0)
 
 
 def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
@@ -91,7 +124,4 @@ def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
             f"intervals are for `likelihood` 'gaussian' or 'poisson'; got {model.likelihood!r}."
         )
     f_mean, f_sd = model.predict(X, return_std=True, observed=False)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-    f = torch.from_numpy(f_mean + f_sd * nodes[:, None]).clamp_min(-30.0)
-    rates = model.likelihood_.forward(f).mean.numpy()
-    return CountPredictive(mean, sd, rates, weights / weights.sum())
+    return CountPredictive(mean, sd, f_mean, f_sd)

@@ -124,6 +124,7 @@ class DeepPosterior(nn.Module):
             Y.repeat(len(parts.mean), 1),
             parts.mean.flatten(0, 1),
             parts.variance.flatten(0, 1),
+            components=len(parts.mean),
         )
         return nats.reshape(len(parts.mean), *Y.shape).logsumexp(0) - log(len(parts.mean))
 
@@ -153,7 +154,12 @@ class DeepPosterior(nn.Module):
         return _quantiles(Normal(parts.mean, variance.sqrt()), probabilities)
 
     def _observed(self, parts: Prediction) -> Prediction:
-        seen = observation(self.likelihood, parts.mean.flatten(0, 1), parts.variance.flatten(0, 1))
+        seen = observation(
+            self.likelihood,
+            parts.mean.flatten(0, 1),
+            parts.variance.flatten(0, 1),
+            components=len(parts.mean),
+        )
         shape = (*parts.mean.shape[:2], seen.mean.shape[-1])
         return Prediction(seen.mean.reshape(shape), seen.variance.reshape(shape))
 

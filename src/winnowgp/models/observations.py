@@ -1,17 +1,19 @@
 """What a GPyTorch likelihood says about observations, given independent Gaussians for the latents.
 
 A likelihood either sees one latent function for each target column (Gaussian, Bernoulli, Poisson,
-Student-t, Laplace, Beta, negative binomial: whatever GPyTorch integrates in one dimension), or is
-softmax, which sees them all at once. Integrals over one latent are closed (Gaussian, Laplace),
-smooth ones that are exact (Student-t), or Gauss-Hermite quadrature, which is good where the
+Student-t, Laplace, Beta, negative binomial, or a user's own), or is softmax, which sees them all at
+once. Integrals over one latent are closed (Gaussian, Laplace), smooth ones that are exact
+(Student-t), over graded nodes (counts), or Gauss-Hermite quadrature, which is good where the
 likelihood is not much narrower than q(f); those over the latents of softmax are sums over fixed
-quasi-random nodes. Nothing here draws a random number.
+quasi-random nodes. What a user's own class says itself, by `expected_log_prob`, `log_marginal` or
+`marginal`, is believed. Nothing here draws a random number.
 """
 
 from copy import deepcopy
 from dataclasses import dataclass
-from math import log, pi, sqrt
-from typing import Any
+from functools import lru_cache
+from math import log, sqrt
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -29,9 +31,20 @@ from gpytorch.likelihoods import (
 )
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import Normal
+from torch.distributions import Distribution, Normal
 
 from winnowgp.errors import InputError
+from winnowgp.models.count_integrals import (
+    LOWEST_RATE,
+    count_expectation,
+    count_log_density,
+)
+from winnowgp.models.heavy_tails import (
+    laplace_expectation,
+    laplace_log_density,
+    student_expectation,
+    student_log_density,
+)
 from winnowgp.models.normal_nodes import normal_nodes
 from winnowgp.models.probit_expectation import probit_expectation
 from winnowgp.models.softmax_expectation import (
@@ -44,8 +57,12 @@ from winnowgp.models.softmax_expectation import (
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
 # Quasi-random nodes for densities of softmax; each counts twice, as itself and reflected.
 SOFTMAX_DENSITY_NODES = 512
-_SOFTMAX_ROWS = 1024
-_LOWEST_RATE = -30.0
+_LEAST_SOFTMAX_NODES = 16
+# Numbers held at once for densities of softmax: 32 MiB.
+_SOFTMAX_NUMBERS = 2**22
+
+_Kind = TypeVar("_Kind", bound=Likelihood)
+_METHODS = ("forward", "expected_log_prob", "log_marginal", "marginal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +78,62 @@ def owned(likelihood: Likelihood) -> Likelihood:
 
     GPyTorch stores its nodes in single precision, which limits bounds to seven digits.
     """
-    if isinstance(likelihood, _OneDimensionalLikelihood):
-        copied = deepcopy(likelihood)
+    _check_usable(likelihood)
+    copied = deepcopy(likelihood)
+    if isinstance(copied, _OneDimensionalLikelihood):
         locations, weights = np.polynomial.hermite.hermgauss(EXPECTATION_NODES)
         copied.quadrature.locations = torch.from_numpy(locations)
         copied.quadrature.weights = torch.from_numpy(weights)
-        return copied
-    if isinstance(likelihood, GaussianLikelihood | SoftmaxLikelihood):
-        return deepcopy(likelihood)
-    raise InputError(
-        "`likelihood` must be Gaussian, softmax, or one that GPyTorch integrates in one dimension "
-        "(Bernoulli, Poisson, Student-t, Laplace, Beta, negative binomial, your own subclass of "
-        f"`_OneDimensionalLikelihood`); got {type(likelihood).__name__}."
+    return copied
+
+
+def _check_usable(likelihood: Likelihood) -> None:
+    name = type(likelihood).__name__
+    if isinstance(likelihood, SoftmaxLikelihood):
+        if not is_plain(likelihood, SoftmaxLikelihood):
+            raise InputError(
+                "`likelihood` must be SoftmaxLikelihood itself where it sees several latent "
+                f"functions at once; got {name}, with methods of its own."
+            )
+        return
+    theirs = {method for method in _METHODS if _is_own(likelihood, method)}
+    usable = (
+        isinstance(likelihood, _OneDimensionalLikelihood)
+        or is_plain(likelihood, GaussianLikelihood)
+        or (isinstance(likelihood, GaussianLikelihood) and "forward" in theirs)
+        or "expected_log_prob" in theirs
     )
+    if not usable:
+        raise InputError(
+            "`likelihood` must be Gaussian, softmax, one that GPyTorch integrates in one dimension "
+            "(Bernoulli, Poisson, Student-t, Laplace, Beta, negative binomial, your own subclass "
+            "of `_OneDimensionalLikelihood`), or your own that defines `expected_log_prob`; "
+            f"got {name}."
+        )
+    batched = {n: list(p.shape) for n, p in likelihood.named_parameters() if p.dim() > 1}
+    if batched and not theirs:
+        raise InputError(
+            f"`likelihood` must not have a batch shape; got {name} with parameters of shape "
+            f"{batched}. All target columns share one likelihood."
+        )
+
+
+def is_plain(likelihood: Likelihood, *kinds: type[_Kind]) -> TypeGuard[_Kind]:
+    """Whether it is of such a class of GPyTorch, and every method that makes it one is GPyTorch's.
+
+    A subclass that says p(y | f) differently must not be taken for its parent.
+    """
+    return any(
+        isinstance(likelihood, kind)
+        and all(getattr(type(likelihood), m) is getattr(kind, m) for m in _METHODS)
+        for kind in kinds
+    )
+
+
+def _is_own(likelihood: Likelihood, method: str) -> bool:
+    """Whether a user's class has the last word on a method."""
+    written = next(kind for kind in type(likelihood).__mro__ if method in vars(kind))
+    return not written.__module__.startswith("gpytorch.")
 
 
 def latent_functions(likelihood: Likelihood, P: int) -> int:
@@ -118,41 +178,50 @@ def expected_log_prob(
 ) -> Float[Tensor, "*S N P"]:
     """E_q(f)[log p(y | f)] of each row and target, in nats; f has F independent Gaussians a row."""
     if isinstance(likelihood, SoftmaxLikelihood):
-        if likelihood.mixing_weights is None:
-            classes = Y[:, 0].long().expand(mean.shape[:-1]).flatten()
-            rows = (mean.reshape(-1, mean.shape[-1]), variance.reshape(-1, mean.shape[-1]))
-            return softmax_expectation(classes, *rows).reshape(*mean.shape[:-1], 1)
-        f = _softmax_samples(mean, variance, SOFTMAX_NODES)
-        chosen = _logits(likelihood, mean).gather(-1, Y.long().expand(*mean.shape[:-1], 1))
-        return chosen - _logits(likelihood, f).logsumexp(-1, keepdim=True).mean(0)
-    if isinstance(likelihood, GaussianLikelihood):
+        return _softmax_expectation(likelihood, Y, mean, variance)
+    if is_plain(likelihood, GaussianLikelihood):
         noise = likelihood.noise
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
-    if isinstance(likelihood, LaplaceLikelihood):
-        return _laplace_expectation(likelihood, Y, mean, variance)
-    if isinstance(likelihood, StudentTLikelihood):
-        return _student_expectation(likelihood, Y, mean, variance)
-    if isinstance(likelihood, BernoulliLikelihood):
-        return _bernoulli_expectation(likelihood, Y, mean, variance)
-    # A variance of zero has a square root without a derivative.
-    marginals: Any = Normal(mean, _positive(variance).sqrt())
-    if isinstance(likelihood, _OneDimensionalLikelihood):
-        return likelihood.quadrature(lambda f: _log_prob(likelihood, f, Y), marginals)
-    return likelihood.expected_log_prob(Y, marginals)
+    if is_plain(likelihood, StudentTLikelihood):
+        return student_expectation(likelihood, Y, mean, variance)
+    if is_plain(likelihood, BernoulliLikelihood):
+        return _bernoulli_expectation(Y, mean, variance)
+    deviation = _deviation(variance)
+    if is_plain(likelihood, LaplaceLikelihood):
+        return laplace_expectation(likelihood, Y, mean, deviation)
+    if _is_own(likelihood, "expected_log_prob"):
+        marginals: Any = Normal(mean, deviation)
+        nats = likelihood.expected_log_prob(Y, marginals)
+        return _one_each(nats, mean, likelihood, "expected_log_prob")
+    if is_plain(likelihood, PoissonLikelihood, NegativeBinomialLikelihood):
+        return count_expectation(
+            likelihood, Y, mean, deviation, nodes=_hermite(EXPECTATION_NODES, mean)
+        )
+    z, weights = _hermite(EXPECTATION_NODES, mean)
+    return (weights * _given(likelihood, mean + deviation * z).log_prob(Y)).sum(0)
 
 
-def _bernoulli_expectation(
-    likelihood: BernoulliLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+def _softmax_expectation(
+    likelihood: SoftmaxLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
+    if likelihood.mixing_weights is None:
+        classes = Y[:, 0].long().expand(mean.shape[:-1]).flatten()
+        rows = (mean.reshape(-1, mean.shape[-1]), variance.reshape(-1, mean.shape[-1]))
+        return softmax_expectation(classes, *rows).reshape(*mean.shape[:-1], 1)
+    f = _softmax_samples(mean, variance, SOFTMAX_NODES)
+    chosen = _logits(likelihood, mean).gather(-1, Y.long().expand(*mean.shape[:-1], 1))
+    return chosen - _logits(likelihood, f).logsumexp(-1, keepdim=True).mean(0)
+
+
+def _bernoulli_expectation(Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """Quadrature of log Φ, which GPyTorch's own log_prob gets wrong by 2e-3 nats near z = −1."""
-    quadrature = likelihood.quadrature
-    weights = quadrature.weights.to(mean)
+    z, weights = _hermite(EXPECTATION_NODES, mean)
     flat = probit_expectation(
         (2 * Y - 1).expand(mean.shape).flatten(),
         mean.flatten(),
         variance.flatten(),
-        nodes=sqrt(2) * quadrature.locations.to(mean),
-        weights=weights / weights.sum(),
+        nodes=z.flatten(),
+        weights=weights.flatten(),
     )
     return flat.reshape(mean.shape)
 
@@ -172,134 +241,124 @@ def latent_coupling(
     return mixing.mT @ classes @ mixing
 
 
-def _log_prob(likelihood: Likelihood, f: Tensor, Y: Tensor) -> Tensor:
-    """log p(y | f), also far out where GPyTorch's own is infinite or not a number."""
-    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
-        # Below −30 the rate softplus(f) is eᶠ, and log p is linear in f, or zero where y = 0.
-        near = f.clamp_min(_LOWEST_RATE)
-        return likelihood.forward(near).log_prob(Y) + (Y > 0) * (f - near)
-    return likelihood.forward(f).log_prob(Y)
-
-
 def log_density(
     likelihood: Likelihood,
     Y: Float[Tensor, "N P"],
     mean: Float[Tensor, "N F"],
     variance: Float[Tensor, "N F"],
+    *,
+    components: int = 1,
 ) -> Float[Tensor, "N P"]:
-    """log E_q(f)[p(y | f)] of each row and target, in nats."""
-    if isinstance(likelihood, GaussianLikelihood):
+    """log E_q(f)[p(y | f)] of each row and target, in nats.
+
+    Args:
+        components: of a mixture, where the rows are those of one; each may then be rougher.
+    """
+    if is_plain(likelihood, GaussianLikelihood):
         return Normal(mean, (variance + likelihood.noise).sqrt()).log_prob(Y)
-    if isinstance(likelihood, BernoulliLikelihood):
+    if is_plain(likelihood, BernoulliLikelihood):
         # E[Φ((2y − 1) f)] = Φ((2y − 1) mean / √(1 + variance))
         return torch.special.log_ndtr((2 * Y - 1) * mean / (1 + variance).sqrt())
     if isinstance(likelihood, SoftmaxLikelihood):
-        return _softmax_log_probability(likelihood, mean, variance).gather(1, Y.long())
-    if isinstance(likelihood, StudentTLikelihood):
-        return _student_log_density(likelihood, Y, mean, variance)
-    if isinstance(likelihood, LaplaceLikelihood):
-        return _laplace_log_density(likelihood, Y, mean, variance)
-    f, weights = _hermite(mean, variance)
-    return (_log_prob(likelihood, f, Y) + weights.log()).logsumexp(0)
+        return _softmax_log_probability(likelihood, mean, variance, components).gather(1, Y.long())
+    if is_plain(likelihood, StudentTLikelihood):
+        return student_log_density(likelihood, Y, mean, variance)
+    deviation = _deviation(variance)
+    if is_plain(likelihood, LaplaceLikelihood):
+        return laplace_log_density(likelihood, Y, mean, deviation)
+    if is_plain(likelihood, PoissonLikelihood, NegativeBinomialLikelihood):
+        return count_log_density(likelihood, Y, mean, deviation)
+    if _is_own(likelihood, "log_marginal"):
+        marginals: Any = Normal(mean, deviation)
+        nats = likelihood.log_marginal(Y, marginals)
+        return _one_each(nats, mean, likelihood, "log_marginal")
+    z, weights = _hermite(DENSITY_NODES, mean)
+    log_prob = _given(likelihood, mean + deviation * z, "log_marginal").log_prob(Y)
+    return (log_prob + weights.log()).logsumexp(0)
 
 
 def observation(
-    likelihood: Likelihood, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
+    likelihood: Likelihood,
+    mean: Float[Tensor, "N F"],
+    variance: Float[Tensor, "N F"],
+    *,
+    components: int = 1,
 ) -> Prediction:
     """Mean and variance of a new observation of each row.
 
     Classes are coded one column each: the mean is their probability.
+
+    Args:
+        components: of a mixture, where the rows are those of one; each may then be rougher.
     """
-    if isinstance(likelihood, GaussianLikelihood):
+    if is_plain(likelihood, GaussianLikelihood):
         return Prediction(mean, variance + likelihood.noise)
     if isinstance(likelihood, SoftmaxLikelihood):
-        probability = _softmax_log_probability(likelihood, mean, variance).exp()
+        probability = _softmax_log_probability(likelihood, mean, variance, components).exp()
         return Prediction(probability, probability * (1 - probability))
-    if isinstance(likelihood, BernoulliLikelihood):
+    if is_plain(likelihood, BernoulliLikelihood):
         probability = torch.special.ndtr(mean / (1 + variance).sqrt())
         return Prediction(probability, probability * (1 - probability))
-    f, weights = _hermite(mean, variance)
-    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
-        f = f.clamp_min(_LOWEST_RATE)
-    y = likelihood.forward(f)
+    deviation = _deviation(variance)
+    if _is_own(likelihood, "marginal"):
+        marginals: Any = Normal(mean, deviation)
+        seen = likelihood.marginal(marginals)
+        moments = (_one_each(m, mean, likelihood, "marginal") for m in (seen.mean, seen.variance))
+        return Prediction(*moments)
+    z, weights = _hermite(DENSITY_NODES, mean)
+    f = mean + deviation * z
+    if is_plain(likelihood, PoissonLikelihood, NegativeBinomialLikelihood):
+        f = f.clamp_min(LOWEST_RATE)
+    y = _given(likelihood, f, "marginal")
     centre = (weights * y.mean).sum(0)
     # Var y = E Var[y | f] + Var E[y | f]
     spread = (weights * (y.variance + (y.mean - centre).square())).sum(0)
     return Prediction(centre, spread)
 
 
-def _laplace_expectation(
-    likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    """−log 2b − E|y − f|/b with b² the noise; E|z| = z̄ (2Φ(z̄/s) − 1) + 2 s φ(z̄/s).
-
-    Quadrature would see the kink of |y − f| only where a node happens to lie.
-    """
-    b, s, z = likelihood.noise.sqrt(), _positive(variance).sqrt(), Y - mean
-    ratio = z / s
-    density = torch.exp(-0.5 * ratio.square()) / sqrt(2 * pi)
-    distance = z * (2 * torch.special.ndtr(ratio) - 1) + 2 * s * density
-    return -(2 * b).log() - distance / b
+def _given(likelihood: Likelihood, f: Tensor, instead: str = "expected_log_prob") -> Distribution:
+    """p(y | f), if the likelihood says."""
+    try:
+        return likelihood.forward(f)
+    except NotImplementedError as error:
+        raise InputError(
+            f"`likelihood` must define `forward`, p(y | f), or `{instead}`; "
+            f"{type(likelihood).__name__} has neither."
+        ) from error
 
 
-def _laplace_log_density(
-    likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    """Of a Laplace variable plus a Gaussian one, in closed form."""
-    b, s, z = likelihood.noise.sqrt(), _positive(variance).sqrt(), Y - mean
-    above = -z / b + torch.special.log_ndtr(z / s - s / b)
-    below = z / b + torch.special.log_ndtr(-z / s - s / b)
-    return -(2 * b).log() + 0.5 * (s / b).square() + torch.logaddexp(above, below)
+def _one_each(values: Tensor, like: Tensor, likelihood: Likelihood, method: str) -> Tensor:
+    if values.shape != like.shape:
+        raise InputError(
+            f"`{method}` of {type(likelihood).__name__} must return one number for each row and "
+            f"target, of shape {list(like.shape)}; got {list(values.shape)}."
+        )
+    return values
 
 
-def _student_expectation(
-    likelihood: StudentTLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    """log c − (ν + 1)/2 · E log(1 + z²/νσ²), exact however narrow the density is.
-
-    E log(1 + x) = ∫ (1 − E e^{−tx}) e^{−t}/t dt for x ≥ 0, a smooth integral over log t, and
-    E e^{−az²} = (1 + 2av)^{−½} exp(−a z̄²/(1 + 2av)).
-    """
-    nu, square = likelihood.deg_free, (Y - mean).square()
-    log_t = torch.linspace(-36, 4, 161, dtype=mean.dtype, device=mean.device)
-    t = log_t.exp().reshape(-1, *([1] * mean.dim()))
-    a = t / (nu * likelihood.noise)
-    widened = 1 + 2 * a * variance
-    kept = -torch.expm1(-0.5 * widened.log() - a * square / widened)
-    logarithm = (kept * (-t).exp()).sum(0) * (log_t[1] - log_t[0])
-    zero = torch.zeros_like(mean)
-    peak = likelihood.forward(zero).log_prob(zero)
-    return peak - 0.5 * (nu + 1) * logarithm
+def _deviation(variance: Tensor) -> Tensor:
+    """A variance of zero has a square root without a derivative."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
 
 
-def _student_log_density(
-    likelihood: StudentTLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    """A Student-t is a Gaussian of precision g/σ² with g ~ Gamma(ν/2, ν/2): a sum over log g."""
-    half = 0.5 * likelihood.deg_free
-    u = torch.linspace(-36, 6, 337, dtype=mean.dtype, device=mean.device)[:, None, None]
-    log_weight = (half * (u - u.exp())).log_softmax(0)
-    wide = Normal(mean, (variance + likelihood.noise * (-u).exp()).sqrt())
-    return (wide.log_prob(Y) + log_weight).logsumexp(0)
+def _hermite(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes `[T 1 …]` of N(0, 1), and their weights, which add up to one."""
+    shape = [count] + [1] * like.dim()
+    z, weights = (x.to(like).reshape(shape) for x in _hermite_nodes(count))
+    return z, weights
 
 
-def _positive(variance: Tensor) -> Tensor:
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny)
-
-
-def _hermite(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes `[T N P]` of each Gaussian, and their weights, which add up to one."""
-    locations, weights = np.polynomial.hermite.hermgauss(DENSITY_NODES)
-    x = torch.from_numpy(locations).to(mean)[:, None, None]
-    w = torch.from_numpy(weights).to(mean)[:, None, None]
-    return mean + (2 * variance).sqrt() * x, w / w.sum()
+@lru_cache
+def _hermite_nodes(count: int) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    locations, weights = np.polynomial.hermite.hermgauss(count)
+    return torch.from_numpy(sqrt(2) * locations), torch.from_numpy(weights / weights.sum())
 
 
 def _softmax_samples(mean: Tensor, variance: Tensor, count: int) -> Tensor:
     """Nodes `[T *S N F]` for F independent Gaussians a row, the same for every row."""
     nodes = normal_nodes(count, mean.shape[-1]).to(mean)
     shape = [len(nodes)] + [1] * (mean.dim() - 1) + [mean.shape[-1]]
-    return mean + _positive(variance).sqrt() * nodes.reshape(shape)
+    return mean + _deviation(variance) * nodes.reshape(shape)
 
 
 def _logits(likelihood: SoftmaxLikelihood, f: Tensor) -> Tensor:
@@ -309,11 +368,17 @@ def _logits(likelihood: SoftmaxLikelihood, f: Tensor) -> Tensor:
 
 
 def _softmax_log_probability(
-    likelihood: SoftmaxLikelihood, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
+    likelihood: SoftmaxLikelihood,
+    mean: Float[Tensor, "N F"],
+    variance: Float[Tensor, "N F"],
+    components: int,
 ) -> Float[Tensor, "N C"]:
     """log E_q(f)[softmax(f)] of each row, a few rows at a time."""
-    parts = zip(mean.split(_SOFTMAX_ROWS), variance.split(_SOFTMAX_ROWS), strict=True)
-    samples = (_softmax_samples(m, v, SOFTMAX_DENSITY_NODES) for m, v in parts)
+    count = max(_LEAST_SOFTMAX_NODES, SOFTMAX_DENSITY_NODES // components)
+    widest = max(likelihood.num_classes, likelihood.num_features)
+    rows = max(1, _SOFTMAX_NUMBERS // (2 * max(count, 2 * widest) * widest))
+    parts = zip(mean.split(rows), variance.split(rows), strict=True)
+    samples = (_softmax_samples(m, v, count) for m, v in parts)
     shares = [_logits(likelihood, f).log_softmax(-1).logsumexp(0) - log(len(f)) for f in samples]
     return torch.cat(shares)
 

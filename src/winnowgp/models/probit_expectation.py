@@ -5,7 +5,7 @@ Over nodes ε_t of N(0, 1) with weights w_t, z_t = s (μ + σ ε_t) and h = φ/�
     E = Σ_t w_t log Φ(z_t),   ∂E/∂μ = s Σ_t w_t h(z_t),   ∂E/∂σ² = s Σ_t w_t ε_t h(z_t) / (2σ).
 """
 
-from math import log, pi
+from math import log, pi, sqrt
 from typing import Any
 
 import torch
@@ -33,10 +33,13 @@ class _Expectation(torch.autograd.Function):
     ) -> Tensor:
         deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         z = torch.addcmul(sign * mean, nodes[:, None], sign * deviation)
-        nats = torch.special.log_ndtr(z)
+        # erfcx(−z/√2) = 2 Φ(z) e^{z²/2}, which overflows where log Φ is nothing anyway.
+        z.clamp_max_(sqrt(1.6 * log(torch.finfo(z.dtype).max)))
+        scaled = torch.special.erfcx(z * -sqrt(0.5))
+        nats = torch.addcmul(scaled.log().sub_(log(2)), z, z, value=-0.5)
         if any(ctx.needs_input_grad):
             # h = φ/Φ
-            h = z.square().mul_(-0.5).sub_(nats).sub_(0.5 * log(2 * pi)).exp_()
+            h = scaled.reciprocal_().mul_(sqrt(2 / pi))
             level, tilt = torch.stack([weights, weights * nodes]) @ h
             # A variance of zero has a square root without a derivative.
             curvature = torch.where(variance > 0, 0.5 * sign * tilt / deviation, 0.0)

@@ -1,5 +1,6 @@
 """The bound with the best q(u) put in, for any likelihood: a function of the other parameters."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from winnowgp.bounds import Sites, WhitenedChunks, site_gradient
 from winnowgp.data import Dataset
+from winnowgp.errors import UnsettledWarning
 from winnowgp.models.chunked_bound import KernelChunks, WithGradient
 from winnowgp.models.kernel_blocks import prior_mean
 from winnowgp.models.observations import expected_log_prob, latent_coupling, latent_functions
@@ -61,7 +63,7 @@ class ProfiledBound:
         blocks, inputs = self._chunks(self._kernel, self._Z)
         with torch.no_grad():
             chunks = WhitenedChunks.for_gradients(blocks, self._data.N)
-            found = best_q(
+            found = _searched(
                 chunks,
                 self._data,
                 mean=mean,
@@ -98,7 +100,32 @@ def best_q(
     gain: float,
     start: Sites | None = None,
 ) -> Inferred:
-    """The best q(u) at fixed parameters, to `gain` nats an observation."""
+    """The best q(u) at fixed parameters, to `gain` nats an observation.
+
+    Warns where it was not found. An optimiser on its way goes on without a word: it visits places
+    where no q(u) is good, and leaves them again.
+    """
+    found = _searched(chunks, data, mean=mean, likelihood=likelihood, gain=gain, start=start)
+    if not found.settled:
+        warnings.warn(
+            f"the best q(u) was not found: the last of many rounds still gained more than {gain:g} "
+            f"nats an observation, and the bound of {found.bound:.6g} nats may be far from the "
+            "best. Are kernel variance and mean on the scale of the latent function?",
+            UnsettledWarning,
+            stacklevel=4,
+        )
+    return found
+
+
+def _searched(
+    chunks: WhitenedChunks,
+    data: Dataset,
+    *,
+    mean: Mean,
+    likelihood: Likelihood,
+    gain: float,
+    start: Sites | None,
+) -> Inferred:
     centre = prior_mean(mean, data.X).detach()
 
     def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class Inferred:
     """V ∂E/∂μ; m at the optimum."""
     bound: float
     """In nats."""
+    settled: bool = False
+    """Whether the last change gained no more than was asked for; False where rounds ran out."""
 
     def constant(self) -> float:
         """Σ_i c_i: the bound less the evidence of the sites."""
@@ -89,14 +91,18 @@ def inferred(
     for _ in range(most):
         # What rounding of the bound lets one see.
         least = max(gain, 4 * torch.finfo(chunks.L.dtype).eps * abs(current.bound))
-        settled = max(least, 0.1 * gained)
-        current = _centred(chunks, expected, current, coupling, gain=least, settled=settled)
+        enough, before = max(least, 0.1 * gained), current.bound
+        current = _centred(chunks, expected, current, coupling, gain=least, settled=enough)
         tried, rate = _widened(chunks, expected, current, rate, gain=least)
-        if tried is None:
-            break
-        gained, current = tried.bound - current.bound, tried
-        if gained < least:
-            break
+        if tried is not None:
+            gained, current = tried.bound - current.bound, tried
+            if gained < least:
+                return replace(current, settled=True)
+        elif current.bound - before < least:
+            return replace(current, settled=True)
+        else:
+            # The means have moved, and how short a step the precisions needed before says nothing.
+            rate, gained = 1.0, 0.0
     return current
 
 
@@ -270,7 +276,7 @@ def _observed(
         mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
         linear[rows] = slope + precision[rows] * m
         lift.addmm_(part.V, slope)
-    if not torch.isfinite(linear.sum() + precision.sum()):
+    if not torch.isfinite(nats + linear.sum() + precision.sum()):
         raise NotPositiveDefiniteError("the likelihood has no finite slope at some rows")
     # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
     inside = (sites.precision * variance).sum() - sums.open.sum()
@@ -284,6 +290,9 @@ def _slopes(
     expected: ExpectedLogProb, rows: slice, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ_i E_i with ∂E_i/∂μ_i and ∂E_i/∂σ_i²."""
+    if not torch.isfinite(mean.sum() + variance.sum()):
+        # Likelihoods answer with an error of their own, which no optimiser takes for a long step.
+        raise NotPositiveDefiniteError("q(f) is not finite at some rows")
     with torch.enable_grad():
         at = mean.detach().requires_grad_(), variance.detach().requires_grad_()
         nats = expected(rows, *at).sum()

@@ -20,7 +20,8 @@ from winnowgp.models.normal_nodes import normal_nodes
 
 # Quasi-random nodes; each counts twice, as itself and reflected.
 SOFTMAX_NODES = 64
-_ROWS = 512
+# Rows at once, fewer where classes are many: 16 MiB of probabilities.
+_ROWS, _NUMBERS = 512, 2**21
 
 
 def softmax_expectation(
@@ -37,8 +38,7 @@ def softmax_coupling(
 ) -> Float[Tensor, "N C C"]:
     """diag(mean p) − mean p pᵀ of each row, positive semi-definite; zero along (1, …, 1)."""
     coupling, basis = mean.new_empty(*mean.shape, mean.shape[1]), _basis(mean)
-    for start in range(0, len(mean), _ROWS):
-        rows = slice(start, start + _ROWS)
+    for rows in _parts(mean, basis):
         _, p = _probabilities(mean[rows], variance[rows], basis)
         p = p.permute(2, 0, 1).contiguous()
         coupling[rows] = torch.diag_embed(p.mean(-1)) - p @ p.mT / p.shape[-1]
@@ -52,8 +52,7 @@ class _Expectation(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         # mean p, and mean p ε
         sums = mean.new_empty(mean.shape[1], 2, len(mean) if wanted else 0)
-        for start in range(0, len(mean), _ROWS):
-            rows = slice(start, start + _ROWS)
+        for rows in _parts(mean, basis):
             normaliser, p = _probabilities(mean[rows], variance[rows], basis)
             nats[rows] -= normaliser
             if wanted:
@@ -83,6 +82,13 @@ def _probabilities(mean: Tensor, variance: Tensor, basis: Tensor) -> tuple[Tenso
     total = p.sum(0)
     p.div_(total)
     return total.log_().add_(top).mean(0), p
+
+
+def _parts(mean: Tensor, basis: Tensor) -> list[slice]:
+    """Rows whose probabilities `[C T N]` are held at once."""
+    C, _, T = basis.shape
+    count = max(1, min(_ROWS, _NUMBERS // (C * T)))
+    return [slice(start, start + count) for start in range(0, len(mean), count)]
 
 
 def _basis(mean: Tensor) -> Tensor:
