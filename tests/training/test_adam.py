@@ -101,3 +101,29 @@ def test_a_gradient_out_of_all_proportion_is_shortened(
         objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
     )
     assert least < places[-1] - places[-2] < most
+
+
+@pytest.mark.parametrize(("deepest", "least", "most"), [(1.0, 0.3, 0.6), (math.inf, 5.0, 20.0)])
+def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most: float) -> None:
+    """Uphill is always to the right, also beyond the edge at 0.5, where everything is far lower."""
+    x = torch.zeros((), requires_grad=True)
+    other = torch.nn.Parameter(torch.zeros(()))
+    told: list[float] = []
+
+    def on_step(step: int, value: float) -> None:
+        told.append(x.item())
+        with torch.no_grad():
+            other.copy_(x)
+
+    Adam(200, deepest=deepest).maximise(
+        lambda: 3 * (x - 100 * (x > 0.5)),
+        [([x], 0.05)],
+        scale=3.0,
+        on_step=on_step,
+        memory={"other": torch.nn.ParameterList([other])},
+    )
+    assert least < x.item() < most
+    # What is kept besides goes back too: never far from the parameter.
+    assert abs(other.item() - x.item()) < 0.11
+    # A few steps were spent on falls.
+    assert (len(told) < 200) == (deepest < math.inf)

@@ -14,6 +14,7 @@ from gpytorch.likelihoods import (
 
 from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE
+from winnowgp.models.observations import is_plain
 
 LIKELIHOODS = {
     "gaussian": GaussianLikelihood,
@@ -48,4 +49,4 @@ def has_noise(
     likelihood: Likelihood,
 ) -> TypeGuard[GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood]:
     """Whether targets are the latent function plus noise; they can then be standardised."""
-    return isinstance(likelihood, GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood)
+    return is_plain(likelihood, GaussianLikelihood, StudentTLikelihood, LaplaceLikelihood)

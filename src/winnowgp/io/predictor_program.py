@@ -18,7 +18,7 @@ from winnowgp.io.program import Program
 from winnowgp.linalg import solve_lower
 from winnowgp.models import Posterior
 from winnowgp.models.normal_nodes import normal_nodes
-from winnowgp.models.observations import DENSITY_NODES, SOFTMAX_DENSITY_NODES
+from winnowgp.models.observations import DENSITY_NODES, SOFTMAX_DENSITY_NODES, is_plain
 
 
 def add_latents(program: Program, posterior: Posterior, X: str) -> tuple[str, str]:
@@ -49,21 +49,21 @@ def add_observation(
     program: Program, likelihood: Any, mean: str, variance: str
 ) -> tuple[str, str | None]:
     """Mean and variance of a new observation; probabilities, and no variance, of classes."""
-    if isinstance(likelihood, likelihoods.GaussianLikelihood):
+    if is_plain(likelihood, likelihoods.GaussianLikelihood):
         return mean, _plus(program, variance, likelihood.noise)
-    if isinstance(likelihood, likelihoods.LaplaceLikelihood):
+    if is_plain(likelihood, likelihoods.LaplaceLikelihood):
         return mean, _plus(program, variance, 2 * likelihood.noise)
-    if isinstance(likelihood, likelihoods.StudentTLikelihood):
+    if is_plain(likelihood, likelihoods.StudentTLikelihood):
         nu = likelihood.deg_free
         return mean, _plus(program, variance, likelihood.noise * nu / (nu - 2))
-    if isinstance(likelihood, likelihoods.BernoulliLikelihood):
+    if is_plain(likelihood, likelihoods.BernoulliLikelihood):
         wide = program.do("Sqrt", _plus(program, variance, torch.ones(1)))
         second = program.do("Ndtr", program.do("Div", mean, wide))
         first = program.do("Sub", program.constant(1.0), second)
         return program.do("Concat", first, second), None
-    if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
+    if is_plain(likelihood, likelihoods.SoftmaxLikelihood):
         return _softmax(program, likelihood, mean, variance), None
-    if isinstance(likelihood, likelihoods.PoissonLikelihood):
+    if is_plain(likelihood, likelihoods.PoissonLikelihood):
         return _poisson(program, mean, variance)
     raise _not_exportable(likelihood)
 

@@ -1,6 +1,7 @@
 """Adam that treats a failed factorisation as a rejected step."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
 from typing import Any, final
@@ -15,6 +16,8 @@ from winnowgp.training.stateful import Stateful
 from winnowgp.typing import Scalar
 
 MOST_REJECTIONS = 20
+# Steps beyond the limit that are a fall, and how often a place to go back to is remembered.
+CLIFF, ANCHORED = 3, 10
 
 
 @final
@@ -34,6 +37,12 @@ class Adam:
 
     Gradients through sampled layers have heavy tails where functions are steep, and one step along
     such a one can undo hundreds.
+    """
+    deepest: float = inf
+    """How far the objective, divided by `scale`, may fall below its running average.
+
+    Three steps in a row beyond that, and training goes back to where it was some steps before the
+    fall, with half the learning rates and no momentum.
     """
 
     def maximise(
@@ -72,6 +81,9 @@ class Adam:
                 loop.reject()
                 continue
             loop.accept()
+            if self.deepest < inf and loop.fell(value / scale, self.deepest, kept):
+                stage.save()
+                continue
             try:
                 on_step(loop.step, value)
             except EndPhase:
@@ -139,6 +151,9 @@ class _Loop:
         self._good = [p.detach().clone() for p in self.parameters]
         self._rates: list[float] = [group["lr"] for group in optimiser.param_groups]
         self._rejections = 0
+        self._level: float | None = None
+        self._low = 0
+        self._anchor: dict[str, Any] = {}
 
     def set_rates(self, share: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
@@ -161,6 +176,25 @@ class _Loop:
         _set(self.parameters, self._good)
         self._rates = [0.5 * rate for rate in self._rates]
 
+    def fell(self, value: float, deepest: float, kept: Mapping[str, Stateful]) -> bool:
+        """Whether the objective fell off a cliff; if so, all that is kept is back before it."""
+        if self._level is None or value >= self._level - deepest:
+            self._low = 0
+            self._level = value if self._level is None else 0.9 * self._level + 0.1 * value
+            if value >= self._level and self.step % ANCHORED == 1:
+                self._anchor = {name: deepcopy(part.state_dict()) for name, part in kept.items()}
+            return False
+        self._low += 1
+        if self._low < CLIFF or not self._anchor:
+            return False
+        for name, part in kept.items():
+            part.load_state_dict(self._anchor[name])
+        self.optimiser.state.clear()
+        self._good = [p.detach().clone() for p in self.parameters]
+        self._rates = [0.5 * rate for rate in self._rates]
+        self._low = 0
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         moments = self.optimiser.state_dict()["state"]
         return {
@@ -169,6 +203,9 @@ class _Loop:
             "average": self.average,
             "good": self._good,
             "rates": self._rates,
+            "level": self._level,
+            "low": self._low,
+            "anchor": self._anchor,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,6 +214,7 @@ class _Loop:
         self.optimiser.load_state_dict(whole)
         self.step, self.average = state["step"], state["average"]
         self._rates = list(state["rates"])
+        self._level, self._low, self._anchor = state["level"], state["low"], state["anchor"]
         good = zip(state["good"], self.parameters, strict=True)
         self._good = [saved.to(p.device) for saved, p in good]
 

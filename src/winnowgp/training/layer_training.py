@@ -16,6 +16,8 @@ from winnowgp.typing import Scalar
 
 # Of the running average of gradients' lengths.
 _LONGEST = 2.0
+# Nats a row below the running average.
+_DEEPEST = 1.0
 
 
 @final
@@ -70,7 +72,7 @@ class LayerTraining:
                 _improve(model, latest[0], scale=parts.scale, rate=max(natural, 1 / step))
             on_progress(DeepProgress(phase, step, steps, value, model, None))
 
-        Adam(steps, cooling=self.cooling, longest=_LONGEST).maximise(
+        Adam(steps, cooling=self.cooling, longest=_LONGEST, deepest=_DEEPEST).maximise(
             objective,
             [(chosen, self.learning_rate)],
             scale=parts.scale,
