@@ -63,9 +63,10 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     """The model as given, and variants that reach every likelihood mode seen so far.
 
     Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
-    √D correlates them by e⁻¹); noise of a tenth or a hundredth of the targets' variance, or two
-    variances of the kernel where a likelihood has no noise; a constant mean where the targets are
-    most probable.
+    √D correlates them by e⁻¹), and of a tenth with up to three inputs, where rows are dense enough
+    to tell a quick function from noise; noise of a tenth or a hundredth of the targets' variance,
+    or two variances of the kernel where a likelihood has no noise; a constant mean where the
+    targets are most probable.
     """
     bare = model.with_candidates(data.X[:0])
     starts = [bare]
@@ -76,7 +77,7 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     variance = (data.Y - level * constant).square().mean().item()
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
-    for factor in (sqrt(data.D), 1.0):
+    for factor in dict.fromkeys([sqrt(data.D), 1.0, *([0.1] if data.D <= 3 else [])]):
         for scale in scales:
             start = deepcopy(bare)
             for kernel in trainable_lengthscales(start.kernel):
