@@ -1,7 +1,5 @@
 """Where a fit starts: every start is climbed, and the best mode is found."""
 
-import math
-
 import pytest
 import torch
 from gpytorch.constraints import Interval
@@ -140,18 +138,23 @@ def lengthscale(gp: SparseGP) -> Tensor:
     return base.lengthscale.detach().flatten()
 
 
-def test_the_starts_are_the_model_as_given_and_four_scaled_to_the_data() -> None:
-    rows = data(D=3)
-    X = rows.X * torch.tensor([1.0, 10.0, 0.0], dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("D", "factors"), [(1, (1.0, 0.1)), (3, (3**0.5, 1.0, 0.1)), (4, (2.0, 1.0))]
+)
+def test_the_starts_are_the_model_as_given_and_others_scaled_to_the_data(
+    D: int, factors: tuple[float, ...]
+) -> None:
+    rows = data(D=D)
+    X = rows.X * torch.tensor([1.0, 10.0, 0.0, 2.0], dtype=torch.float64)[:D]
     rows = Dataset(X, 5 * rows.Y)
-    gp = model(rows, ScaleKernel(RBFKernel(ard_num_dims=3)), noise=0.7)
+    gp = model(rows, ScaleKernel(RBFKernel(ard_num_dims=D)), noise=0.7)
     given, *others = starting_points(gp, rows)
     assert torch.equal(lengthscale(given), lengthscale(gp))
     assert given.noise.item() == pytest.approx(0.7)
     spread = X.std(0, correction=0)
-    spread[2] = 1.0  # a constant column
+    spread[2:3] = 1.0  # a constant column
     variance = rows.Y.square().mean().item()
-    wanted = [(f, n) for f in (math.sqrt(3), 1.0) for n in (0.1, 0.01)]
+    wanted = [(f, n) for f in factors for n in (0.1, 0.01)]
     for (factor, noise), start in zip(wanted, others, strict=True):
         torch.testing.assert_close(lengthscale(start), factor * spread, rtol=1e-9, atol=0)
         assert start.noise.item() == pytest.approx(noise * variance)
