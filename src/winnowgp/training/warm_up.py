@@ -77,7 +77,8 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     variance = (data.Y - level * constant).square().mean().item()
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
-    for factor in dict.fromkeys([sqrt(data.D), 1.0, *([0.1] if data.D <= 3 else [])]):
+    quick = [0.1] if data.D <= 3 else []
+    for factor in sorted({sqrt(data.D), 1.0, *quick}, reverse=True):
         for scale in scales:
             start = deepcopy(bare)
             for kernel in trainable_lengthscales(start.kernel):
