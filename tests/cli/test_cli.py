@@ -49,7 +49,8 @@ def test_a_name_brings_in_only_what_it_needs() -> None:
     )
     nothing, models, estimators = result.stdout.splitlines()
     assert nothing == "[]"
-    assert models == "['torch']"
+    # Fits write checkpoints.
+    assert models == "['safetensors', 'torch']"
     assert estimators == "['safetensors', 'sklearn', 'torch']"
 
 

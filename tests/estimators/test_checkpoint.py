@@ -1,5 +1,6 @@
 """Estimators that are stopped and go on: what chance and the clock decided, who is refused."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,16 @@ def rows(N: int = 20) -> tuple[np.ndarray, np.ndarray]:
     return X, np.sin(X[:, 0])
 
 
-def stopped(model: Any, *rows: np.ndarray) -> None:
+def stopped(model: Any, *rows: np.ndarray, after: int = 0) -> None:
+    """Fit, and be stopped at the second step of a phase, or of one after some steps."""
+    told = count()
+
+    def watch(progress: Any) -> None:
+        if next(told) >= after:
+            stop(progress)
+
     with pytest.raises(Stopped):
-        model.set_params(on_progress=stop).fit(*rows)
+        model.set_params(on_progress=watch).fit(*rows)
 
 
 def same(a: SparseGPRegressor, b: SparseGPRegressor) -> bool:
@@ -154,7 +162,9 @@ def test_the_race_of_starts_is_not_run_again(tmp_path: Path, monkeypatch) -> Non
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
     whole, all_steps = DeepGPClassifier(2, **asked).fit(X, y > 0), steps[0]
-    stopped(DeepGPClassifier(2, **asked, checkpoint=Checkpoint(tmp_path, 0)), X, y > 0)
+    raced = 3 * 2 + 2 * 2
+    there = Checkpoint(tmp_path, 0)
+    stopped(DeepGPClassifier(2, **asked, checkpoint=there), X, y > 0, after=raced)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"estimator.checkpoint", "race.checkpoint", "fit.checkpoint"}
     steps[0] = 0
@@ -162,4 +172,4 @@ def test_the_race_of_starts_is_not_run_again(tmp_path: Path, monkeypatch) -> Non
     assert np.array_equal(again.predict_proba(X), whole.predict_proba(X))
     # The race trains one layer of one start and two of the other, two steps each, then each start
     # for two steps; and the fit had taken one step.
-    assert steps[0] == all_steps - (3 * 2 + 2 * 2) - 1
+    assert steps[0] == all_steps - raced - 1

@@ -16,9 +16,10 @@ def test_the_rows_of_the_documentation_are_found_again_by_their_settings() -> No
     found = asked(Kin8nmDeep(), RESULTS, Scope())
     assert {s["kind"] for s in found.missing} <= {"fixed", "time"}
     kinds = [row["kind"] for row in found.rows]
-    assert {kind: kinds.count(kind) for kind in ("paper", "fast", "grid")} == {
+    assert {kind: kinds.count(kind) for kind in ("paper", "fast", "weighed", "grid")} == {
         "paper": 20,
         "fast": 20,
+        "weighed": 20,
         "grid": 80,
     }
     assert kinds.count("time") >= 50
@@ -52,7 +53,7 @@ def test_a_better_and_quicker_grid_point_puts_a_choice_off_the_frontier(
 def test_controls_and_timings_wait_for_the_runs_whose_sizes_they_take() -> None:
     experiment, scope = Kin8nmDeep(), Scope(seeds=1)
     first = experiment.settings(scope, [])
-    assert {s["kind"] for s in first} == {"paper", "fast", "grid"}
+    assert {s["kind"] for s in first} == {"paper", "fast", "weighed", "grid"}
     chosen = next(s for s in first if s["kind"] == "fast" and s["alpha"] == 1.0)
     later = experiment.settings(scope, [{**chosen, "sizes": [7, 9]}])
     fixed = [s for s in later if s["kind"] == "fixed"]
@@ -72,7 +73,7 @@ def test_folds_share_no_row(paper_data) -> None:
 
 
 @pytest.mark.skipif("WINNOWGP_DATA" not in os.environ, reason="needs kin8nm: set WINNOWGP_DATA")
-@pytest.mark.parametrize("kind", ["paper", "fast", "grid", "time"])
+@pytest.mark.parametrize("kind", ["paper", "fast", "weighed", "grid", "time"])
 def test_every_kind_of_run_ends_with_finite_numbers(kind: str) -> None:
     experiment, scope = Kin8nmDeep(), Scope(quick=True)
     known: list[Row] = [{"kind": "fast", "fold": 0, "alpha": 5.0, "sizes": [4, 3]}]
@@ -86,4 +87,4 @@ def test_every_kind_of_run_ends_with_finite_numbers(kind: str) -> None:
         return
     assert row["log_density"] < 10
     assert row["rmse"] < 1
-    assert ("sizes" in row) == (kind in ("paper", "fast"))
+    assert ("sizes" in row) == (kind in ("paper", "fast", "weighed"))
