@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from winnowgp.training import OnProgress, Progress, Remembered
+from winnowgp.training import OnProgress, Progress, Remembered, decided_by
 
 
 @final
@@ -18,6 +18,10 @@ class CountedSteps:
         """One more, perhaps."""
         self.count += progress.phase in self._phases
         self._on_progress(progress)
+
+    def decides(self) -> str:
+        """What the next watcher decides by."""
+        return decided_by(self._on_progress)
 
     def state_dict(self) -> dict[str, Any]:
         """The count, and what the next watcher remembers."""

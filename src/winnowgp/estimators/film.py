@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from winnowgp.data import Standardiser
 from winnowgp.report.findings import Moment
-from winnowgp.training import OnProgress, Progress, Remembered
+from winnowgp.training import OnProgress, Progress, Remembered, decided_by
 
 MOST_MOMENTS = 60
 
@@ -63,6 +63,10 @@ class Film:
             self._kept = [k for k in self._kept if k.begins or k.number % self._stride == 0]
         self._seen += 1
         self._on_progress(progress)
+
+    def decides(self) -> str:
+        """What the next watcher decides by."""
+        return decided_by(self._on_progress)
 
     def state_dict(self) -> dict[str, Any]:
         """All that was kept, and what the next watcher remembers."""

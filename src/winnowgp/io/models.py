@@ -10,7 +10,7 @@ from winnowgp.io.gpytorch_parts import (
 )
 from winnowgp.io.packed import Packed
 from winnowgp.io.packing import Packing
-from winnowgp.models import InducingModel, Posterior, SparseGP, VariationalGP
+from winnowgp.models import InducingModel, Posterior, SparseGP, VariationalGP, latent_functions
 
 
 def packed_posterior(posterior: Posterior) -> Packed:
@@ -72,11 +72,15 @@ def packed_variational(model: VariationalGP) -> Packed:
 
 def variational_from(found: Packed) -> VariationalGP:
     """The way back."""
+    likelihood, targets = likelihood_from(found.parts["likelihood"]), found.said("targets", int)
+    candidates = found.numbers("candidates", None, None)
+    # Before anything of a size that the file merely claims is made.
+    found.numbers("q_mean", len(candidates), latent_functions(likelihood, targets))
     model = VariationalGP(
         kernel_from_packed(found.parts["kernel"]),
-        found.tensors["candidates"],
-        likelihood=likelihood_from(found.parts["likelihood"]),
-        targets=found.about["targets"],
+        candidates,
+        likelihood=likelihood,
+        targets=targets,
         mean=mean_from_packed(found.parts["mean"]),
     )
     model.q_mean.data.copy_(found.numbers("q_mean", model.K, model.P))

@@ -41,7 +41,10 @@ def _outline(state: State, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = state
         return {"tensor": name}
     if isinstance(state, Mapping):
-        return {"dict": {str(key): _outline(value, tensors) for key, value in state.items()}}
+        if all(type(key) is str for key in state):
+            return {"dict": {key: _outline(value, tensors) for key, value in state.items()}}
+        # JSON would turn 0 into "0", and optimisers count their parameters.
+        return {"pairs": [[_outline(part, tensors) for part in pair] for pair in state.items()]}
     if isinstance(state, list | tuple):
         kind = "list" if isinstance(state, list) else "tuple"
         return {kind: [_outline(value, tensors) for value in state]}
@@ -62,5 +65,7 @@ def _filled(outline: Any, tensors: Mapping[str, Tensor]) -> State:
         return tensors[value].clone()
     if kind == "dict":
         return {key: _filled(part, tensors) for key, part in value.items()}
+    if kind == "pairs":
+        return {_filled(key, tensors): _filled(part, tensors) for key, part in value}
     parts = [_filled(part, tensors) for part in value]
     return parts if kind == "list" else tuple(parts)

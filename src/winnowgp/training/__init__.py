@@ -33,7 +33,7 @@ from winnowgp.training.principal import principal_latents
 from winnowgp.training.progress import EndPhase, OnProgress, Progress, silent
 from winnowgp.training.readings import inclusions, readings
 from winnowgp.training.schedule import Fit, Schedule
-from winnowgp.training.stateful import Remembered, Stateful
+from winnowgp.training.stateful import Remembered, Stateful, decided_by
 from winnowgp.training.three_phases import ThreePhases
 from winnowgp.training.watchers import Watchers
 
@@ -74,6 +74,7 @@ __all__ = [
     "Tolerance",
     "Watchers",
     "best_level",
+    "decided_by",
     "deep_race",
     "deep_silent",
     "estimated_bound",

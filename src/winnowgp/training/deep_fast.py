@@ -96,8 +96,7 @@ class DeepFast(DeepSchedule):
     ) -> DeepFit:
         parts = Parts(data, self.batch_size, generator)
         before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
-        chosen_with = {"generator": generator, "on_progress": on_progress}
-        told = {**chosen_with, "journal": journal}
+        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
         train_layerwise(
             model, data, training=before, steps=self.layerwise, batch_size=self.batch_size, **told
         )
@@ -105,7 +104,7 @@ class DeepFast(DeepSchedule):
         for number in range(self.rounds):
             steps = self.pre // self.rounds + (number < self.pre % self.rounds)
             before.run(model, parts, "pre-train", steps=steps, **told)
-            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, **chosen_with))
+            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, **told))
             model = chosen[-1].model
         after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
         after.run(model, parts, "post-train", steps=self.post, **told)
@@ -127,6 +126,7 @@ class DeepFast(DeepSchedule):
         *,
         generator: torch.Generator,
         on_progress: OnDeepProgress,
+        journal: Journal,
     ) -> "_Chosen":
         """The model pruned, all the way to the goal's sets or a share of the way."""
         seed = drawn_seed(generator)
@@ -137,8 +137,9 @@ class DeepFast(DeepSchedule):
         masks = [_part_way(found, share) for found in selections]
         pruned = _pruned(model, data, sites, masks, generator)
         inclusion = tuple(found.inclusion for found in selections)
-        with suppress(EndPhase):
-            on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
+        if not journal.passed:
+            with suppress(EndPhase):
+                on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
         lost = reference - seeded_bound(pruned, data, generator, seed=seed)
         return _Chosen(pruned, selections, candidates, reference, lost)
 

@@ -44,6 +44,7 @@ def deep_race(
         starts=[described(start) for start in starts],
         steps=(layerwise, steps, samples, batch_size),
         generator=generator,
+        watcher=on_progress,
     )
     told = {"generator": generator, "on_progress": on_progress, "journal": journal}
 

@@ -58,6 +58,11 @@ class EarlyStopping:
         if now - before < self.patience * self.least_gain:
             raise EndPhase
 
+    def decides(self) -> str:
+        """Patience, gain and phases."""
+        phases = None if self.phases is None else sorted(self.phases)
+        return f"EarlyStopping({self.patience}, {self.least_gain}, phases={phases})"
+
     def state_dict(self) -> dict[str, Any]:
         """The phase, and the steps that are still compared."""
         return {"phase": self._phase, "seen": self._seen}

@@ -105,8 +105,7 @@ class FastLatent(LatentSchedule):
             reference = max(reference, frontier.bounds.max().item())
             M = self.goal.size(frontier, reference=reference)
             current = pool.prune(frontier.masks[M])
-            with suppress(EndPhase):
-                steps.tell("choose", 1, 1, frontier.bounds[M].item(), current)
+            steps.tell_once("choose", frontier.bounds[M].item(), current)
             if abs(M - size) <= 0.03 * size:
                 break
             size = M
@@ -244,6 +243,12 @@ class _Steps:
         with torch.no_grad():
             bounds: Tensor = frontier.bounds - pool.latents.kl()
         return replace(frontier, bounds=bounds, N=self.table.count)
+
+    def tell_once(self, phase: str, value: float, model: LatentVariableGP) -> None:
+        """Between stages, unless that was in an earlier run."""
+        if not self._journal.passed:
+            with suppress(EndPhase):
+                self.tell(phase, 1, 1, value, model)
 
     def tell(
         self, phase: str, step: int, steps: int, value: float, model: LatentVariableGP

@@ -85,8 +85,7 @@ class FastSteps(Generic[Model]):
         warm = warmed_up(
             self.model, self.data, order=self._order, stages=stages, journal=self._journal
         )
-        with suppress(EndPhase):
-            self._tell("warm up", 1, 1, -inf, warm)
+        self._tell_once("warm up", -inf, warm)
         return warm
 
     def with_fresh(self, model: Model, count: int) -> Model:
@@ -98,8 +97,7 @@ class FastSteps(Generic[Model]):
     def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
         """The pool pruned; its bound is known from the statistics."""
         kept = pool.prune(mask)
-        with suppress(EndPhase):
-            self._tell("choose", 1, 1, bound, kept)
+        self._tell_once("choose", bound, kept)
         return kept
 
     def climb(
@@ -204,6 +202,12 @@ class FastSteps(Generic[Model]):
         """Points at random rows, from either end of the fixed order."""
         source = self._given if len(self._given) else self.data.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
+
+    def _tell_once(self, phase: str, value: float, model: Model) -> None:
+        """Between stages, unless that was in an earlier run."""
+        if not self._journal.passed:
+            with suppress(EndPhase):
+                self._tell(phase, 1, 1, value, model)
 
     def _tell(self, phase: str, step: int, steps: int, value: float, model: Model) -> None:
         points = model.candidates.detach().clone()

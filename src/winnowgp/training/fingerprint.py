@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from winnowgp import __version__
 
 _PACKAGES = ("torch", "gpytorch", "numpy", "scikit-learn")
+# Where PyTorch keeps parameters, parts and hooks of a module.
+_OWN = vars(nn.Module()).keys() - {"training"}
 
 
 def fingerprint(**parts: Any) -> dict[str, str]:
@@ -28,6 +31,16 @@ def fingerprint(**parts: Any) -> dict[str, str]:
 
 def described(part: Any) -> str:
     """A part in words; equal ones in the same words, others in others."""
+    if isinstance(part, np.generic):
+        part = part.item()
+    if isinstance(part, list | tuple):
+        # Lists and tuples of the same things ask for the same.
+        return f"({', '.join(described(each) for each in part)})"
+    if isinstance(part, set | frozenset):
+        # In an order that does not depend on the process.
+        return f"{{{', '.join(sorted(described(each) for each in part))}}}"
+    if isinstance(part, Mapping):
+        return f"{{{', '.join(f'{k!r}: {described(v)}' for k, v in part.items())}}}"
     if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
         part = torch.from_numpy(np.ascontiguousarray(part))
     if isinstance(part, Tensor):
@@ -43,6 +56,11 @@ def described(part: Any) -> str:
         return (
             f"{type(part).__name__} with {sum(t.numel() for t in tensors)} numbers, sha256 {words}"
         )
+    if is_dataclass(part) and not isinstance(part, type):
+        held = {field.name: getattr(part, field.name) for field in fields(part)}
+        return f"{type(part).__name__}({', '.join(f'{k}={described(v)}' for k, v in held.items())})"
+    if type(part).__repr__ is object.__repr__ and hasattr(part, "__dict__"):
+        return f"{type(part).__name__}{described(vars(part))}"
     # Where an object lies in memory says nothing about it.
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
 
@@ -58,10 +76,13 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def _structure(module: nn.Module) -> list[Any]:
-    """Kinds of modules with the plain numbers and words they hold, and what is learnt."""
-    plain = (bool, int, float, str, type(None))
+    """Kinds of modules with all they hold besides tensors and parts, and what is learnt."""
     parts = [
-        (name, type(part).__name__, {k: v for k, v in vars(part).items() if type(v) in plain})
+        (
+            name,
+            type(part).__name__,
+            {k: described(v) for k, v in vars(part).items() if k not in _OWN},
+        )
         for name, part in module.named_modules()
     ]
     learnt = [name for name, parameter in module.named_parameters() if parameter.requires_grad]

@@ -18,7 +18,7 @@ from winnowgp.errors import CheckpointError, CheckpointWarning
 from winnowgp.io import State
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.fingerprint import digest, fingerprint
-from winnowgp.training.stateful import Randomness, Remembered, Stateful
+from winnowgp.training.stateful import Randomness, Remembered, Stateful, decided_by
 
 Value = TypeVar("Value")
 
@@ -105,7 +105,9 @@ class Journal:
         watcher: object = None,
         heading: Mapping[str, str] | None = None,
         entries: Mapping[str, State] | None = None,
+        finished: bool = False,
     ) -> None:
+        self._finished = finished
         self._write, self._every, self._heading = write, every, dict(heading or {})
         self._generator, self._entries = generator, dict(entries or {})
         self._always: dict[str, Stateful] = {"watcher": Remembered(watcher)}
@@ -117,6 +119,11 @@ class Journal:
     def kept(self) -> bool:
         """Whether anything is written down at all."""
         return self._write is not None
+
+    @property
+    def passed(self) -> bool:
+        """Whether an earlier run was further than this: watchers have been told of it."""
+        return self._finished or str(self._count + 1) in self._entries
 
     def stage(
         self,
@@ -209,7 +216,7 @@ def opened(
         return UNKEPT
     if generator is not None:
         parts["generator"] = generator
-    heading = fingerprint(**parts)
+    heading = fingerprint(**parts, on_progress=decided_by(watcher))
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and found["heading"] != heading:
@@ -225,6 +232,7 @@ def opened(
         watcher=watcher,
         heading=heading,
         entries=found["entries"] if found else {},
+        finished=bool(found and found["finished"]),
     )
 
 
@@ -262,7 +270,7 @@ def _copied(state: State) -> State:
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if isinstance(state, Mapping):
-        return {str(key): _copied(value) for key, value in state.items()}
+        return {key: _copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         return type(state)(_copied(value) for value in state)
     return state

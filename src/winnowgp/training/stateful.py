@@ -24,6 +24,20 @@ class Stateful(Protocol):
         ...
 
 
+@runtime_checkable
+class Deciding(Protocol):
+    """A watcher that ends phases: what it decides by is part of what is asked for."""
+
+    def decides(self) -> str:
+        """Its settings in words; nothing if it only looks on."""
+        ...
+
+
+def decided_by(watcher: object) -> str:
+    """What of a watcher decides the answer, in words; nothing for most."""
+    return watcher.decides() if isinstance(watcher, Deciding) else ""
+
+
 @final
 class Randomness:
     """A generator, seen as something stateful."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from winnowgp.training.progress import EndPhase
-from winnowgp.training.stateful import Remembered
+from winnowgp.training.stateful import Remembered, decided_by
 
 
 @final
@@ -31,6 +31,10 @@ class Watchers:
                 enough = end
         if enough is not None:
             raise enough
+
+    def decides(self) -> str:
+        """What those among them that end phases decide by."""
+        return ", ".join(filter(None, map(decided_by, self.watchers)))
 
     def state_dict(self) -> dict[str, Any]:
         """What each remembers."""
