@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.data import Dataset
@@ -130,6 +131,18 @@ class DeepGP(nn.Module):
         scale = 1.0 if total is None else total / data.N
         fit = scale * nats.sum((-2, -1)).mean()
         return DeepEvaluation(fit, fit - torch.stack([used.kl() for used in points]).sum(), passed)
+
+    def last_bound(
+        self, data: Dataset, inputs: Float[Tensor, "T N D"], *, total: int | None = None
+    ) -> Scalar:
+        """What the last layer's q(u) is worth given what the layer sees: the bound less the other
+        layers' KL."""
+        last = self.layers[-1]
+        used = last.points()
+        found = last.marginals(inputs, used.over_samples())
+        nats = self._expected(data)(found.mean, found.variance)
+        scale = 1.0 if total is None else total / data.N
+        return scale * nats.sum((-2, -1)).mean() - used.kl()
 
     def subset_objective(
         self,

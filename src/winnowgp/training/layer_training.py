@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
 
+from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
-from winnowgp.models import DeepGP, layer_sites
+from winnowgp.models import DeepGP, DeepLayer, layer_sites
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.training.adam import Adam
 from winnowgp.training.deep_fit import DeepProgress, OnDeepProgress
@@ -16,6 +19,8 @@ from winnowgp.typing import Scalar
 
 # Of the running average of gradients' lengths.
 _LONGEST = 2.0
+# Times that a natural step is shortened before it is not taken.
+_SHORTENED = 5
 # Nats a row below the running average.
 _DEEPEST = 1.0
 
@@ -55,7 +60,7 @@ class LayerTraining:
         chosen = [p for p in model.parameters() if p.requires_grad]
         if natural is not None:
             chosen = [p for p in chosen if p is not last.q_mean and p is not last.q_factor]
-        latest: list[DeepEvaluation] = []
+        latest: list[tuple[Dataset, DeepEvaluation]] = []
 
         def objective() -> Scalar:
             rows = parts.next()
@@ -64,12 +69,12 @@ class LayerTraining:
             if natural is not None:
                 found.passed.last.mean.retain_grad()
                 found.passed.last.variance.retain_grad()
-                latest[:] = [found]
+                latest[:] = [(rows, found)]
             return found.bound
 
         def on_step(step: int, value: float) -> None:
             if natural is not None:
-                _improve(model, latest[0], scale=parts.scale, rate=max(natural, 1 / step))
+                _improve(model, parts, *latest[0], rate=max(natural, 1 / step))
             on_progress(DeepProgress(phase, step, steps, value, model, None))
 
         Adam(steps, cooling=self.cooling, longest=_LONGEST, deepest=_DEEPEST).maximise(
@@ -83,18 +88,35 @@ class LayerTraining:
 
 
 @torch.no_grad()
-def _improve(model: DeepGP, found: DeepEvaluation, *, scale: float, rate: float) -> None:
-    """A natural-gradient step on the last layer's q(u), from gradients of −bound / scale."""
-    last, top = model.layers[-1], found.passed.last
+def _improve(
+    model: DeepGP, parts: Parts, rows: Dataset, found: DeepEvaluation, *, rate: float
+) -> None:
+    """A natural-gradient step on the last layer's q(u), from gradients of −bound / scale.
+
+    Where noise is not Gaussian a whole step can lead far away: it is shortened until it gains.
+    """
+    last, top, scale = model.layers[-1], found.passed.last, parts.scale
     slope, curvature = top.mean.grad, top.variance.grad
     assert slope is not None
     assert curvature is not None
     precision = (2 * scale * curvature).clamp_min(0)
-    sites = layer_sites(last, found.passed.inputs[-1], top.mean, -scale * slope, precision)
-    try:
-        q_mean, q_factor = sites.natural_step(last, rate=rate)
-    except NotPositiveDefiniteError:
-        # Like any step that cannot be computed: not taken.
-        return
-    last.q_mean.copy_(q_mean)
-    last.q_factor.copy_(q_factor)
+    inputs = found.passed.inputs[-1]
+    sites = layer_sites(last, inputs, top.mean, -scale * slope, precision)
+    old = last.q_mean.clone(), last.q_factor.clone()
+    before = found.fit - last.points().kl()
+    for _ in range(_SHORTENED):
+        try:
+            _set(last, *sites.natural_step(last, rate=rate))
+            exact = isinstance(model.likelihood, GaussianLikelihood)
+            if exact or model.last_bound(rows, inputs, total=parts.total) >= before:
+                return
+        except NotPositiveDefiniteError:
+            # Like any step that cannot be computed: not taken.
+            pass
+        _set(last, *old)
+        rate *= 0.25
+
+
+def _set(layer: DeepLayer, q_mean: Tensor, q_factor: Tensor) -> None:
+    layer.q_mean.copy_(q_mean)
+    layer.q_factor.copy_(q_factor)
