@@ -25,7 +25,9 @@ def regressor(likelihood, **arguments) -> SparseGPRegressor:
     return SparseGPRegressor(likelihood=likelihood, n_candidates=30, random_state=0, **arguments)
 
 
-@pytest.mark.parametrize("likelihood", ["student-t", StudentTLikelihood()])
+@pytest.mark.parametrize(
+    "likelihood", ["student-t", pytest.param(StudentTLikelihood(), marks=pytest.mark.slow)]
+)
 def test_students_t_shrugs_off_outliers_in_any_units(likelihood) -> None:
     y = WAVE + 0.1 * rng.normal(size=150)
     y[::10] += 8
@@ -138,6 +140,7 @@ def test_the_users_likelihood_is_left_alone() -> None:
         assert torch.equal(p, before[name])
 
 
+@pytest.mark.slow
 def test_students_t_without_noise_is_as_good_as_gaussian() -> None:
     few = X[::4]
     plain, robust = (
