@@ -164,3 +164,19 @@ def test_what_was_decided_once_stays_decided() -> None:
     assert run(Journal(states.append)) == (3, 4)
     assert run(Journal(states.append, entries=states[-1]["entries"])) == (3, 4)
     assert run(UNKEPT) == (5, 6)
+
+
+def test_a_phase_of_adam_that_falls() -> None:
+    def run(journal: Journal) -> Any:
+        x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
+        Adam(40, deepest=1.0).maximise(
+            lambda: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.5),
+            [([x], 0.05)],
+            scale=1.0,
+            on_step=lambda *_: None,
+            journal=journal,
+            memory={"noise": noise},
+        )
+        return x.item(), noise.next()
+
+    assert from_every_state(run) == 41
