@@ -61,14 +61,10 @@ def test_only_the_noise_changes_between_panels() -> None:
     low, high = observed(3, SIGMAS[0]), observed(3, SIGMAS[2])
     torch.testing.assert_close(low.data.X, high.data.X)
     torch.testing.assert_close(low.truth, high.truth)
-    at_rows = low.data.Y - SIGMAS[0] / SIGMAS[2] * high.data.Y
-    torch.testing.assert_close(at_rows / (1 - SIGMAS[0] / SIGMAS[2]), _function(low, high))
-
-
-def _function(low, high) -> torch.Tensor:
-    """f at the rows, from two lots of observations y = f + σ ε."""
-    slope = (high.data.Y - low.data.Y) / (SIGMAS[2] - SIGMAS[0])
-    return low.data.Y - SIGMAS[0] * slope
+    # y = f + σ ε with the same ε: what is added is in proportion to what σ gains.
+    y = [observed(3, sigma).data.Y for sigma in SIGMAS]
+    first, second = (SIGMAS[1] - SIGMAS[0], SIGMAS[2] - SIGMAS[1])
+    torch.testing.assert_close((y[1] - y[0]) / first, (y[2] - y[1]) / second)
 
 
 def test_the_figure_comes_from_the_rows_of_one_seed(tmp_path: Path) -> None:
