@@ -101,12 +101,17 @@ def test_probabilities_are_calibrated() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine])
 def test_embedded_data(load) -> None:
-    X, y = load(return_X_y=True)
-    X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=0, stratify=y)
-    model = SparseGPClassifier(random_state=0).fit(X, y)
-    assert model.score(X_test, y_test) >= 0.94
-    assert model.log_density(X_test, y_test).mean() > -0.2
-    assert model.n_inducing_ < 40
+    accuracy, nats = [], []
+    # One row of a split is 0.006: three say more.
+    for split in range(3):
+        X, y = load(return_X_y=True)
+        X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=split, stratify=y)
+        model = SparseGPClassifier(random_state=0).fit(X, y)
+        accuracy.append(model.score(X_test, y_test))
+        nats.append(model.log_density(X_test, y_test).mean())
+        assert model.n_inducing_ < 40
+    assert np.mean(accuracy) >= 0.95
+    assert np.mean(nats) > -0.15
 
 
 def test_the_same_seed_gives_the_same_fit() -> None:
