@@ -1,6 +1,7 @@
 """Fits killed with SIGKILL, while they compute and while they write, and run again."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ def killed(problem: str, points: int, folder: Path) -> dict[str, Any]:
         capture_output=True,
         check=False,
         text=True,
+        # What has once asked for a GPU cannot be forked.
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -19,6 +19,7 @@ from winnowgp.estimators.latent_start import (
     levelled,
     places,
     scaled,
+    sharpened,
 )
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.models import (
@@ -138,6 +139,7 @@ class LatentRequest:
             function = VariationalGP(self.kernel, points, likelihood=likelihood, targets=table.P)
             if self.named and not has_noise(likelihood):
                 function = levelled(function, latents.mean.detach(), table)
+                latents = sharpened(function, latents, table)
             model = SampledLatentGP(function, latents)
         model.candidates.requires_grad_(self.move_candidates)
         return model

@@ -15,7 +15,7 @@ from winnowgp.data import Dataset, Entries, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
 from winnowgp.estimators.tensors import tensor
-from winnowgp.models import Latents, VariationalGP, expected_log_prob, valid
+from winnowgp.models import Latents, SampledLatentGP, VariationalGP, expected_log_prob, valid
 from winnowgp.training import principal_latents
 
 KERNELS = (*KERNEL_NAMES, "linear")
@@ -83,6 +83,19 @@ def levelled(function: VariationalGP, X: Float[Tensor, "N Q"], table: Entries) -
     # An entry that is missing takes the column's median, a value that was seen.
     median = _own(table).nanquantile(0.5, 0, interpolation="lower")
     return function.with_best_q(Dataset(X, torch.where(table.observed, table.Y, median)))
+
+
+@torch.no_grad()
+def sharpened(function: VariationalGP, latents: Latents, table: Entries) -> Latents:
+    """Rows as certain of their places as the likelihood likes best, of four variances.
+
+    Counts in the thousands tell places apart that counts of one do not; Adam would take hundreds of
+    steps to see it.
+    """
+    mean = latents.mean.detach()
+    starts = [Latents(mean, variance=START_VARIANCE * share) for share in (1, 1e-1, 1e-2, 1e-3)]
+    nats = [SampledLatentGP(function, start).bound(table).item() for start in starts]
+    return starts[nats.index(max(nats))]
 
 
 def _levels(likelihood: Likelihood, table: Entries) -> Float[Tensor, " P"]:
