@@ -52,7 +52,7 @@ def test_scikit_learns_own_checks(estimator, check) -> None:
 
 def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
     X, y = steps()
-    model = regressor(n_candidates=30, epochs=(50, 300, 300), hidden_mean="auto").fit(X, y)
+    model = regressor(n_candidates=30, epochs=(50, 200, 200), hidden_mean="auto").fit(X, y)
     mean, sd = model.predict(X, return_std=True)
     assert model.score(X, y) > 0.95
     assert 0.5 < np.sqrt(model.noise_[0]) < 6
@@ -82,26 +82,27 @@ def test_quantiles_and_density_agree_with_each_other() -> None:
 
 def test_a_prediction_does_not_depend_on_its_neighbours_nor_on_the_day() -> None:
     X, y = steps()
-    model = regressor().fit(X, y)
-    together = model.predict(X)
-    np.testing.assert_allclose(together[:3], model.predict(X[:3]), rtol=1e-10)
-    np.testing.assert_array_equal(together, model.predict(X))
-    np.testing.assert_array_equal(regressor().fit(X, y).predict(X), together)
+    short = regressor(epochs=(5, 20, 10))
+    together = short.fit(X, y).predict(X)
+    np.testing.assert_allclose(together[:3], short.predict(X[:3]), rtol=1e-10)
+    np.testing.assert_array_equal(together, short.predict(X))
+    np.testing.assert_array_equal(short.fit(X, y).predict(X), together)
 
 
 def test_the_matched_prediction_is_near_the_mixture() -> None:
     X, y = steps()
-    model = regressor(epochs=(20, 200, 200)).fit(X, y)
+    model = regressor(epochs=(20, 100, 100)).fit(X, y)
     mixture, matched = model.predict(X), model.predict(X, method="matched")
     assert np.abs(mixture - matched).max() < 0.3 * y.std()
 
 
 def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
     X, y = steps()
-    weak = regressor(alpha=1e-3).fit(X, y).n_inducing_
-    strong = regressor(alpha=2.0).fit(X, y).n_inducing_
+    short = {"epochs": (10, 30, 10)}
+    weak = regressor(alpha=1e-3, **short).fit(X, y).n_inducing_
+    strong = regressor(alpha=2.0, **short).fit(X, y).n_inducing_
     assert sum(strong) < sum(weak)
-    cheap = regressor(max_cost=20).fit(X, y)
+    cheap = regressor(max_cost=20, **short).fit(X, y)
     assert sum(M**2 for M in cheap.n_inducing_) <= 20
     assert regressor(max_cost=4, epochs=(2, 5, 5)).fit(X, y).n_inducing_ in [(1, 1)]
 
@@ -110,7 +111,9 @@ def test_several_targets_layers_widths_and_kernels() -> None:
     X, y = steps()
     two = np.column_stack([y, -3 * y])
     kernels = ("matern52", ScaleKernel(MaternKernel(nu=1.5)), "rbf")
-    model = regressor(layers=3, width=(3, 2), kernel=kernels).fit(np.hstack([X, X**2]), two)
+    model = regressor(layers=3, width=(3, 2), kernel=kernels, epochs=(5, 20, 10)).fit(
+        np.hstack([X, X**2]), two
+    )
     assert model.predict(np.hstack([X, X**2])).shape == two.shape
     assert model.log_density(np.hstack([X, X**2]), two).shape == two.shape
     assert [p.shape[1] for p in model.inducing_points_] == [2, 3, 2]
@@ -118,7 +121,7 @@ def test_several_targets_layers_widths_and_kernels() -> None:
 
 def test_connected_layers_see_the_inputs() -> None:
     X, y = steps()
-    model = regressor(connected=True, hidden_mean="zero").fit(X, y)
+    model = regressor(connected=True, hidden_mean="zero", epochs=(5, 20, 10)).fit(X, y)
     # Points of the first layer are in the units of X.
     assert 90 < model.inducing_points_[0].mean() < 120
     assert [p.shape[1] for p in model.inducing_points_] == [1, 2]
@@ -128,7 +131,7 @@ def test_connected_layers_see_the_inputs() -> None:
 @pytest.mark.parametrize("likelihood", ["student-t", LaplaceLikelihood(), "poisson"])
 def test_other_likelihoods(likelihood: Any) -> None:
     X, y = steps()
-    model = regressor(likelihood=likelihood).fit(X, np.round(np.abs(y)))
+    model = regressor(likelihood=likelihood, epochs=(5, 20, 10)).fit(X, np.round(np.abs(y)))
     assert np.isfinite(model.log_density(X, np.round(np.abs(y)))).all()
     with pytest.raises(InputError, match="observed=False"):
         model.predict_quantiles(X, 0.5)
@@ -154,7 +157,7 @@ def test_classes_are_learnt(C: int) -> None:
     X, label = map(np.asarray, make_moons(150, noise=0.15, random_state=0))
     label = label if C == 2 else np.where(X[:, 0] > 1.2, 2, label)
     y = np.array(["a", "b", "c"])[label]
-    model = classifier(n_candidates=25, epochs=(50, 250, 150)).fit(X, y)
+    model = classifier(n_candidates=20, epochs=(40, 150, 80)).fit(X, y)
     assert model.score(X, y) > 0.9
     probability = model.predict_proba(X)
     np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-12)
@@ -197,7 +200,7 @@ def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
 
 def test_it_survives_joblib(tmp_path) -> None:
     X, y = steps()
-    model = regressor().fit(X, y)
+    model = regressor(epochs=(2, 5, 5)).fit(X, y)
     joblib.dump(model, tmp_path / "model")
     np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict(X), model.predict(X))
 
