@@ -27,7 +27,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.held_points import STARTS, start_points, train_held
+from winnowgp.experiments.held_points import STARTS, spread_rows, train_held
 from winnowgp.experiments.kin8nm_deep_picture import kin8nm_claims, kin8nm_picture
 from winnowgp.experiments.predict_cost import deep_predict_us
 from winnowgp.experiments.runs import Row
@@ -40,6 +40,7 @@ from winnowgp.training import (
     LayerTraining,
     estimated_bound,
     fit_deep,
+    random_rows,
 )
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
@@ -167,8 +168,7 @@ def _timings(rows: Sequence[Row]) -> list[Row]:
 
 def _chosen(settings: Row, fold: Fold, generator: torch.Generator) -> tuple[DeepGP, float, Row]:
     """The model that a procedure ends with, its bound, and what it kept and expected to keep."""
-    count = settings["candidates"]
-    points = start_points("random", fold.train, count, seed=0, generator=generator)
+    points = random_rows(fold.train.X, settings["candidates"], generator)
     model = _model(fold, points, connected=settings["kind"] == "paper")
     fitted = fit_deep(model, fold.train, schedule=_schedule(settings), generator=generator)
     expected = [round(found.inclusion.sum().item(), 3) for found in fitted.selections]
@@ -196,12 +196,11 @@ def _schedule(settings: Row) -> DeepSchedule:
 
 def _held(settings: Row, fold: Fold, generator: torch.Generator) -> DeepGP:
     sizes, steps = settings["sizes"], settings["steps"]
-    seed, start = settings["fold"], settings["start"]
-    points = start_points(start, fold.train, max(sizes), seed=seed, generator=generator)
     return train_held(
-        _model(fold, points, connected=False),
+        _model(fold, spread_rows(fold.train.X, max(sizes)), connected=False),
         fold.train,
         sizes=sizes,
+        start=settings["start"],
         training=LayerTraining(settings["learning_rate"], natural_rate=settings["natural_rate"]),
         steps=(steps["layerwise"], *_halves(steps)),
         generator=generator,
