@@ -50,6 +50,11 @@ class Experiment(ABC):
     def measured(self, settings: Row, scope: Scope) -> Row:
         """Make one run; the columns that its results add to its settings."""
 
+    def alone(self, settings: Row) -> bool:
+        """Whether a run measures time. Such runs are made after all others, one at a time: what
+        shares the machine with others takes as long as they let it."""
+        return False
+
     @abstractmethod
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
         """The figure, from rows alone."""

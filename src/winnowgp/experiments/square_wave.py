@@ -7,6 +7,7 @@ show what the choice is worth.
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import final
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.curves import curve_row, rounded
+from winnowgp.experiments.equal_sizes import equal_size_claims
 from winnowgp.experiments.experiment import Experiment, Scope, claim
 from winnowgp.experiments.held_points import STARTS, spread_rows, train_held
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
@@ -41,7 +43,7 @@ N, CANDIDATES, ALPHA, SAMPLES = 200, 50, 0.5, 4
 PREDICT_SAMPLES = 100
 # Of layers that have one output each, and of the noise that is added to the wave.
 WIDTHS, SIGMA = (1, 1, 1), 0.05
-STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1500}
+STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
 QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
 # The paper starts everything at 1.
 PAPER_START = {"start_noise": 1.0, "learning_rate": 0.01}
@@ -112,7 +114,7 @@ class SquareWave(Experiment):
         lines = []
         for kind, name in PROCEDURE_NAMES.items():
             sizes = [row["sizes"] for row in rows if row["kind"] == kind]
-            means = [sum(column) / len(column) for column in zip(*sizes, strict=True)]
+            means = [fmean(column) for column in zip(*sizes, strict=True)]
             ordered = sum(a > b > c for a, b, c in sizes)
             lines.append(
                 claim(
@@ -122,7 +124,14 @@ class SquareWave(Experiment):
                     + f" points on average, strictly fewer in {ordered} of {len(sizes)} seeds",
                 )
             )
-        return [*lines, _density_line(rows)]
+        return [*lines, *_equal_sizes(rows), _density_line(rows)]
+
+
+def _equal_sizes(rows: Sequence[Row]) -> list[str]:
+    found: dict[str, dict[int, float]] = {start: {} for start in ("fast", *STARTS)}
+    for row in rows:
+        found.get(row["kind"], {})[row["seed"]] = row["log_density"]
+    return equal_size_claims(found.pop("fast"), found, each="seed")
 
 
 def _density_line(rows: Sequence[Row]) -> str:
@@ -131,7 +140,7 @@ def _density_line(rows: Sequence[Row]) -> str:
         nats = [row["log_density"] for row in rows if row["kind"] == kind]
         if nats:
             spread = f"{min(nats):.2f} to {max(nats):.2f}"
-            words.append(f"{kind} {sum(nats) / len(nats):.2f} ({spread})")
+            words.append(f"{kind} {fmean(nats):.2f} ({spread})")
     return "test log density in nats a row, mean (range over seeds): " + ", ".join(words)
 
 
