@@ -79,7 +79,7 @@ def test_quick_rows_have_their_own_file_and_say_what_was_left_out(
     known(monkeypatch, Toy(log))
     assert run(["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path), "--quick"]) == 0
     out = capsys.readouterr().out
-    assert "quick: 1 runs instead of 3; seed 0 instead of 0, 1, 2" in out
+    assert "quick: 1 run instead of 3; seed 0 instead of 0, 1, 2" in out
     assert "does not agree: the sum is five ([0])" in out
     assert (tmp_path / "toy-quick.png").exists()
     assert not (tmp_path / "toy.jsonl").exists()

@@ -71,3 +71,12 @@ def claim(said: str, *, agrees: bool, found: str) -> str:
     'agrees: fewer points with more noise (17, 12 and 6)'
     """
     return f"{'agrees' if agrees else 'does not agree'}: {said} ({found})"
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing.
+
+    >>> counted(1, "run"), counted(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
