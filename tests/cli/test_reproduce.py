@@ -53,6 +53,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+    assert not (tmp_path / "empty").exists()
 
 
 def test_rows_figure_and_claims_come_of_it_and_nothing_twice(
@@ -109,7 +110,7 @@ def test_rows_that_exist_can_be_drawn_without_making_more(
     assert run([*words, "--seeds", "1"]) == 0
     capsys.readouterr()
     assert run([*words, "--only-draw"]) == 0
-    assert "2 runs are still to be made" in capsys.readouterr().out
+    assert "2 runs still to be made" in capsys.readouterr().out
     assert made(log) == 2
 
 
@@ -118,7 +119,7 @@ def test_too_few_rows_to_draw_are_no_mistake_of_ours(tmp_path: Path, capsys) -> 
     steps = {"pre": 400, "process": 300, "post": 200}
     (tmp_path / "illustration.jsonl").write_text(json.dumps({**row, "steps": steps}))
     assert run(["reproduce", "illustration", "--only-draw", "-o", str(tmp_path)]) == 2
-    assert "5 runs are missing" in capsys.readouterr().err
+    assert "5 runs missing" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_rows_and_says_how_to_go_on(
