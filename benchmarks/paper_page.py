@@ -29,7 +29,9 @@ def main() -> None:
         picture = f"![{experiment.title}](results/{experiment.name}.png)"
         lines = [picture, "", *(f"- {line}" for line in found.claims)]
         if found.missing:
-            lines.append(f"- {found.missing} runs are still to be made")
+            lines.append(
+                f"- still to be made: {found.missing} of {found.rows + found.missing} runs"
+            )
         place = re.compile(rf"(<!-- {experiment.name} -->\n).*?(<!-- end -->)", re.DOTALL)
         filled = "\n".join(lines)
         text, count = place.subn(lambda m, s=filled: f"{m[1]}\n{s}\n\n{m[2]}", text)

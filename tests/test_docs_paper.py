@@ -11,6 +11,7 @@ from winnowgp.experiments.reproduce import asked
 from winnowgp.experiments.runs import Runs
 
 DOCS = Path(__file__).parents[1] / "docs"
+PARTIAL = ("square-wave", "kin8nm-deep", "estimators")
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
 
 
@@ -21,10 +22,23 @@ def test_the_claims_on_the_page_are_those_of_the_rows(kind: type[Experiment]) ->
     results = Runs(DOCS / "results" / f"{kind.name}.jsonl")
     asked_for = asked(kind(), results, Scope())
     assert asked_for.rows, f"{results.path.name} has no rows of the full settings"
-    assert not asked_for.missing, f"run `winnow reproduce {kind.name} -o docs/results`"
     shown = [line[2:] for line in found.group(1).splitlines() if line.startswith("- ")]
     lines = kind().claims(asked_for.rows)
     assert shown[: len(lines)] == lines, "run benchmarks/paper_page.py"
+
+
+def _whole(kind: type[Experiment]) -> object:
+    """Strict: whoever makes the runs takes the name out of the list."""
+    why = "controls, grid pairs or strong priors that came later are still to be run"
+    marks = [pytest.mark.xfail(reason=why, strict=True)] if kind.name in PARTIAL else []
+    return pytest.param(kind, id=kind.name, marks=marks)
+
+
+@pytest.mark.parametrize("kind", [_whole(kind) for kind in EXPERIMENTS])
+def test_no_run_is_missing(kind: type[Experiment]) -> None:
+    results = Runs(DOCS / "results" / f"{kind.name}.jsonl")
+    missing = asked(kind(), results, Scope()).missing
+    assert not missing, f"run `winnow reproduce {kind.name} -o docs/results`"
 
 
 def test_every_picture_is_there() -> None:

@@ -15,8 +15,20 @@ class Toy(Experiment):
     name = "toy"
     title = "squares, and their sum"
 
-    def __init__(self, log: Path, *, steps: int = 7, hangs_at: int = -1, fails_at: int = -1):
+    def __init__(
+        self,
+        log: Path,
+        *,
+        steps: int = 7,
+        hangs_at: int = -1,
+        fails_at: int = -1,
+        alone_at: int = -1,
+    ):
         self.log, self.steps, self.hangs_at, self.fails_at = log, steps, hangs_at, fails_at
+        self.alone_at = alone_at
+
+    def alone(self, settings: Row) -> bool:
+        return settings.get("seed") == self.alone_at
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = scope.seeds or (1 if scope.quick else 3)

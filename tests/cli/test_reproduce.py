@@ -53,6 +53,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+    assert not (tmp_path / "empty").exists()
 
 
 def test_rows_figure_and_claims_come_of_it_and_nothing_twice(
@@ -79,7 +80,7 @@ def test_quick_rows_have_their_own_file_and_say_what_was_left_out(
     known(monkeypatch, Toy(log))
     assert run(["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path), "--quick"]) == 0
     out = capsys.readouterr().out
-    assert "quick: 1 runs instead of 3; seed 0 instead of 0, 1, 2" in out
+    assert "quick: 1 run instead of 3; seed 0 instead of 0, 1, 2" in out
     assert "does not agree: the sum is five ([0])" in out
     assert (tmp_path / "toy-quick.png").exists()
     assert not (tmp_path / "toy.jsonl").exists()
@@ -109,7 +110,7 @@ def test_rows_that_exist_can_be_drawn_without_making_more(
     assert run([*words, "--seeds", "1"]) == 0
     capsys.readouterr()
     assert run([*words, "--only-draw"]) == 0
-    assert "2 runs are still to be made" in capsys.readouterr().out
+    assert "2 runs still to be made" in capsys.readouterr().out
     assert made(log) == 2
 
 
@@ -118,7 +119,7 @@ def test_too_few_rows_to_draw_are_no_mistake_of_ours(tmp_path: Path, capsys) -> 
     steps = {"pre": 400, "process": 300, "post": 200}
     (tmp_path / "illustration.jsonl").write_text(json.dumps({**row, "steps": steps}))
     assert run(["reproduce", "illustration", "--only-draw", "-o", str(tmp_path)]) == 2
-    assert "5 runs are missing" in capsys.readouterr().err
+    assert "5 runs missing" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_rows_and_says_how_to_go_on(

@@ -162,7 +162,9 @@ def test_a_path_is_looked_at_after_the_steps_it_says(generator) -> None:
 
 def test_settings_hold_the_papers_numbers() -> None:
     settings = Estimators().settings(Scope(seeds=1), [])
-    assert {(r["N"], r["candidates"], r["alpha"]) for r in settings} == {(500, 80, 0.05)}
+    assert {(r["N"], r["candidates"]) for r in settings} == {(500, 80)}
+    strong = [r["gradient"] for r in settings if r["alpha"] != 0.05]
+    assert strong == ["relaxed", "score", "score by statistics"]
     score = [r for r in settings if r["kind"] == "path" and r["gradient"] == "score"]
     assert score[0]["samples"] == 4
     assert score[0]["marks"][-1] == 600
@@ -170,7 +172,9 @@ def test_settings_hold_the_papers_numbers() -> None:
 
 def tiny(rows: list[dict]) -> list[dict]:
     """The same settings with fewer of everything."""
-    small = {"N": 50, "candidates": 7, "alpha": 0.3}
+    small = {"N": 50, "candidates": 7}
+    # Under the paper's α all seven would be kept for certain, and no gradient would vary.
+    rows = [{**row, "alpha": max(row["alpha"], 0.3)} for row in rows]
     fewer = {"marks": [0, 2, 4], "draws": 20, "repeats": 5, "reference": 10}
     return [{**row, **small, **{k: v for k, v in fewer.items() if k in row}} for row in rows]
 
@@ -184,12 +188,30 @@ def test_every_run_serves_the_figure_and_the_claims(tmp_path) -> None:
             row["variance"] if row["kind"] == "variance" else row["objective"]
         )
     assert experiment.draw(rows, tmp_path / "figure.png").stat().st_size > 10_000
-    assert len(experiment.claims(rows)) == 6
+    lines = experiment.claims(rows)
+    assert len([line for line in lines if "costs less" not in line]) == 5
+
+
+def test_what_a_step_costs_is_judged_where_fewer_than_half_are_kept() -> None:
+    path = {"kind": "path", "seed": 0, "N": 500, "candidates": 80, "steps": [0, 1, 2]}
+    cpu = {"score": 0.006, "relaxed": 0.004, "score by statistics": 0.001}
+    rows = [
+        {**path, "gradient": name, "alpha": alpha, "expected": expected}
+        | {"cpu": [0.0, 1.0, 1.0 + ms / alpha], "objective": [0.0, 0.0, 0.0]}
+        for alpha, expected in ((0.05, 40.0), (1.0, 39.9))
+        for name, ms in cpu.items()
+    ]
+    (line,) = Estimators().claims(rows)
+    assert line.startswith("does not agree: a step of the score function costs less")
+    assert "(α = 1: 6.0 ms with four subsets of 40 points on average, 4.0 ms" in line
+    assert line.endswith("1.50 times as much; 1.0 ms by statistics, 0.25 times)")
+    assert Estimators().claims(rows[:3]) == []
 
 
 def judged(**objectives: float) -> list[str]:
     """Claims of paths that end as told."""
     path = {"kind": "path", "seed": 0, "N": 500, "candidates": 80, "expected": 30.0}
+    path["alpha"] = 0.05
     cost = {"score": [0.0, 1.0, 3.0], "relaxed": [0.0, 1.0, 2.0], "natural": [0.1, 0.2, 0.3]}
     rows = [
         {**path, "gradient": name, "steps": [0, 1, 2], "cpu": cost[name]}
@@ -210,7 +232,7 @@ def judged(**objectives: float) -> list[str]:
 def test_claims_follow_from_rows() -> None:
     agrees, not_so = "agrees", "does not agree"
     # The score function's step takes two seconds here, the relaxed one's one.
-    assert judged(score=-50, relaxed=-53, natural=-40) == [agrees, not_so, *[agrees] * 4]
+    assert judged(score=-50, relaxed=-53, natural=-40) == [*[agrees] * 3, not_so, agrees, agrees]
     assert judged(score=-50, relaxed=-56, natural=-60)[:4] == [not_so] * 4
 
 

@@ -65,8 +65,9 @@ def test_every_kind_has_a_bound_for_each_of_its_sets(paper_data) -> None:
     problem = {"data": "energy", "noise": 0.1, "N": 60, "seed": 0}
     steps = {"pre": 2, "process": 2, "post": 1}
     for kind in (
-        {"kind": "fixed", "sizes": [5], "updates": 2},
-        {"kind": "paper", "candidates": 8, "alpha": 0.05, "steps": steps, "draws": 2},
+        {"kind": "fixed", "sizes": [5], "updates": 2, "learning_rate": 0.01},
+        {"kind": "paper", "candidates": 8, "alpha": 0.05, "steps": steps, "draws": 2}
+        | {"learning_rate": 0.01},
         {"kind": "fast", "candidates": 8, "alpha": 0.05},
         {"kind": "auto", "candidates": 8, "tolerance": 0.1},
     ):

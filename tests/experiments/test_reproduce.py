@@ -51,6 +51,16 @@ def test_every_run_is_made_once_and_those_that_depend_on_others_after_them(
     assert len(kinds(log)) == len(list(runs)) == 4
 
 
+def test_a_run_that_measures_time_comes_last_and_in_no_pool(log: Path, runs: Runs) -> None:
+    rows = make_runs(Toy(log, alone_at=0), runs, FULL, jobs=2)
+    # The sum waits for the run that was made alone.
+    assert [row.get("square", row.get("sum")) for row in rows] == [0, 1, 4, 5]
+    pids = [int(line.split()[1]) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert [row.get("square") for row in runs][2] == 0
+    assert pids[2] == os.getpid()
+    assert os.getpid() not in pids[:2]
+
+
 def test_a_row_holds_settings_results_seconds_device_and_versions(log: Path, runs: Runs) -> None:
     first = make_runs(Toy(log), runs, Scope(seeds=1))[0]
     assert {key: first[key] for key in ("kind", "seed", "sizes", "steps", "square", "device")} == {
@@ -202,6 +212,6 @@ class Suicidal(Experiment):
 
 def test_what_a_quick_look_leaves_out_is_read_off_the_settings(log: Path) -> None:
     assert quick_cuts(Toy(log), Scope(quick=True)) == (
-        "1 runs instead of 3; seed 0 instead of 0, 1, 2; sizes (0, 2) instead of "
+        "1 run instead of 3; seed 0 instead of 0, 1, 2; sizes (0, 2) instead of "
         "(0, 2), (1, 2), (2, 2)"
     )

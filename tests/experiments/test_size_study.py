@@ -74,7 +74,7 @@ def test_search_keeps_to_the_given_rows_and_to_its_goal() -> None:
 
 def test_a_run_says_how_many_points_it_kept_unless_that_was_set() -> None:
     study = SizeStudy(small(), 0)
-    models, row = study.run({"kind": "fixed", "sizes": [3, 6], "updates": 2})
+    models, row = study.run({"kind": "fixed", "sizes": [3, 6], "updates": 2, "learning_rate": 0.01})
     assert [model.K for model in models] == [3, 6]
     assert row == {}
     models, row = study.run({"kind": "auto", "tolerance": 0.5})
@@ -86,13 +86,14 @@ def test_a_run_says_how_many_points_it_kept_unless_that_was_set() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        {"kind": "fixed", "sizes": [5], "updates": 20},
+        {"kind": "fixed", "sizes": [5], "updates": 20, "learning_rate": 0.01},
         {
             "kind": "paper",
             "candidates": 12,
             "alpha": 0.05,
             "steps": {"pre": 5, "process": 5, "post": 5},
             "draws": 2,
+            "learning_rate": 0.01,
         },
         {"kind": "fast", "candidates": 12, "alpha": 0.05},
         {"kind": "auto", "tolerance": 0.1},

@@ -54,9 +54,11 @@ def test_fewer_points_in_deeper_layers_is_judged_by_the_rows(sizes, word: str) -
         for kind in ("paper", "fast")
         for seed, size in enumerate(sizes)
     ]
-    first, second, density = SquareWave().claims(rows)
+    rows.append({"kind": "kmeans", "seed": 1, "log_density": 1.25})
+    first, second, equal, density = SquareWave().claims(rows)
     assert first.startswith(word + ":")
     assert second.startswith(word + ":")
+    assert equal.startswith("does not agree: beyond the paper: chosen points beat as many k-means")
     assert "paper 1.00" in density
 
 

@@ -12,7 +12,14 @@ from winnowgp.estimators import kernel_from
 from winnowgp.experiments.experiment import Scope
 from winnowgp.experiments.reproduce import make_runs
 from winnowgp.experiments.runs import Runs
-from winnowgp.experiments.synthetic import RANGES, Synthetic, divergence, intensities, sampled
+from winnowgp.experiments.synthetic import (
+    PROCESS,
+    RANGES,
+    Synthetic,
+    divergence,
+    intensities,
+    sampled,
+)
 from winnowgp.models import SparseGP
 
 
@@ -111,13 +118,14 @@ def test_settings_are_the_papers() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        {"kind": "fixed", "sizes": [4, 8], "updates": 3},
+        {"kind": "fixed", "sizes": [4, 8], "updates": 3, "learning_rate": 0.01},
         {
             "kind": "paper",
             "candidates": 8,
             "alpha": 0.05,
             "steps": {"pre": 2, "process": 2, "post": 2},
             "draws": 2,
+            "learning_rate": 0.01,
         },
         {"kind": "fast", "candidates": 8, "alpha": 0.05},
         {"kind": "auto", "tolerance": 0.1},
@@ -125,7 +133,14 @@ def test_settings_are_the_papers() -> None:
     ids=lambda kind: kind["kind"],
 )
 def test_every_kind_has_a_divergence_for_each_of_its_sets(kind: dict) -> None:
-    settings = {**kind, "condition": "noise", "intensity": 0.5, "N": 40, "seed": 0}
+    settings = {
+        **kind,
+        "condition": "noise",
+        "intensity": 0.5,
+        "N": 40,
+        "seed": 0,
+        "process": PROCESS,
+    }
     row = Synthetic().measured(settings, Scope())
     sizes = settings["sizes"] if kind["kind"] == "fixed" else row["kept"]
     assert len(row["kl"]) == len(row["elbo"]) == len(sizes)

@@ -52,7 +52,8 @@ def reproduce(
     experiments = named(name)
     _check_device(device)
     scope = Scope(quick=quick, seeds=seeds, device=device)
-    checked_folder(output)
+    if not only_draw:
+        checked_folder(output)
     failures: list[Exception] = []
     for experiment in experiments:
         try:
@@ -126,7 +127,7 @@ def _say(found: "Reproduction", *, json: bool) -> None:
     if found.cuts:
         typer.echo(f"  quick: {found.cuts}")
     if found.missing:
-        typer.echo(f"  {found.missing} runs are still to be made")
+        typer.echo(f"  {found.missing} run{'s' * (found.missing > 1)} still to be made")
     for line in found.claims:
         typer.echo(f"  - {line}")
     typer.echo(f"  rows: {found.results} ({found.rows} of this scope)")

@@ -1,6 +1,6 @@
 """What a quick look leaves out, read off the settings themselves."""
 
-from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.experiment import Experiment, Scope, counted
 from winnowgp.experiments.runs import Row
 
 _MOST = 4
@@ -9,7 +9,7 @@ _MOST = 4
 def quick_cuts(experiment: Experiment, scope: Scope) -> str:
     """How the settings of a quick scope differ from those of a full one, in one line."""
     quick, full = experiment.settings(scope, []), experiment.settings(Scope(), [])
-    parts = [f"{len(quick)} runs instead of {len(full)}"]
+    parts = [f"{counted(len(quick), 'run')} instead of {len(full)}"]
     less, more = _values(quick), _values(full)
     for name, values in less.items():
         if name in more and set(values) != set(more[name]):

@@ -3,7 +3,8 @@
 One problem of figure 3 (500 rows, σ = 0.3, the process that made them known, 80 random rows as
 candidates, α = 0.05), so that only λ is learnt. Two kinds of runs:
 
-- `path`: the objective over steps and CPU seconds. The score function with four subsets and the
+- `path`: the objective over steps and CPU seconds, at that α and, for what a step costs under a
+  strong prior, at α = 1. The score function with four subsets and the
   relaxed gradient with one draw score straight from the kernel blocks, as the paper does; the score
   function scores by statistics as well, natural all-flip updates only so.
 - `variance`: of each gradient at the same λ, for several numbers of draws.
@@ -22,13 +23,15 @@ from winnowgp.experiments.gradient_claims import gradient_claims
 from winnowgp.experiments.gradient_figure import draw_gradients
 from winnowgp.experiments.gradient_noise import GradientNoise, flip_draws, gradient_draws
 from winnowgp.experiments.inclusion_path import (
+    LEARNING_RATE,
     InclusionPath,
     climb_gradient,
     climb_naturally,
     objective_of,
 )
+from winnowgp.experiments.one_thread import one_thread
 from winnowgp.experiments.runs import Row
-from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, GAMMA, N, sampled
+from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sampled
 from winnowgp.gradients import Relaxed, ScoreFunction, Temperature
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
@@ -36,6 +39,8 @@ from winnowgp.selection import SubsetStatistics, select_naturally
 from winnowgp.typing import ScoreMasks, ScoreWeights
 
 SIGMA, SEEDS = 0.3, 3
+STRONG = 1.0
+"""α under which fewer than half of the candidates are kept: where a step's cost is judged."""
 MARKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 600)
 NATURAL_MARKS = (0, 1, 2, 5, 10, 20, 50, 100)
 DRAWS = 500
@@ -51,13 +56,14 @@ class Problem:
     """Rows, the process that made them, and statistics of the candidates."""
 
     def __init__(self, settings: Row, device: str) -> None:
-        drawn = sampled("noise", settings["sigma"], rows=settings["N"], seed=settings["seed"])
+        sigma, process = settings["sigma"], settings["process"]
+        how = {"rows": settings["N"], "seed": settings["seed"], "process": process}
+        drawn = sampled("noise", sigma, **how)
         self.data = Dataset(drawn.X.to(device), drawn.Y.to(device))
-        kernel = kernel_from("rbf", 1).initialize(**{"base_kernel.lengthscale": GAMMA})
+        kernel = kernel_from("rbf", 1).initialize(**{"base_kernel.lengthscale": process["gamma"]})
         # Rows are drawn independently: the first are as random as any.
         candidates = self.data.X[: settings["candidates"]]
-        noise = settings["sigma"] ** 2
-        self.model = SparseGP(kernel, candidates, noise=noise).requires_grad_(False)
+        self.model = SparseGP(kernel, candidates, noise=sigma**2).requires_grad_(False)
         self.prior = SquaredCardinality(self.model.K, settings["alpha"])
         self.seed = settings["seed"]
 
@@ -87,36 +93,28 @@ class Estimators(Experiment):
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
-        paths: list[Row] = [
-            {"kind": "path", "gradient": "relaxed", "samples": 1},
-            {"kind": "path", "gradient": "score", "samples": 4},
-            {"kind": "path", "gradient": "score by statistics", "samples": 4},
+        problem = {"N": N, "sigma": SIGMA, "candidates": CANDIDATES, "process": PROCESS}
+        weak, strong = ({**problem, "alpha": alpha} for alpha in (ALPHA, STRONG))
+        paths = _paths(scope)
+        costly = [path for path in paths if path["gradient"] != "natural"]
+        return [
+            {**run, "seed": seed}
+            for run in (
+                *({**variance, **weak} for variance in _variances(scope)),
+                *({**path, **weak} for path in paths),
+                *({**path, **strong} for path in costly),
+            )
+            for seed in seeds
         ]
-        marks = [mark for mark in MARKS if mark <= 100] if scope.quick else list(MARKS)
-        paths = [{**path, "marks": marks, "draws": DRAWS} for path in paths]
-        natural = {"kind": "path", "gradient": "natural", "marks": list(NATURAL_MARKS)}
-        paths.append({**natural, "draws": DRAWS})
-        few, many = ([1, 4], [1, 4]) if scope.quick else ([1, 4, 16], [1, 4, 16, 64])
-        noises: list[Row] = [
-            {"gradient": "relaxed", "temperature": 1.0, "samples": few},
-            {"gradient": "relaxed", "temperature": 0.1, "samples": few},
-            {"gradient": "flips", "samples": few},
-            {"gradient": "score", "samples": many},
-        ]
-        places = PLACES[:: 2 if scope.quick else 1]
-        repeats = 100 if scope.quick else 200
-        variances = [
-            {"kind": "variance", **noise, "at": place, "repeats": repeats, "reference": REFERENCE}
-            for noise in noises
-            for place in places
-        ]
-        problem = {"N": N, "sigma": SIGMA, "candidates": CANDIDATES, "alpha": ALPHA}
-        return [{**run, **problem, "seed": seed} for run in variances + paths for seed in seeds]
+
+    def alone(self, settings: Row) -> bool:
+        return settings["kind"] == "path"
 
     def measured(self, settings: Row, scope: Scope) -> Row:
         problem = Problem(settings, scope.device)
         if settings["kind"] == "path":
-            return _path(problem, settings)
+            with one_thread():
+                return _path(problem, settings)
         return _variance(problem, settings)
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
@@ -124,6 +122,35 @@ class Estimators(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         return gradient_claims(rows)
+
+
+def _paths(scope: Scope) -> list[Row]:
+    """Settings of what is looked at on its way up."""
+    marks = [mark for mark in MARKS if mark <= 100] if scope.quick else list(MARKS)
+    drawn = {"marks": marks, "draws": DRAWS, "learning_rate": LEARNING_RATE}
+    return [
+        {"kind": "path", "gradient": "relaxed", "samples": 1, **drawn},
+        {"kind": "path", "gradient": "score", "samples": 4, **drawn},
+        {"kind": "path", "gradient": "score by statistics", "samples": 4, **drawn},
+        {"kind": "path", "gradient": "natural", "marks": list(NATURAL_MARKS), "draws": DRAWS},
+    ]
+
+
+def _variances(scope: Scope) -> list[Row]:
+    """Settings of gradients that are estimated many times at the same place."""
+    few, many = ([1, 4], [1, 4]) if scope.quick else ([1, 4, 16], [1, 4, 16, 64])
+    gradients: list[Row] = [
+        {"gradient": "relaxed", "temperature": 1.0, "samples": few},
+        {"gradient": "relaxed", "temperature": 0.1, "samples": few},
+        {"gradient": "flips", "samples": few},
+        {"gradient": "score", "samples": many},
+    ]
+    how = {"repeats": 100 if scope.quick else 200, "reference": REFERENCE}
+    return [
+        {"kind": "variance", **gradient, "at": place, **how}
+        for gradient in gradients
+        for place in PLACES[:: 2 if scope.quick else 1]
+    ]
 
 
 def _path(problem: Problem, settings: Row) -> Row:
@@ -138,6 +165,7 @@ def _path(problem: Problem, settings: Row) -> Row:
             Relaxed(settings["samples"]) if relaxed else ScoreFunction(settings["samples"]),
             lambda: _score(problem, settings["gradient"]),
             prior=problem.prior,
+            learning_rate=settings["learning_rate"],
             like=problem.data.X,
             generator=problem.generator(),
         )

@@ -50,6 +50,11 @@ class Experiment(ABC):
     def measured(self, settings: Row, scope: Scope) -> Row:
         """Make one run; the columns that its results add to its settings."""
 
+    def alone(self, settings: Row) -> bool:
+        """Whether a run measures time. Such runs are made after all others, one at a time: what
+        shares the machine with others takes as long as they let it."""
+        return False
+
     @abstractmethod
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
         """The figure, from rows alone."""
@@ -66,3 +71,12 @@ def claim(said: str, *, agrees: bool, found: str) -> str:
     'agrees: fewer points with more noise (17, 12 and 6)'
     """
     return f"{'agrees' if agrees else 'does not agree'}: {said} ({found})"
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing.
+
+    >>> counted(1, "run"), counted(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"

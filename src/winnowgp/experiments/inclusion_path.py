@@ -69,6 +69,7 @@ def climb_gradient(
     prior: CardinalityPrior,
     like: torch.Tensor,
     generator: torch.Generator,
+    learning_rate: float = LEARNING_RATE,
 ) -> None:
     """From λ = ½ by Adam, as the paper does, up to the last mark.
 
@@ -91,7 +92,7 @@ def climb_gradient(
         return estimate.surrogate - kl_divergence(Bernoulli(logits), prior)
 
     most = max(path.marks)
-    groups = [([logits], LEARNING_RATE)]
+    groups = [([logits], learning_rate)]
     Adam(most).maximise(surrogate, groups, scale=1.0, on_step=lambda step, value: None)
     path.look(most, Bernoulli(logits.detach()))
 

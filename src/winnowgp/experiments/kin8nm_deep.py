@@ -6,14 +6,16 @@ Kinds of runs, on five folds:
   layer, four strengths of the prior.
 - `fast`: hidden functions around the identity, elimination by sites, as many updates.
 - `fixed`: no choice; a model of the sizes that `fast` kept at α = 1, its points random rows or
-  k-means centres, as many updates.
+  k-means centres of what each layer sees, as many updates.
 - `weighed`: as `fast`, with a prior that weighs a layer's points by what they cost a prediction.
-- `grid`: no choice; 10, 40, 70 and 100 points in each layer (the paper: 10, 20, .., 100).
-- `time`: what a prediction costs with the sizes of all the others, on one thread of this CPU.
+- `grid`: no choice; the pairs of sizes in `GRID` (the paper: 10, 20, .., 100 in each layer).
+- `time`: what a prediction costs with the sizes of all the others, on one thread of this CPU;
+  measured after them, one at a time, and without training.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import final
 
@@ -27,7 +29,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.held_points import STARTS, start_points, train_held
+from winnowgp.experiments.held_points import STARTS, spread_rows, train_held
 from winnowgp.experiments.kin8nm_deep_picture import kin8nm_claims, kin8nm_picture
 from winnowgp.experiments.predict_cost import deep_predict_us
 from winnowgp.experiments.runs import Row
@@ -40,26 +42,47 @@ from winnowgp.training import (
     LayerTraining,
     estimated_bound,
     fit_deep,
+    random_rows,
 )
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
-# Propagated for each row of a prediction.
-SAMPLES = 100
+# Propagated for each row of a prediction, and how often one is timed.
+SAMPLES, REPEATS = 100, 25
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
-GRID = (10, 40, 70, 100)
+# Thinned, but for where predictions are cheap and good: a wide first layer, a narrow second one.
+GRID = (
+    *product((10, 40, 70, 100), (10, 40, 70, 100)),
+    *product((70, 100), (20, 30)),
+)
+QUICK_GRID = tuple(product((5, 20), (5, 20)))
 # `share` of all updates come before the fast schedule's choice, which drops points in `rounds`.
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1500, "share": 0.5, "rounds": 3}
 QUICK_STEPS = {"layerwise": 20, "pre": 40, "process": 30, "post": 40, "share": 0.5, "rounds": 2}
-QUICK = (800, 40, QUICK_STEPS)
-PAPER_RATES = {"learning_rate": 0.01}
-# Of the fast schedule, and of whatever is to be compared with it.
-FAST_RATES = {"learning_rate": 0.03, "natural_rate": 0.3}
-
-
-KINDS = {"paper": PAPER_RATES, "fast": FAST_RATES, "weighed": FAST_RATES}
+# Every hyper-parameter starts at 1.
+PAPER = {
+    "learning_rate": 0.01,
+    "connected": True,
+    "start_noise": 1.0,
+    "start_variances": (1.0, 1.0),
+    "start_lengthscale": 1.0,
+}
+# Of the fast schedule, and of whatever is to be compared with it; √8 as there are eight inputs.
+FAST = {
+    "learning_rate": 0.03,
+    "natural_rate": 0.3,
+    "connected": False,
+    "start_noise": 0.1,
+    "start_variances": (0.1, 1.0),
+    "start_lengthscale": 8**0.5,
+}
 # Of α in the two layers. A layer with P outputs takes (1 + P) M² for each sample that it is given:
 # the first has eight outputs and one sample, the row itself; the second one output and all samples.
 WEIGHTS = tuple(2 * cost / (9 + 2 * SAMPLES) for cost in (9, 2 * SAMPLES))
+KINDS: dict[str, Row] = {
+    "paper": {**PAPER, "weights": (1.0, 1.0)},
+    "fast": {**FAST, "weights": (1.0, 1.0)},
+    "weighed": {**FAST, "weights": WEIGHTS},
+}
 
 
 @final
@@ -87,9 +110,9 @@ class Fold:
         return cls(part(train), part(test), y.scale.item())
 
     @torch.no_grad()
-    def score(self, model: DeepGP) -> Row:
-        """Test log density and error in the target's own units, a mixture of 100 samples."""
-        posterior = model.posterior(samples=SAMPLES)
+    def score(self, model: DeepGP, *, samples: int) -> Row:
+        """Test log density and error in the target's own units, a mixture of `samples`."""
+        posterior = model.posterior(samples=samples)
         pairs = list(zip(self.test.X.split(512), self.test.Y.split(512), strict=True))
         nats = torch.cat([posterior.log_density(x, y) for x, y in pairs]).mean().item()
         mean = torch.cat([posterior.predict(x).mean for x, _ in pairs])
@@ -108,34 +131,12 @@ class Kin8nmDeep(Experiment):
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         folds = range(min(scope.seeds or (1 if scope.quick else FOLDS), FOLDS))
-        used, candidates, steps = QUICK if scope.quick else (N, CANDIDATES, STEPS)
-        alphas, sizes = ((1.0, 5.0), (5, 20)) if scope.quick else (ALPHAS, GRID)
-        found: list[Row] = []
-        for fold in folds:
-            shared = {"fold": fold, "N": used, "steps": steps}
-            held = {**shared, **FAST_RATES}
-            found += [
-                {"kind": kind, "alpha": alpha, "candidates": candidates, **shared, **rates}
-                for kind, rates in KINDS.items()
-                for alpha in alphas
-            ]
-            found += [
-                {"kind": "grid", "sizes": [a, b], "start": "random", **held}
-                for a in sizes
-                for b in sizes
-            ]
-            found += [
-                {"kind": "fixed", "sizes": row["sizes"], "start": start, **held}
-                for row in rows
-                if row["kind"] == "fast" and row["fold"] == fold and row["alpha"] == 1.0
-                for start in STARTS
-            ]
-        return [*found, *_timings(rows)]
+        return [*(run for fold in folds for run in _runs(fold, scope, rows)), *_timings(rows)]
 
     def measured(self, settings: Row, scope: Scope) -> Row:
         if settings["kind"] == "time":
-            sizes, samples = settings["sizes"], settings["samples"]
-            us = deep_predict_us(sizes, connected=settings["connected"], samples=samples)
+            kinds = ("sizes", "connected", "samples", "repeats")
+            us = deep_predict_us(**{name: settings[name] for name in kinds})
             return {"predict_us": us, "device": "cpu"}
         fold = Fold.of(settings["fold"], scope.device, rows=settings["N"])
         generator = torch.Generator(device=scope.device).manual_seed(settings["fold"])
@@ -146,8 +147,12 @@ class Kin8nmDeep(Experiment):
             model, bound, chosen = _chosen(settings, fold, generator)
         assert isinstance(model.likelihood, GaussianLikelihood)
         noise = model.likelihood.noise.item() * fold.scale**2
-        scores = {**fold.score(model), "elbo": bound / fold.train.N, "noise": noise}
+        scores = fold.score(model, samples=settings["samples"])
+        scores = {**scores, "elbo": bound / fold.train.N, "noise": noise}
         return {**chosen, **{name: round(value, 6) for name, value in scores.items()}}
+
+    def alone(self, settings: Row) -> bool:
+        return settings["kind"] == "time"
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
         return kin8nm_picture(rows, path)
@@ -156,20 +161,42 @@ class Kin8nmDeep(Experiment):
         return kin8nm_claims(rows)
 
 
+def _runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+    """Settings of one fold; those of the controls as soon as their sizes are known."""
+    used, candidates, steps = (800, 40, QUICK_STEPS) if scope.quick else (N, CANDIDATES, STEPS)
+    alphas, pairs = ((1.0, 5.0), QUICK_GRID) if scope.quick else (ALPHAS, GRID)
+    shared = {"fold": fold, "N": used, "steps": steps, "samples": SAMPLES}
+    chosen = [
+        {"kind": kind, "alpha": alpha, "candidates": candidates, **shared, **own}
+        for kind, own in KINDS.items()
+        for alpha in alphas
+    ]
+    grid = [
+        {"kind": "grid", "sizes": sizes, "start": "random", **shared, **FAST} for sizes in pairs
+    ]
+    fixed = [
+        {"kind": "fixed", "sizes": row["sizes"], "start": start, **shared, **FAST}
+        for row in rows
+        if row["kind"] == "fast" and row["fold"] == fold and row["alpha"] == 1.0
+        for start in STARTS
+    ]
+    return [*chosen, *grid, *fixed]
+
+
 def _timings(rows: Sequence[Row]) -> list[Row]:
     """One for every pair of sizes that the other runs ended with."""
-    pairs = {(tuple(r["sizes"]), r["kind"] == "paper"): None for r in rows if r["kind"] != "time"}
+    models = {(tuple(r["sizes"]), r["connected"]): None for r in rows if r["kind"] != "time"}
+    how = {"samples": SAMPLES, "repeats": REPEATS}
     return [
-        {"kind": "time", "sizes": list(sizes), "connected": connected, "samples": SAMPLES}
-        for sizes, connected in pairs
+        {"kind": "time", "sizes": sizes, "connected": connected, **how}
+        for sizes, connected in models
     ]
 
 
 def _chosen(settings: Row, fold: Fold, generator: torch.Generator) -> tuple[DeepGP, float, Row]:
     """The model that a procedure ends with, its bound, and what it kept and expected to keep."""
-    count = settings["candidates"]
-    points = start_points("random", fold.train, count, seed=0, generator=generator)
-    model = _model(fold, points, connected=settings["kind"] == "paper")
+    points = random_rows(fold.train.X, settings["candidates"], generator)
+    model = _model(settings, fold, points)
     fitted = fit_deep(model, fold.train, schedule=_schedule(settings), generator=generator)
     expected = [round(found.inclusion.sum().item(), 3) for found in fitted.selections]
     row: Row = {"sizes": list(fitted.model.sizes), "expected_sizes": expected}
@@ -177,12 +204,12 @@ def _chosen(settings: Row, fold: Fold, generator: torch.Generator) -> tuple[Deep
 
 
 def _schedule(settings: Row) -> DeepSchedule:
-    steps, alpha = settings["steps"], settings["alpha"]
+    steps = settings["steps"]
+    alphas = tuple(settings["alpha"] * weight for weight in settings["weights"])
     if settings["kind"] == "paper":
         phases = {name: steps[name] for name in ("layerwise", "pre", "process", "post")}
-        return DeepThreePhases(alpha, learning_rate=settings["learning_rate"], **phases)
+        return DeepThreePhases(alphas, learning_rate=settings["learning_rate"], **phases)
     before, after = _halves(steps)
-    alphas = tuple(alpha * w for w in WEIGHTS) if settings["kind"] == "weighed" else alpha
     return DeepFast(
         LayerAlphas(alphas),
         layerwise=steps["layerwise"],
@@ -196,12 +223,11 @@ def _schedule(settings: Row) -> DeepSchedule:
 
 def _held(settings: Row, fold: Fold, generator: torch.Generator) -> DeepGP:
     sizes, steps = settings["sizes"], settings["steps"]
-    seed, start = settings["fold"], settings["start"]
-    points = start_points(start, fold.train, max(sizes), seed=seed, generator=generator)
     return train_held(
-        _model(fold, points, connected=False),
+        _model(settings, fold, spread_rows(fold.train.X, max(sizes))),
         fold.train,
         sizes=sizes,
+        start=settings["start"],
         training=LayerTraining(settings["learning_rate"], natural_rate=settings["natural_rate"]),
         steps=(steps["layerwise"], *_halves(steps)),
         generator=generator,
@@ -215,16 +241,17 @@ def _halves(steps: Row) -> tuple[int, int]:
     return before, total - before
 
 
-def _model(fold: Fold, points: Float[Tensor, "K 8"], *, connected: bool) -> DeepGP:
+def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
+    connected = settings["connected"]
+
     def kernel(number: int, inputs: int) -> Kernel:
         made = kernel_from("rbf", inputs)
-        if not connected:
-            made.initialize(outputscale=0.1 if number == 0 else 1.0)
-            made.initialize(**{"base_kernel.lengthscale": inputs**0.5})
+        made.initialize(outputscale=settings["start_variances"][number])
+        made.initialize(**{"base_kernel.lengthscale": settings["start_lengthscale"]})
         return made
 
     likelihood = GaussianLikelihood()
-    likelihood.noise = torch.tensor(1.0 if connected else 0.1)
+    likelihood.noise = torch.tensor(settings["start_noise"])
     layers = deep_layers(
         fold.train.X,
         points,

@@ -4,10 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import final
 
 from matplotlib.figure import Figure
 
+from winnowgp.experiments.equal_sizes import equal_size_claims
 from winnowgp.experiments.experiment import claim
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
@@ -45,14 +47,11 @@ def groups(rows: Sequence[Row]) -> list[Group]:
 
     Runs whose prediction has not been timed yet are left out.
     """
-    us = {
-        (tuple(row["sizes"]), row["connected"]): row["predict_us"]
-        for row in rows
-        if row["kind"] == "time"
-    }
+    timed = [row for row in rows if row["kind"] == "time"]
+    us = {(tuple(row["sizes"]), row["connected"]): row["predict_us"] for row in timed}
 
     def cost(row: Row) -> float | None:
-        return us.get((tuple(row["sizes"]), row["kind"] == "paper"))
+        return us.get((tuple(row["sizes"]), row["connected"]))
 
     together: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -65,8 +64,8 @@ def groups(rows: Sequence[Row]) -> list[Group]:
             kind,
             label,
             [row["sizes"] for row in members],
-            _mean([cost(row) or 0.0 for row in members]),
-            _mean([row["log_density"] for row in members]),
+            fmean([cost(row) or 0.0 for row in members]),
+            fmean([row["log_density"] for row in members]),
         )
         for (kind, label), members in together.items()
     ]
@@ -100,57 +99,47 @@ def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
 
 def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
     """Of the frontier, and of the last layer; then what choosing is worth at equal sizes."""
-    found, lines = groups(rows), []
+    found = groups(rows)
     grid = [group for group in found if group.kind == "grid"]
-    for kind, name in NAMES.items():
-        of = [group for group in found if group.kind == kind]
-        if not of:
-            continue
-        beaten = {g.label: [o for o in grid if _beats(o, g)] for g in of}
-        lines.append(
-            claim(
-                "the sizes chosen lie on the frontier of accuracy and prediction time of sizes "
-                f"set by hand, {name}",
-                agrees=not any(beaten.values()),
-                found="; ".join(
-                    f"{g.label}: {_sizes(g)} points, {g.accuracy:.3f} nats, {g.cost:.0f} µs, "
-                    + (f"beaten by {_best(beaten[g.label])}" if beaten[g.label] else "not beaten")
-                    for g in of
-                ),
-            )
-        )
-    for kind, name in PROCEDURE_NAMES.items():
-        sizes = [s for group in found if group.kind == kind for s in group.sizes]
-        more = sum(second > first for first, second in sizes)
-        lines.append(
-            claim(
-                f"more points in the last layer, {name}",
-                agrees=2 * more > len(sizes),
-                found=f"in {more} of {len(sizes)} runs",
-            )
-        )
-    return [*lines, *_equal_sizes(rows)]
+    chosen = {kind: [group for group in found if group.kind == kind] for kind in NAMES}
+    frontier = [_frontier_claim(kind, of, grid) for kind, of in chosen.items() if of]
+    last = [_last_layer_claim(kind, of) for kind, of in chosen.items() if kind in PROCEDURE_NAMES]
+    return [*frontier, *last, *_equal_sizes(rows)]
+
+
+def _frontier_claim(kind: str, chosen: Sequence[Group], grid: Sequence[Group]) -> str:
+    beaten = {group.label: [other for other in grid if _beats(other, group)] for group in chosen}
+    return claim(
+        "the sizes chosen lie on the frontier of accuracy and prediction time of "
+        f"{len(grid)} sizes set by hand, {NAMES[kind]}",
+        agrees=not any(beaten.values()),
+        found="; ".join(
+            f"{group.label}: {_sizes(group)} points, {group.accuracy:.3f} nats, "
+            f"{group.cost:.0f} µs, "
+            + (f"beaten by {_best(better)}" if (better := beaten[group.label]) else "not beaten")
+            for group in chosen
+        ),
+    )
+
+
+def _last_layer_claim(kind: str, chosen: Sequence[Group]) -> str:
+    sizes = [each for group in chosen for each in group.sizes]
+    more = sum(second > first for first, second in sizes)
+    return claim(
+        f"more points in the last layer, {NAMES[kind]}",
+        agrees=2 * more > len(sizes),
+        found=f"in {more} of {len(sizes)} runs",
+    )
 
 
 def _equal_sizes(rows: Sequence[Row]) -> list[str]:
-    """`fast` at α = 1 against points that nobody chose, on the folds that have both."""
-    fixed = [row for row in rows if row["kind"] == "fixed"]
-    folds = {row["fold"] for row in fixed}
-    chosen = [
-        row["log_density"]
-        for row in rows
-        if row["kind"] == "fast" and row["alpha"] == 1.0 and row["fold"] in folds
-    ]
-    if not chosen:
-        return []
-    others = [
-        f"{start} {_mean([r['log_density'] for r in fixed if r['start'] == start]):.3f}"
-        for start in dict.fromkeys(row["start"] for row in fixed)
-    ]
-    return [
-        "test log density at equal sizes and updates (fast, α = 1): chosen "
-        f"{_mean(chosen):.3f}, {', '.join(others)} ({len(folds)} fold{'s' * (len(folds) > 1)})"
-    ]
+    """`fast` at α = 1 against points that nobody chose."""
+    chosen = [row for row in rows if row["kind"] == "fast" and row["alpha"] == 1.0]
+    others: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row["kind"] == "fixed":
+            others[row["start"]][row["fold"]] = row["log_density"]
+    return equal_size_claims({r["fold"]: r["log_density"] for r in chosen}, others, each="fold")
 
 
 def _beats(other: Group, group: Group) -> bool:
@@ -163,8 +152,4 @@ def _best(beating: Sequence[Group]) -> str:
 
 
 def _sizes(group: Group) -> str:
-    return ", ".join(f"{_mean(column):.0f}" for column in zip(*group.sizes, strict=True))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return ", ".join(f"{fmean(column):.0f}" for column in zip(*group.sizes, strict=True))

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log, pi
+from statistics import fmean
 from typing import final
 
 import numpy as np
 from scipy.stats import rankdata
 
-from winnowgp.experiments.experiment import claim
+from winnowgp.experiments.experiment import claim, counted
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 
@@ -22,14 +24,24 @@ MARGIN = 0.01
 """Nats a row within which two bounds count as level: what the default gives up on purpose."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run's sets against the curve of fixed numbers of its seed."""
+
+    gains: list[float]
+    """Of each set that lies within the curve: its value less the curve's there, in nats."""
+    outside: int
+    """Sets with fewer or more points than any on the curve, which are not judged."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Level:
     """Rows that differ in kind and seed alone.
 
     A row of the kind `fixed` has `sizes`, one or several numbers of points; any other has `kept`,
-    the numbers of points in the sets it keeps, and `expected`, E|Z|. Each has a bound or a
-    divergence for every size, in a column.
+    the numbers of points in the sets it keeps, and `expected`, E|Z|. Each has an `elbo`, and maybe
+    a divergence, for every size. Runs that took everything for noise are left out throughout.
     """
 
     group: str
@@ -47,10 +59,20 @@ class Level:
             for row in self.of_kind(kind)
         }
 
+    def took_all_for_noise(self, row: Row) -> bool:
+        """Whether no bound of a run is a nat above that of independent noise on standardised
+        targets, −N/2 (log 2π + 1): started at one scale for everything, it found no function."""
+        return max(row["elbo"]) <= -0.5 * self.N * (log(2 * pi) + 1) + 1
+
     def of_kind(self, kind: str) -> list[Row]:
         """Rows of one kind, seeds in order."""
         found = [row for row in self.rows if row["kind"] == kind]
-        return sorted(found, key=lambda row: row["seed"])
+        kept = [row for row in found if not self.took_all_for_noise(row)]
+        return sorted(kept, key=lambda row: row["seed"])
+
+    def left_out(self, kind: str) -> int:
+        """How many runs of a kind took everything for noise."""
+        return sum(row["kind"] == kind and self.took_all_for_noise(row) for row in self.rows)
 
     def curve(self, column: str, *, seed: int) -> tuple[list[int], list[float]]:
         """A column against the fixed number of points."""
@@ -65,20 +87,22 @@ class Level:
         widest = max((sizes for sizes, _ in found), key=len, default=[])
         return widest, [values for sizes, values in found if sizes == widest]
 
-    def above_curve(self, kind: str, column: str) -> list[float]:
-        """A procedure's sets less the curve of the same seed, interpolated at the same number of
-        points, in nats; the mean over its sets that lie within the curve, by seed."""
-        means = []
+    def compared(self, kind: str, column: str) -> list[Compared]:
+        """Every run of a procedure against the curve of its seed, linear in log M; those whose
+        seed has no curve are not among them."""
+        found = []
         for row in self.of_kind(kind):
             sizes, values = self.curve(column, seed=row["seed"])
-            if sizes:
-                within = [
-                    value - float(np.interp(size, sizes, values))
-                    for size, value in zip(row["kept"], row[column], strict=True)
-                    if sizes[0] <= size <= sizes[-1]
-                ]
-                means += [sum(within) / len(within)] if within else []
-        return means
+            if not sizes:
+                continue
+            pairs = list(zip(row["kept"], row[column], strict=True))
+            gains = [
+                value - float(np.interp(log(size), np.log(sizes), values))
+                for size, value in pairs
+                if sizes[0] <= size <= sizes[-1]
+            ]
+            found.append(Compared(gains, len(pairs) - len(gains)))
+        return found
 
 
 def grouped(levels: Sequence[Level]) -> Iterator[tuple[str, list[Level]]]:
@@ -98,12 +122,12 @@ def falling_claim(said: str, levels: Sequence[Level], kind: str) -> list[str]:
     paths = [[each[seed] for each in numbers] for seed in sorted(seeds)]
     if not paths:
         return []
-    means = [sum(each) / len(each) for each in zip(*paths, strict=True)]
-    steps = [step for path in paths for step, _ in enumerate(path)]
-    correlation = _rank_correlation(steps, [number for path in paths for number in path])
+    means = [fmean(each) for each in zip(*paths, strict=True)]
+    correlations = [f"{_rank_correlation(range(len(path)), path):.2f}" for path in paths]
     found = (
-        f"{_listed(means)} points on average; rank correlation {correlation:.2f}; at every step "
-        f"in {sum(_falls(path) for path in paths)} of {len(paths)} seeds"
+        f"{_listed(means)} points on average; rank correlation by seed {', '.join(correlations)}; "
+        f"at every step in {sum(_falls(path) for path in paths)} of {counted(len(paths), 'seed')}"
+        + _noise_said(levels, kind)
     )
     return [claim(f"{said}, {NAMES[kind]}", agrees=_falls(means), found=found)]
 
@@ -113,28 +137,44 @@ def curve_claim(
 ) -> list[str]:
     """Whether a procedure's sets are level with the curve of fixed numbers, or better.
 
+    A level is judged by the mean over its runs, a run by the mean over its sets within the curve.
     No line where none of its sets can be compared.
 
     Args:
         sign: 1 if more is better, −1 if less is.
     """
-    differences = [(level, level.above_curve(kind, column)) for level in levels]
-    gains = [(level, sign * sum(each) / len(each)) for level, each in differences if each]
+    runs = [(i, run) for i, level in enumerate(levels) for run in level.compared(kind, column)]
+    gains: dict[int, list[float]] = {}
+    for i, run in runs:
+        if run.gains:
+            gains.setdefault(i, []).append(sign * fmean(run.gains) / levels[i].N)
     if not gains:
         return []
-    worse = [level for level, gain in gains if gain < -MARGIN * level.N]
-    better = [level for level, gain in gains if gain > MARGIN * level.N]
-    per_row = [gain / level.N for level, gain in gains]
+    means = {number: fmean(each) for number, each in gains.items()}
+    worse = [levels[number] for number, gain in means.items() if gain < -MARGIN]
+    better = sum(gain > MARGIN for gain in means.values())
+    judged = [gain for each in gains.values() for gain in each]
     found = (
-        f"better by more than {MARGIN} nats a row at {len(better)}, worse at {len(worse)} of "
-        f"{len(gains)} settings; better by {min(per_row):+.3f} to {max(per_row):+.3f} nats a row"
+        f"better by more than {MARGIN} nats a row at {better}, worse at {len(worse)} of "
+        f"{counted(len(means), 'setting')}; better by {min(means.values()):+.3f} to "
+        f"{max(means.values()):+.3f} nats a row; {sum(gain < 0 for gain in judged)} of "
+        f"{counted(len(judged), 'run')} on the wrong side of the curve by any amount"
     )
     if worse:
         where = ", ".join(f"{level.group} {level.value:.3g}" for level in worse)
         found += f"; worse at {where}"
-    if len(gains) < len(levels):
-        found += f"; {len(levels) - len(gains)} outside the curve"
+    if outside := sum(run.outside for _, run in runs):
+        total = outside + sum(len(run.gains) for _, run in runs)
+        found += f"; {outside} of {counted(total, 'set')} outside the curve, not judged"
+    found += _noise_said(levels, kind, "fixed")
     return [claim(f"{said}, {NAMES[kind]}", agrees=not worse, found=found)]
+
+
+def _noise_said(levels: Sequence[Level], *kinds: str) -> str:
+    """How many runs are left out, for each kind that has such."""
+    numbers = {kind: sum(level.left_out(kind) for level in levels) for kind in kinds}
+    words = [counted(number, f"{kind} run") for kind, number in numbers.items() if number]
+    return f"; left out as all noise: {' and '.join(words)}" if words else ""
 
 
 def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

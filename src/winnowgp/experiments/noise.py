@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import final
 
 import torch
@@ -52,12 +53,12 @@ class Observed:
     """The function along the grid."""
 
 
-def observed(seed: int, sigma: float, *, rows: int = N) -> Observed:
+def observed(seed: int, sigma: float, *, rows: int = N, reach: float = REACH) -> Observed:
     """The same function, places and standard noise for every σ."""
     generator = torch.Generator().manual_seed(seed)
     draw = {"generator": generator, "dtype": torch.float64}
-    x = REACH * torch.rand(rows, 1, **draw).sort(0).values
-    grid = torch.linspace(0, REACH, 101, dtype=torch.float64)[:, None]
+    x = reach * torch.rand(rows, 1, **draw).sort(0).values
+    grid = torch.linspace(0, reach, 101, dtype=torch.float64)[:, None]
     both = torch.cat([x, grid])
     L = cholesky(covariance(_kernel(), both, both)).L
     f = (L @ torch.randn(len(both), **draw)).detach()
@@ -86,7 +87,7 @@ class Noise(Experiment):
             {"kind": "fast", **chosen},
         ]
         return [
-            {**kind, "seed": seed, "sigma": sigma, "N": N}
+            {**kind, "seed": seed, "sigma": sigma, "N": N, "reach": REACH}
             for seed in seeds
             for sigma in SIGMAS
             for kind in kinds
@@ -94,7 +95,7 @@ class Noise(Experiment):
 
     def measured(self, settings: Row, scope: Scope) -> Row:
         seed, sigma = settings["seed"], settings["sigma"]
-        found = observed(seed, sigma, rows=settings["N"])
+        found = observed(seed, sigma, rows=settings["N"], reach=settings["reach"])
         drawn = seed == DRAWN
         if settings["kind"] == "exact":
             # With a point at every row nothing is left out.
@@ -212,7 +213,7 @@ def _draw_panel(row: Row, scene: Row, ax: Axes) -> None:
 def _means(rows: Sequence[Row], column: str) -> list[float]:
     """Over seeds, for each σ in turn."""
     groups = [[row[column] for row in rows if row["sigma"] == sigma] for sigma in SIGMAS]
-    return [sum(group) / len(group) for group in groups]
+    return [fmean(group) for group in groups]
 
 
 def _rising(values: Sequence[float]) -> bool:

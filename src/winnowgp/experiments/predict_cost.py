@@ -1,22 +1,25 @@
 """What a prediction of a two-layer model costs, by its sizes alone."""
 
-import time
 from collections.abc import Sequence
+from statistics import median
+from time import process_time
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 
 from winnowgp.estimators import kernel_from
+from winnowgp.experiments.one_thread import one_thread
 from winnowgp.models import DeepGP, deep_layers
 
-ROWS, REPEATS = 500, 3
+ROWS = 500
 
 
-def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int) -> float:
+def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, repeats: int) -> float:
     """CPU microseconds for the mean and variance of one row, a mixture of `samples`.
 
-    Eight inputs, eight hidden outputs, one thread; the quickest of three.
+    Eight inputs, eight hidden outputs, one thread; the median of `repeats`, after one that is not
+    counted. No training comes before it: the time depends on sizes, not on where points lie.
     """
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(ROWS, 8, generator=generator, dtype=torch.float64)
@@ -28,14 +31,11 @@ def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int) -> f
     model = DeepGP(layers, likelihood=GaussianLikelihood(), connected=connected)
     masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
     posterior = model.prune(masks).posterior(samples=samples)
-    threads, seconds = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    try:
-        for _ in range(REPEATS):
-            start = time.process_time()
-            with torch.no_grad():
-                posterior.predict(X)
-            seconds.append(time.process_time() - start)
-    finally:
-        torch.set_num_threads(threads)
-    return round(1e6 * min(seconds) / ROWS, 2)
+    seconds = []
+    with one_thread(), torch.no_grad():
+        posterior.predict(X)
+        for _ in range(repeats):
+            start = process_time()
+            posterior.predict(X)
+            seconds.append(process_time() - start)
+    return round(1e6 * median(seconds) / ROWS, 2)

@@ -3,10 +3,13 @@
 All rows of a table, its targets corrupted by ŷ = y + ε · sd(y) · v with ε ~ N(0, 1), then
 standardised. Four kinds of runs:
 
-- `fixed`: 10, 20, .., 100 points that nobody chose, 5000 updates each.
-- `paper`: the paper's three phases among 100 random rows, the last for ten draws from q(Z).
+- `fixed`: points that nobody chose, 5000 updates each; 10, 20, .., 100 of them on concrete and
+  energy, five of these numbers on kin8nm and protein.
+- `paper`: the paper's three phases among 100 random rows, the last for several draws from q(Z), ten
+  on concrete and energy and three on the others.
 - `fast`: the fast schedule among the same rows under the same prior.
-- `auto`: the same with a tolerance instead: α is whatever keeps so many points.
+- `auto`: the fast schedule among the same rows with a tolerance in place of the prior: it keeps the
+  fewest points that give up no more nats a row than that.
 """
 
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ from winnowgp.experiments.experiment import Experiment, Scope
 from winnowgp.experiments.level import CHOOSING, Level, curve_claim, falling_claim, grouped
 from winnowgp.experiments.runs import Row
 from winnowgp.experiments.size_figure import draw_levels
-from winnowgp.experiments.size_study import SizeStudy, standardised
+from winnowgp.experiments.size_study import LEARNING_RATE, SizeStudy, standardised
 
 CANDIDATES, TOLERANCE = 100, 0.01
 ALL_SIZES, FEW_SIZES = tuple(range(10, 101, 10)), (10, 20, 40, 70, 100)
@@ -100,11 +103,13 @@ class Real(Experiment):
         sizes, draws = self.sizes or table.sizes, self.draws or table.draws
         if scope.quick:
             steps, sizes, draws = {"pre": 100, "process": 60, "post": 40}, (20, 60, 100), 2
-        among = {"candidates": CANDIDATES}
+        among, adam = {"candidates": CANDIDATES}, {"learning_rate": LEARNING_RATE}
+        paper = {**among, "alpha": table.alpha, "steps": steps, "draws": draws, **adam}
+        updates = sum(steps.values())
         return [
-            {"kind": "paper", **among, "alpha": table.alpha, "steps": steps, "draws": draws},
+            {"kind": "paper", **paper},
             # One a row: five thousand updates are long enough to be lost.
-            *({"kind": "fixed", "sizes": [M], "updates": sum(steps.values())} for M in sizes[::-1]),
+            *({"kind": "fixed", "sizes": [M], "updates": updates, **adam} for M in sizes[::-1]),
             {"kind": "fast", **among, "alpha": table.alpha},
             {"kind": "auto", **among, "tolerance": TOLERANCE},
         ]

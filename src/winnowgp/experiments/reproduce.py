@@ -52,7 +52,8 @@ def make_runs(
 ) -> list[Row]:
     """Make every run whose row is missing, each row written as soon as its run ends.
 
-    A run that fails does not keep the others from being made; its error is raised after them.
+    A run that fails does not keep the others from being made; its error is raised after them. Runs
+    that measure time (`Experiment.alone`) come last, one at a time in this process.
 
     Args:
         jobs: processes, of one thread each; with 1, this process and its threads.
@@ -64,7 +65,8 @@ def make_runs(
     while (found := asked(experiment, runs, scope)).missing:
         done, total = len(found.rows), len(found.rows) + len(found.missing)
         failures: list[Exception] = []
-        for made in _made(experiment, found.missing, scope, jobs):
+        together = [settings for settings in found.missing if not experiment.alone(settings)]
+        for made in _made(experiment, together or found.missing, scope, jobs if together else 1):
             if isinstance(made, Exception):
                 failures.append(made)
                 continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from winnowgp.data.catalogue import find_table
 from winnowgp.errors import InputError
 from winnowgp.experiments.cuts import quick_cuts
-from winnowgp.experiments.experiment import Experiment, Scope
+from winnowgp.experiments.experiment import Experiment, Scope, counted
 from winnowgp.experiments.reproduce import asked, make_runs
 from winnowgp.experiments.runs import Row, Runs
 
@@ -74,8 +74,8 @@ def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
         if not found.missing:
             raise
         raise InputError(
-            f"{results} has too few rows to draw: {len(found.missing)} runs are missing; make them "
-            "first."
+            f"{results} has too few rows to draw: {counted(len(found.missing), 'run')} missing; "
+            "make the rest first."
         ) from error
     return Reproduction(
         name=experiment.name,
@@ -91,5 +91,4 @@ def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
 
 def _results(experiment: Experiment, scope: Scope, folder: Path) -> Path:
     """Quick rows never lie among full ones."""
-    folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{experiment.name}{'-quick' if scope.quick else ''}.jsonl"

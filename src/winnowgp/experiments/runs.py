@@ -1,5 +1,6 @@
 """Results of experiments as tidy JSON lines, one row a run, that a later start goes on with."""
 
+import hashlib
 import json
 import os
 import platform
@@ -11,6 +12,19 @@ from typing import Any, final
 import winnowgp
 
 Row = dict[str, Any]
+
+
+def source_digest(root: Path) -> str:
+    """Twelve hexadecimal digits that change with any Python file below a folder, or its place."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        body = hashlib.sha256(path.read_bytes()).hexdigest()
+        found.update(f"{path.relative_to(root).as_posix()} {body}\n".encode())
+    return found.hexdigest()[:12]
+
+
+# Taken when the code is: files that are edited while runs are made do not make them.
+SOURCE = source_digest(Path(winnowgp.__file__).parent)
 
 
 @final
@@ -48,10 +62,11 @@ class Runs:
 
 
 def versions() -> Row:
-    """What the numbers depend on."""
+    """What the numbers depend on besides their settings; never what makes two runs the same."""
     names = ("torch", "gpytorch")
     return {
         "winnowgp": winnowgp.__version__,
+        "source": SOURCE,
         **{name: version(name) for name in names},
         "python": platform.python_version(),
     }

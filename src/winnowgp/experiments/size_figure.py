@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from matplotlib.figure import Figure
@@ -63,7 +64,7 @@ def _panel(level: Level, column: str, title: str) -> SizePanel:
     return SizePanel(
         title=title,
         sizes=sizes,
-        middle=[sum(values) / len(values) for values in by_size],
+        middle=[fmean(values) for values in by_size],
         low=[min(values) for values in by_size],
         high=[max(values) for values in by_size],
         name=NAMES["fixed"],
@@ -76,7 +77,7 @@ def _chosen(level: Level, kind: str, column: str) -> ChosenSizes:
     return ChosenSizes(
         name=NAMES[kind],
         colour=_COLOURS[kind],
-        expected=sum(numbers) / len(numbers),
+        expected=fmean(numbers),
         sizes=[size for row in rows for size in row["kept"]],
         values=[value for row in rows for value in row[column]],
         marker=_MARKERS[kind],

@@ -15,6 +15,7 @@ from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import Adam, Fast, Fit, FixedAlpha, Goal, ThreePhases, Tolerance, fit
 
 LEARNING_RATE = 0.01
+"""Of Adam on everything but λ."""
 
 
 def standardised(data: Dataset, device: str) -> Dataset:
@@ -53,12 +54,14 @@ class SizeStudy:
         """Models of one run, and what there is to say of the choice behind them, if any.
 
         Args:
-            settings: `kind`, and what that kind needs: `fixed` has `sizes` and `updates`; `paper`
-                `candidates`, `alpha`, `steps` and `draws`; `fast` `candidates` and `alpha`; `auto`
-                a `tolerance` and, unless it picks its own, `candidates`.
+            settings: `kind`, and what that kind needs: `fixed` has `sizes`, `updates` and a
+                `learning_rate`; `paper` that, `candidates`, `alpha`, `steps` and `draws`;
+                `fast` `candidates` and `alpha`; `auto` a `tolerance` and, unless it picks its
+                own, `candidates`.
         """
         if settings["kind"] == "fixed":
-            return [self.by_hand(M, steps=settings["updates"]) for M in settings["sizes"]], {}
+            how = {"steps": settings["updates"], "learning_rate": settings["learning_rate"]}
+            return [self.by_hand(M, **how) for M in settings["sizes"]], {}
         chosen = self._chosen(settings)
         kept = [model.K for model in chosen.models]
         return chosen.models, {"expected": round(chosen.expected, 2), "kept": kept}
@@ -70,15 +73,24 @@ class SizeStudy:
         alpha = settings["alpha"]
         if settings["kind"] == "fast":
             return self.by_search(K, goal=FixedAlpha(alpha))
-        return self.by_paper(K, alpha=alpha, steps=settings["steps"], draws=settings["draws"])
+        names = ("steps", "draws", "learning_rate")
+        return self.by_paper(K, alpha=alpha, **{name: settings[name] for name in names})
 
-    def by_hand(self, M: int, *, steps: int) -> SparseGP:
+    def by_hand(self, M: int, *, steps: int, learning_rate: float = LEARNING_RATE) -> SparseGP:
         """M points that nobody chose, trained by Adam."""
         model = self._model(M)
-        self._train(model, steps)
+        self._train(model, steps, learning_rate)
         return model
 
-    def by_paper(self, K: int, *, alpha: float, steps: Row, draws: int) -> Chosen:
+    def by_paper(
+        self,
+        K: int,
+        *,
+        alpha: float,
+        steps: Row,
+        draws: int,
+        learning_rate: float = LEARNING_RATE,
+    ) -> Chosen:
         """The paper's three phases, the last of them for each of several draws from q(Z).
 
         Args:
@@ -86,13 +98,13 @@ class SizeStudy:
             steps: numbers of updates, `pre`, `process` and `post`.
         """
         generator, model = self._generator(), self._model(K)
-        self._train(model, steps["pre"])
+        self._train(model, steps["pre"], learning_rate)
         schedule = ThreePhases(
             SquaredCardinality(K, alpha),
             pre=0,
             process=steps["process"],
             post=0,
-            learning_rate=LEARNING_RATE,
+            learning_rate=learning_rate,
         )
         fitted = fit(model, self.data, schedule=schedule, generator=generator)
         q = Bernoulli.from_inclusion(fitted.selection.inclusion)
@@ -101,7 +113,7 @@ class SizeStudy:
             for mask in q.sample(draws, generator=generator)
         ]
         for one in kept:
-            self._train(one, steps["post"])
+            self._train(one, steps["post"], learning_rate)
         return Chosen(q.mean_count().item(), kept)
 
     def by_search(self, K: int, *, goal: Goal) -> Chosen:
@@ -123,14 +135,14 @@ class SizeStudy:
     def _generator(self) -> torch.Generator:
         return torch.Generator(device=self.data.X.device).manual_seed(self.seed)
 
-    def _train(self, model: SparseGP, steps: int) -> None:
+    def _train(self, model: SparseGP, steps: int, learning_rate: float) -> None:
         """Adam on the ordinary bound."""
         # Chunks are several times quicker on a CPU; a GPU waits for each, and has the memory.
         whole = self.data.X.device.type != "cpu"
         objective = model.chunked_bound(self.data)
         Adam(steps).maximise(
             (lambda: model.bound(self.data)) if whole else objective,
-            [(model.parameters(), LEARNING_RATE)],
+            [(model.parameters(), learning_rate)],
             scale=self.data.N,
             on_step=lambda step, value: None,
         )

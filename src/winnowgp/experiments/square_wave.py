@@ -7,6 +7,7 @@ show what the choice is worth.
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import final
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.curves import curve_row, rounded
+from winnowgp.experiments.equal_sizes import equal_size_claims
 from winnowgp.experiments.experiment import Experiment, Scope, claim
-from winnowgp.experiments.held_points import STARTS, start_points, train_held
+from winnowgp.experiments.held_points import STARTS, spread_rows, train_held
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
 from winnowgp.experiments.square_wave_picture import square_wave_picture
@@ -33,25 +35,30 @@ from winnowgp.training import (
     LayerTraining,
     estimated_bound,
     fit_deep,
+    random_rows,
 )
 
-N, CANDIDATES, LAYERS, ALPHA, SAMPLES = 200, 50, 3, 0.5, 4
+N, CANDIDATES, ALPHA, SAMPLES = 200, 50, 0.5, 4
+# Propagated for each row of a prediction; SAMPLES are for each row of a training step.
+PREDICT_SAMPLES = 100
+# Of layers that have one output each, and of the noise that is added to the wave.
+WIDTHS, SIGMA = (1, 1, 1), 0.05
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
 QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
 # The paper starts everything at 1.
-PAPER_START = {"start_noise": 1.0}
+PAPER_START = {"start_noise": 1.0, "learning_rate": 0.01}
 FAST_START = {"start_noise": 0.1, "learning_rate": 0.01, "natural_rate": 0.05}
 SEEDS = 5
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
 
 
-def square_wave(*, seed: int, count: int = N) -> Dataset:
+def square_wave(*, seed: int, count: int = N, sigma: float = SIGMA) -> Dataset:
     """Three periods of a square wave with a little noise, rows evenly spread and standardised."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.linspace(0, 3, count, dtype=torch.float64)[:, None]
     level = torch.where((x + 0.25) % 1 < 0.5, 1.0, -1.0).to(x)
-    noise = 0.05 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    noise = sigma * torch.randn(x.shape, generator=generator, dtype=x.dtype)
     return Dataset.of((x - x.mean()) / x.std(), level + noise)
 
 
@@ -65,7 +72,8 @@ class SquareWave(Experiment):
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
         steps = QUICK_STEPS if scope.quick else STEPS
-        shared = {"N": N, "samples": SAMPLES, "steps": steps}
+        problem = {"N": N, "sigma": SIGMA, "widths": WIDTHS, "predict_samples": PREDICT_SAMPLES}
+        shared = {**problem, "samples": SAMPLES, "steps": steps}
         chosen = {"candidates": CANDIDATES, "alpha": ALPHA, **shared}
         found: list[Row] = []
         for seed in seeds:
@@ -83,12 +91,11 @@ class SquareWave(Experiment):
 
     def measured(self, settings: Row, scope: Scope) -> Row:
         seed, device = settings["seed"], scope.device
-        data, test = (
-            _moved(square_wave(seed=s, count=settings["N"]), device) for s in (seed, seed + 1000)
-        )
+        shape = {"count": settings["N"], "sigma": settings["sigma"]}
+        data, test = (_moved(square_wave(seed=s, **shape), device) for s in (seed, seed + 1000))
         generator = torch.Generator(device=device).manual_seed(seed)
         model = _trained(settings, data, generator)
-        posterior = model.posterior(samples=100)
+        posterior = model.posterior(samples=settings["predict_samples"])
         with torch.no_grad():
             density = posterior.log_density(test.X, test.Y).mean().item()
         bound = estimated_bound(model, data, generator=generator, samples=32)
@@ -107,7 +114,7 @@ class SquareWave(Experiment):
         lines = []
         for kind, name in PROCEDURE_NAMES.items():
             sizes = [row["sizes"] for row in rows if row["kind"] == kind]
-            means = [sum(column) / len(column) for column in zip(*sizes, strict=True)]
+            means = [fmean(column) for column in zip(*sizes, strict=True)]
             ordered = sum(a > b > c for a, b, c in sizes)
             lines.append(
                 claim(
@@ -117,7 +124,14 @@ class SquareWave(Experiment):
                     + f" points on average, strictly fewer in {ordered} of {len(sizes)} seeds",
                 )
             )
-        return [*lines, _density_line(rows)]
+        return [*lines, *_equal_sizes(rows), _density_line(rows)]
+
+
+def _equal_sizes(rows: Sequence[Row]) -> list[str]:
+    found: dict[str, dict[int, float]] = {start: {} for start in ("fast", *STARTS)}
+    for row in rows:
+        found.get(row["kind"], {})[row["seed"]] = row["log_density"]
+    return equal_size_claims(found.pop("fast"), found, each="seed")
 
 
 def _density_line(rows: Sequence[Row]) -> str:
@@ -126,34 +140,34 @@ def _density_line(rows: Sequence[Row]) -> str:
         nats = [row["log_density"] for row in rows if row["kind"] == kind]
         if nats:
             spread = f"{min(nats):.2f} to {max(nats):.2f}"
-            words.append(f"{kind} {sum(nats) / len(nats):.2f} ({spread})")
+            words.append(f"{kind} {fmean(nats):.2f} ({spread})")
     return "test log density in nats a row, mean (range over seeds): " + ", ".join(words)
 
 
 def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP:
     kind, steps = settings["kind"], settings["steps"]
     if kind in STARTS:
-        sizes, seed = settings["sizes"], settings["seed"]
-        points = start_points(kind, data, max(sizes), seed=seed, generator=generator)
+        sizes, half = settings["sizes"], _half(steps)
         rates = settings["learning_rate"], settings["samples"], settings["natural_rate"]
-        half = _half(steps)
         return train_held(
-            _model(data, points, noise=settings["start_noise"]),
+            _model(settings, data, spread_rows(data.X, max(sizes))),
             data,
             sizes=sizes,
+            start=kind,
             training=LayerTraining(*rates),
             steps=(steps["layerwise"], half, half),
             generator=generator,
         )
-    points = start_points("random", data, settings["candidates"], seed=0, generator=generator)
-    model = _model(data, points, noise=settings["start_noise"])
+    points = random_rows(data.X, settings["candidates"], generator)
+    model = _model(settings, data, points)
     return fit_deep(model, data, schedule=_schedule(settings), generator=generator).model
 
 
 def _schedule(settings: Row) -> DeepSchedule:
     steps, alpha, samples = settings["steps"], settings["alpha"], settings["samples"]
     if settings["kind"] == "paper":
-        return DeepThreePhases(alpha, samples=samples, **steps)
+        rate = settings["learning_rate"]
+        return DeepThreePhases(alpha, samples=samples, learning_rate=rate, **steps)
     half = _half(steps)
     return DeepFast(
         LayerAlphas(alpha),
@@ -171,15 +185,16 @@ def _half(steps: dict[str, int]) -> int:
     return (steps["pre"] + steps["process"] + steps["post"]) // 2
 
 
-def _model(data: Dataset, points: Float[Tensor, "K 1"], *, noise: float) -> DeepGP:
-    """Zero-mean layers of width one, kernels' hyper-parameters at 1."""
+def _model(settings: Row, data: Dataset, points: Float[Tensor, "K 1"]) -> DeepGP:
+    """Zero-mean layers, kernels' hyper-parameters at 1."""
 
     def kernel(number: int, inputs: int) -> Kernel:
         return kernel_from("rbf", inputs)
 
-    layers = deep_layers(data.X, points, kernel=kernel, widths=(1,) * LAYERS, hidden_mean="zero")
+    widths = settings["widths"]
+    layers = deep_layers(data.X, points, kernel=kernel, widths=widths, hidden_mean="zero")
     likelihood = GaussianLikelihood()
-    likelihood.noise = torch.tensor(noise)
+    likelihood.noise = torch.tensor(settings["start_noise"])
     return DeepGP(layers, likelihood=likelihood).to(data.X.device)
 
 

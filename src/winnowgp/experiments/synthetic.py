@@ -22,14 +22,13 @@ from winnowgp.experiments.experiment import Experiment, Scope
 from winnowgp.experiments.level import CHOOSING, Level, curve_claim, falling_claim, grouped
 from winnowgp.experiments.runs import Row
 from winnowgp.experiments.size_figure import draw_levels
-from winnowgp.experiments.size_study import SizeStudy, standardised
+from winnowgp.experiments.size_study import LEARNING_RATE, SizeStudy, standardised
 from winnowgp.linalg import cholesky
 from winnowgp.models import SparseGP
 
 N, CANDIDATES, ALPHA, TOLERANCE, DRAWS, SEEDS = 500, 80, 0.05, 0.01, 10, 3
-REACH, CLUSTERS = 100.0, 5
-SIGMA, GAMMA = 0.1, 1.0
-"""Noise and lengthscale where they are not what varies."""
+PROCESS = {"sigma": 0.1, "gamma": 1.0, "reach": 100.0, "clusters": 5}
+"""Noise and lengthscale where they are not what varies, largest x, and number of clusters."""
 RANGES = {"noise": (0.3, 1.0), "smoothness": (0.8, 2.5), "clustering": (0.03, 0.5)}
 """σ, γ and √β, each from least to most."""
 SYMBOLS = {"noise": "σ", "smoothness": "γ", "clustering": "√β"}
@@ -45,27 +44,30 @@ def intensities(condition: str) -> list[float]:
     return [round(low * (high / low) ** (i / 4), 4) for i in range(5)]
 
 
-def sampled(condition: str, intensity: float, *, rows: int, seed: int) -> Dataset:
+def sampled(
+    condition: str, intensity: float, *, rows: int, seed: int, process: Row = PROCESS
+) -> Dataset:
     """Inputs, a function of unit variance and noisy targets, in their own units."""
     generator = torch.Generator().manual_seed(seed)
-    x = _inputs(condition, intensity, rows, generator)
-    sigma = intensity if condition == "noise" else SIGMA
-    gamma = intensity if condition == "smoothness" else GAMMA
+    if condition == "clustering":
+        x = _clustered(intensity, rows, process, generator)
+    else:
+        x = process["reach"] * torch.rand(rows, generator=generator, dtype=torch.float64)
+    sigma = intensity if condition == "noise" else process["sigma"]
+    gamma = intensity if condition == "smoothness" else process["gamma"]
     Kff = torch.exp(-0.5 * ((x[:, None] - x) / gamma) ** 2)
     f = cholesky(Kff).L @ torch.randn(rows, generator=generator, dtype=torch.float64)
     y = f + sigma * torch.randn(rows, generator=generator, dtype=torch.float64)
     return Dataset.of(x[:, None], y)
 
 
-def _inputs(
-    condition: str, intensity: float, rows: int, generator: torch.Generator
+def _clustered(
+    root: float, rows: int, process: Row, generator: torch.Generator
 ) -> Float[Tensor, " N"]:
-    """x ~ U[0, 100], or five equal normals of precision β with equidistant means there."""
-    if condition != "clustering":
-        return REACH * torch.rand(rows, generator=generator, dtype=torch.float64)
-    means = torch.linspace(0, REACH, CLUSTERS, dtype=torch.float64)
-    which = torch.randint(CLUSTERS, (rows,), generator=generator)
-    return means[which] + torch.randn(rows, generator=generator, dtype=torch.float64) / intensity
+    """Equal normals of precision β with equidistant means, given √β."""
+    means = torch.linspace(0, process["reach"], process["clusters"], dtype=torch.float64)
+    which = torch.randint(process["clusters"], (rows,), generator=generator)
+    return means[which] + torch.randn(rows, generator=generator, dtype=torch.float64) / root
 
 
 def divergence(model: SparseGP, data: Dataset) -> float:
@@ -87,16 +89,16 @@ class Synthetic(Experiment):
         if scope.quick:
             steps = {"pre": 100, "process": 100, "post": 40}
             sizes, draws, levels = [20, 50, 80], 3, range(0, 5, 2)
-        chosen = {"candidates": CANDIDATES, "alpha": ALPHA}
+        chosen, adam = {"candidates": CANDIDATES, "alpha": ALPHA}, {"learning_rate": LEARNING_RATE}
         kinds: list[Row] = [
-            {"kind": "fixed", "sizes": sizes, "updates": sum(steps.values())},
-            {"kind": "paper", **chosen, "steps": steps, "draws": draws},
+            {"kind": "fixed", "sizes": sizes, "updates": sum(steps.values()), **adam},
+            {"kind": "paper", **chosen, "steps": steps, "draws": draws, **adam},
             {"kind": "fast", **chosen},
             {"kind": "auto", "tolerance": TOLERANCE},
         ]
         return [
-            {**kind, "condition": condition, "intensity": intensities(condition)[i], "N": N}
-            | {"seed": seed}
+            {**kind, "condition": condition, "intensity": intensities(condition)[i]}
+            | {"N": N, "process": PROCESS, "seed": seed}
             for kind in kinds
             for seed in seeds
             for condition in RANGES
@@ -109,6 +111,7 @@ class Synthetic(Experiment):
             settings["intensity"],
             rows=settings["N"],
             seed=settings["seed"],
+            process=settings["process"],
         )
         data = standardised(drawn, scope.device)
         models, row = SizeStudy(data, settings["seed"]).run(settings)

@@ -25,7 +25,7 @@ from winnowgp.training.latent_scale import best_level
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule, fit_latent
 from winnowgp.training.layer_goal import LayerAlphas, LayerGoal, SharedBudget, SharedTolerance
 from winnowgp.training.layer_training import LayerTraining
-from winnowgp.training.layerwise import train_layerwise
+from winnowgp.training.layerwise import Place, random_rows, train_layerwise
 from winnowgp.training.parts import Parts
 from winnowgp.training.placing import Places, placed
 from winnowgp.training.predict_time import measured_predict_us, points_within
@@ -63,6 +63,7 @@ __all__ = [
     "OnDeepProgress",
     "OnProgress",
     "Parts",
+    "Place",
     "Places",
     "Progress",
     "Remembered",
@@ -87,6 +88,7 @@ __all__ = [
     "placed",
     "points_within",
     "principal_latents",
+    "random_rows",
     "readings",
     "silent",
     "train_layerwise",

@@ -1,5 +1,7 @@
 """Layers trained one after another, each as a shallow model, before all are trained together."""
 
+from collections.abc import Callable
+
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from jaxtyping import Float
@@ -15,6 +17,18 @@ from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.parts import Parts
 
+Place = Callable[[Float[Tensor, "N D"], int, torch.Generator], Float[Tensor, "J D"]]
+"""Where so many points of a layer begin, given what the layer sees; J is that number or less."""
+
+
+@torch.no_grad()
+def random_rows(
+    inputs: Float[Tensor, "N D"], count: int, generator: torch.Generator
+) -> Float[Tensor, "J D"]:
+    """Different rows, as far as there are so many."""
+    order = torch.randperm(len(inputs), generator=generator, device=inputs.device)
+    return inputs[order[:count]]
+
 
 def train_layerwise(
     model: DeepGP,
@@ -26,14 +40,17 @@ def train_layerwise(
     generator: torch.Generator,
     on_progress: OnDeepProgress,
     journal: Journal = UNKEPT,
+    place: Place = random_rows,
 ) -> None:
     """Train the layers in order, each for `steps` steps on the mean outputs of those before it.
 
     The last layer learns the targets. So does a hidden one without a linear map of its own, by
     regression (one column for each class), and with outputs to spare the principal components of
     its inputs: the next layer then begins with something that the targets depend on. A hidden layer
-    around the identity begins with that already, and is left as it is. Candidates begin at rows of
-    what their layer sees, unless frozen. No steps change nothing.
+    around the identity begins with that already, and is left as it is. No steps change nothing.
+
+    Args:
+        place: where candidates of each layer after the first begin, unless frozen.
     """
     if steps == 0:
         return
@@ -53,7 +70,7 @@ def train_layerwise(
         if not last:
             inputs = layer_inputs(_mean(layer, inputs), data.X, connected=model.connected)
             if layers[number].candidates.requires_grad:
-                _scatter(layers[number], inputs, generator)
+                _put(layers[number], place(inputs, layers[number].K, generator))
 
 
 def _hidden_targets(
@@ -74,8 +91,5 @@ def _mean(layer: DeepLayer, inputs: Float[Tensor, "N D"]) -> Float[Tensor, "N P"
 
 
 @torch.no_grad()
-def _scatter(layer: DeepLayer, inputs: Float[Tensor, "N D"], generator: torch.Generator) -> None:
-    """Candidates at random rows of what the layer sees, as far as there are so many."""
-    order = torch.randperm(len(inputs), generator=generator, device=inputs.device)
-    places = inputs[order[: layer.K]]
+def _put(layer: DeepLayer, places: Float[Tensor, "J D"]) -> None:
     layer.candidates[: len(places)].copy_(places)
