@@ -10,7 +10,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
-from winnowgp.training import LayerTraining, Parts, deep_silent, train_layerwise
+from winnowgp.training import Course, LayerTraining, Parts, deep_silent, train_layerwise
 
 STARTS = ("random", "kmeans")
 
@@ -52,12 +52,12 @@ def train_held(
         ]
     )
     alone, first, last = steps
-    told = {"generator": generator, "on_progress": deep_silent}
-    train_layerwise(held, data, training=training, steps=alone, batch_size=None, **told)
+    course = Course(generator, deep_silent)
+    train_layerwise(held, data, training=training, steps=alone, batch_size=None, course=course)
     parts = Parts(data, None, generator)
-    training.run(held, parts, "train", steps=first, **told)
+    training.run(held, parts, "train", steps=first, course=course)
     cooled = LayerTraining(
         training.learning_rate, training.samples, training.natural_rate, cooling=0.03
     )
-    cooled.run(held, parts, "cool", steps=last, **told)
+    cooled.run(held, parts, "cool", steps=last, course=course)
     return held
