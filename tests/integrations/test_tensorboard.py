@@ -92,7 +92,7 @@ def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list
         fit(
             model,
             data,
-            schedule=Fast(Tolerance(0.01), n_candidates=12),
+            schedule=Fast(Tolerance(0.01), n_candidates=12, rounds=2),
             on_progress=Watchers(board, watch),
             checkpoint=checkpoint,
         )
