@@ -18,7 +18,17 @@ from winnowgp.data import hills
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, Journal, Progress, ThreePhases, Tolerance, opened
+from winnowgp.training import (
+    Course,
+    EndPhase,
+    Fast,
+    Fit,
+    Journal,
+    Progress,
+    ThreePhases,
+    Tolerance,
+    opened,
+)
 from winnowgp.training import checkpoint as checkpoint_module
 
 
@@ -359,7 +369,8 @@ def test_a_loop_of_the_users_becomes_a_stage_as_the_docs_say(tmp_path: Path) -> 
             model.weight.data += 1
 
         journal = opened(Checkpoint(tmp_path, 0), "loop")
-        names = {"journal": journal, "model": model, "take_a_step": take_a_step}
+        course = Course(seeded(), lambda progress: None, journal)
+        names = {"course": course, "model": model, "take_a_step": take_a_step}
         exec(block, {**names, "not_done": lambda model: model.weight.item() < 5})
         return model.weight.item(), steps[0]
 
@@ -423,6 +434,41 @@ def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_compute
         fitted(Checkpoint(tmp_path), on_progress=watcher)
     assert watcher.steps == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
+    tmp_path: Path,
+) -> None:
+    """As the docs say of watchers that raise `EndPhase`."""
+
+    class Ends:
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def __call__(self, progress: Progress) -> None:
+            stop_at(5)(progress)
+            if progress.phase == "post-train" and progress.step == self.at:
+                raise EndPhase
+
+    class Says(Ends):
+        def decides(self) -> str:
+            return f"post-train ends at {self.at}"
+
+    for kind, folder in ((Says, tmp_path / "says"), (Ends, tmp_path / "silent")):
+        with pytest.raises(Stopped):
+            fitted(Checkpoint(folder, 0), on_progress=kind(2))
+    with pytest.raises(CheckpointError, match="ends at 2 and is post-train ends at 3"):
+        fitted(Checkpoint(tmp_path / "says", 0), on_progress=Says(3))
+    gone_on = fitted(Checkpoint(tmp_path / "silent", 0), on_progress=end_at(3))
+    assert same(gone_on, fitted(None, on_progress=end_at(3)))
+
+
+def end_at(step: int) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if (progress.phase, progress.step) == ("post-train", step):
+            raise EndPhase
+
+    return watch
 
 
 def test_a_watcher_with_a_memory_is_reminded(tmp_path: Path) -> None:
