@@ -457,7 +457,7 @@ def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
     for kind, folder in ((Says, tmp_path / "says"), (Ends, tmp_path / "silent")):
         with pytest.raises(Stopped):
             fitted(Checkpoint(folder, 0), on_progress=kind(2))
-    with pytest.raises(CheckpointError, match="ends at 2 and is post-train ends at 3"):
+    with pytest.raises(CheckpointError, match="ends at 2' and is 'post-train ends at 3'"):
         fitted(Checkpoint(tmp_path / "says", 0), on_progress=Says(3))
     gone_on = fitted(Checkpoint(tmp_path / "silent", 0), on_progress=end_at(3))
     assert same(gone_on, fitted(None, on_progress=end_at(3)))
