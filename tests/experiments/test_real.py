@@ -1,5 +1,7 @@
 """Figure 4."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -64,13 +66,14 @@ def test_all_rows_are_used(paper_data, name: str) -> None:
 def test_every_kind_has_a_bound_for_each_of_its_sets(paper_data) -> None:
     problem = {"data": "energy", "noise": 0.1, "N": 60, "seed": 0}
     steps = {"pre": 2, "process": 2, "post": 1}
-    for kind in (
+    kinds: tuple[dict[str, Any], ...] = (
         {"kind": "fixed", "sizes": [5], "updates": 2, "learning_rate": 0.01},
         {"kind": "paper", "candidates": 8, "alpha": 0.05, "steps": steps, "draws": 2}
         | {"learning_rate": 0.01},
         {"kind": "fast", "candidates": 8, "alpha": 0.05},
         {"kind": "auto", "candidates": 8, "tolerance": 0.1},
-    ):
+    )
+    for kind in kinds:
         row = Real().measured({**problem, **kind}, Scope())
         assert len(row["elbo"]) == len(row["kept"] if "kept" in row else kind["sizes"])
         assert all(M <= 8 for M in row.get("kept", []))

@@ -2,15 +2,19 @@
 
 import pickle
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 
+from winnowgp import Checkpoint, Dataset, SparseGP, fit
+from winnowgp.data import hills
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.integrations import TensorBoard
-from winnowgp.training import Progress
+from winnowgp.training import Fast, Progress, Tolerance, Watchers, journal
 
 pytest.importorskip("tensorboard", reason="needs winnowgp[tensorboard]")
 
@@ -62,6 +66,91 @@ def test_a_fit_that_goes_on_writes_no_step_twice(tmp_path: Path) -> None:
         again(step(number, objective=float(number)))
     again.close()
     assert curve(read(tmp_path), "objective/inclusion") == [(n, float(n)) for n in range(1, 7)]
+
+
+class Stopped(Exception):
+    """Something else than the library would raise."""
+
+
+def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list[str]:
+    """A fast fit with its curves in a folder, stopped at a step; the phases that were told of."""
+    told: list[str] = []
+
+    def watch(progress: Progress) -> None:
+        told.append(progress.phase)
+        if len(told) == stop:
+            raise Stopped
+
+    rows = hills()
+    data = Dataset(rows.X[::8], rows.Y[::8])
+    # Only points move: warming up takes most of the time and tells a single step.
+    kernel = ScaleKernel(RBFKernel()).requires_grad_(False)
+    model = SparseGP(kernel, data.X[:0], noise=0.1)
+    model.likelihood.requires_grad_(False)
+    board = TensorBoard(folder)
+    try:
+        fit(
+            model,
+            data,
+            schedule=Fast(Tolerance(0.01), n_candidates=12, rounds=2),
+            on_progress=Watchers(board, watch),
+            checkpoint=checkpoint,
+        )
+    finally:
+        # As if all that was written before it was killed had reached the disk.
+        board.close()
+    return told
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    found = read(folder)
+    return {name: curve(found, name) for name in found.Tags()["scalars"]}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
+    """The phase of each step of a fast fit, and its curves."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    phases = fast_fit(folder, None)
+    found = curves(folder)
+    assert [step for step, _ in found["points"]] == list(range(1, len(phases) + 1))
+    assert {f"objective/{phase}" for phase in phases} == {*found, "objective/warm up"} - {"points"}
+    return phases, found
+
+
+@pytest.mark.parametrize(
+    ("moment", "events"),
+    [("first", 0), ("choose", 0), ("move", 0), ("last", 0), ("choose", 3), ("last", 1000)],
+)
+def test_a_fast_fit_that_goes_on_keeps_its_whole_curve(
+    moment: str, events: int, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step twice and none missing, whenever it was stopped and however often it was written."""
+    ticks = count()
+    monkeypatch.setattr(journal, "monotonic", lambda: next(ticks))
+    phases, expected = undisturbed
+    choose = 1 + phases.index("choose", phases.index("move"))
+    stop = {"first": 1, "choose": choose, "move": choose + 3, "last": len(phases)}[moment]
+    where = Checkpoint(tmp_path / "kept", events)
+    with pytest.raises(Stopped):
+        fast_fit(tmp_path / "curves", where, stop)
+    told = fast_fit(tmp_path / "curves", where)
+    # What was told of last is told again, whatever was written.
+    assert told == phases[-len(told) :]
+    assert len(phases) - stop < len(told)
+    assert curves(tmp_path / "curves") == expected
+
+
+def test_a_fit_that_had_ended_tells_nobody_and_opens_no_file(
+    undisturbed: Any, tmp_path: Path
+) -> None:
+    where, folder = Checkpoint(tmp_path / "kept"), tmp_path / "curves"
+    assert fast_fit(folder, where) == undisturbed[0]
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    for _ in range(2):
+        assert fast_fit(folder, where) == []
+    assert {path: path.read_bytes() for path in folder.iterdir()} == files
+    assert curves(folder) == undisturbed[1]
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import BernoulliLikelihood, PoissonLikelihood
+from gpytorch.kernels import AdditiveKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, PoissonLikelihood, SoftmaxLikelihood
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
@@ -20,7 +20,7 @@ from deep_problems import rows as deep_rows
 from forgery import forged_outline, forged_tensor
 from winnowgp import Dataset, Entries, LatentVariableGP, Posterior, SparseGP, VariationalGP
 from winnowgp.errors import InputError, ModelFileError, NotSaveableError
-from winnowgp.io import FORMAT_VERSION, Packed, read_packed, save, write_packed
+from winnowgp.io import FORMAT_VERSION, Packed, gpytorch_parts, read_packed, save, write_packed
 from winnowgp.io.model_file import _digest
 from winnowgp.models import DeepPosterior, Latents, Prediction, SampledLatentGP
 
@@ -304,6 +304,67 @@ def test_a_file_made_by_hand_is_refused(posterior_file: Path, change: Any, messa
     with pytest.raises(ModelFileError, match=message) as raised:
         winnowgp.load(rewritten(posterior_file, change))
     assert str(posterior_file) in str(raised.value)
+
+
+RBF: dict[str, Any] = {"name": "RBFKernel", "arguments": {}, "constraints": {}, "priors": {}}
+LARGE = {**RBF, "arguments": {"ard_num_dims": 100_000}}
+TWO = ("ard_num_dims", "num_mixtures")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        100 * [LARGE],
+        [{**RBF, "name": "AdditiveKernel", "kernels": 10 * [LARGE]}],
+        [{**RBF, "name": "ScaleKernel", "base_kernel": LARGE}],
+        2000 * [RBF],
+        2000 * [{**RBF, "name": "ProductKernel", "kernels": []}],
+        [{**RBF, "name": "SpectralMixtureKernel"} | {"arguments": dict.fromkeys(TWO, 1000)}],
+    ],
+    ids=["many large", "a sum of large", "one scaled", "very many small", "empty", "a product"],
+)
+def test_parts_that_are_huge_together_are_refused_before_they_are_made(
+    posterior_file: Path, parts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(outline: Any, metadata: Any) -> None:
+        outline["parts"]["kernel"]["about"]["kernels"] = parts
+
+    def made(*_: Any, **__: Any) -> None:
+        pytest.fail("a part was made")
+
+    monkeypatch.setattr(gpytorch_parts, "_kernel", made)
+    with pytest.raises(ModelFileError, match="parts of an impossible size"):
+        winnowgp.load(rewritten(posterior_file, change))
+
+
+def test_a_sum_of_many_kernels_comes_back(tmp_path: Path) -> None:
+    kernel = AdditiveKernel(*[ScaleKernel(RBFKernel()) for _ in range(60)])
+    for _ in range(5):
+        kernel = AdditiveKernel(kernel)
+    model = SparseGP(kernel, X[:3], noise=0.1)
+    back = winnowgp.load(save(model, tmp_path / "a"))
+    assert torch.equal(back.bound(DATA), model.bound(DATA))
+
+
+def test_more_classes_than_functions_are_refused(tmp_path: Path) -> None:
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    model = VariationalGP(ScaleKernel(RBFKernel()), X[::5], likelihood=likelihood)
+    posterior = model.posterior(Dataset.of(X, X[:, 0] // 2.1))
+    file = save(posterior, tmp_path / "a")
+
+    def change(outline: Any, metadata: Any) -> None:
+        arguments = outline["parts"]["likelihood"]["about"]["arguments"]
+        arguments.update(num_features=900_000, num_classes=900_000)
+
+    with pytest.raises(ModelFileError, match="3 functions and a likelihood of 900000"):
+        winnowgp.load(rewritten(file, change))
+
+
+def test_more_samples_than_memory_are_refused(tmp_path: Path) -> None:
+    file = save(deep("gaussian").posterior(samples=10), tmp_path / "a")
+    huge = rewritten(file, lambda outline, metadata: outline["about"].update(samples=10**12))
+    with pytest.raises(ModelFileError, match="asks for 1000000000000 samples"):
+        winnowgp.load(huge)
 
 
 def test_an_outline_of_a_thousand_levels_is_refused(tmp_path: Path) -> None:

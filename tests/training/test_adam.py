@@ -127,3 +127,24 @@ def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most:
     assert abs(other.item() - x.item()) < 0.11
     # A few steps were spent on falls.
     assert (len(told) < 200) == (deepest < math.inf)
+
+
+@pytest.mark.parametrize("steps", [12, 13, 14])
+def test_a_phase_that_ends_in_a_fall_ends_where_it_was_before(steps: int) -> None:
+    """The edge is passed by the eleventh step, and seen by one, two or three."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    Adam(steps, deepest=1.0).maximise(
+        lambda: x - 100 * (x > 0.52), [([x], 0.05)], scale=1.0, on_step=lambda *_: None
+    )
+    assert x.item() == pytest.approx(0.5)
+
+
+def test_a_phase_whose_last_step_looked_low_by_chance_keeps_what_it_reached() -> None:
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    calls = iter(range(1, 1000))
+    Adam(12, deepest=1.0).maximise(
+        lambda: x - 100 * (next(calls) == 12), [([x], 0.05)], scale=1.0, on_step=lambda *_: None
+    )
+    assert x.item() == pytest.approx(0.6)
+    # It was looked at once more.
+    assert next(calls) == 14

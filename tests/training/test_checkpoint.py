@@ -6,16 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from safetensors.torch import save as save_tensors
 
+from forgery import written
 from winnowgp import Checkpoint, Dataset, SparseGP, fit
 from winnowgp.data import hills
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, Progress, ThreePhases, Tolerance, opened
+from winnowgp.training import (
+    Course,
+    EndPhase,
+    Fast,
+    Fit,
+    Journal,
+    Progress,
+    ThreePhases,
+    Tolerance,
+    opened,
+)
 from winnowgp.training import checkpoint as checkpoint_module
 
 
@@ -159,6 +172,85 @@ def test_a_damaged_checkpoint_is_named_and_not_used(tmp_path: Path, damage: str)
         fitted(Checkpoint(tmp_path, 0))
 
 
+GOOD: dict[str, Any] = {"heading": {}, "finished": False, "entries": {}}
+ENTRY: dict[str, Any] = {"ended": True, "start": "", "memory": {}}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [GOOD],
+        {},
+        {"finished": False, "entries": {}},
+        {**GOOD, "heading": ["inputs"]},
+        {**GOOD, "heading": {"inputs": 3}},
+        {**GOOD, "finished": "no"},
+        {**GOOD, "entries": [ENTRY]},
+        {**GOOD, "entries": {"1": ENTRY}},
+        {**GOOD, "entries": {1: [True]}},
+        {**GOOD, "entries": {1: {"ended": True, "memory": {}}}},
+        {**GOOD, "entries": {1: {**ENTRY, "ended": None}}},
+        {**GOOD, "entries": {1: {**ENTRY, "memory": []}}},
+        {**GOOD, "entries": {1: {"start": "", "memory": {}}}},
+        {**GOOD, "more": 1},
+    ],
+    ids=str,
+)
+def test_a_file_that_holds_something_else_than_a_journal_is_refused(
+    tmp_path: Path, state: Any
+) -> None:
+    where = Checkpoint(tmp_path)
+    where.write("fit", state)
+    with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
+        opened(where, "fit")
+
+
+@pytest.mark.parametrize("entry", [{}, {"parameters": {}}, {"parameters": {"values": [1]}}])
+def test_a_memory_that_does_not_suit_the_fit_is_refused(tmp_path: Path, entry: Any) -> None:
+    stopped(Checkpoint(tmp_path, 0))
+    held = Checkpoint(tmp_path).read("fit")
+    assert held is not None
+    held["entries"][1]["memory"] = entry
+    Checkpoint(tmp_path).write("fit", held)
+    with pytest.raises(CheckpointError, match="does not suit this fit; delete it"):
+        fitted(Checkpoint(tmp_path, 0))
+
+
+def test_a_stage_and_what_was_decided_once_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    for entry in (ENTRY, {"ended": True, "value": 3}):
+        journal = Journal(lambda _: None, entries={1: entry})
+        with pytest.raises(CheckpointError, match="delete"):
+            journal.once(lambda: 4) if entry is ENTRY else journal.stage({})
+
+
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fit.checkpoint").mkdir()
+    with pytest.raises(CheckpointError, match=r"fit\.checkpoint must be a file.*delete it"):
+        fitted(Checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x,y\n1,2\n",
+        b"PK\x03\x04" + bytes(60),
+        b"\x80\x04\x95 a pickle",
+        save_tensors({"w": torch.zeros(2)}, metadata={"format": "pt"}),
+        written({"kind": "Checkpoint", "about": {"state": {"dict": []}}, "parts": {}}, {}),
+        written({"kind": "Checkpoint", "about": {"state": {"float": []}}, "parts": {}}, {}),
+        written({"kind": "Checkpoint", "about": [], "parts": {}}, {}),
+        written(["Checkpoint"], {}),
+    ],
+    ids=["empty", "table", "zip", "pickle", "safetensors", "list", "float", "about", "outline"],
+)
+def test_a_file_of_another_program_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "fit.checkpoint").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
+        fitted(Checkpoint(tmp_path))
+    assert (tmp_path / "fit.checkpoint").read_bytes() == content
+
+
 def test_a_model_file_is_no_checkpoint(tmp_path: Path) -> None:
     from winnowgp import save
 
@@ -277,7 +369,8 @@ def test_a_loop_of_the_users_becomes_a_stage_as_the_docs_say(tmp_path: Path) -> 
             model.weight.data += 1
 
         journal = opened(Checkpoint(tmp_path, 0), "loop")
-        names = {"journal": journal, "model": model, "take_a_step": take_a_step}
+        course = Course(seeded(), lambda progress: None, journal)
+        names = {"course": course, "model": model, "take_a_step": take_a_step}
         exec(block, {**names, "not_done": lambda model: model.weight.item() < 5})
         return model.weight.item(), steps[0]
 
@@ -301,6 +394,81 @@ class Counter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
+
+
+def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
+    class Best(Counter):
+        best, lucky = np.float64(-np.inf), np.bool_(False)
+
+        def __call__(self, progress: Progress) -> None:
+            super().__call__(progress)
+            self.best = max(self.best, np.float64(progress.objective))
+            stop_at(4)(progress)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"best": self.best, "lucky": self.lucky, "steps": np.int64(self.steps)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.best, self.steps = state["best"], state["steps"]
+
+    told: list[float] = []
+    fitted(None, on_progress=lambda p: told.append(p.objective))
+    with pytest.raises(Stopped):
+        fitted(Checkpoint(tmp_path, 0), on_progress=Best())
+    watcher = Best()
+    # It stops once more, at the step that was not taken.
+    with pytest.raises(Stopped):
+        fitted(Checkpoint(tmp_path, 0), on_progress=watcher)
+    assert (watcher.steps, watcher.best) == (7, max(told[:7]))
+
+
+def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_computed(
+    tmp_path: Path,
+) -> None:
+    class Album(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            return {"pictures": [np.zeros(3)]}
+
+    watcher = Album()
+    with pytest.raises(NotSaveableError, match=r"got ndarray for `.*Album\.pictures\.0`"):
+        fitted(Checkpoint(tmp_path), on_progress=watcher)
+    assert watcher.steps == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
+    tmp_path: Path,
+) -> None:
+    """As the docs say of watchers that raise `EndPhase`."""
+
+    class Ends:
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def __call__(self, progress: Progress) -> None:
+            stop_at(5)(progress)
+            if progress.phase == "post-train" and progress.step == self.at:
+                raise EndPhase
+
+    class Says(Ends):
+        def decides(self) -> str:
+            return f"post-train ends at {self.at}"
+
+    for kind, folder in ((Says, tmp_path / "says"), (Ends, tmp_path / "silent")):
+        with pytest.raises(Stopped):
+            fitted(Checkpoint(folder, 0), on_progress=kind(2))
+    with pytest.raises(CheckpointError, match="ends at 2' and is 'post-train ends at 3'"):
+        fitted(Checkpoint(tmp_path / "says", 0), on_progress=Says(3))
+    gone_on = fitted(Checkpoint(tmp_path / "silent", 0), on_progress=end_at(3))
+    assert same(gone_on, fitted(None, on_progress=end_at(3)))
+
+
+def end_at(step: int) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if (progress.phase, progress.step) == ("post-train", step):
+            raise EndPhase
+
+    return watch
 
 
 def test_a_watcher_with_a_memory_is_reminded(tmp_path: Path) -> None:

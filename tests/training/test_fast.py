@@ -12,7 +12,7 @@ from winnowgp import fit
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
-from winnowgp.training import Fast, Fit, FixedAlpha, MaxPoints, Progress, Tolerance, silent
+from winnowgp.training import Course, Fast, Fit, FixedAlpha, MaxPoints, Progress, Tolerance, silent
 from winnowgp.training.climb import climb
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.lbfgs import Stop
@@ -194,7 +194,7 @@ def test_every_start_of_frozen_candidates_is_among_them() -> None:
     rows = data(every=3)
     gp = model(rows, K=20)
     gp.candidates.requires_grad_(False)
-    steps = FastSteps(gp, rows, rows=4000, generator=seeded(), on_progress=silent)
+    steps = FastSteps(gp, rows, rows=4000, course=Course(seeded(), silent))
     given = {tuple(z) for z in gp.candidates.tolist()}
     for start in steps.starts(5):
         assert {tuple(z) for z in start.candidates.tolist()} <= given
@@ -202,7 +202,7 @@ def test_every_start_of_frozen_candidates_is_among_them() -> None:
 
 def test_starts_have_no_more_points_than_asked_for_and_some_have_as_many() -> None:
     rows = data(every=3)
-    steps = FastSteps(model(rows), rows, rows=4000, generator=seeded(), on_progress=silent)
+    steps = FastSteps(model(rows), rows, rows=4000, course=Course(seeded(), silent))
     for M in (3, 20, 40, 70):
         starts = steps.starts(M)
         assert all(start.K <= M for start in starts)

@@ -1,7 +1,7 @@
 """The two loops, gone on with from every state that they ever wrote down."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -166,11 +166,14 @@ def test_what_was_decided_once_stays_decided() -> None:
     assert run(UNKEPT) == (5, 6)
 
 
-def test_a_phase_of_adam_that_falls() -> None:
+@pytest.mark.parametrize("steps", [12, 13, 40])
+def test_a_phase_of_adam_that_falls(steps: int) -> None:
+    """After twelve or thirteen steps it ends while it falls."""
+
     def run(journal: Journal) -> Any:
         x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
-        Adam(40, deepest=1.0).maximise(
-            lambda: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.5),
+        Adam(steps, deepest=1.0).maximise(
+            lambda: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.52),
             [([x], 0.05)],
             scale=1.0,
             on_step=lambda *_: None,
@@ -179,4 +182,43 @@ def test_a_phase_of_adam_that_falls() -> None:
         )
         return x.item(), noise.next()
 
-    assert from_every_state(run) == 41
+    assert from_every_state(run) == steps + 1
+    assert run(UNKEPT)[0] < 0.52
+
+
+def test_a_stage_that_could_not_begin_leaves_no_doubt_about_what_was_told() -> None:
+    """What happens before it is passed as soon as anything later was written."""
+    entries = {1: {"ended": True, "value": 0}, 3: {"ended": True, "value": 0}}
+    journal = Journal(lambda _: None, entries=entries)
+    passed = []
+    for _ in range(3):
+        passed.append(journal.passed)
+        journal.next_entry()
+    assert [*passed, journal.passed] == [True, True, True, False]
+
+
+def test_a_state_is_copied_whatever_kinds_of_tuples_it_holds() -> None:
+    """And no longer changes with what it was taken from."""
+
+    class Pair(NamedTuple):
+        best: Tensor
+        seen: list[int]
+
+    class Memory:
+        def __init__(self) -> None:
+            self.pair = Pair(torch.zeros(2), [1])
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"pair": self.pair}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.pair = Pair(*state["pair"])
+
+    states: list[State] = []
+    memory = Memory()
+    stage = Journal(states.append).stage({"memory": memory})
+    stage.save()
+    memory.pair.best.add_(1)
+    memory.pair.seen.append(2)
+    (best, seen) = states[0]["entries"][1]["memory"]["memory"]["pair"]
+    assert (best.tolist(), seen) == ([0.0, 0.0], [1])

@@ -8,7 +8,7 @@ from torch import Tensor
 from deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, deep_sites
-from winnowgp.training import DeepProgress, deep_silent
+from winnowgp.training import Course, DeepProgress, deep_silent
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
@@ -25,8 +25,7 @@ def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, 
         training=LayerTraining(0.03, natural_rate=0.5),
         steps=steps,
         batch_size=size,
-        generator=seeded(),
-        on_progress=told,
+        course=Course(seeded(), told),
     )
 
 
@@ -161,7 +160,7 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = LayerTraining(0.0, samples=2, natural_rate=0.4)
     parts = Parts(data, size, seeded(1))
-    training.run(model, parts, "x", steps=3, generator=seeded(2), on_progress=deep_silent)
+    training.run(model, parts, "x", steps=3, course=Course(seeded(2), deep_silent))
     g, parts = seeded(2), Parts(data, size, seeded(1))
     for rate in (1.0, 0.5, 0.4):
         part = parts.next()
@@ -187,8 +186,7 @@ def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
         Parts(data, None, seeded()),
         "x",
         steps=1,
-        generator=seeded(2),
-        on_progress=deep_silent,
+        course=Course(seeded(2), deep_silent),
     )
     torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
     assert not torch.equal(model.layers[0].level, level)
@@ -199,7 +197,7 @@ def test_without_natural_steps_adam_learns_everything() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training, told = LayerTraining(0.02), []
     parts = Parts(data, None, seeded())
-    training.run(model, parts, "x", steps=40, generator=seeded(), on_progress=told.append)
+    training.run(model, parts, "x", steps=40, course=Course(seeded(), told.append))
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
     values = [p.objective for p in told]
@@ -215,8 +213,7 @@ def test_only_what_is_to_be_learnt_changes() -> None:
         Parts(data, 4, seeded()),
         "x",
         steps=2,
-        generator=seeded(),
-        on_progress=deep_silent,
+        course=Course(seeded(), deep_silent),
     )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name

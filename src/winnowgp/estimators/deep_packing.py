@@ -12,52 +12,21 @@ from winnowgp.estimators.packed_findings import (
     candidates_from,
     estimator_from,
     frontier_from,
-    labels_from,
     number_from,
     packed_estimator,
     packed_frontier,
-    packed_labels,
     packed_number,
-    packed_target_units,
     packed_units,
-    target_units_from,
     units_from,
 )
-from winnowgp.estimators.packing import check_likelihood
+from winnowgp.estimators.packed_targets import (
+    pack_classes,
+    pack_numbers,
+    take_classes,
+    take_numbers,
+)
 from winnowgp.io import Packed, Packing
 from winnowgp.io.deep_models import deep_posterior_from, packed_deep_posterior
-
-
-def _packed_regressor(model: DeepGPRegressor) -> Packed:
-    found = _packed_deep(model)
-    found.parts["y_units"] = packed_target_units(model._y_units)
-    return found
-
-
-def _regressor_from(found: Packed) -> DeepGPRegressor:
-    model = _deep_from(DeepGPRegressor, found)
-    check_likelihood(model.likelihood, model.posterior_.likelihood)
-    model._y_units = target_units_from(found.parts["y_units"], model.posterior_.P)
-    model.likelihood_ = model.posterior_.likelihood
-    model.noise_ = model._y_units.noise(model.likelihood_)
-    return model
-
-
-def _packed_classifier(model: DeepGPClassifier) -> Packed:
-    found = _packed_deep(model)
-    found.about["classes_"] = packed_labels(model._labels)
-    return found
-
-
-def _classifier_from(found: Packed) -> DeepGPClassifier:
-    model = _deep_from(DeepGPClassifier, found)
-    model._labels = labels_from(
-        found.about["classes_"],
-        functions=model.posterior_.P,
-        likelihood=model.posterior_.likelihood,
-    )
-    model.classes_ = model._labels.classes
-    return model
 
 
 def _packed_deep(model: DeepEstimator) -> Packed:
@@ -100,6 +69,12 @@ def _deep_from(made: Any, found: Packed) -> Any:
 
 
 PACKINGS = {
-    "DeepGPRegressor": Packing(_packed_regressor, _regressor_from),
-    "DeepGPClassifier": Packing(_packed_classifier, _classifier_from),
+    "DeepGPRegressor": Packing(
+        lambda model: pack_numbers(model, _packed_deep(model)),
+        lambda found: take_numbers(_deep_from(DeepGPRegressor, found), found),
+    ),
+    "DeepGPClassifier": Packing(
+        lambda model: pack_classes(model, _packed_deep(model)),
+        lambda found: take_classes(_deep_from(DeepGPClassifier, found), found),
+    ),
 }

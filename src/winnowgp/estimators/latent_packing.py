@@ -16,7 +16,7 @@ from winnowgp.estimators.packed_findings import (
     packed_units,
     units_from,
 )
-from winnowgp.estimators.packing import check_likelihood
+from winnowgp.estimators.packed_targets import check_likelihood
 from winnowgp.io import Packed, Packing
 from winnowgp.io.latent_models import latent_posterior_from, packed_latent_posterior
 

@@ -7,21 +7,22 @@ import torch
 from winnowgp.data import TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.inducing_estimator import InducingEstimator
-from winnowgp.estimators.likelihoods import LIKELIHOODS
 from winnowgp.estimators.packed_findings import (
     candidates_from,
     estimator_from,
     frontier_from,
-    labels_from,
     number_from,
     packed_estimator,
     packed_frontier,
-    packed_labels,
     packed_number,
-    packed_target_units,
     packed_units,
-    target_units_from,
     units_from,
+)
+from winnowgp.estimators.packed_targets import (
+    pack_classes,
+    pack_numbers,
+    take_classes,
+    take_numbers,
 )
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
@@ -36,42 +37,14 @@ _NUMBERS = ("elbo_", "given_up_", "alpha_")
 
 
 def _packed_regressor(model: SparseGPRegressor) -> Packed:
-    found = _packed_inducing(model)
+    found = pack_numbers(model, _packed_inducing(model))
     found.about["evidence_gap_"] = packed_number(model.evidence_gap_)
-    found.parts["y_units"] = packed_target_units(model._y_units)
     return found
 
 
 def _regressor_from(found: Packed) -> SparseGPRegressor:
-    model = _inducing_from(SparseGPRegressor, found)
-    check_likelihood(model.likelihood, model.posterior_.likelihood)
-    model._y_units = target_units_from(found.parts["y_units"], model.posterior_.P)
+    model = take_numbers(_inducing_from(SparseGPRegressor, found), found)
     model.evidence_gap_ = float(found.about["evidence_gap_"])
-    model.likelihood_ = model.posterior_.likelihood
-    model.noise_ = model._y_units.noise(model.likelihood_)
-    return model
-
-
-def check_likelihood(asked: Any, learnt: Any) -> None:
-    """Whether a likelihood asked for by name is the one that was learnt."""
-    if isinstance(asked, str) and LIKELIHOODS.get(asked) is not type(learnt):
-        raise ModelFileError("its likelihood is not the one it says it was asked for")
-
-
-def _packed_classifier(model: SparseGPClassifier) -> Packed:
-    found = _packed_inducing(model)
-    found.about["classes_"] = packed_labels(model._labels)
-    return found
-
-
-def _classifier_from(found: Packed) -> SparseGPClassifier:
-    model = _inducing_from(SparseGPClassifier, found)
-    model._labels = labels_from(
-        found.about["classes_"],
-        functions=model.posterior_.P,
-        likelihood=model.posterior_.likelihood,
-    )
-    model.classes_ = model._labels.classes
     return model
 
 
@@ -137,6 +110,9 @@ def _tabular_from(found: Packed) -> TabularModel:
 
 PACKINGS = {
     "SparseGPRegressor": Packing(_packed_regressor, _regressor_from),
-    "SparseGPClassifier": Packing(_packed_classifier, _classifier_from),
+    "SparseGPClassifier": Packing(
+        lambda model: pack_classes(model, _packed_inducing(model)),
+        lambda found: take_classes(_inducing_from(SparseGPClassifier, found), found),
+    ),
     "TabularModel": Packing(_packed_tabular, _tabular_from),
 }

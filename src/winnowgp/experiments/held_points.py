@@ -11,6 +11,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
 from winnowgp.training import (
+    Course,
     LayerTraining,
     Parts,
     Place,
@@ -82,14 +83,14 @@ def train_held(
         places = place(data.X, sizes[0], generator)
         held.layers[0].candidates[: len(places)].copy_(places)
     alone, first, last = steps
-    told = {"generator": generator, "on_progress": deep_silent}
+    course = Course(generator, deep_silent)
     train_layerwise(
-        held, data, training=training, steps=alone, batch_size=None, place=place, **told
+        held, data, training=training, steps=alone, batch_size=None, course=course, place=place
     )
     parts = Parts(data, None, generator)
-    training.run(held, parts, "train", steps=first, **told)
+    training.run(held, parts, "train", steps=first, course=course)
     cooled = LayerTraining(
         training.learning_rate, training.samples, training.natural_rate, cooling=0.03
     )
-    cooled.run(held, parts, "cool", steps=last, **told)
+    cooled.run(held, parts, "cool", steps=last, course=course)
     return held

@@ -3,6 +3,7 @@
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 
+from winnowgp.errors import ModelFileError
 from winnowgp.io.gpytorch_parts import (
     freeze,
     frozen,
@@ -14,6 +15,9 @@ from winnowgp.io.gpytorch_parts import (
 from winnowgp.io.packed import Packed
 from winnowgp.io.packing import Packing
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior
+
+# Far beyond what narrows a prediction, and within memory for a few rows.
+_MOST_SAMPLES = 1_000_000
 
 
 def packed_deep_posterior(posterior: DeepPosterior) -> Packed:
@@ -30,14 +34,16 @@ def deep_posterior_from(found: Packed) -> DeepPosterior:
     layers = _layers_from(found)
     likelihood = likelihood_from(found.parts["likelihood"])
     targets = 1 if isinstance(likelihood, SoftmaxLikelihood) else layers[-1].P
-    connected = found.said("connected", bool)
+    connected, samples = found.said("connected", bool), found.said("samples", int)
+    if samples > _MOST_SAMPLES:
+        raise ModelFileError(f"asks for {samples} samples of each prediction")
     # Made for what it checks.
     DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
     posterior = DeepPosterior(
         layers,
         likelihood=likelihood,
         connected=connected,
-        samples=found.said("samples", int),
+        samples=samples,
         factors=[
             found.parts[f"layer.{number}"].numbers("L", layer.K, layer.K)
             for number, layer in enumerate(layers)

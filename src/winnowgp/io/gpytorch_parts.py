@@ -21,8 +21,9 @@ from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.packed import Packed
 from winnowgp.models.observations import owned
 
-# A file cannot make us build anything larger than this many of one thing.
-_MOST = 1_000_000
+# A file cannot make us build anything larger than this many of one thing, nor more parts than this
+# beyond the numbers that it holds.
+_MOST, _MOST_PARTS = 1_000_000, 1_000
 _SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_size", "num_tasks")
 
 
@@ -99,16 +100,19 @@ def packed_likelihood(likelihood: Likelihood) -> Packed:
 
 def kernel_from_packed(found: Packed) -> Kernel:
     """The way back."""
+    _check_size(found)
     return _with_state(_kernel(found.about), found)
 
 
 def mean_from_packed(found: Packed) -> Mean:
     """The way back."""
+    _check_size(found)
     return _with_state(_mean(found.about), found)
 
 
 def likelihood_from(found: Packed) -> Likelihood:
     """The way back."""
+    _check_size(found)
     return _with_state(owned(_likelihood(found.about)), found)
 
 
@@ -134,6 +138,23 @@ def freeze(module: nn.Module, names: list[str]) -> None:
     parameters = dict(module.named_parameters())
     for name in names:
         parameters[name].requires_grad_(False)
+
+
+def _check_size(found: Packed) -> None:
+    """Before anything is made: all parts together have no more numbers than the file holds."""
+    held = sum(tensor.numel() for tensor in found.tensors.values())
+    if _asked(found.about) > held + _MOST_PARTS:
+        raise ModelFileError("asks for parts of an impossible size")
+
+
+def _asked(about: dict[str, Any]) -> int:
+    """How many numbers a description is of, at least; a part without any counts for one."""
+    arguments = about["arguments"]
+    # A softmax without weights is told its sizes and makes nothing of them.
+    sizes = _SIZES if arguments.get("mixing_weights", True) else ()
+    own = prod(max(1, abs(int(arguments.get(size, 1)))) for size in sizes)
+    inner = [about["base_kernel"]] if "base_kernel" in about else about.get("kernels", [])
+    return own + sum(_asked(part) for part in inner)
 
 
 def _with_state(module: Any, found: Packed) -> Any:
@@ -248,8 +269,6 @@ def _arguments(about: dict[str, Any]) -> dict[str, Any]:
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(n, int | float) and abs(n) <= _MOST for n in numbers):
             raise ModelFileError("asks for a part of an impossible size")
-    if prod(abs(plain.get(size, 1)) for size in _SIZES) > _MOST:
-        raise ModelFileError("asks for a part of an impossible size")
     return {
         **plain,
         **{key: _constraint(value) for key, value in about["constraints"].items()},

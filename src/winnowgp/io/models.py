@@ -1,5 +1,8 @@
 """How models and their posteriors are packed."""
 
+from gpytorch.likelihoods import SoftmaxLikelihood
+
+from winnowgp.errors import ModelFileError
 from winnowgp.io.gpytorch_parts import (
     kernel_from_packed,
     likelihood_from,
@@ -27,11 +30,14 @@ def posterior_from(found: Packed) -> Posterior:
     M, D = found.numbers("Z", None, None).shape
     P = found.numbers("q_mean", M, None).shape[1]
     shared = len(found.numbers("q_factor", None, M, M)) == 1
+    likelihood = likelihood_from(found.parts["likelihood"])
+    if isinstance(likelihood, SoftmaxLikelihood) and likelihood.num_features != P:
+        raise ModelFileError(f"has {P} functions and a likelihood of {likelihood.num_features}")
     posterior = Posterior(
         kernel_from_packed(found.parts["kernel"]),
         found.tensors["Z"],
         mean=mean_from_packed(found.parts["mean"]),
-        likelihood=likelihood_from(found.parts["likelihood"]),
+        likelihood=likelihood,
         q_mean=found.tensors["q_mean"],
         q_factor=found.numbers("q_factor", 1 if shared else P, M, M),
         L=found.numbers("L", M, M),

@@ -4,7 +4,6 @@ import base64
 import html
 import importlib.util
 import io
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
 
 from winnowgp.errors import InputError
+from winnowgp.io import written_whole
 from winnowgp.plots.latent_map import LatentMap, draw_latent_map
 from winnowgp.plots.style import styled
 
@@ -49,12 +49,8 @@ def saved_frames(
             f"`path` must end in .gif or .html and there must be maps to show; got {path.name!r} "
             f"and {len(maps)} maps."
         )
-    part = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
+    with written_whole(path) as part:
         writers[path.suffix](maps, labels, part, frames_per_second)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 

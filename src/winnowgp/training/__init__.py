@@ -2,6 +2,7 @@
 
 from winnowgp.training.adam import Adam
 from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.course import Course
 from winnowgp.training.deep_fast import DeepFast
 from winnowgp.training.deep_fit import (
     DeepFit,
@@ -20,12 +21,13 @@ from winnowgp.training.fast_latent import FastLatent
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.joint_latent import JointLatent
-from winnowgp.training.journal import Journal, opened
+from winnowgp.training.journal import Journal
 from winnowgp.training.latent_scale import best_level
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule, fit_latent
 from winnowgp.training.layer_goal import LayerAlphas, LayerGoal, SharedBudget, SharedTolerance
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import Place, random_rows, train_layerwise
+from winnowgp.training.opened import opened
 from winnowgp.training.parts import Parts
 from winnowgp.training.placing import Places, placed
 from winnowgp.training.predict_time import measured_predict_us, points_within
@@ -40,6 +42,7 @@ from winnowgp.training.watchers import Watchers
 __all__ = [
     "Adam",
     "Checkpoint",
+    "Course",
     "DeepFast",
     "DeepFit",
     "DeepProgress",

@@ -42,7 +42,8 @@ class Adam:
     """How far the objective, divided by `scale`, may fall below its running average.
 
     Three steps in a row beyond that, and training goes back to where it was some steps before the
-    fall, with half the learning rates and no momentum.
+    fall, with half the learning rates and no momentum. A phase whose last steps are beyond it looks
+    again, without a step, until there are three or it was chance.
     """
 
     def maximise(
@@ -92,6 +93,9 @@ class Adam:
                 loop.average = self._shortened(parameters, loop.average)
             loop.optimiser.step()
             stage.save()
+        while loop.falling:
+            value = _differentiate(loop.optimiser, objective, parameters, scale)
+            loop.fell(-inf if value is None else value / scale, self.deepest, kept)
         stage.end()
 
     def _shortened(self, parameters: list[Tensor], average: float | None) -> float:
@@ -185,7 +189,7 @@ class _Loop:
                 self._anchor = {name: deepcopy(part.state_dict()) for name, part in kept.items()}
             return False
         self._low += 1
-        if self._low < CLIFF or not self._anchor:
+        if self._low < CLIFF:
             return False
         for name, part in kept.items():
             part.load_state_dict(self._anchor[name])
@@ -195,10 +199,14 @@ class _Loop:
         self._low = 0
         return True
 
+    @property
+    def falling(self) -> bool:
+        """Whether the objective was too low last time, and not yet often enough to go back."""
+        return self._low > 0
+
     def state_dict(self) -> dict[str, Any]:
-        moments = self.optimiser.state_dict()["state"]
         return {
-            "moments": {str(number): moments[number] for number in moments},
+            "moments": self.optimiser.state_dict()["state"],
             "step": self.step,
             "average": self.average,
             "good": self._good,
@@ -209,9 +217,7 @@ class _Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        whole = self.optimiser.state_dict()
-        whole["state"] = {int(number): part for number, part in state["moments"].items()}
-        self.optimiser.load_state_dict(whole)
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state["moments"]})
         self.step, self.average = state["step"], state["average"]
         self._rates = list(state["rates"])
         self._level, self._low, self._anchor = state["level"], state["low"], state["anchor"]

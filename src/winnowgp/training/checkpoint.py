@@ -47,21 +47,30 @@ class Checkpoint:
         """What was written last; None if nothing was.
 
         Raises:
-            CheckpointError: the file is damaged, or not a checkpoint.
+            CheckpointError: the file is damaged, not a checkpoint, or cannot be read.
         """
         path = self.path(name)
-        if not path.exists():
-            return None
         try:
+            if not path.exists():
+                return None
             packed = read_packed(path)
             if packed.kind != _KIND:
                 raise ModelFileError(f"{path} holds a {packed.kind}.")
             return state_from(packed)
-        except (ModelFileError, KeyError, TypeError, ValueError) as error:
+        except OSError as error:
             raise CheckpointError(
-                f"{path} is not a checkpoint, damaged, or of another version of winnowgp; delete "
-                "it to start again, or give another folder."
+                f"{path} must be a file that can be read ({error}); delete it to start again, or "
+                "give another folder."
             ) from error
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise self.unusable(name) from error
+
+    def unusable(self, name: str) -> CheckpointError:
+        """For a file that holds something else than a fit writes down."""
+        return CheckpointError(
+            f"{self.path(name)} is not a checkpoint, damaged, or of another version of winnowgp; "
+            "delete it to start again, or give another folder."
+        )
 
     def tidy(self) -> None:
         """Remove what a process that was killed while it wrote has left half written."""

@@ -1,7 +1,6 @@
 """The default schedule for deep models: train, eliminate layer by layer, train the rest."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import final
 
@@ -13,21 +12,19 @@ from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LayerSites, deep_sites
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, path_frontier, select_naturally
+from winnowgp.training.course import Course
 from winnowgp.training.deep_fit import (
     DeepFit,
     DeepProgress,
     DeepSchedule,
-    OnDeepProgress,
     drawn_seed,
     estimated_bound,
     seeded_bound,
 )
-from winnowgp.training.journal import Journal
 from winnowgp.training.layer_goal import LayerGoal, SharedTolerance
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
-from winnowgp.training.progress import EndPhase
 from winnowgp.typing import Mask
 
 # Rows times samples that sites are taken at when points are chosen, and most numbers in a pass.
@@ -85,29 +82,26 @@ class DeepFast(DeepSchedule):
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
 
-    def run(
-        self,
-        model: DeepGP,
-        data: Dataset,
-        *,
-        generator: torch.Generator,
-        on_progress: OnDeepProgress,
-        journal: Journal,
-    ) -> DeepFit:
+    def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
+        generator = course.generator
         parts = Parts(data, self.batch_size, generator)
         before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
-        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
         train_layerwise(
-            model, data, training=before, steps=self.layerwise, batch_size=self.batch_size, **told
+            model,
+            data,
+            training=before,
+            steps=self.layerwise,
+            batch_size=self.batch_size,
+            course=course,
         )
         chosen: list[_Chosen] = []
         for number in range(self.rounds):
             steps = self.pre // self.rounds + (number < self.pre % self.rounds)
-            before.run(model, parts, "pre-train", steps=steps, **told)
-            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, **told))
+            before.run(model, parts, "pre-train", steps=steps, course=course)
+            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, course))
             model = chosen[-1].model
         after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
-        after.run(model, parts, "post-train", steps=self.post, **told)
+        after.run(model, parts, "post-train", steps=self.post, course=course)
         bound = estimated_bound(model, data, generator=generator)
         return DeepFit(
             model=model,
@@ -119,16 +113,10 @@ class DeepFast(DeepSchedule):
         )
 
     def _chosen(
-        self,
-        model: DeepGP,
-        data: Dataset,
-        share: float,
-        *,
-        generator: torch.Generator,
-        on_progress: OnDeepProgress,
-        journal: Journal,
+        self, model: DeepGP, data: Dataset, share: float, course: Course[DeepProgress]
     ) -> "_Chosen":
         """The model pruned, all the way to the goal's sets or a share of the way."""
+        generator = course.generator
         seed = drawn_seed(generator)
         reference = seeded_bound(model, data, generator, seed=seed)
         sites = _sites(model, data, generator)
@@ -137,9 +125,7 @@ class DeepFast(DeepSchedule):
         masks = [_part_way(found, share) for found in selections]
         pruned = _pruned(model, data, sites, masks, generator)
         inclusion = tuple(found.inclusion for found in selections)
-        if not journal.passed:
-            with suppress(EndPhase):
-                on_progress(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
+        course.tell_once(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
         lost = reference - seeded_bound(pruned, data, generator, seed=seed)
         return _Chosen(pruned, selections, candidates, reference, lost)
 

@@ -14,7 +14,7 @@ from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepPosterior
 from winnowgp.selection import Selection
 from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.journal import Journal, opened
+from winnowgp.training.course import Course, kept_course
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,7 @@ class DeepSchedule(ABC):
     """A plan for a whole fit of a deep model."""
 
     @abstractmethod
-    def run(
-        self,
-        model: DeepGP,
-        data: Dataset,
-        *,
-        generator: torch.Generator,
-        on_progress: OnDeepProgress,
-        journal: Journal,
-    ) -> DeepFit:
+    def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
         """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
@@ -103,21 +95,17 @@ def fit_deep(
     model.check(data)
     if generator is None:
         generator = torch.Generator(device=points.device).manual_seed(0)
-    journal = opened(
+    with kept_course(
         checkpoint,
         "fit",
+        generator=generator,
+        on_progress=on_progress,
         inputs=data.X,
         targets=data.Y,
         model=model,
         schedule=schedule,
-        generator=generator,
-        watcher=on_progress,
-    )
-    fitted = schedule.run(
-        deepcopy(model), data, generator=generator, on_progress=on_progress, journal=journal
-    )
-    journal.finish()
-    return fitted
+    ) as course:
+        return schedule.run(deepcopy(model), data, course=course)
 
 
 def seeded_bound(model: DeepGP, data: Dataset, generator: torch.Generator, *, seed: int) -> float:

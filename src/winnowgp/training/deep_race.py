@@ -9,9 +9,9 @@ from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.models import DeepGP
 from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.deep_fit import OnDeepProgress, deep_silent, estimated_bound
+from winnowgp.training.course import Course, kept_course
+from winnowgp.training.deep_fit import DeepProgress, OnDeepProgress, deep_silent, estimated_bound
 from winnowgp.training.fingerprint import described
-from winnowgp.training.journal import opened
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
 from winnowgp.training.parts import Parts
@@ -36,30 +36,32 @@ def deep_race(
     few inputs jumps (a square wave: by 150 nats).
     """
     training = LayerTraining(0.03, samples, natural_rate=0.3)
-    journal = opened(
-        checkpoint,
-        "race",
-        inputs=data.X,
-        targets=data.Y,
-        starts=[described(start) for start in starts],
-        steps=(layerwise, steps, samples, batch_size),
-        generator=generator,
-        watcher=on_progress,
-    )
-    told = {"generator": generator, "on_progress": on_progress, "journal": journal}
 
-    def raced(start: DeepGP) -> float:
+    def raced(start: DeepGP, course: Course[DeepProgress]) -> float:
         model = deepcopy(start)
         try:
             train_layerwise(
-                model, data, training=training, steps=layerwise, batch_size=batch_size, **told
+                model,
+                data,
+                training=training,
+                steps=layerwise,
+                batch_size=batch_size,
+                course=course,
             )
             parts = Parts(data, batch_size, generator)
-            training.run(model, parts, "race", steps=steps, **told)
+            training.run(model, parts, "race", steps=steps, course=course)
         except TrainingError:
             return -torch.inf
         return estimated_bound(model, data, generator=generator)
 
-    leader = max(starts, key=raced)
-    journal.finish()
-    return leader
+    with kept_course(
+        checkpoint,
+        "race",
+        generator=generator,
+        on_progress=on_progress,
+        inputs=data.X,
+        targets=data.Y,
+        starts=[described(start) for start in starts],
+        steps=(layerwise, steps, samples, batch_size),
+    ) as course:
+        return max(starts, key=lambda start: raced(start, course))

@@ -14,17 +14,16 @@ from winnowgp.models import DeepGP
 from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
+from winnowgp.training.course import Course
 from winnowgp.training.deep_fit import (
     DeepFit,
     DeepProgress,
     DeepSchedule,
-    OnDeepProgress,
     drawn_seed,
     estimated_bound,
     seeded_bound,
 )
 from winnowgp.training.estimates import Estimates
-from winnowgp.training.journal import Journal
 from winnowgp.training.layer_goal import LayerAlphas, layer_alphas
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.layerwise import train_layerwise
@@ -81,30 +80,27 @@ class DeepThreePhases(DeepSchedule):
                 "from layer to layer. Use `ScoreFunction`."
             )
 
-    def run(
-        self,
-        model: DeepGP,
-        data: Dataset,
-        *,
-        generator: torch.Generator,
-        on_progress: OnDeepProgress,
-        journal: Journal,
-    ) -> DeepFit:
+    def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
+        generator = course.generator
         alphas = layer_alphas(self.alpha, len(model.layers))
         parts = Parts(data, self.batch_size, generator)
         training = LayerTraining(self.learning_rate, self.samples)
-        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
         train_layerwise(
-            model, data, training=training, steps=self.layerwise, batch_size=self.batch_size, **told
+            model,
+            data,
+            training=training,
+            steps=self.layerwise,
+            batch_size=self.batch_size,
+            course=course,
         )
-        training.run(model, parts, "pre-train", steps=self.pre, **told)
-        processes, trace = self._learn_inclusion(model, parts, alphas, **told)
+        training.run(model, parts, "pre-train", steps=self.pre, course=course)
+        processes, trace = self._learn_inclusion(model, parts, alphas, course)
         masks = self._draw(model, data, processes, alphas, generator)
         pruned = model.prune(masks)
         seed = drawn_seed(generator)
         lost = seeded_bound(model, data, generator, seed=seed)
         lost -= seeded_bound(pruned, data, generator, seed=seed)
-        training.run(pruned, parts, "post-train", steps=self.post, **told)
+        training.run(pruned, parts, "post-train", steps=self.post, course=course)
         bound = estimated_bound(pruned, data, generator=generator)
         triples = zip(processes, masks, alphas, strict=True)
         return DeepFit(
@@ -123,21 +119,18 @@ class DeepThreePhases(DeepSchedule):
         model: DeepGP,
         parts: Parts,
         alphas: Sequence[float],
-        *,
-        generator: torch.Generator,
-        on_progress: OnDeepProgress,
-        journal: Journal,
+        course: Course[DeepProgress],
     ) -> tuple[list[Bernoulli], Tensor]:
         """Adam on the objective, jointly in λ of all layers and all that the model learns."""
         like = model.layers[0].candidates.detach()
         start = like.new_full((sum(model.sizes),), self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start))
-        estimates = Estimates(self.gradient, generator)
+        estimates = Estimates(self.gradient, course.generator)
 
         def objective() -> Scalar:
             rows = parts.next()
             subsets = model.subset_objective(
-                rows, total=parts.total, samples=self.samples, generator=generator
+                rows, total=parts.total, samples=self.samples, generator=course.generator
             )
             surrogate = estimates.next(Bernoulli(logits), subsets.value)
             pairs = zip(_split(logits, model), alphas, strict=True)
@@ -147,7 +140,9 @@ class DeepThreePhases(DeepSchedule):
         def report(step: int, value: float) -> None:
             estimates.record(value)
             inclusion = tuple(q.inclusion for q in _split(logits.detach(), model))
-            on_progress(DeepProgress("inclusion", step, self.process, value, model, inclusion))
+            course.on_progress(
+                DeepProgress("inclusion", step, self.process, value, model, inclusion)
+            )
 
         learnt = [p for p in model.parameters() if p.requires_grad]
         groups = [(learnt, self.learning_rate), ([logits], self.process_learning_rate)]
@@ -156,7 +151,7 @@ class DeepThreePhases(DeepSchedule):
             groups,
             scale=parts.scale,
             on_step=report,
-            journal=journal,
+            journal=course.journal,
             memory={"parts": parts, "estimates": estimates},
         )
         return _split(logits.detach(), model), estimates.trace(like)

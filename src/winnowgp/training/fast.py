@@ -17,11 +17,11 @@ from winnowgp.selection import (
     path_frontier,
     select_naturally,
 )
+from winnowgp.training.course import Course
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
-from winnowgp.training.journal import Journal
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.progress import OnProgress
+from winnowgp.training.progress import Progress
 from winnowgp.training.schedule import Fit, Schedule
 
 
@@ -62,30 +62,15 @@ class Fast(Schedule):
                 f"got {self.n_candidates} and {self.rounds}."
             )
 
-    def run(
-        self,
-        model: Model,
-        data: Dataset,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> Fit[Model]:
-        steps = FastSteps(
-            model,
-            data,
-            rows=self.selection_rows,
-            generator=generator,
-            on_progress=on_progress,
-            journal=journal,
-        )
+    def run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
+        steps = FastSteps(model, data, rows=self.selection_rows, course=course)
         if isinstance(self.goal, MaxPoints):
             fitted, reference = self._to_count(steps, self.goal.points)
         else:
             fitted, reference = self._to_goal(steps)
         if self.tighter:
             fitted, _ = steps.climb(fitted, stop=self._stop(data, 0.1), tighter=True)
-        return self._finished(steps, fitted, reference, generator)
+        return self._finished(steps, fitted, reference, course.generator)
 
     def _to_goal(self, steps: FastSteps[Model]) -> tuple[Model, float]:
         """As few points as the goal allows, in rounds of choosing and moving."""

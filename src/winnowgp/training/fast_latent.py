@@ -1,6 +1,5 @@
 """The fast schedule of a latent-variable model: move, place, choose, and again."""
 
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -15,12 +14,12 @@ from winnowgp.models import Latent, LatentVariableGP, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
 from winnowgp.training.climb import climb
+from winnowgp.training.course import Course
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
-from winnowgp.training.journal import Journal
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.placing import placed
-from winnowgp.training.progress import EndPhase, OnProgress, Progress
+from winnowgp.training.progress import Progress
 from winnowgp.typing import Mask
 
 # Points that the first climb has, before any were chosen.
@@ -63,29 +62,20 @@ class FastLatent(LatentSchedule):
                 f"got {self.n_candidates}, {self.rounds} and {self.iterations}."
             )
 
-    def run(
-        self,
-        model: Latent,
-        table: Entries,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> LatentFit[Latent]:
+    def run(self, model: Latent, table: Entries, *, course: Course[Progress]) -> LatentFit[Latent]:
         if not isinstance(model, LatentVariableGP):
             raise InputError(
                 f"`FastLatent` needs a LatentVariableGP; got {type(model).__name__}. "
                 "Use `JointLatent` for other kernels and likelihoods."
             )
-        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
-        steps = _Steps(model, table, **told)
+        steps = _Steps(model, table, course)
         current, reference = self._rounds(steps)
         stop = Stop(self.gain * table.count, 20, self.iterations)
         current, _ = steps.climb(current, stop=stop)
         moved = steps.replaced(current)
         if moved is not current:
             current, _ = steps.climb(moved, stop=replace(stop, iterations=self.iterations // 3))
-        return self._finished(steps, current, reference, generator)
+        return self._finished(steps, current, reference, course.generator)
 
     def _rounds(self, steps: "_Steps") -> tuple[LatentVariableGP, float]:
         """Climb, place, choose, until the set settles."""
@@ -152,17 +142,8 @@ class FastLatent(LatentSchedule):
 class _Steps:
     """The table, and where fresh candidates come from: given ones, else the latent cloud."""
 
-    def __init__(
-        self,
-        model: LatentVariableGP,
-        table: Entries,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> None:
-        self.model, self.table = model, table
-        self._on_progress, self._generator, self._journal = on_progress, generator, journal
+    def __init__(self, model: LatentVariableGP, table: Entries, course: Course[Progress]) -> None:
+        self.model, self.table, self._course = model, table, course
         self._given = model.candidates.detach().clone()
 
     def started(self, count: int) -> LatentVariableGP:
@@ -174,7 +155,7 @@ class _Steps:
         X = self.model.latents.mean.detach()
         if len(X.unique(dim=0)) <= count:
             return self.model.with_candidates(X.unique(dim=0))
-        g = self._generator
+        g = self._course.generator
         seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
         from sklearn.cluster import KMeans  # half a second that not all fits need
 
@@ -205,8 +186,10 @@ class _Steps:
                 moved.latents.mean.detach().clone(),
                 objective=lambda: moved.bound(self.table),
                 stop=stop,
-                on_step=lambda step, value: self.tell("move", step, stop.iterations, value, moved),
-                journal=self._journal,
+                on_step=lambda step, value: self._course.on_progress(
+                    _progress("move", step, stop.iterations, value, moved)
+                ),
+                journal=self._course.journal,
             )
         except TrainingError:
             # Rounding at the start (close points, hardly any noise): stay, and choose again.
@@ -220,7 +203,7 @@ class _Steps:
         """Every row placed anew where the functions would have it, if the bound gains by it."""
         moved = deepcopy(model)
         latents = moved.latents
-        stage = self._journal.stage({"latents": latents}, start=list(model.parameters()))
+        stage = self._course.journal.stage({"latents": latents}, start=list(model.parameters()))
         if not stage.ended:
             anchors = latents.mean.detach(), latents.variance.detach()
             bound = model.posterior(self.table).row_bound(self.table)
@@ -245,14 +228,10 @@ class _Steps:
         return replace(frontier, bounds=bounds, N=self.table.count)
 
     def tell_once(self, phase: str, value: float, model: LatentVariableGP) -> None:
-        """Between stages, unless that was in an earlier run."""
-        if not self._journal.passed:
-            with suppress(EndPhase):
-                self.tell(phase, 1, 1, value, model)
+        """Something that happens between stages."""
+        self._course.tell_once(_progress(phase, 1, 1, value, model))
 
-    def tell(
-        self, phase: str, step: int, steps: int, value: float, model: LatentVariableGP
-    ) -> None:
-        """Whoever is watching."""
-        points, latents = model.candidates.detach().clone(), model.latents.mean.detach().clone()
-        self._on_progress(Progress(phase, step, steps, value, None, points, latents))
+
+def _progress(phase: str, step: int, steps: int, value: float, model: LatentVariableGP) -> Progress:
+    points, latents = model.candidates.detach().clone(), model.latents.mean.detach().clone()
+    return Progress(phase, step, steps, value, None, points, latents)

@@ -1,6 +1,5 @@
 """The steps that the fast schedule is made of, each one call on a model."""
 
-from contextlib import suppress
 from copy import deepcopy
 from math import inf
 from typing import Generic, final
@@ -19,10 +18,10 @@ from winnowgp.models import (
 )
 from winnowgp.selection import path_frontier
 from winnowgp.training.climb import climb
-from winnowgp.training.journal import UNKEPT, Journal
+from winnowgp.training.course import Course
 from winnowgp.training.latent_scale import noise_of
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.progress import EndPhase, OnProgress, Progress
+from winnowgp.training.progress import Progress
 from winnowgp.training.warm_up import (
     STAGES,
     set_noise,
@@ -54,15 +53,12 @@ class FastSteps(Generic[Model]):
         data: Dataset,
         *,
         rows: int,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal = UNKEPT,
+        course: Course[Progress],
     ) -> None:
         self.model, self.data = model, data
-        self._rows, self._generator, self._on_progress = rows, generator, on_progress
-        self._journal = journal
+        self._rows, self._course = rows, course
         device = data.X.device
-        self._order = torch.randperm(data.N, generator=generator, device=device)
+        self._order = torch.randperm(data.N, generator=course.generator, device=device)
         self._given = model.candidates.detach().clone()
         self._latents = latent_functions(model.likelihood, data.P)
 
@@ -83,9 +79,9 @@ class FastSteps(Generic[Model]):
             dear = 0.4 * self._latents ** (-1 / 3)
             stages = tuple(round(dear * count) for count in stages)
         warm = warmed_up(
-            self.model, self.data, order=self._order, stages=stages, journal=self._journal
+            self.model, self.data, order=self._order, stages=stages, journal=self._course.journal
         )
-        self._tell_once("warm up", -inf, warm)
+        self._course.tell_once(_progress("warm up", 1, 1, -inf, warm))
         return warm
 
     def with_fresh(self, model: Model, count: int) -> Model:
@@ -97,7 +93,7 @@ class FastSteps(Generic[Model]):
     def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
         """The pool pruned; its bound is known from the statistics."""
         kept = pool.prune(mask)
-        self._tell_once("choose", bound, kept)
+        self._course.tell_once(_progress("choose", 1, 1, bound, kept))
         return kept
 
     def climb(
@@ -117,8 +113,10 @@ class FastSteps(Generic[Model]):
             rows.X,
             objective=moved.chunked_bound(rows, tighter=tighter),
             stop=stop,
-            on_step=lambda step, value: self._tell("move", step, stop.iterations, value, moved),
-            journal=self._journal,
+            on_step=lambda step, value: self._course.on_progress(
+                _progress("move", step, stop.iterations, value, moved)
+            ),
+            journal=self._course.journal,
         )
         after = moved.fixed_bound(rows)
         if tighter:
@@ -189,7 +187,7 @@ class FastSteps(Generic[Model]):
         source = self._given if len(self._given) else self.part(self._rows).X
         if len(source.unique(dim=0)) <= M:
             return model.with_candidates(source[:M])
-        g = self._generator
+        g = self._course.generator
         seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
         from sklearn.cluster import KMeans  # half a second that not all fits need
 
@@ -203,15 +201,9 @@ class FastSteps(Generic[Model]):
         source = self._given if len(self._given) else self.data.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
 
-    def _tell_once(self, phase: str, value: float, model: Model) -> None:
-        """Between stages, unless that was in an earlier run."""
-        if not self._journal.passed:
-            with suppress(EndPhase):
-                self._tell(phase, 1, 1, value, model)
 
-    def _tell(self, phase: str, step: int, steps: int, value: float, model: Model) -> None:
-        points = model.candidates.detach().clone()
-        self._on_progress(Progress(phase, step, steps, value, None, points))
+def _progress(phase: str, step: int, steps: int, value: float, model: InducingModel) -> Progress:
+    return Progress(phase, step, steps, value, None, model.candidates.detach().clone())
 
 
 def _lift_noise(model: InducingModel, rows: Dataset) -> None:

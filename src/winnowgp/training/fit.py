@@ -8,8 +8,8 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import Model
 from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.course import kept_course
 from winnowgp.training.fast import Fast
-from winnowgp.training.journal import opened
 from winnowgp.training.progress import OnProgress, silent
 from winnowgp.training.schedule import Fit, Schedule
 
@@ -52,18 +52,14 @@ def fit(
     model.check(data)
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
-    journal = opened(
+    with kept_course(
         checkpoint,
         "fit",
+        generator=generator,
+        on_progress=on_progress,
         inputs=data.X,
         targets=data.Y,
         model=model,
         schedule=schedule,
-        generator=generator,
-        watcher=on_progress,
-    )
-    fitted = schedule.run(
-        deepcopy(model), data, generator=generator, on_progress=on_progress, journal=journal
-    )
-    journal.finish()
-    return fitted
+    ) as course:
+        return schedule.run(deepcopy(model), data, course=course)

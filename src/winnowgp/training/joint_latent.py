@@ -13,10 +13,10 @@ from winnowgp.models import Latent, LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
+from winnowgp.training.course import Course
 from winnowgp.training.estimates import Estimates
-from winnowgp.training.journal import Journal
 from winnowgp.training.latent_schedule import LatentFit, LatentSchedule
-from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.training.progress import Progress
 from winnowgp.typing import Mask, Scalar
 
 
@@ -54,15 +54,7 @@ class JointLatent(LatentSchedule):
                 f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
             )
 
-    def run(
-        self,
-        model: Latent,
-        table: Entries,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> LatentFit[Latent]:
+    def run(self, model: Latent, table: Entries, *, course: Course[Progress]) -> LatentFit[Latent]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
@@ -70,8 +62,8 @@ class JointLatent(LatentSchedule):
             )
         start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start.detach()))
-        told = {"generator": generator, "on_progress": on_progress, "journal": journal}
-        trace = self._learn(model, table, logits, **told)
+        trace = self._learn(model, table, logits, course)
+        generator = course.generator
         q = Bernoulli(logits.detach())
         with torch.no_grad():
             mask = self._draw(model, table, q, generator)
@@ -96,11 +88,9 @@ class JointLatent(LatentSchedule):
         model: LatentModel,
         table: Entries,
         logits: nn.Parameter,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
+        course: Course[Progress],
     ) -> Tensor:
+        generator = course.generator
         estimates = Estimates(self.gradient, generator)
         whole = self.batch_size is None or self.batch_size >= table.N
         batches = table.batches(self.batch_size or table.N, generator=generator)
@@ -114,7 +104,7 @@ class JointLatent(LatentSchedule):
 
         def report(step: int, value: float) -> None:
             estimates.record(value)
-            on_progress(
+            course.on_progress(
                 Progress(
                     "joint",
                     step,
@@ -133,7 +123,7 @@ class JointLatent(LatentSchedule):
             groups,
             scale=float(table.count),
             on_step=report,
-            journal=journal,
+            journal=course.journal,
             memory={"batches": batches, "estimates": estimates},
         )
         return estimates.trace(logits)

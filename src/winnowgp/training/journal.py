@@ -16,9 +16,8 @@ from torch import Tensor
 
 from winnowgp.errors import CheckpointError, CheckpointWarning
 from winnowgp.io import State
-from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.fingerprint import digest, fingerprint
-from winnowgp.training.stateful import Randomness, Remembered, Stateful, decided_by
+from winnowgp.training.fingerprint import digest
+from winnowgp.training.stateful import Randomness, Remembered, Stateful
 
 Value = TypeVar("Value")
 
@@ -67,7 +66,7 @@ class Stage:
         self._journal.put(self._number, entry)
 
     def _restore(self, found: Mapping[str, Any]) -> None:
-        if found["start"] != self._start:
+        if found.get("start") != self._start:
             raise CheckpointError(
                 "going on from the checkpoint came to another place than before it was stopped: "
                 "another processor or another library rounds differently. Go on where it was "
@@ -77,10 +76,8 @@ class Stage:
         try:
             for name, part in parts.items():
                 part.load_state_dict(found["memory"][name])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(
-                "the checkpoint does not suit this fit; delete it to start again."
-            ) from error
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise _unsuitable() from error
 
 
 @final
@@ -93,7 +90,8 @@ class Journal:
         generator: where the fit's randomness comes from; every stage remembers it.
         watcher: who is told of progress; so is this.
         heading: written at the top.
-        entries: what an earlier run wrote.
+        entries: what an earlier run wrote, by the number of the stage.
+        finished: whether that run had ended.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Journal:
         generator: torch.Generator | None = None,
         watcher: object = None,
         heading: Mapping[str, str] | None = None,
-        entries: Mapping[str, State] | None = None,
+        entries: Mapping[int, State] | None = None,
         finished: bool = False,
     ) -> None:
         self._finished = finished
@@ -123,7 +121,8 @@ class Journal:
     @property
     def passed(self) -> bool:
         """Whether an earlier run was further than this: watchers have been told of it."""
-        return self._finished or str(self._count + 1) in self._entries
+        # Not only the next one: a stage that could not begin left nothing behind.
+        return self._finished or any(number > self._count for number in self._entries)
 
     def stage(
         self,
@@ -147,6 +146,8 @@ class Journal:
         """What `compute` gave the first time, for what chance or a clock decides."""
         number, found = self.next_entry()
         if found is not None:
+            if "value" not in found:
+                raise _unsuitable()
             return found["value"]
         value = compute()
         if self.kept:
@@ -163,14 +164,14 @@ class Journal:
         """Whether it is time to write."""
         return self.kept and monotonic() - self._written >= self._every
 
-    def next_entry(self) -> tuple[str, State | None]:
-        """The number of the next stage, and what was written of it."""
+    def next_entry(self) -> tuple[int, State | None]:
+        """The number of the next stage, from one, and what was written of it."""
         if not self.kept:
-            return "", None
+            return 0, None
         self._count += 1
-        return str(self._count), self._entries.get(str(self._count))
+        return self._count, self._entries.get(self._count)
 
-    def put(self, number: str, entry: State) -> None:
+    def put(self, number: int, entry: State) -> None:
         """Remember this of a stage."""
         self._entries[number] = entry
 
@@ -193,76 +194,8 @@ UNKEPT = Journal()
 """Of a fit without a checkpoint."""
 
 
-def opened(
-    checkpoint: Checkpoint | None,
-    name: str,
-    *,
-    generator: torch.Generator | None = None,
-    watcher: object = None,
-    **parts: Any,
-) -> Journal:
-    """The journal of a piece of work: a new one, or that of the same work stopped before.
-
-    Args:
-        name: of the file in the checkpoint's folder.
-        generator: where the work's randomness comes from.
-        watcher: reminded of what it remembered, if it is stateful.
-        parts: all that the result depends on.
-
-    Raises:
-        CheckpointError: the folder holds other work that has not ended, or cannot be written to.
-    """
-    if checkpoint is None:
-        return UNKEPT
-    if generator is not None:
-        parts["generator"] = generator
-    heading = fingerprint(**parts, on_progress=decided_by(watcher))
-    checkpoint.tidy()
-    found = checkpoint.read(name)
-    if found is not None and found["heading"] != heading:
-        if not found["finished"]:
-            raise _other_work(checkpoint, name, found["heading"], heading)
-        found = None
-    if found is None:
-        _begin(checkpoint, name, heading)
-    return Journal(
-        lambda state: checkpoint.write(name, state),
-        every=checkpoint.every,
-        generator=generator,
-        watcher=watcher,
-        heading=heading,
-        entries=found["entries"] if found else {},
-        finished=bool(found and found["finished"]),
-    )
-
-
-def _begin(checkpoint: Checkpoint, name: str, heading: dict[str, str]) -> None:
-    """Write an empty journal, to find out now rather than later if that is possible."""
-    try:
-        checkpoint.write(name, {"heading": heading, "finished": False, "entries": {}})
-    except OSError as error:
-        raise CheckpointError(
-            f"`checkpoint` must be a folder that can be written to; {checkpoint.folder} cannot: "
-            f"{error}."
-        ) from error
-
-
-def _other_work(
-    checkpoint: Checkpoint, name: str, before: Mapping[str, str], now: Mapping[str, str]
-) -> CheckpointError:
-    names = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    changes = "; ".join(
-        f"`{key}` was {_short(before.get(key))} and is {_short(now.get(key))}" for key in names
-    )
-    return CheckpointError(
-        f"{checkpoint.path(name)} belongs to another fit, which has not ended: {changes}. Run "
-        "that one again as it was, give another folder, or delete this one to start again."
-    )
-
-
-def _short(words: str | None) -> str:
-    words = "nothing" if words is None else words
-    return words if len(words) <= 160 else f"{words[:157]}..."
+def _unsuitable() -> CheckpointError:
+    return CheckpointError("the checkpoint does not suit this fit; delete it to start again.")
 
 
 def _copied(state: State) -> State:
@@ -272,5 +205,6 @@ def _copied(state: State) -> State:
     if isinstance(state, Mapping):
         return {key: _copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_copied(value) for value in state)
+        parts = [_copied(value) for value in state]
+        return parts if isinstance(state, list) else tuple(parts)
     return state

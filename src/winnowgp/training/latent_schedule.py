@@ -14,8 +14,8 @@ from winnowgp.errors import InputError
 from winnowgp.models import Latent, LatentPosterior
 from winnowgp.selection import Selection
 from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.journal import Journal, opened
-from winnowgp.training.progress import OnProgress, silent
+from winnowgp.training.course import Course, kept_course
+from winnowgp.training.progress import OnProgress, Progress, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,7 @@ class LatentSchedule(ABC):
     """A plan for a whole fit."""
 
     @abstractmethod
-    def run(
-        self,
-        model: Latent,
-        table: Entries,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> LatentFit[Latent]:
+    def run(self, model: Latent, table: Entries, *, course: Course[Progress]) -> LatentFit[Latent]:
         """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
@@ -77,18 +69,14 @@ def fit_latent(
         )
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
-    journal = opened(
+    with kept_course(
         checkpoint,
         "fit",
+        generator=generator,
+        on_progress=on_progress,
         table=table.Y,
         observed=table.observed,
         model=model,
         schedule=schedule,
-        generator=generator,
-        watcher=on_progress,
-    )
-    fitted = schedule.run(
-        deepcopy(model), table, generator=generator, on_progress=on_progress, journal=journal
-    )
-    journal.finish()
-    return fitted
+    ) as course:
+        return schedule.run(deepcopy(model), table, course=course)

@@ -12,8 +12,8 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP, DeepLayer, layer_sites
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.training.adam import Adam
-from winnowgp.training.deep_fit import DeepProgress, OnDeepProgress
-from winnowgp.training.journal import UNKEPT, Journal
+from winnowgp.training.course import Course
+from winnowgp.training.deep_fit import DeepProgress
 from winnowgp.training.parts import Parts
 from winnowgp.typing import Scalar
 
@@ -50,9 +50,7 @@ class LayerTraining:
         phase: str,
         *,
         steps: int,
-        generator: torch.Generator,
-        on_progress: OnDeepProgress,
-        journal: Journal = UNKEPT,
+        course: Course[DeepProgress],
     ) -> None:
         """Take `steps` steps."""
         last = model.layers[-1]
@@ -64,7 +62,7 @@ class LayerTraining:
 
         def objective() -> Scalar:
             rows = parts.next()
-            noise = model.noise(rows.N, self.samples, generator)
+            noise = model.noise(rows.N, self.samples, course.generator)
             found = model.evaluated(rows, total=parts.total, noise=noise)
             if natural is not None:
                 found.passed.last.mean.retain_grad()
@@ -75,14 +73,14 @@ class LayerTraining:
         def on_step(step: int, value: float) -> None:
             if natural is not None:
                 _improve(model, parts, *latest[0], rate=max(natural, 1 / step))
-            on_progress(DeepProgress(phase, step, steps, value, model, None))
+            course.on_progress(DeepProgress(phase, step, steps, value, model, None))
 
         Adam(steps, cooling=self.cooling, longest=_LONGEST, deepest=_DEEPEST).maximise(
             objective,
             [(chosen, self.learning_rate)],
             scale=parts.scale,
             on_step=on_step,
-            journal=journal,
+            journal=course.journal,
             memory={"parts": parts, "last layer": last},
         )
 

@@ -12,8 +12,8 @@ from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, DeepLayer
 from winnowgp.models.deep_start import linear_map
 from winnowgp.models.propagation import layer_inputs
-from winnowgp.training.deep_fit import OnDeepProgress
-from winnowgp.training.journal import UNKEPT, Journal
+from winnowgp.training.course import Course
+from winnowgp.training.deep_fit import DeepProgress
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.parts import Parts
 
@@ -37,9 +37,7 @@ def train_layerwise(
     training: LayerTraining,
     steps: int,
     batch_size: int | None,
-    generator: torch.Generator,
-    on_progress: OnDeepProgress,
-    journal: Journal = UNKEPT,
+    course: Course[DeepProgress],
     place: Place = random_rows,
 ) -> None:
     """Train the layers in order, each for `steps` steps on the mean outputs of those before it.
@@ -55,22 +53,21 @@ def train_layerwise(
     if steps == 0:
         return
     inputs, layers = data.X, model.layers
-    told = {"generator": generator, "on_progress": on_progress, "journal": journal}
     for number, layer in enumerate(layers, start=1):
         last = number == len(layers)
         if last or not bool(layer.slope.any()):
             likelihood = model.likelihood if last else GaussianLikelihood()
             Y = data.Y if last else _hidden_targets(data, inputs, layer.P, model)
             alone = DeepGP([layer], likelihood=likelihood, targets=Y.shape[1])
-            parts = Parts(Dataset(inputs, Y), batch_size, generator)
-            training.run(alone, parts, f"layer {number}", steps=steps, **told)
+            parts = Parts(Dataset(inputs, Y), batch_size, course.generator)
+            training.run(alone, parts, f"layer {number}", steps=steps, course=course)
             layer.load_state_dict(alone.layers[0].state_dict())
             if last:
                 model.likelihood.load_state_dict(alone.likelihood.state_dict())
         if not last:
             inputs = layer_inputs(_mean(layer, inputs), data.X, connected=model.connected)
             if layers[number].candidates.requires_grad:
-                _put(layers[number], place(inputs, layers[number].K, generator))
+                _put(layers[number], place(inputs, layers[number].K, course.generator))
 
 
 def _hidden_targets(

@@ -4,15 +4,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import Model, Posterior
 from winnowgp.selection import Selection
-from winnowgp.training.journal import Journal
-from winnowgp.training.progress import OnProgress
+from winnowgp.training.course import Course
+from winnowgp.training.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,5 @@ class Schedule(ABC):
     """A plan for a whole fit."""
 
     @abstractmethod
-    def run(
-        self,
-        model: Model,
-        data: Dataset,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> Fit[Model]:
+    def run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
         """Fit a model that the schedule may change as it likes; long loops are stages."""

@@ -14,10 +14,10 @@ from winnowgp.models import Model
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam
+from winnowgp.training.course import Course
 from winnowgp.training.estimates import Estimates
-from winnowgp.training.journal import Journal
 from winnowgp.training.parts import Parts
-from winnowgp.training.progress import OnProgress, Progress
+from winnowgp.training.progress import Progress
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.typing import Mask, Scalar
 
@@ -59,32 +59,23 @@ class ThreePhases(Schedule):
                 f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
             )
 
-    def run(
-        self,
-        model: Model,
-        data: Dataset,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
-    ) -> Fit[Model]:
+    def run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
                 f"build it with K={model.K}."
             )
-        parts = Parts(data, self.batch_size, generator)
-        told = {"on_progress": on_progress, "journal": journal}
-        self._train(model, parts, "pre-train", steps=self.pre, **told)
-        q, trace = self._learn_inclusion(model, parts, generator=generator, **told)
-        mask = self._draw(model, data, q, generator)
+        parts = Parts(data, self.batch_size, course.generator)
+        self._train(model, parts, "pre-train", steps=self.pre, course=course)
+        q, trace = self._learn_inclusion(model, parts, course)
+        mask = self._draw(model, data, q, course.generator)
         alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
         selection = Selection(q.inclusion, mask, trace, alpha, frontier=None)
         candidates = model.candidates.detach().clone()
         with torch.no_grad():
             reference = model.bound(data).item()
         pruned = model.prune(mask)
-        self._train(pruned, parts, "post-train", steps=self.post, **told)
+        self._train(pruned, parts, "post-train", steps=self.post, course=course)
         with torch.no_grad():
             bound = pruned.bound(data).item()
         return Fit(
@@ -104,14 +95,13 @@ class ThreePhases(Schedule):
         phase: str,
         *,
         steps: int,
-        on_progress: OnProgress,
-        journal: Journal,
+        course: Course[Progress],
     ) -> None:
         """Adam on the ordinary bound with every point the model has."""
 
         def report(step: int, value: float) -> None:
             points = model.candidates.detach().clone()
-            on_progress(Progress(phase, step, steps, value, None, points))
+            course.on_progress(Progress(phase, step, steps, value, None, points))
 
         groups = [(_trainable(model), self.learning_rate)]
         Adam(steps).maximise(
@@ -119,23 +109,17 @@ class ThreePhases(Schedule):
             groups,
             scale=parts.scale,
             on_step=report,
-            journal=journal,
+            journal=course.journal,
             memory={"parts": parts},
         )
 
     def _learn_inclusion(
-        self,
-        model: Model,
-        parts: Parts,
-        *,
-        generator: torch.Generator,
-        on_progress: OnProgress,
-        journal: Journal,
+        self, model: Model, parts: Parts, course: Course[Progress]
     ) -> tuple[Bernoulli, Float[Tensor, " T"]]:
         """Adam on the paper's objective, jointly in λ and all that the model learns."""
         start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start.detach()))
-        estimates = Estimates(self.gradient, generator)
+        estimates = Estimates(self.gradient, course.generator)
 
         def objective() -> Scalar:
             q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
@@ -146,7 +130,7 @@ class ThreePhases(Schedule):
             estimates.record(value)
             inclusion = torch.sigmoid(logits.detach())
             points = model.candidates.detach().clone()
-            on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
+            course.on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
 
         groups = [
             (_trainable(model), self.learning_rate),
@@ -157,7 +141,7 @@ class ThreePhases(Schedule):
             groups,
             scale=parts.scale,
             on_step=report,
-            journal=journal,
+            journal=course.journal,
             memory={"parts": parts, "estimates": estimates},
         )
         return Bernoulli(logits.detach()), estimates.trace(logits)

@@ -1,0 +1,115 @@
+"""The journal of a piece of work that has a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from winnowgp.errors import CheckpointError
+from winnowgp.io import State, packed_state
+from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.fingerprint import fingerprint
+from winnowgp.training.journal import UNKEPT, Journal
+from winnowgp.training.stateful import Remembered, decided_by
+
+
+def opened(
+    checkpoint: Checkpoint | None,
+    name: str,
+    *,
+    generator: torch.Generator | None = None,
+    watcher: object = None,
+    **parts: Any,
+) -> Journal:
+    """The journal of a piece of work: a new one, or that of the same work stopped before.
+
+    Args:
+        name: of the file in the checkpoint's folder.
+        generator: where the work's randomness comes from.
+        watcher: reminded of what it remembered, if it is stateful.
+        parts: all that the result depends on.
+
+    Raises:
+        CheckpointError: the folder holds other work that has not ended, or something that is not
+            the journal of any, or cannot be written to.
+        NotSaveableError: the watcher remembers something that a file has no words for.
+    """
+    if checkpoint is None:
+        return UNKEPT
+    if generator is not None:
+        parts["generator"] = generator
+    heading = fingerprint(**parts, on_progress=decided_by(watcher))
+    # What a file has no words for is found out now rather than at the first writing.
+    packed_state("Watcher", Remembered(watcher).state_dict())
+    checkpoint.tidy()
+    found = checkpoint.read(name)
+    if found is not None and not _is_journal(found):
+        raise checkpoint.unusable(name)
+    if found is not None and found["heading"] != heading:
+        if not found["finished"]:
+            raise _other_work(checkpoint, name, found["heading"], heading)
+        found = None
+    if found is None:
+        _begin(checkpoint, name, heading)
+    return Journal(
+        lambda state: checkpoint.write(name, state),
+        every=checkpoint.every,
+        generator=generator,
+        watcher=watcher,
+        heading=heading,
+        entries=found["entries"] if found else {},
+        finished=bool(found and found["finished"]),
+    )
+
+
+def _is_journal(found: State) -> bool:
+    """Whether a state is what a journal writes: a file may say anything under its checksum."""
+    if not isinstance(found, dict) or found.keys() != {"heading", "finished", "entries"}:
+        return False
+    heading, entries = found["heading"], found["entries"]
+    return (
+        isinstance(heading, dict)
+        and all(isinstance(words, str) for pair in heading.items() for words in pair)
+        and isinstance(found["finished"], bool)
+        and isinstance(entries, dict)
+        and all(type(number) is int and _is_entry(entry) for number, entry in entries.items())
+    )
+
+
+def _is_entry(found: State) -> bool:
+    """Whether a state is what a journal writes of a stage, or of what was decided once."""
+    if not isinstance(found, dict) or not isinstance(found.get("ended"), bool):
+        return False
+    if found.keys() == {"ended", "value"}:
+        return True
+    stage = found.keys() == {"ended", "start", "memory"}
+    return stage and isinstance(found["start"], str) and isinstance(found["memory"], dict)
+
+
+def _begin(checkpoint: Checkpoint, name: str, heading: dict[str, str]) -> None:
+    """Write an empty journal, to find out now rather than later if that is possible."""
+    try:
+        checkpoint.write(name, {"heading": heading, "finished": False, "entries": {}})
+    except OSError as error:
+        raise CheckpointError(
+            f"`checkpoint` must be a folder that can be written to; {checkpoint.folder} cannot: "
+            f"{error}."
+        ) from error
+
+
+def _other_work(
+    checkpoint: Checkpoint, name: str, before: Mapping[str, str], now: Mapping[str, str]
+) -> CheckpointError:
+    names = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    changes = "; ".join(
+        f"`{key}` was {_short(before.get(key))} and is {_short(now.get(key))}" for key in names
+    )
+    return CheckpointError(
+        f"{checkpoint.path(name)} belongs to another fit, which has not ended: {changes}. Run "
+        "that one again as it was, give another folder, or delete this one to start again."
+    )
+
+
+def _short(words: str | None) -> str:
+    words = "nothing" if words is None else words
+    return words if len(words) <= 160 else f"{words[:157]}..."

@@ -1,0 +1,86 @@
+"""What is typed wrong, and what we do wrong: one line, and an exit code that tells them apart."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import winnowgp
+from winnowgp.cli.main import run
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fit SHOP -t z", "`target` must name columns.*'z' is not among 'id', 'x'"),
+        ("fit SHOP -t y --drop zz", "'zz' is not among"),
+        ("fit SHOP -t y --drop y", "cannot be the target and be left out"),
+        ("fit SHOP -t y --id id", "column 'x' has 3 missing values, the first in row 8"),
+        ("fit SHOP -t x --id id", "the target 'x' is missing in 3 rows, first in row 8"),
+        ("fit SHOP -t y --missing impute", "column 'id' has 48 different words.*--id"),
+        ("fit SHOP -t town --task regression", "holds words; `--task regression` needs numbers"),
+        ("fit SHOP -t y --task counts", "whole numbers"),
+        ("fit SHOP -t y --task magic", "`task` must be"),
+        ("fit SHOP -t id", "60 different values; classification takes 2 to 50"),
+        ("fit SHOP -t y --alpha many", "`--alpha` must be auto or a number"),
+        ("fit SHOP -t y --test-size 1", "`test_size` must be a share"),
+        ("fit SHOP -t y --id id --drop x --kernel cubic", "`kernel` must be one of"),
+        ("fit SHOP -t y --id id --drop x --device quantum", "`device` must be one"),
+        ("fit SHOP -t y --id id --drop x --alpha -1", "`alpha` must be"),
+        ("fit SHOP -t y --missing guess", "`missing` must be 'error' or 'impute'"),
+        ("fit SHOP -t y -o nowhere/m.winnow", "folder that exists"),
+        ("predict y.winnow SHOP -o out.xlsx", r"must end in one of \.csv"),
+        ("predict y.winnow SHOP --level 95", "`level` must lie between 0 and 1"),
+        ("predict SHOP SHOP", "is not a winnowgp model"),
+        ("predict nope.winnow SHOP", "No such file"),
+        ("predict . SHOP", "is a folder"),
+        ("predict posterior.winnow SHOP", "holds a SparseGPRegressor, saved from Python"),
+        ("plot y.winnow --what art", "`--what` must be one of"),
+        ("plot y.winnow -o a.doc", r"must end in one of \.png"),
+        ("data moon", "`name` must be one of"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    words: str,
+    message: str,
+    shop: Path,
+    models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = words.replace("SHOP", str(shop)).replace("y.winnow", str(models["y"])).split()
+    if "posterior.winnow" in typed:
+        model = winnowgp.load(models["y"]).estimator
+        typed[1] = str(model.save(shop.parent / "posterior.winnow"))
+    assert run([*typed, *(["-q"] if typed[0] == "fit" else [])]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("winnow: ")
+    assert re.search(message, said), said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_command_and_wrong_words_are_told_what_there_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert run([]) == 2
+    assert "frontier" in "".join(capfd.readouterr())
+    assert run(["fly"]) == 2
+    assert "No such command" in capfd.readouterr().err
+    assert run(["fit"]) == 2
+    assert "Missing argument" in capfd.readouterr().err
+
+
+def test_a_mistake_of_ours_has_exit_code_1_and_no_traceback(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(path: Path) -> None:
+        raise ZeroDivisionError("no\nway")
+
+    monkeypatch.setattr("winnowgp.cli.loaded.load", broken)
+    assert run(["info", str(models["y"])]) == 1
+    said = capfd.readouterr().err
+    assert "a mistake of ours (ZeroDivisionError: no way)" in said
+    assert said.count("\n") == 1

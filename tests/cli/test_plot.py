@@ -1,0 +1,67 @@
+"""`winnow plot`: every picture of every task."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from winnowgp.cli.main import run
+
+
+@pytest.mark.parametrize("what", ["effects", "frontier", "inclusion", "trace", "calibration"])
+@pytest.mark.parametrize("target", ["y", "up", "visits"])
+def test_every_plot_of_every_task_is_drawn(
+    what: str, target: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "a.svg"
+    assert run(["plot", str(models[target]), "--what", what, "-o", str(out), "-q"]) == 0
+    assert b"<svg" in out.read_bytes()[:1000]
+
+
+@pytest.fixture(scope="module")
+def hills(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of two numeric inputs, a height, and a side."""
+    rng = np.random.default_rng(1)
+    x, z = rng.uniform(0, 6, (2, 60))
+    height = np.sin(x) + 0.3 * z + 0.3 * rng.normal(size=60)
+    side = np.where(height > 1, "over", "under")
+    path = tmp_path_factory.mktemp("hills") / "hills.csv"
+    rows = [f"{a},{b},{h},{s}" for a, b, h, s in zip(x, z, height, side, strict=True)]
+    path.write_text("\n".join(["x,$z$,height,side", *rows]))
+    return path
+
+
+@pytest.mark.parametrize(("target", "drop"), [("height", "side"), ("side", "height")])
+def test_a_surface_over_two_numeric_inputs(
+    target: str, drop: str, hills: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "m.winnow"
+    words = ["fit", str(hills), "-t", target, "--drop", drop, "--tolerance", "1", "-q"]
+    assert run([*words, "-o", str(model)]) == 0
+    plot = ["plot", str(model), "--what", "surface", "-q", "-o"]
+    sizes = []
+    for data in ([], ["--data", str(hills)]):
+        out = tmp_path / f"{len(sizes)}.svg"
+        assert run([*plot, str(out), *data]) == 0
+        sizes.append(out.read_text(encoding="utf-8").count("<use"))
+    # Sixty rows more, drawn one by one; the colour bar may have fewer ticks.
+    assert sizes[1] - sizes[0] > 45
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--what surface", "two numeric inputs; this one has 'x' (number), 'town' (words)"),
+        ("--what effects --data a.csv", "`--data` is for `--what surface`"),
+    ],
+)
+def test_what_has_no_surface_says_so(
+    words: str,
+    message: str,
+    models: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "a.png")
+    assert run(["plot", str(models["y"]), *words.split(), "-o", out]) == 2
+    assert message in capsys.readouterr().err
