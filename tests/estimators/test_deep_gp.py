@@ -52,7 +52,7 @@ def test_scikit_learns_own_checks(estimator, check) -> None:
 
 def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
     X, y = steps()
-    model = regressor(n_candidates=30, epochs=(50, 200, 200), hidden_mean="auto").fit(X, y)
+    model = regressor(n_candidates=30, epochs=(50, 300, 300), hidden_mean="auto").fit(X, y)
     mean, sd = model.predict(X, return_std=True)
     assert model.score(X, y) > 0.95
     assert 0.5 < np.sqrt(model.noise_[0]) < 6

@@ -89,7 +89,7 @@ def test_the_density_of_counts_adds_up_to_one() -> None:
 def test_proportions() -> None:
     few = X[::2]
     y = 1 / (1 + np.exp(-WAVE[::2] - 0.1 * rng.normal(size=75)))
-    model = regressor(BetaLikelihood(), max_points=12).fit(few, y)
+    model = regressor(BetaLikelihood()).fit(few, y)
     mean, sd = model.predict(few, return_std=True)
     assert np.abs(mean - y).mean() < 0.05
     assert ((mean > 0) & (mean < 1)).all()
