@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import validate_data
 
+from winnowgp.data import Dataset
 from winnowgp.estimators.class_labels import ClassLabels, check_missing
+from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.deep_estimator import DeepEstimator
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
@@ -106,17 +108,22 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any) -> "DeepGPClassifier":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DeepGPClassifier":
         """Learn all layers, and which of its candidates each keeps.
 
         Args:
             X: inputs `[N D]`.
             y: labels `[N]`: strings, whole numbers or booleans.
+            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
+                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
+                given.
         """
         check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        X, y, weights = counted_rows(X, y, sample_weight)
         labels, index = ClassLabels.of(y)
-        self._fit(tensor(X), tensor(index)[:, None], labels.likelihood())
+        rows = Dataset.of(tensor(X), tensor(index), weights=weights).merged()
+        self._fit(rows, labels.likelihood())
         self._labels, self.classes_ = labels, labels.classes
         return self
 

@@ -41,6 +41,7 @@ def deep_race(
         "race",
         inputs=data.X,
         targets=data.Y,
+        weights=data.weights,
         starts=[described(start) for start in starts],
         steps=(layerwise, steps, samples, batch_size),
         generator=generator,

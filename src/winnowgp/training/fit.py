@@ -57,6 +57,7 @@ def fit(
         "fit",
         inputs=data.X,
         targets=data.Y,
+        weights=data.weights,
         model=model,
         schedule=schedule,
         generator=generator,
