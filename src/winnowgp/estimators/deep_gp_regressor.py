@@ -38,8 +38,9 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
     Args:
         layers: number of layers, one of them the last.
         width: number of outputs of each hidden layer; that of the inputs if not given.
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel that suits every layer; a tuple for one each.
+        kernel: in words, such as "rbf", "matern52" or "rbf + linear" (one lengthscale a column; see
+            `winnowgp.estimators.kernel_words`), or a GPyTorch kernel that suits every layer; a
+            tuple for one each.
         likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood of one
             latent function a target.
         hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal

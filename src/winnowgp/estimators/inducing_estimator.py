@@ -87,7 +87,9 @@ class InducingEstimator(BaseEstimator, ABC):
         generator = torch.Generator(device=device).manual_seed(seed)
         units = Standardiser.of(rows.X, weights=rows.weights)
         data = replace(rows, X=units.forward(rows.X))
-        kernel = kernel_from(self.kernel, data.D)
+        names = getattr(self, "feature_names_in_", ())
+        columns = {str(name): [place] for place, name in enumerate(names)}
+        kernel = kernel_from(self.kernel, data.D, columns=columns, scale=units.scale)
         points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)
         data = data.to(device)

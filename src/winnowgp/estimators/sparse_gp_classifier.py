@@ -32,8 +32,9 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
     `alpha`.
 
     Args:
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel for standardised inputs.
+        kernel: in words, such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear" (one
+            lengthscale a column; see `winnowgp.estimators.kernel_words`), or a GPyTorch kernel for
+            standardised inputs.
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
             values keep fewer.
         tolerance: nats per observation that may be given up relative to all candidates.

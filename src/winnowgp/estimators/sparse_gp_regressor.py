@@ -38,8 +38,9 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
     `max_points`, `max_predict_us`, or a number for `alpha`.
 
     Args:
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel for standardised inputs.
+        kernel: in words, such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear" (one
+            lengthscale a column; see `winnowgp.estimators.kernel_words`), or a GPyTorch kernel for
+            standardised inputs.
         likelihood: "gaussian", "student-t" (outliers), "laplace", "poisson" (counts), or a GPyTorch
             likelihood of one latent function a target (Beta, negative binomial, your own). Targets
             are standardised for the first three and for these as GPyTorch objects.
