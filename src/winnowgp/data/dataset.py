@@ -120,13 +120,13 @@ def _check_weights(weights: Tensor, X: Tensor) -> None:
         raise InputError("`weights` must be positive and finite; leave out rows of weight zero.")
 
 
-def _may_repeat(*columns: Float[Tensor, "N C"]) -> bool:
+def _may_repeat(X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"]) -> bool:
     """Whether some row may equal another: no if all have different sums with odd coefficients.
 
     Sorting numbers is ten times quicker than sorting rows, and few tables repeat themselves.
     """
-    total = torch.zeros_like(columns[0][:, 0])
-    for place, column in enumerate(torch.cat(columns, 1).unbind(1)):
+    total = torch.zeros_like(X[:, 0])
+    for place, column in enumerate([*X.unbind(1), *Y.unbind(1)]):
         # Entry by entry, so that equal rows are rounded alike.
         total += column * (1 + (place * 0.6180339887498949) % 1)
     ordered = total.sort().values
