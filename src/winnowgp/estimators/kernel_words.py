@@ -87,7 +87,8 @@ class _Reader:
         try:
             tree = ast.parse(self._text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            place = f" at {self._shown(error.offset - 1)}" if _placed(error) else ""
+            offset = error.offset if isinstance(error, SyntaxError) else None
+            place = "" if offset is None else f" at {self._shown(offset - 1)}"
             raise InputError(
                 f"`kernel` must read like 'rbf + periodic' or 'rbf[0, 1] * linear'; {self._text!r} "
                 f"cannot be read{place}."
@@ -193,7 +194,3 @@ class _Reader:
         """The place in the text, by number and by what stands there."""
         text = self._text.strip()
         return f"character {place + 1} of {text!r}"
-
-
-def _placed(error: Exception) -> bool:
-    return isinstance(error, SyntaxError) and error.offset is not None

@@ -87,7 +87,7 @@ def _built(words: KernelWords, D: int, scale: Tensor | None) -> Kernel:
     count = D if words.columns is None else len(words.columns)
     made = _named(words, count)
     if made.has_lengthscale:
-        made.lengthscale = 1.0
+        made.initialize(lengthscale=1.0)
     if isinstance(made, PeriodicKernel):
         made.period_length = torch.ones(count).double()
         if words.period is not None:

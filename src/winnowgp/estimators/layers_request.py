@@ -156,7 +156,7 @@ def _started(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
         if isinstance(part, ScaleKernel):
             part.outputscale = _HIDDEN_VARIANCE if hidden else 1.0
         elif isinstance(part, Kernel) and part.has_lengthscale:
-            part.lengthscale = sqrt(part.lengthscale.shape[-1])
+            part.initialize(lengthscale=sqrt(part.lengthscale.shape[-1]))
     return made
 
 
