@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types unit slow bench peers docs clean
+.PHONY: demo test lint types unit slow bench peers docs dist clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -61,5 +61,23 @@ docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
+# The archive and the wheel, each tried in an environment that holds nothing but what it asks for.
+BUILD := .venv-build
+BARE := .venv-bare
+dist:
+	rm -rf dist $(BARE)
+	test -x $(BUILD)/bin/python || $(PYTHON) -m venv $(BUILD)
+	$(BUILD)/bin/pip install --quiet --disable-pip-version-check "build>=1.2"
+	$(BUILD)/bin/python -m build --outdir dist .
+	$(PYTHON) -m venv $(BARE)
+	$(BARE)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(BARE)/bin/python tests/minimal_install.py --clean
+	$(BARE)/bin/winnow --version
+	$(BARE)/bin/winnow demo --quiet -o $(BARE)/demo.png
+	$(BARE)/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.tar.gz
+	$(BARE)/bin/python tests/minimal_install.py --clean
+	rm -rf $(BARE)
+	ls -l dist
+
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) $(BUILD) $(BARE) dist site

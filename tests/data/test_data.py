@@ -31,6 +31,56 @@ def test_unusable_data_are_named(inputs, targets, message: str) -> None:
         Dataset.of(inputs, targets)
 
 
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (y[:2] + 1, r"one torch.float64 number a row, \[3\]"),
+        (y.float() + 1, "got torch.float32"),
+        (y, "must be positive and finite"),
+        (y + float("inf"), "must be positive and finite"),
+    ],
+)
+def test_unusable_weights_are_named(weights, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Dataset.of(X, y, weights=weights)
+
+
+def test_equal_rows_are_merged_and_every_other_order_is_the_same() -> None:
+    rows = torch.tensor([[2.0, 1.0, 5.0], [0.0, 0.0, 1.0], [2.0, 1.0, 6.0]]).double()
+    times = torch.tensor([1, 3, 2])
+    repeated = rows.repeat_interleave(times, 0)[[4, 0, 2, 5, 1, 3]]
+    merged = Dataset.of(repeated[:, :2], repeated[:, 2:]).merged()
+    weighted = Dataset.of(rows[:, :2], rows[:, 2:], weights=times.double()).merged()
+    for found in (merged, weighted):
+        assert found.weights is not None
+        assert found.observations == 6
+        assert found.X.tolist() == [[0, 0], [2, 1], [2, 1]]
+        assert found.Y.tolist() == [[1], [5], [6]]
+        assert found.weights.tolist() == [3, 1, 2]
+
+
+def test_rows_that_count_once_stay_as_they_are() -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.randint(0, 4, (30, 3), generator=g).double().unique(dim=0).flip(0)
+    y = torch.zeros(len(X)).double()
+    for weights in (None, torch.ones(len(X)).double()):
+        found = Dataset.of(X, y, weights=weights).merged()
+        assert found.weights is None
+        assert torch.equal(found.X, X)
+    halves = Dataset.of(X[[0, 0, 1]], y[:3], weights=torch.tensor([0.5, 0.5, 1.0]).double())
+    assert halves.merged().weights is None
+    assert halves.merged().N == 2
+
+
+def test_weighted_units_are_those_of_repeated_rows() -> None:
+    A = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).double() * 1e3 + 5
+    times = torch.tensor([1, 3, 2, 5, 1, 1])
+    found = Standardiser.of(A, weights=times.double())
+    wanted = Standardiser.of(A.repeat_interleave(times, 0))
+    torch.testing.assert_close(found.shift, wanted.shift)
+    torch.testing.assert_close(found.scale, wanted.scale)
+
+
 def test_standardising_and_back() -> None:
     A = torch.randn(50, 3, dtype=torch.float64) * torch.tensor([1.0, 1e6, 1e-6]) + 5
     units = Standardiser.of(A)

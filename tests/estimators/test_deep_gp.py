@@ -7,7 +7,6 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import LaplaceLikelihood
 from sklearn.datasets import make_moons
 from sklearn.exceptions import NotFittedError
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
@@ -31,23 +30,6 @@ def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     X = rng.uniform(100, 110, size=(N, 1))
     y = 50 + 20 * np.sign(np.sin(X[:, 0])) + rng.normal(size=N)
     return X, y
-
-
-SMALL: dict[str, Any] = {"n_candidates": 8, "predict_samples": 16}
-PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "epochs": (20, 60, 5, 40)}
-
-
-@pytest.mark.slow
-@parametrize_with_checks(
-    [
-        regressor(**SMALL, **PAPER),
-        classifier(**SMALL, **PAPER),
-        regressor(**SMALL),
-        classifier(**SMALL),
-    ]
-)
-def test_scikit_learns_own_checks(estimator, check) -> None:
-    check(estimator)
 
 
 def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:

@@ -7,7 +7,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from winnowgp import GPLVM
 from winnowgp.errors import InputError
@@ -29,13 +28,6 @@ def quick(**arguments) -> GPLVM:
 @pytest.fixture(scope="module")
 def fitted() -> GPLVM:
     return quick().fit(curve()[1])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:every row was placed at 0")
-@parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
-def test_scikit_learns_own_checks(estimator, check) -> None:
-    check(estimator)
 
 
 def test_it_finds_the_order_along_a_bent_line(fitted: GPLVM) -> None:

@@ -7,7 +7,6 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from winnowgp import SparseGPClassifier
 from winnowgp.errors import InputError
@@ -35,17 +34,6 @@ def paper(**arguments: Any) -> SparseGPClassifier:
         "epochs": (60, 30, 60),
     }
     return classifier(**(settings | arguments))
-
-
-@parametrize_with_checks([paper()])
-def test_scikit_learns_own_checks(estimator, check) -> None:
-    check(estimator)
-
-
-@pytest.mark.slow
-@parametrize_with_checks([SparseGPClassifier(n_candidates=20)])
-def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) -> None:
-    check(estimator)
 
 
 @pytest.mark.parametrize("C", [2, 3])

@@ -6,7 +6,6 @@ from gpytorch.kernels import LinearKernel, PeriodicKernel, RBFKernel, ScaleKerne
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from winnowgp import SparseGPRegressor
 from winnowgp.errors import InputError
@@ -32,11 +31,6 @@ def paper(**arguments: Any) -> SparseGPRegressor:
         "epochs": (30, 30, 30),
     }
     return regressor(**(settings | arguments))
-
-
-@parametrize_with_checks([SparseGPRegressor(n_candidates=20)])
-def test_scikit_learns_own_checks(estimator, check) -> None:
-    check(estimator)
 
 
 @pytest.mark.parametrize(

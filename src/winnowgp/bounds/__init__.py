@@ -34,6 +34,7 @@ from winnowgp.bounds.moments import (
 )
 from winnowgp.bounds.psi import ExpectedKernel, Psi, pair_weights
 from winnowgp.bounds.rbf_psi import RBFPsi
+from winnowgp.bounds.repetition import repetition
 from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
@@ -81,6 +82,7 @@ __all__ = [
     "moment_posterior",
     "moment_upper_bound",
     "pair_weights",
+    "repetition",
     "site_gradient",
     "site_moments",
     "site_sums",

@@ -28,7 +28,7 @@ class Moments:
         square: Σ_i w_i ‖y_i‖², over all P outputs.
         diagonal: Σ_i w_i k(x_i, x_i).
         constant: Σ_i ½ log(w_i / 2π), what each output's density has besides its exponent.
-        N: number of rows.
+        N: number of observations, which is that of the rows unless they have weights.
     """
 
     C: Float[Tensor, "K K"]
@@ -36,7 +36,7 @@ class Moments:
     square: Float[Tensor, ""]
     diagonal: Float[Tensor, ""]
     constant: Float[Tensor, ""]
-    N: int
+    N: int | float
 
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of the rows of both; they must share L."""

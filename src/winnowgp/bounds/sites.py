@@ -116,7 +116,7 @@ def site_sums(chunks: WhitenedChunks, sites: Sites) -> SiteSums:
     return SiteSums(definite_cholesky(B), D, rest)
 
 
-def site_moments(sums: SiteSums, *, constant: float, N: int) -> list[Moments]:
+def site_moments(sums: SiteSums, *, constant: float, N: int | float) -> list[Moments]:
     """The sites as moments, one latent function each, for `selection.subset_statistics`.
 
     Args:

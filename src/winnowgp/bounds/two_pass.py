@@ -15,6 +15,9 @@ in closed form; pass two hands its share of the gradient to each chunk of the ke
 The Cholesky factor itself is never differentiated. The tighter bound replaces t_i/σ² by
 log(1 + t_i/σ²) and weights row i by 1/(σ² + t_i) instead of 1/σ²: pass one then also accumulates
 V diag(1/(σ² + t)) Vᵀ. Memory is O(chunk · M + M²) at any N.
+
+A row of weight w counts as w equal rows: it enters each of these sums w times, and its share of the
+gradient is w times as large.
 """
 
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.repetition import repetition
 from winnowgp.bounds.whitened_chunks import (
     CHUNK,
     JITTER,
@@ -80,6 +84,7 @@ def two_pass_bound(
     *,
     Y: Float[Tensor, "N P"],
     noise: Float[Tensor, ""],
+    weights: Float[Tensor, " N"] | None = None,
     tighter: bool = False,
     chunk: int = CHUNK,
     keep: int = KEEP,
@@ -90,6 +95,7 @@ def two_pass_bound(
         kernel: fresh, with a zero gradient.
         Y: targets less the prior mean.
         noise: σ².
+        weights: how often each row counts; once if not given.
         tighter: the tighter collapsed bound.
         chunk: rows a pass holds at once.
         keep: numbers that may be kept between the passes.
@@ -98,22 +104,23 @@ def two_pass_bound(
         NotPositiveDefiniteError: K_uu or B cannot be factorised.
     """
     chunks = WhitenedChunks.for_gradients(kernel, Y.shape[0], chunk=chunk, keep=keep)
-    sums = _accumulate(chunks, Y, noise, tighter)
+    sums = _accumulate(chunks, Y, noise, tighter, weights)
     (N, P), M, L_inverse = Y.shape, sums.C.shape[0], chunks.L_inverse
+    count = N if weights is None else weights.sum()
     eye = torch.eye(M, dtype=Y.dtype, device=Y.device)
     LB = definite_cholesky(eye + sums.C / noise)
     B_inverse = torch.cholesky_inverse(LB)
     beta = torch.cholesky_solve(sums.d, LB) / noise
-    square = Y.square().sum()
+    square = (Y.square() if weights is None else weights[:, None] * Y.square()).sum()
     fit = (sums.d * beta).sum()
     value = -0.5 * (
-        N * P * (log(2 * pi) + noise.log())
+        count * P * (log(2 * pi) + noise.log())
         + 2 * P * half_log_det(LB)
         + (square - fit) / noise
         + P * sums.trace
     )
     noise_gradient = 0.5 * (
-        P * (M - B_inverse.diagonal().sum() - N) / noise
+        P * (M - B_inverse.diagonal().sum() - count) / noise
         + (square - fit) / noise**2
         - beta.square().sum() / noise
         - P * sums.trace_noise
@@ -129,29 +136,36 @@ def two_pass_bound(
     back = _Back(L_inverse, L_inverse.mT @ middle / noise, L_inverse.mT @ beta / noise, tighter)
     Y_gradient = torch.empty_like(Y)
     for part in chunks:
-        y = Y[part.rows]
-        Y_gradient[part.rows] = (part.V.mT @ beta - y) / noise
-        _push_back(kernel, part, y, back=back, weight=P / (noise + part.t * tighter))
+        y, w = Y[part.rows], None if weights is None else weights[part.rows]
+        pull = (part.V.mT @ beta - y) / noise
+        Y_gradient[part.rows] = pull if w is None else w[:, None] * pull
+        _push_back(kernel, part, y, back=back, weight=P / (noise + part.t * tighter), counts=w)
     return TwoPass(value, noise_gradient, Y_gradient, kernel.gradient())
 
 
 def _accumulate(
-    chunks: WhitenedChunks, Y: Float[Tensor, "N P"], noise: Float[Tensor, ""], tighter: bool
+    chunks: WhitenedChunks,
+    Y: Float[Tensor, "N P"],
+    noise: Float[Tensor, ""],
+    tighter: bool,
+    weights: Float[Tensor, " N"] | None,
 ) -> _Sums:
     """Pass one."""
     M, zero = len(chunks.L), Y.new_zeros(())
     sums = _Sums(Y.new_zeros(M, M), Y.new_zeros(M, Y.shape[1]), zero, zero, Y.new_zeros(M, M))
     for part in chunks:
-        add_gram(sums.C, part.V, part.V)
-        sums.d.addmm_(part.V, Y[part.rows])
+        w = 1.0 if weights is None else weights[part.rows]
+        V = part.V if weights is None else part.V * w
+        add_gram(sums.C, V, part.V)
+        sums.d.addmm_(V, Y[part.rows])
         ratio = part.t / noise
-        sums.trace = sums.trace + (ratio.log1p() if tighter else ratio).sum()
+        sums.trace = sums.trace + (w * (ratio.log1p() if tighter else ratio)).sum()
         if tighter:
             scale = (noise + part.t).reciprocal()
-            sums.weighted.addmm_(part.V * scale, part.V.mT)
-            sums.trace_noise = sums.trace_noise + (scale - 1 / noise).sum()
+            sums.weighted.addmm_(V * scale, part.V.mT)
+            sums.trace_noise = sums.trace_noise + (w * (scale - 1 / noise)).sum()
         else:
-            sums.trace_noise = sums.trace_noise - ratio.sum() / noise
+            sums.trace_noise = sums.trace_noise - (w * ratio).sum() / noise
     sums.C = from_panels(sums.C)
     if not tighter:
         sums.weighted = sums.C / noise
@@ -164,38 +178,51 @@ def _push_back(
     y: Float[Tensor, "B P"],
     *,
     back: _Back,
-    weight: Float[Tensor, " B"],
+    weight: Float[Tensor, ""] | Float[Tensor, " B"],
+    counts: Float[Tensor, " B"] | None,
 ) -> None:
     """Pass two for one chunk; `weight` is P/σ², or P/(σ² + t_i)."""
     gradient = torch.addmm(back.beta @ y.mT, back.middle, part.V)
     if back.weighted:
         gradient.addmm_(back.L_inverse.mT, part.V * weight)
+    if counts is not None:
+        gradient.mul_(counts)
+        weight = counts * weight
     kernel.pull_uf(part.rows, gradient, part.Kuf)
     kernel.pull_ff(part.rows, -0.5 * weight)
 
 
 @torch.no_grad()
 def evidence_gradient(
-    kernel: ChunkedKernel, *, Y: Float[Tensor, "N P"], noise: Float[Tensor, ""]
+    kernel: ChunkedKernel,
+    *,
+    Y: Float[Tensor, "N P"],
+    noise: Float[Tensor, ""],
+    weights: Float[Tensor, " N"] | None = None,
 ) -> TwoPass:
     """The exact log evidence and its gradient, for a kernel whose points are the rows; O(N³).
 
         log p(Y) = −½ [NP log 2π + P log|A| + ⟨Y, α⟩],   A = K_ff + σ²I,  α = A⁻¹ Y
         ∂/∂A = ½ (ααᵀ − P A⁻¹),   ∂/∂Y = −α
 
-    Several times quicker than differentiating a Cholesky factor by autograd.
+    Several times quicker than differentiating a Cholesky factor by autograd. With weights the noise
+    of row i is σ²/w_i, and `repetition` is added.
 
     Raises:
         NotPositiveDefiniteError: A cannot be factorised.
     """
     N, P = Y.shape
     A = kernel.uu()
-    A.diagonal().add_(noise)
+    A.diagonal().add_(noise if weights is None else noise / weights)
     L = definite_cholesky(A)
     A_inverse = torch.cholesky_inverse(L)
     alpha = A_inverse @ Y
     value = -0.5 * (N * P * log(2 * pi) + 2 * P * half_log_det(L) + (Y * alpha).sum())
     gradient = A_inverse.mul_(-0.5 * P).addmm_(alpha, alpha.mT, alpha=0.5)
     noise_gradient = gradient.diagonal().sum()
+    if weights is not None:
+        value = value + P * repetition(weights, noise)
+        slope = 0.5 * (N - weights.sum()) / noise
+        noise_gradient = (gradient.diagonal() / weights).sum() + P * slope
     kernel.pull_uu(gradient)
     return TwoPass(value, noise_gradient, -alpha, kernel.gradient())

@@ -51,7 +51,9 @@ def fit(
     alpha: Annotated[
         str, typer.Option(help="auto, or the strength of the paper's prior, such as 0.05.")
     ] = "auto",
-    kernel: Annotated[str, typer.Option(help="rbf, matern12, matern32 or matern52.")] = "rbf",
+    kernel: Annotated[
+        str, typer.Option(help="Such as rbf, matern52, 'rbf + periodic' or 'rbf[age] * linear'.")
+    ] = "rbf",
     test_size: Annotated[
         float, typer.Option(help="Share of rows held out to measure quality; 0 for none.")
     ] = 0.2,

@@ -17,12 +17,20 @@ class Standardiser:
     scale: Float[Tensor, " C"]
 
     @classmethod
-    def of(cls, A: Float[Tensor, "N C"]) -> "Standardiser":
-        """Mean and standard deviation of each column."""
+    def of(
+        cls, A: Float[Tensor, "N C"], *, weights: Float[Tensor, " N"] | None = None
+    ) -> "Standardiser":
+        """Mean and standard deviation of each column, of rows that may count more than once."""
         # Squares of 1e200 overflow and of 1e-200 vanish: take out each column's size first.
         size = A.abs().amax(0)
         size = torch.where(size > 0, size, 1.0)
-        scale, shift = (size * moment for moment in torch.std_mean(A / size, dim=0, correction=0))
+        if weights is None:
+            spread, centre = torch.std_mean(A / size, dim=0, correction=0)
+        else:
+            share = weights / weights.sum()
+            centre = share @ (A / size)
+            spread = (share @ (A / size - centre).square()).sqrt()
+        scale, shift = size * spread, size * centre
         # A column that varies by rounding alone carries no information: do not blow it up.
         constant = scale <= 10 * torch.finfo(A.dtype).eps * shift.abs()
         return cls(shift, torch.where(constant, 1.0, scale))

@@ -3,6 +3,7 @@
 import os
 from abc import ABC
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ class DeepEstimator(BaseEstimator, ABC):
     on_progress: OnDeepProgress
     checkpoint: Folder | None
 
-    def _fit(self, X: Tensor, Y: Tensor, likelihood: Likelihood) -> None:
-        """Fit to checked inputs `[N D]` and targets that the likelihood understands."""
+    def _fit(self, rows: Dataset, likelihood: Likelihood) -> None:
+        """Fit to inputs as users have them and targets that the likelihood understands.
+
+        Args:
+            rows: merged, so that repeating rows and weighting them come to the same.
+        """
         request = LayersRequest.checked(
             layers=self.layers,
             width=self.width,
@@ -72,12 +77,11 @@ class DeepEstimator(BaseEstimator, ABC):
                 f"got {self.hidden_mean!r}."
             )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, X=X, y=Y)
+        journal = journal_of(self, checkpoint, X=rows.X, y=rows.Y, sample_weight=rows.weights)
         seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
-        rows = Dataset.of(X, Y)
-        units = Standardiser.of(rows.X)
-        data = Dataset(units.forward(rows.X), rows.Y)
+        units = Standardiser.of(rows.X, weights=rows.weights)
+        data = replace(rows, X=units.forward(rows.X))
         outputs = latent_functions(likelihood, data.P)
         names = HIDDEN_MEANS if self.hidden_mean == "auto" else (self.hidden_mean,)
         starts = [
@@ -102,7 +106,7 @@ class DeepEstimator(BaseEstimator, ABC):
         self._x_units = units
         self.posterior_ = fitted.model.posterior(samples=request.predict_samples)
         self.elbo_ = fitted.bound
-        self.given_up_ = fitted.given_up / data.N
+        self.given_up_ = fitted.given_up / data.observations
         self.n_inducing_ = self.posterior_.M
         kept = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
         self.inducing_points_ = seen_outside(kept, units)

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import validate_data
 
+from winnowgp.data import Dataset
 from winnowgp.estimators.class_labels import ClassLabels, check_missing
+from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.deep_estimator import DeepEstimator
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
@@ -27,8 +29,9 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
     Args:
         layers: number of layers, one of them the last.
         width: number of outputs of each hidden layer; that of the inputs if not given.
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel that suits every layer; a tuple for one each.
+        kernel: in words, such as "rbf", "matern52" or "rbf + linear" (one lengthscale a column; see
+            `winnowgp.estimators.kernel_words`), or a GPyTorch kernel that suits every layer; a
+            tuple for one each.
         hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
             components), "zero" (trained on the classes first), or "auto" for the better of the two
             after a short run.
@@ -106,17 +109,22 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any) -> "DeepGPClassifier":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DeepGPClassifier":
         """Learn all layers, and which of its candidates each keeps.
 
         Args:
             X: inputs `[N D]`.
             y: labels `[N]`: strings, whole numbers or booleans.
+            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
+                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
+                given.
         """
         check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        X, y, weights = counted_rows(X, y, sample_weight)
         labels, index = ClassLabels.of(y)
-        self._fit(tensor(X), tensor(index)[:, None], labels.likelihood())
+        rows = Dataset.of(tensor(X), tensor(index), weights=weights).merged()
+        self._fit(rows, labels.likelihood())
         self._labels, self.classes_ = labels, labels.classes
         return self
 

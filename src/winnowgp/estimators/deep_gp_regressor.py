@@ -1,5 +1,6 @@
 """Deep regression for people who know scikit-learn."""
 
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
+from winnowgp.data import Dataset
+from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.deep_estimator import DeepEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
@@ -35,8 +38,9 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
     Args:
         layers: number of layers, one of them the last.
         width: number of outputs of each hidden layer; that of the inputs if not given.
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel that suits every layer; a tuple for one each.
+        kernel: in words, such as "rbf", "matern52" or "rbf + linear" (one lengthscale a column; see
+            `winnowgp.estimators.kernel_words`), or a GPyTorch kernel that suits every layer; a
+            tuple for one each.
         likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood of one
             latent function a target.
         hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
@@ -120,22 +124,28 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any) -> "DeepGPRegressor":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DeepGPRegressor":
         """Learn all layers, and which of its candidates each keeps.
 
         Args:
             X: inputs `[N D]`.
             y: targets `[N]` or `[N P]`.
+            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
+                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
+                given.
         """
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
+        X, y, weights = counted_rows(X, y, sample_weight)
         likelihood = likelihood_from(self.likelihood)
         if has_noise(likelihood) and isinstance(self.likelihood, str):
             likelihood.noise = torch.tensor(START_NOISE)
-        units, Y = TargetUnits.of(y, likelihood)
-        check_targets(likelihood, Y)
-        self._fit(tensor(X), Y, likelihood)
+        rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
+        units = TargetUnits.of(rows, likelihood, single=np.ndim(y) == 1)
+        data = replace(rows, Y=units.columns.forward(rows.Y))
+        check_targets(likelihood, data.Y)
+        self._fit(data, likelihood)
         self._y_units = units
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_units.noise(self.likelihood_)

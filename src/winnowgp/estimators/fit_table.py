@@ -14,6 +14,7 @@ from winnowgp.data.column_encoding import check_finite, decimal_comma_advice, od
 from winnowgp.errors import InputError
 from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.film import Film
+from winnowgp.estimators.kernel_words import kernel_words, written
 from winnowgp.estimators.quality import classification_quality, regression_quality
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
@@ -96,8 +97,9 @@ def fit_table(
         "max_points": max_points,
         "max_predict_us": max_predict_us,
     }
+    D, places = len(encoder.features), _feature_numbers(encoder)
     estimator = _estimator(task)(
-        kernel,
+        written(kernel_words(kernel, D, columns=places)),
         random_state=seed,
         device=device,
         on_progress=film,
@@ -153,6 +155,15 @@ def _with_target(table: Columns, target: str, *, missing: str) -> tuple[Columns,
     if kept.N < 2:
         raise InputError(f"the table has {kept.N} rows with a target; a fit needs at least 2.")
     return kept, np.flatnonzero(~absent) + 1
+
+
+def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
+    """Which columns of the matrix a column of the table became."""
+    owners = [column.name for column in encoder.columns for _ in column.features]
+    return {
+        column.name: [place for place, owner in enumerate(owners) if owner == column.name]
+        for column in encoder.columns
+    }
 
 
 def _task(table: Columns, target: str, task: str) -> tuple[str, str]:

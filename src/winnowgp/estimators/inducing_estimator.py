@@ -3,6 +3,7 @@
 import os
 from abc import ABC
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,15 @@ class InducingEstimator(BaseEstimator, ABC):
 
     def _fit(
         self,
-        X: Tensor,
-        Y: Tensor,
+        rows: Dataset,
         *,
         model: Callable[[Kernel, Tensor], InducingModel],
         n_candidates: int,
     ) -> Fit[InducingModel]:
-        """Fit a model to checked inputs `[N D]` and targets that it understands.
+        """Fit a model to inputs as users have them and targets that it understands.
 
         Args:
+            rows: merged, so that repeating rows and weighting them come to the same.
             model: makes one of a kernel and candidates, both for standardised inputs.
             n_candidates: how many candidates the fast schedule has unless the user says.
         """
@@ -80,17 +81,18 @@ class InducingEstimator(BaseEstimator, ABC):
             default_candidates=n_candidates,
         )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, X=X, y=Y)
+        journal = journal_of(self, checkpoint, X=rows.X, y=rows.Y, sample_weight=rows.weights)
         seed = drawn_seed(self.random_state, journal)
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
-        rows = Dataset.of(X, Y)
-        units = Standardiser.of(rows.X)
-        data = Dataset(units.forward(rows.X), rows.Y)
-        kernel = kernel_from(self.kernel, data.D)
+        units = Standardiser.of(rows.X, weights=rows.weights)
+        data = replace(rows, X=units.forward(rows.X))
+        names = getattr(self, "feature_names_in_", ())
+        columns = {str(name): [place] for place, name in enumerate(names)}
+        kernel = kernel_from(self.kernel, data.D, columns=columns, scale=units.scale)
         points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)
-        data = Dataset(data.X.to(device), data.Y.to(device))
+        data = data.to(device)
         fitted = fit(
             made,
             data,
@@ -101,14 +103,14 @@ class InducingEstimator(BaseEstimator, ABC):
         )
         journal.finish()
         self._x_units = units
-        self._keep(fitted, data.N)
+        self._keep(fitted, data.observations)
         return fitted
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
         return save(self, path)
 
-    def _keep(self, fitted: Fit[InducingModel], N: int) -> None:
+    def _keep(self, fitted: Fit[InducingModel], N: int | float) -> None:
         """What was learnt about points, in the user's units."""
         selection, candidates = fitted.selection, fitted.candidates.cpu()
         frontier = selection.frontier

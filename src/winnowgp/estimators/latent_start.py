@@ -13,12 +13,12 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Entries, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import Latents, SampledLatentGP, VariationalGP, expected_log_prob, valid
 from winnowgp.training import principal_latents
 
-KERNELS = (*KERNEL_NAMES, "linear")
+KERNELS = ("rbf", "linear", "matern12", "matern32", "matern52")
 START_VARIANCE = 0.1
 # Dimensions that start awake; the others start close to their prior, with a long lengthscale.
 AWAKE, ASLEEP = 3, 3.0

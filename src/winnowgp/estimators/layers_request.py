@@ -148,11 +148,15 @@ class LayersRequest:
 
 
 def _started(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
-    """A named kernel with a lengthscale of √inputs, two typical rows being √2 of that apart."""
+    """A kernel in words, each lengthscale √columns: two typical rows are √2 of that apart."""
     made = kernel_from(kernel, inputs)
-    if isinstance(kernel, str) and isinstance(made, ScaleKernel):
-        variance = _HIDDEN_VARIANCE if hidden else 1.0
-        made.initialize(**{"outputscale": variance, "base_kernel.lengthscale": sqrt(inputs)})
+    if not isinstance(kernel, str):
+        return made
+    for part in made.modules():
+        if isinstance(part, ScaleKernel):
+            part.outputscale = _HIDDEN_VARIANCE if hidden else 1.0
+        elif isinstance(part, Kernel) and part.has_lengthscale:
+            part.initialize(lengthscale=sqrt(part.lengthscale.shape[-1]))
     return made
 
 

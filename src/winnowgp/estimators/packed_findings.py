@@ -121,7 +121,9 @@ def frontier_from(found: Packed) -> Frontier:
     J = len(bounds)
     if masks.dtype != torch.bool or not torch.equal(masks.sum(1), torch.arange(J)):
         raise ModelFileError("has a frontier whose sets are not of 0, 1, 2, … points")
-    return Frontier(bounds, masks, found.said("N", int))
+    # Whole unless rows had weights.
+    number = float if type(found.about.get("N")) is float else int
+    return Frontier(bounds, masks, found.said("N", number))
 
 
 def candidates_from(

@@ -23,7 +23,9 @@ def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
     return Checkpoint(folder)
 
 
-def journal_of(estimator: BaseEstimator, checkpoint: Checkpoint | None, **rows: Tensor) -> Journal:
+def journal_of(
+    estimator: BaseEstimator, checkpoint: Checkpoint | None, **rows: Tensor | None
+) -> Journal:
     """What is drawn or measured once for a fit to these rows, of an estimator with this request.
 
     Raises:

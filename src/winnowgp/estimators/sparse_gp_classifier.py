@@ -10,7 +10,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
+from winnowgp.data import Dataset
 from winnowgp.estimators.class_labels import ClassLabels, check_missing
+from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import InducingEstimator
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
@@ -30,8 +32,9 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
     `alpha`.
 
     Args:
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel for standardised inputs.
+        kernel: in words, such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear" (one
+            lengthscale a column; see `winnowgp.estimators.kernel_words`), or a GPyTorch kernel for
+            standardised inputs.
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
             values keep fewer.
         tolerance: nats per observation that may be given up relative to all candidates.
@@ -106,22 +109,27 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any) -> "SparseGPClassifier":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SparseGPClassifier":
         """Learn kernel, locations, and which candidates to keep.
 
         Args:
             X: inputs `[N D]`.
             y: labels `[N]`: strings, whole numbers or booleans.
+            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
+                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
+                given.
         """
         check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        X, y, weights = counted_rows(X, y, sample_weight)
         labels, index = ClassLabels.of(y)
+        rows = Dataset.of(tensor(X), tensor(index), weights=weights).merged()
         likelihood = labels.likelihood()
 
         def model(kernel: Kernel, points: Tensor) -> VariationalGP:
             return VariationalGP(kernel, points, likelihood=likelihood)
 
-        self._fit(tensor(X), tensor(index)[:, None], model=model, n_candidates=N_CANDIDATES)
+        self._fit(rows, model=model, n_candidates=N_CANDIDATES)
         self._labels, self.classes_ = labels, labels.classes
         return self
 

@@ -1,5 +1,6 @@
 """Regression for people who know scikit-learn."""
 
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
@@ -36,8 +38,9 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
     `max_points`, `max_predict_us`, or a number for `alpha`.
 
     Args:
-        kernel: "rbf", "matern12", "matern32", "matern52" (one lengthscale a column), or a GPyTorch
-            kernel for standardised inputs.
+        kernel: in words, such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear" (one
+            lengthscale a column; see `winnowgp.estimators.kernel_words`), or a GPyTorch kernel for
+            standardised inputs.
         likelihood: "gaussian", "student-t" (outliers), "laplace", "poisson" (counts), or a GPyTorch
             likelihood of one latent function a target (Beta, negative binomial, your own). Targets
             are standardised for the first three and for these as GPyTorch objects.
@@ -120,19 +123,24 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any) -> "SparseGPRegressor":
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SparseGPRegressor":
         """Learn kernel, noise, locations, and which candidates to keep.
 
         Args:
             X: inputs `[N D]`.
             y: targets `[N]` or `[N P]`.
+            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
+                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
+                given.
         """
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
+        X, y, weights = counted_rows(X, y, sample_weight)
         likelihood = likelihood_from(self.likelihood)
-        units, Y = TargetUnits.of(y, likelihood)
-        data = Dataset.of(tensor(X), Y)
+        rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
+        units = TargetUnits.of(rows, likelihood, single=np.ndim(y) == 1)
+        data = replace(rows, Y=units.columns.forward(rows.Y))
 
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
             if self.likelihood == "gaussian" and self.batch_size is None:
@@ -144,7 +152,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
                 made.mean.initialize(constant=best_level(made.likelihood, data))
             return made
 
-        fitted = self._fit(data.X, Y, model=model, n_candidates=N_CANDIDATES)
+        fitted = self._fit(data, model=model, n_candidates=N_CANDIDATES)
         self._y_units = units
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
         self.likelihood_ = fitted.posterior.likelihood

@@ -24,7 +24,9 @@ class TargetUnits:
     Only where targets are the function plus noise: counts and shares stay what they are.
 
     >>> from gpytorch.likelihoods import GaussianLikelihood
-    >>> units, Y = TargetUnits.of(np.array([1.0, 3.0]), GaussianLikelihood())
+    >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
+    >>> units = TargetUnits.of(data, GaussianLikelihood(), single=True)
+    >>> Y = units.columns.forward(data.Y)
     >>> Y.tolist(), units.values(Y).tolist(), units.deviations(Y).tolist()
     ([[-1.0], [1.0]], [1.0, 3.0], [-1.0, 1.0])
     """
@@ -34,14 +36,11 @@ class TargetUnits:
     """Whether `fit` was given `[N]` rather than `[N P]`."""
 
     @classmethod
-    def of(
-        cls, y: NDArray[np.float64], likelihood: Likelihood
-    ) -> tuple["TargetUnits", Float[Tensor, "N P"]]:
-        """The units of checked targets, and the targets as a model sees them."""
-        single = np.ndim(y) == 1
-        Y = tensor(y)[:, None] if single else tensor(y)
-        columns = Standardiser.of(Y) if has_noise(likelihood) else Standardiser.none(Y)
-        return cls(columns, single), columns.forward(Y)
+    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetUnits":
+        """The units of checked targets."""
+        if not has_noise(likelihood):
+            return cls(Standardiser.none(data.Y), single)
+        return cls(Standardiser.of(data.Y, weights=data.weights), single)
 
     @property
     def P(self) -> int:

@@ -59,12 +59,19 @@ class ChunkedBound:
     """
 
     chunks: KernelChunks
+    weights: Float[Tensor, " N"] | None
     tighter: bool
 
     @classmethod
-    def of(cls, X: Float[Tensor, "N D"], *, tighter: bool = False) -> "ChunkedBound":
-        """The bound of these rows."""
-        return cls(KernelChunks.of(X), tighter)
+    def of(
+        cls,
+        X: Float[Tensor, "N D"],
+        *,
+        weights: Float[Tensor, " N"] | None = None,
+        tighter: bool = False,
+    ) -> "ChunkedBound":
+        """The bound of these rows, which may count more than once."""
+        return cls(KernelChunks.of(X), weights, tighter)
 
     def __call__(
         self,
@@ -79,7 +86,11 @@ class ChunkedBound:
 
         def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
             result = two_pass_bound(
-                blocks, Y=Y.detach(), noise=noise.detach(), tighter=self.tighter
+                blocks,
+                Y=Y.detach(),
+                noise=noise.detach(),
+                weights=self.weights,
+                tighter=self.tighter,
             )
             return _unpacked(result)
 
@@ -87,13 +98,19 @@ class ChunkedBound:
 
 
 def evidence(
-    kernel: Kernel, *, X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"], noise: Scalar
+    kernel: Kernel,
+    *,
+    X: Float[Tensor, "N D"],
+    Y: Float[Tensor, "N P"],
+    noise: Scalar,
+    weights: Float[Tensor, " N"] | None = None,
 ) -> Scalar:
     """Exact log evidence in nats, differentiable in kernel, `Y` and `noise`; O(N³)."""
     blocks, inputs = KernelChunks.of(X)(kernel, X)
 
     def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-        return _unpacked(evidence_gradient(blocks, Y=Y.detach(), noise=noise.detach()))
+        found = evidence_gradient(blocks, Y=Y.detach(), noise=noise.detach(), weights=weights)
+        return _unpacked(found)
 
     return WithGradient.apply(evaluate, noise, Y, *inputs)
 

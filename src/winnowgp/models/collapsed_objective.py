@@ -9,7 +9,7 @@ from torch import Tensor
 from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
 from winnowgp.models.kernel_blocks import KernelBlocks
 from winnowgp.selection import RelaxedObjective
-from winnowgp.typing import Masks, Nats, Scalar, Weights
+from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
 
 @final
@@ -23,7 +23,9 @@ class CollapsedObjective(RelaxedObjective):
 
     blocks: KernelBlocks
     Y: Float[Tensor, "N P"]
-    noise: Scalar
+    noise: Noise
+    constant: Scalar | float = 0.0
+    """Added to every value: `bounds.repetition` where rows count more than once."""
 
     @property
     def K(self) -> int:
@@ -31,10 +33,11 @@ class CollapsedObjective(RelaxedObjective):
 
     def value(self, mask: Masks) -> Nats:
         Kuu, Kuf = subset_blocks(self.blocks.Kuu, self.blocks.Kuf, mask)
-        return collapsed_bound(Kuu, Kuf, kff=self.blocks.kff, Y=self.Y, noise=self.noise)
+        nats = collapsed_bound(Kuu, Kuf, kff=self.blocks.kff, Y=self.Y, noise=self.noise)
+        return nats + self.constant
 
     def relaxed_value(self, weights: Weights) -> Nats:
-        return masked_bound(
+        nats = masked_bound(
             self.blocks.Kuu,
             self.blocks.Kuf,
             weights=weights,
@@ -42,3 +45,4 @@ class CollapsedObjective(RelaxedObjective):
             Y=self.Y,
             noise=self.noise,
         )
+        return nats + self.constant

@@ -193,7 +193,7 @@ class DeepGP(nn.Module):
         self.check(data)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            return expected_log_prob(self.likelihood, data.Y, mean, variance)
+            return data.weighted(expected_log_prob(self.likelihood, data.Y, mean, variance))
 
         return expected
 

@@ -44,14 +44,14 @@ class LayerSites:
         chunks = WhitenedChunks.for_values(kernel, len(self.inputs))
         return chunks, site_sums(chunks, self.sites)
 
-    def statistics(self, layer: DeepLayer, *, bound: float, N: int) -> SubsetStatistics:
+    def statistics(self, layer: DeepLayer, *, bound: float, N: int | float) -> SubsetStatistics:
         """What any subset of a layer's candidates is worth, the other layers held.
 
         On the CPU: choosing is thousands of steps on small matrices, one after another.
 
         Args:
             bound: of all candidates, in nats; values are relative to it.
-            N: rows of the data.
+            N: observations.
         """
         chunks, found = self.sums(layer)
         sums = SiteSums(found.roots.cpu(), found.D.cpu(), found.open.cpu())

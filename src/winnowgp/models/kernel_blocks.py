@@ -1,9 +1,10 @@
 """From a GPyTorch kernel to the dense blocks that bounds are made of."""
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
 from gpytorch.means import Mean
 from jaxtyping import Float
 from linear_operator import to_dense
@@ -37,11 +38,19 @@ def covariance(
     if A.shape[-2] == 0 or B.shape[-2] == 0:
         batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         return A.new_zeros(*batch, A.shape[-2], B.shape[-2])
-    if isinstance(kernel, AdditiveKernel) and kernel.active_dims is None:
-        # Left to itself, a sum with a low-rank part is factorised to be added, with a jitter.
+    if isinstance(kernel, AdditiveKernel | ProductKernel) and kernel.active_dims is None:
+        # Left to itself, one with a low-rank part is factorised to be combined, with a jitter.
         parts = [covariance(part, A, B) for part in kernel.kernels if isinstance(part, Kernel)]
+        if isinstance(kernel, ProductKernel):
+            return reduce(torch.mul, parts)
         return torch.stack(parts).sum(0)
+    if type(kernel) is ScaleKernel and kernel.active_dims is None and _is_composed(kernel):
+        return kernel.outputscale[..., None, None] * covariance(kernel.base_kernel, A, B)
     return to_dense(kernel(A, B))
+
+
+def _is_composed(kernel: ScaleKernel) -> bool:
+    return isinstance(kernel.base_kernel, AdditiveKernel | ProductKernel)
 
 
 def prior_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:

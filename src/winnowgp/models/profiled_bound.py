@@ -129,20 +129,24 @@ def _searched(
     centre = prior_mean(mean, data.X).detach()
 
     def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
-        return expected_log_prob(likelihood, data.Y[rows], centre[rows] + m, v)
+        part = data.part(rows)
+        return part.weighted(expected_log_prob(likelihood, part.Y, centre[rows] + m, v))
 
     def coupling(m: Tensor, v: Tensor) -> Tensor:
         H = latent_coupling(likelihood, centre + m, v)
         assert H is not None
-        return H
+        return H if data.weights is None else data.weights[:, None, None] * H
 
     P = latent_functions(likelihood, data.P)
     if start is None and isinstance(likelihood, StudentTLikelihood | LaplaceLikelihood):
         # As if the noise were Gaussian: seen from the prior, far targets hardly pull.
         precision = likelihood.noise.detach().reciprocal().expand(data.Y.shape).clone()
+        precision = data.weighted(precision)
         start = Sites(precision * (data.Y - centre), precision)
     coupled = coupling if isinstance(likelihood, SoftmaxLikelihood) else None
-    return inferred(chunks, expected, P=P, coupling=coupled, start=start, gain=gain * data.N)
+    return inferred(
+        chunks, expected, P=P, coupling=coupled, start=start, gain=gain * data.observations
+    )
 
 
 def _direct_gradient(
@@ -156,7 +160,9 @@ def _direct_gradient(
         rows = slice(start, min(start + 4096, data.N))
         with torch.enable_grad():
             f = prior_mean(mean, data.X[rows]) + found.mean[rows]
-            nats = expected_log_prob(likelihood, data.Y[rows], f, found.variance[rows]).sum()
+            part = data.part(rows)
+            nats = expected_log_prob(likelihood, part.Y, f, found.variance[rows])
+            nats = part.weighted(nats).sum()
         parts = torch.autograd.grad(nats, inputs, allow_unused=True)
         for total, part in zip(totals, parts, strict=True):
             if part is not None:

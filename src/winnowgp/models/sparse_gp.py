@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from math import log, pi
 from typing import final
 
 import torch
@@ -19,6 +21,7 @@ from winnowgp.bounds import (
     moment_bound,
     moment_posterior,
     moment_upper_bound,
+    repetition,
 )
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -29,7 +32,7 @@ from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import SubsetStatistics, subset_statistics
-from winnowgp.typing import Mask, Scalar
+from winnowgp.typing import Mask, Noise, Scalar
 
 LEAST_NOISE = 1e-6
 
@@ -85,7 +88,8 @@ class SparseGP(InducingModel):
         """What is the bound, in nats, if only this subset of the candidates is used?"""
         _refuse_part(total)
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
-        return CollapsedObjective(blocks, self._centred(data), self.noise)
+        noise, constant = self._row_noise(data)
+        return CollapsedObjective(blocks, self._centred(data), noise, constant)
 
     def subset_statistics(self, data: Dataset) -> SubsetStatistics:
         """The same question at fixed parameters, answered without the data; O(N K²) once.
@@ -107,16 +111,25 @@ class SparseGP(InducingModel):
         def block(rows: slice) -> tuple[Tensor, Tensor]:
             return chunks.uf(rows), chunks.ff(rows)
 
-        weights = (1 / self.noise).expand(data.N)
-        return L, chunked_moments(L, block, Y=self._centred(data), weights=weights)
+        noise, _ = self._row_noise(data)
+        weights = (1 / noise).expand(data.N)
+        found = chunked_moments(L, block, Y=self._centred(data), weights=weights)
+        if data.weights is None:
+            return L, found
+        # As many densities as there are observations: w_i for row i.
+        count = data.observations
+        constant = -0.5 * count * (log(2 * pi) + self.noise.log())
+        return L, replace(found, constant=constant, N=count)
 
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Collapsed lower bound on log p(Y) with all candidates, in nats."""
         _refuse_part(total)
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
-        return collapsed_bound(
-            blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=self.noise
+        noise, constant = self._row_noise(data)
+        nats = collapsed_bound(
+            blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=noise
         )
+        return nats + constant
 
     def fixed_bound(self, data: Dataset) -> float:
         """The same bound as a number, in one pass over chunks of rows."""
@@ -128,7 +141,7 @@ class SparseGP(InducingModel):
         Made for optimisers: what depends on the rows alone is computed once, memory does not grow
         with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
-        bound = ChunkedBound.of(data.X, tighter=tighter)
+        bound = ChunkedBound.of(data.X, weights=data.weights, tighter=tighter)
 
         def value() -> Scalar:
             return bound(self.kernel, Z=self.candidates, Y=self._centred(data), noise=self.noise)
@@ -142,7 +155,13 @@ class SparseGP(InducingModel):
         """The exact log p(Y), which needs no inducing points; O(N³)."""
 
         def value() -> Scalar:
-            return evidence(self.kernel, X=data.X, Y=self._centred(data), noise=self.noise)
+            return evidence(
+                self.kernel,
+                X=data.X,
+                Y=self._centred(data),
+                noise=self.noise,
+                weights=data.weights,
+            )
 
         return value
 
@@ -177,6 +196,12 @@ class SparseGP(InducingModel):
             q_mean=q_mean,
             q_factor=q_factor,
         )
+
+    def _row_noise(self, data: Dataset) -> tuple[Noise, Scalar | float]:
+        """σ²/w_i of each row, and what the bound with that noise lacks, over all outputs."""
+        if data.weights is None:
+            return self.noise, 0.0
+        return self.noise / data.weights, data.P * repetition(data.weights, self.noise)
 
     def _centred(self, data: Dataset) -> Float[Tensor, "N P"]:
         return data.Y - prior_mean(self.mean, data.X)

@@ -123,7 +123,7 @@ class VariationalGP(InducingModel):
         subset's own best sites differ a little.
         """
         chunks, found = self._inferred(data, gain=CLIMBING)
-        moments = site_moments(found.sums, constant=found.constant(), N=data.N)
+        moments = site_moments(found.sums, constant=found.constant(), N=data.observations)
         return subset_statistics(chunks.L, *moments)
 
     def fixed_bound(self, data: Dataset) -> float:
@@ -216,7 +216,8 @@ class VariationalGP(InducingModel):
         centre = prior_mean(self.mean, data.X)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            return expected_log_prob(self.likelihood, data.Y, centre + mean, variance)
+            nats = expected_log_prob(self.likelihood, data.Y, centre + mean, variance)
+            return data.weighted(nats)
 
         return expected
 

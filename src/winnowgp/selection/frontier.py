@@ -26,12 +26,12 @@ class Frontier:
     Attributes:
         bounds: L(Z_M) in nats.
         masks: Z_M, with exactly M points each.
-        N: rows of data, for tolerances stated per observation.
+        N: observations, for tolerances stated per observation.
     """
 
     bounds: Float[Tensor, " sizes"]
     masks: Bool[Tensor, "sizes K"]
-    N: int
+    N: int | float
 
     @property
     def sizes(self) -> Int[Tensor, " sizes"]:

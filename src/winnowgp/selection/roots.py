@@ -45,13 +45,13 @@ class Roots:
         L: root of K_** + jitter·I, the prior covariance.
         data: one for each set of weights.
         empty: bound with no inducing points, in nats.
-        N: rows of data behind the moments.
+        N: observations behind the moments.
     """
 
     L: Float[Tensor, "K K"]
     data: tuple[DataRoot, ...]
     empty: Float[Tensor, ""]
-    N: int
+    N: int | float
 
     @property
     def K(self) -> int:

@@ -33,8 +33,8 @@ class SubsetStatistics(FlipObjective):
         return self.roots.K
 
     @property
-    def N(self) -> int:
-        """Number of rows of data."""
+    def N(self) -> int | float:
+        """Number of observations."""
         return self.roots.N
 
     def value(self, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:

@@ -120,7 +120,7 @@ class DeepFast(DeepSchedule):
         seed = drawn_seed(generator)
         reference = seeded_bound(model, data, generator, seed=seed)
         sites = _sites(model, data, generator)
-        selections = self._selections(model, sites, reference, data.N, generator)
+        selections = self._selections(model, sites, reference, data.observations, generator)
         candidates = tuple(layer.candidates.detach().clone() for layer in model.layers)
         masks = [_part_way(found, share) for found in selections]
         pruned = _pruned(model, data, sites, masks, generator)
@@ -134,7 +134,7 @@ class DeepFast(DeepSchedule):
         model: DeepGP,
         sites: Sequence[LayerSites],
         bound: float,
-        N: int,
+        N: int | float,
         generator: torch.Generator,
     ) -> tuple[Selection, ...]:
         """The set of each layer, and the probability of each of its candidates."""
@@ -195,7 +195,7 @@ def _pruned(
 
 def _part(data: Dataset, count: int, generator: torch.Generator) -> Dataset:
     order = torch.randperm(data.N, generator=generator, device=data.X.device)[:count]
-    return Dataset(data.X[order], data.Y[order])
+    return data.part(order)
 
 
 def _part_way(found: Selection, share: float) -> Mask:

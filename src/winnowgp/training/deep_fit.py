@@ -102,6 +102,7 @@ def fit_deep(
         on_progress=on_progress,
         inputs=data.X,
         targets=data.Y,
+        weights=data.weights,
         model=model,
         schedule=schedule,
     ) as course:
@@ -124,10 +125,9 @@ def estimated_bound(
     model: DeepGP, data: Dataset, *, generator: torch.Generator, samples: int = 4, rows: int = 4096
 ) -> float:
     """The bound of all rows, in nats, averaged over a few samples; rows in chunks."""
-    parts = zip(data.X.split(rows), data.Y.split(rows), strict=True)
     fit = 0.0
-    for X, Y in parts:
-        part = Dataset(X, Y)
+    for start in range(0, data.N, rows):
+        part = data.part(slice(start, start + rows))
         noise = model.noise(part.N, samples, generator)
         fit += model.evaluated(part, noise=noise).fit.item()
     return fit - sum(layer.points().kl().item() for layer in model.layers)

@@ -61,6 +61,7 @@ def deep_race(
         on_progress=on_progress,
         inputs=data.X,
         targets=data.Y,
+        weights=data.weights,
         starts=[described(start) for start in starts],
         steps=(layerwise, steps, samples, batch_size),
     ) as course:

@@ -88,9 +88,11 @@ class Fast(Schedule):
             current = steps.chosen(pool, frontier.masks[M], frontier.bounds[M].item())
             if index == 0 and 4 * self.n_candidates < data.N:
                 part = steps.part(data.N // 4)
-                current, _ = steps.climb(current, stop=Stop(1e-3 * part.N, 20, 60), on=part)
+                current, _ = steps.climb(
+                    current, stop=Stop(1e-3 * part.observations, 20, 60), on=part
+                )
             gain, most = (3e-4, 200) if last else (1e-3, 100)
-            current, bound = steps.climb(current, stop=Stop(gain * data.N, 20, most))
+            current, bound = steps.climb(current, stop=Stop(gain * data.observations, 20, most))
             fits.append((current, bound))
             reference = max(reference, bound)
             if last:
@@ -98,7 +100,7 @@ class Fast(Schedule):
             pool = steps.with_fresh(current, max(32, current.K // 4))
         # The bound of all candidates counts too, as a fit that nobody would choose.
         known = [(model.K, bound) for model, bound in fits]
-        chosen = self.goal.best([*known, (data.N + 1, reference)], N=data.N)
+        chosen = self.goal.best([*known, (data.N + 1, reference)], N=data.observations)
         best = fits[chosen] if chosen < len(fits) else max(fits, key=lambda f: f[1])
         return best[0], reference
 
@@ -113,17 +115,17 @@ class Fast(Schedule):
             pool = steps.with_fresh(best, max(50, M // 2))
             frontier = path_frontier(pool.subset_statistics(data))
             size = frontier.at_most(M)
-            if frontier.bounds[size].item() < bound + 1e-5 * data.N:
+            if frontier.bounds[size].item() < bound + 1e-5 * data.observations:
                 break
             traded = steps.chosen(pool, frontier.masks[size], frontier.bounds[size].item())
             better, new_bound = steps.climb(traded, stop=self._stop(data, 0.2))
-            if new_bound < bound + 1e-4 * data.N:
+            if new_bound < bound + 1e-4 * data.observations:
                 break
             best, bound = better, new_bound
         return best, bound
 
     def _stop(self, data: Dataset, share: float) -> Stop:
-        return Stop(self.gain * data.N, 20, int(share * self.iterations))
+        return Stop(self.gain * data.observations, 20, int(share * self.iterations))
 
     def _finished(
         self, steps: FastSteps[Model], fitted: Model, reference: float, generator: torch.Generator

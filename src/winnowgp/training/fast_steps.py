@@ -69,8 +69,7 @@ class FastSteps(Generic[Model]):
 
     def part(self, count: int) -> Dataset:
         """A random part of the rows, the same whenever it is asked for."""
-        chosen = self._order[:count]
-        return Dataset(self.data.X[chosen], self.data.Y[chosen])
+        return self.data.part(self._order[:count])
 
     def warmed_up(self, stages: tuple[int, ...] = STAGES) -> Model:
         """No points yet, and hyper-parameters from the exact evidence of a few rows."""
@@ -159,7 +158,7 @@ class FastSteps(Generic[Model]):
 
     def _raced(self, start: Model, on: Dataset, iterations: int) -> tuple[Model, float]:
         try:
-            return self.climb(start, stop=Stop(3e-4 * on.N, 20, iterations), on=on)
+            return self.climb(start, stop=Stop(3e-4 * on.observations, 20, iterations), on=on)
         except TrainingError:
             return start, -inf
 
@@ -176,7 +175,7 @@ class FastSteps(Generic[Model]):
         pool, part = self.with_fresh(model, M), self.part(self._rows)
         learnt = pool.candidates.requires_grad
         pool.candidates.requires_grad_(False)
-        held, _ = self.climb(pool, stop=Stop(1e-3 * part.N, 10, 40), on=part)
+        held, _ = self.climb(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
         held.candidates.requires_grad_(learnt)
         return held.with_candidates(self.data.X[:0])
 

@@ -59,6 +59,7 @@ def fit(
         on_progress=on_progress,
         inputs=data.X,
         targets=data.Y,
+        weights=data.weights,
         model=model,
         schedule=schedule,
     ) as course:

@@ -21,7 +21,7 @@ class Goal(ABC):
         """
 
     @abstractmethod
-    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         """Which of several fits, each a number of points and a bound, serves the goal best."""
 
 
@@ -42,7 +42,7 @@ class FixedAlpha(Goal):
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return int(frontier.best_for_alpha(self.alpha).mask.sum())
 
-    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         scores = [bound - self.alpha * M**2 for M, bound in fits]
         return scores.index(max(scores))
 
@@ -64,7 +64,7 @@ class Tolerance(Goal):
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.smallest(self.nats, reference=reference)
 
-    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         reference = max(bound for _, bound in fits)
         kept = [(M, -bound, i) for i, (M, bound) in enumerate(fits)]
         return min(k for k in kept if -k[1] >= reference - self.nats * N)[2]
@@ -84,6 +84,6 @@ class MaxPoints(Goal):
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.at_most(self.points)
 
-    def best(self, fits: Sequence[tuple[int, float]], *, N: int) -> int:
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         bounds = [bound for _, bound in fits]
         return bounds.index(max(bounds))

@@ -41,12 +41,16 @@ def noise_of(likelihood: Likelihood) -> NoiseParameter | None:
 @torch.no_grad()
 def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
     """The constant latent function under which the targets are most probable, on a grid."""
-    Y = data.Y[:_ROWS]
+    rows = data.part(slice(_ROWS))
+    Y = rows.Y
     steps = torch.linspace(0, 1, 41, dtype=Y.dtype, device=Y.device)
     levels = torch.cat([8 * steps - 4, Y.quantile(steps), Y.mean()[None]])
     F = latent_functions(likelihood, data.P)
     flat = torch.zeros(len(Y), F, dtype=Y.dtype, device=Y.device)
-    nats = [expected_log_prob(likelihood, Y, flat + level, flat).sum() for level in levels]
+    nats = [
+        rows.weighted(expected_log_prob(likelihood, Y, flat + level, flat)).sum()
+        for level in levels
+    ]
     return levels[int(torch.stack(nats).nan_to_num(-torch.inf).argmax())]
 
 

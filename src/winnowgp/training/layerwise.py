@@ -59,7 +59,7 @@ def train_layerwise(
             likelihood = model.likelihood if last else GaussianLikelihood()
             Y = data.Y if last else _hidden_targets(data, inputs, layer.P, model)
             alone = DeepGP([layer], likelihood=likelihood, targets=Y.shape[1])
-            parts = Parts(Dataset(inputs, Y), batch_size, course.generator)
+            parts = Parts(Dataset(inputs, Y, data.weights), batch_size, course.generator)
             training.run(alone, parts, f"layer {number}", steps=steps, course=course)
             layer.load_state_dict(alone.layers[0].state_dict())
             if last:

@@ -20,7 +20,7 @@ class Parts:
         whole = size is None or size >= data.N
         self.total = None if whole else data.N
         """What a bound is told that the rows are a part of."""
-        self.scale = float(data.N * data.P)
+        self.scale = float(data.observations * data.P)
         """What nats are divided by before they are differentiated."""
         self._data = data
         self._batches = RowBatches(
@@ -32,7 +32,7 @@ class Parts:
         if self.total is None:
             return self._data
         rows = next(self._batches)
-        return Dataset(self._data.X[rows], self._data.Y[rows])
+        return self._data.part(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Which rows were seen."""

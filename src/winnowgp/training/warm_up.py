@@ -44,11 +44,11 @@ def warmed_up(
     for stage, count in enumerate(stages):
         if stage and stages[stage - 1] >= data.N:
             break
-        rows = Dataset(data.X[order[:count]], data.Y[order[:count]])
+        rows = data.part(order[:count])
         climbed = [(_climb(start, rows, journal), start) for start in fitted]
         ranked = sorted(climbed, key=lambda r: -r[0])
         top = ranked[0][0]
-        others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.N]
+        others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.observations]
         best = ranked[0][1]
         revived = [deepcopy(start) for start in [best, *others][:2]]
         for start in revived:
@@ -74,7 +74,10 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     constant = isinstance(model.mean, ConstantMean) and any(
         p.requires_grad for p in model.mean.parameters()
     )
-    variance = (data.Y - level * constant).square().mean().item()
+    square = (data.Y - level * constant).square()
+    if data.weights is not None:
+        square = data.weighted(square) * (data.N / data.observations)
+    variance = square.mean().item()
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     quick = [0.1] if data.D <= 3 else []
@@ -96,7 +99,7 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
 
 def _climb(model: InducingModel, rows: Dataset, journal: Journal) -> float:
     """Maximise the exact evidence of the rows; −∞ where it cannot be computed at all."""
-    stop = Stop(gain=1e-3 * rows.N, window=10, iterations=60)
+    stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
     try:
         objective = model.dense_bound(rows)
         return climb(model, rows.X, objective=objective, stop=stop, journal=journal).value

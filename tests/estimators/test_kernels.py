@@ -1,0 +1,221 @@
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from gpytorch.kernels import Kernel
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from torch import Tensor
+
+import winnowgp
+from winnowgp import DeepGPRegressor, SparseGPRegressor
+from winnowgp.cli.main import run
+from winnowgp.errors import InputError
+from winnowgp.estimators import export_numpy, kernel_from
+from winnowgp.estimators.kernel_words import KERNEL_NAMES, kernel_words, written
+from winnowgp.models.kernel_blocks import covariance, prior_variance
+
+A = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
+B = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).double()
+
+
+def plain(name: str, a: Tensor, b: Tensor) -> Tensor:
+    """One pair of rows at hyper-parameters of 1, from the definition."""
+    r = float((a - b).norm())
+    if name == "periodic":
+        return torch.exp(-2 * torch.sin(torch.pi * (a - b)).square().sum())
+    found = {
+        "rbf": np.exp(-(r**2) / 2),
+        "matern12": np.exp(-r),
+        "matern32": (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r),
+        "matern52": (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r),
+        "rq": 1 / (1 + r**2 / 2),
+        "linear": float(a @ b),
+        "constant": 1.0,
+    }
+    return torch.tensor(found[name]).double()
+
+
+def table(name: str, columns: list[int]) -> Tensor:
+    rows = [[plain(name, a[columns], b[columns]) for b in B] for a in A]
+    return torch.tensor(rows).double()
+
+
+def evaluated(text: str, **words: Any) -> Tensor:
+    kernel = kernel_from(text, 4, **words).double()
+    with torch.no_grad():
+        diagonal = covariance(kernel, A, A).diagonal()
+        torch.testing.assert_close(prior_variance(kernel, A), diagonal, atol=1e-6, rtol=1e-6)
+        return covariance(kernel, A, B)
+
+
+@pytest.mark.parametrize("name", KERNEL_NAMES)
+def test_names(name: str) -> None:
+    every = table(name, [0, 1, 2, 3])
+    torch.testing.assert_close(evaluated(name), every, atol=1e-6, rtol=1e-6)
+    some = table(name, [1, 3])
+    torch.testing.assert_close(evaluated(f"{name}[1, -1]"), some, atol=1e-6, rtol=1e-6)
+
+
+ALL = [0, 1, 2, 3]
+EXPRESSIONS = {
+    "rbf + linear": lambda: table("rbf", ALL) + table("linear", ALL),
+    "rbf * linear": lambda: table("rbf", ALL) * table("linear", ALL),
+    "rbf[0, 1] * matern52[2:] + linear": lambda: (
+        table("rbf", [0, 1]) * table("matern52", [2, 3]) + table("linear", ALL)
+    ),
+    "(rbf[:2] + linear) * periodic[3]": lambda: (
+        (table("rbf", [0, 1]) + table("linear", ALL)) * table("periodic", [3])
+    ),
+    "rq[::2] * rbf[1] * constant": lambda: table("rq", [0, 2]) * table("rbf", [1]),
+    "rbf[b, 'c d'] + constant": lambda: table("rbf", [1, 2]) + 1,
+}
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_sums_products_and_columns(text: str) -> None:
+    columns = {"a": [0], "b": [1], "c d": [2], "e": [3]}
+    found = evaluated(text, columns=columns)
+    torch.testing.assert_close(found, EXPRESSIONS[text](), atol=1e-6, rtol=1e-6)
+    words = kernel_words(text, 4, columns=columns)
+    assert kernel_words(written(words), 4) == words
+
+
+def scales(kernel: Kernel) -> int:
+    return sum("outputscale" in name for name, _ in kernel.named_parameters())
+
+
+def test_every_term_has_one_variance() -> None:
+    counts = {
+        "rbf": 1,
+        "rbf * periodic": 1,
+        "rbf + periodic": 2,
+        "linear": 0,
+        "rbf + linear": 1,
+        "rbf * linear": 0,
+        "(rbf + rq) * periodic": 2,
+    }
+    assert {text: scales(kernel_from(text, 2)) for text in counts} == counts
+
+
+def test_a_period_is_in_units_of_its_column() -> None:
+    made: Any = kernel_from("periodic[1](period=12)", 3, scale=torch.tensor([1.0, 4.0, 9.0]))
+    assert made.base_kernel.period_length.item() == pytest.approx(3.0, rel=1e-6)
+    same: Any = kernel_from("periodic(period=12)[1]", 3, scale=torch.tensor([1.0, 4.0, 9.0]))
+    assert same.base_kernel.period_length.item() == pytest.approx(3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("rbf +", "cannot be read at character"),
+        ("rbff", "'rbff' at character 1 of 'rbff': the kernels are rbf, matern12"),
+        ("rbf + rbff", "'rbff' at character 7 of"),
+        ("rbf - linear", "only \\+ and \\* combine"),
+        ("2 * rbf", "a number is no kernel"),
+        ("rbf[4]", "'4' at character 5 of .*: there are 4 columns, 0 to 3"),
+        ("rbf[2:2]", "none of the 4 columns"),
+        ("rbf[::0]", "step of 0"),
+        ("rbf[1.5]", "columns are whole numbers"),
+        ("rbf[True]", "columns are whole numbers"),
+        ("rbf['age']", "names only where a data frame"),
+        ("rbf[0][1]", "say the columns once"),
+        ("rbf(0)", "columns are in brackets"),
+        ("periodic(period=-1)", "hold a period"),
+        ("periodic(period=2)(period=2)", "say the settings once"),
+        ("rbf(period=2)", "only a periodic kernel"),
+        ("periodic(period=2)", "a period is in units"),
+        ("__import__('os')", "columns are in brackets"),
+        ("rbf.__class__", "the kernels are"),
+        ("rbf if rbf else rbf", "the kernels are"),
+        ("(" * 300 + "rbf" + ")" * 300, "cannot be read"),
+        (3, "`kernel` must be one of"),
+    ],
+)
+def test_what_is_not_a_kernel_is_refused_with_its_place(text: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        kernel_from(text, 4)
+
+
+def months(N: int = 90) -> tuple[pd.DataFrame, np.ndarray]:
+    """A season on a trend, and a column of another kind."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"month": np.arange(N, dtype=float), "size": rng.normal(size=N)})
+    month, size = frame["month"].to_numpy(), frame["size"].to_numpy()
+    y = np.sin(2 * np.pi * month / 12) + 0.02 * month + 0.3 * size
+    return frame, y + 0.05 * rng.normal(size=N)
+
+
+def seasons(**arguments: Any) -> SparseGPRegressor:
+    text = "periodic[month](period=12) + linear"
+    return SparseGPRegressor(text, n_candidates=30, random_state=0, **arguments)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> SparseGPRegressor:
+    X, y = months()
+    return seasons().fit(X[:72], y[:72])
+
+
+def test_a_season_on_a_trend_goes_on(fitted: SparseGPRegressor, tmp_path: Path) -> None:
+    X, y = months()
+    ahead = fitted.score(X[72:], y[72:])
+    smooth = SparseGPRegressor(n_candidates=30, random_state=0).fit(X[:72], y[:72])
+    assert ahead > 0.95 > smooth.score(X[72:], y[72:])
+    assert "periodic[month]" in repr(clone(fitted))
+    back = winnowgp.load(fitted.save(tmp_path / "season.winnow"))
+    np.testing.assert_allclose(back.predict(X), fitted.predict(X), rtol=1e-8)
+    program = runpy.run_path(str(export_numpy(fitted, tmp_path / "season.py")))
+    mean = program["predict"](X.to_numpy())["mean"]
+    np.testing.assert_allclose(mean, fitted.predict(X), atol=1e-8)
+
+
+def test_names_of_other_columns_are_refused() -> None:
+    X, y = months(20)
+    with pytest.raises(InputError, match="no column has this name; the first are 'm', 'size'"):
+        seasons().fit(X.rename(columns={"month": "m"}), y)
+    with pytest.raises(InputError, match="names only where a data frame"):
+        seasons().fit(X.to_numpy(), y)
+
+
+def test_a_grid_of_kernels() -> None:
+    X = np.random.default_rng(0).uniform(-2, 2, size=(40, 2))
+    model = SparseGPRegressor(
+        schedule="paper", alpha=0.01, n_candidates=10, epochs=(60, 5, 20), random_state=0
+    )
+    grid = {"kernel": ["rbf[1]", "rbf[0] + constant"], "alpha": [0.01, 1.0]}
+    search = GridSearchCV(model, grid, cv=2).fit(X, np.sin(X[:, 0]))
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_params_["kernel"] == "rbf[0] + constant"
+
+
+def test_layers_have_columns_too() -> None:
+    X, y = months(30)
+    model = DeepGPRegressor(
+        kernel=("rbf[0] * rbf[1] + linear", "rbf"),
+        n_candidates=6,
+        epochs=(5, 10, 10),
+        hidden_mean="identity",
+        random_state=0,
+    )
+    assert np.isfinite(model.fit(X, y).elbo_)
+    with pytest.raises(InputError, match="a period is in units"):
+        model.set_params(kernel="periodic(period=2)").fit(X, y)
+
+
+def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
+    X, y = months(40)
+    kind = np.where(np.arange(40) % 2, "a", "b")
+    X.assign(kind=kind, y=y).to_csv(tmp_path / "t.csv", index=False)
+    model, kernel = str(tmp_path / "m.winnow"), "rbf[month] + linear[kind, size]"
+    words = ["fit", str(tmp_path / "t.csv"), "-t", "y", "-o", model, "--quiet"]
+    assert run([*words, "--kernel", kernel]) == 0
+    found = winnowgp.load(model)
+    assert found.findings["kernel"] == kernel
+    assert found.estimator.kernel == "rbf[0] + linear[1, 2, 3]"
+    assert run([*words, "--kernel", "rbf[year]"]) == 2

@@ -1,0 +1,213 @@
+"""Every estimator where scikit-learn's own would stand: its checks, and its other tools."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import config_context
+from sklearn.base import BaseEstimator, clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from winnowgp import (
+    GPLVM,
+    DeepGPClassifier,
+    DeepGPRegressor,
+    SparseGPClassifier,
+    SparseGPRegressor,
+)
+from winnowgp.errors import InputError
+
+PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "random_state": 0}
+ONE_LAYER: dict[str, Any] = PAPER | {"layers": 1, "n_candidates": 8, "predict_samples": 4}
+TWO_LAYERS: dict[str, Any] = {
+    "n_candidates": 8,
+    "predict_samples": 16,
+    "random_state": 0,
+    "hidden_mean": "identity",
+}
+
+
+def regressor(**arguments: Any) -> SparseGPRegressor:
+    settings: dict[str, Any] = {"n_candidates": 10, "epochs": (60, 20, 60)}
+    return SparseGPRegressor(**(PAPER | settings | arguments))
+
+
+def classifier(**arguments: Any) -> SparseGPClassifier:
+    settings: dict[str, Any] = {"n_candidates": 10, "epochs": (30, 3, 25)}
+    return SparseGPClassifier(**(PAPER | settings | arguments))
+
+
+# Nothing is excluded. scikit-learn itself skips its check of array API inputs unless SciPy's
+# environment variable is set.
+@parametrize_with_checks(
+    [
+        regressor(),
+        classifier(),
+        DeepGPRegressor(**ONE_LAYER, epochs=(0, 200, 2, 100)),
+        DeepGPClassifier(**ONE_LAYER, epochs=(0, 30, 2, 10)),
+    ]
+)
+def test_scikit_learns_own_checks(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.filterwarnings("ignore:every row was placed at 0")
+@parametrize_with_checks([GPLVM(max_points=3, max_iter=2, n_candidates=5)])
+def test_scikit_learns_own_checks_of_maps(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [
+        SparseGPRegressor(n_candidates=20),
+        SparseGPClassifier(n_candidates=20),
+        DeepGPRegressor(**TWO_LAYERS, epochs=(20, 60, 60)),
+        DeepGPClassifier(**TWO_LAYERS, epochs=(20, 60, 60)),
+        DeepGPRegressor(**TWO_LAYERS, schedule="paper", alpha=0.01, epochs=(20, 60, 5, 40)),
+        DeepGPClassifier(**TWO_LAYERS, schedule="paper", alpha=0.01, epochs=(20, 60, 5, 40)),
+    ]
+)
+def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:every row was placed at 0")
+@parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
+def test_scikit_learns_own_checks_of_longer_maps(estimator, check) -> None:
+    check(estimator)
+
+
+def copied(estimator: Any) -> Any:
+    return clone(estimator)
+
+
+def frame(N: int = 40) -> tuple[pd.DataFrame, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"width": rng.uniform(-2, 2, N), "height": rng.uniform(50, 90, N)})
+    return X, np.sin(2 * X["width"].to_numpy()) + 0.1 * rng.normal(size=N)
+
+
+COUNTS = np.array([1, 0, 3, 2, 1, 1, 0, 4] * 5)
+ESTIMATORS: dict[str, BaseEstimator] = {
+    "regressor": regressor(),
+    "minibatches": regressor(batch_size=10),
+    "classifier": classifier(),
+}
+LONGER: dict[str, BaseEstimator] = {
+    "fast regressor": SparseGPRegressor(n_candidates=15, random_state=0),
+    "student-t": SparseGPRegressor(likelihood="student-t", max_points=6, random_state=0),
+    "fast classifier": SparseGPClassifier(n_candidates=15, random_state=0),
+    "deep regressor": DeepGPRegressor(**TWO_LAYERS, epochs=(5, 10, 10)),
+    "deep classifier": DeepGPClassifier(**TWO_LAYERS, epochs=(5, 10, 10)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*ESTIMATORS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)]
+)
+def test_a_weight_is_a_number_of_rows_in_a_whole_fit(name: str) -> None:
+    X, y = frame()
+    y = np.where(y > 0, "up", "low") if "classifier" in name else y
+    estimator: Any = (ESTIMATORS | LONGER)[name]
+    weighted = copied(estimator).fit(X, y, sample_weight=COUNTS)
+    repeated = copied(estimator).fit(X.loc[X.index.repeat(COUNTS.tolist())], y.repeat(COUNTS))
+    assert weighted.elbo_ == pytest.approx(repeated.elbo_, abs=1e-6)
+    assert weighted.given_up_ == pytest.approx(repeated.given_up_, abs=1e-6)
+    for answer in ("predict_proba", "predict") if "classifier" in name else ("predict",):
+        a, b = getattr(weighted, answer)(X), getattr(repeated, answer)(X)
+        if a.dtype.kind == "f":
+            np.testing.assert_allclose(a, b, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(a, b)
+    assert weighted.score(X, y, sample_weight=COUNTS) == pytest.approx(
+        repeated.score(X.loc[X.index.repeat(COUNTS.tolist())], y.repeat(COUNTS)), abs=1e-6
+    )
+    plain = copied(estimator).fit(X, y)
+    assert plain.elbo_ != pytest.approx(weighted.elbo_, abs=1e-3)
+    left_out = copied(estimator).fit(X[COUNTS > 0], y[COUNTS > 0])
+    zeros = copied(estimator).fit(X, y, sample_weight=(COUNTS > 0).astype(float))
+    np.testing.assert_array_equal(zeros.predict(X), left_out.predict(X))
+    assert zeros.elbo_ == left_out.elbo_
+
+
+def test_a_fraction_says_how_little_a_row_is_trusted() -> None:
+    X, y = frame()
+    wrong = np.arange(40) % 8 == 3
+    spoilt = np.where(wrong, y + 5, y)
+    model = SparseGPRegressor(n_candidates=15, random_state=0)
+    trusted = copied(model).fit(X, spoilt, sample_weight=np.where(wrong, 1e-4, 1.0))
+    clean = copied(model).fit(X[~wrong], y[~wrong])
+    error = np.abs(trusted.predict(X) - clean.predict(X))
+    assert error.max() < 0.05 < np.abs(copied(model).fit(X, spoilt).predict(X) - y).max()
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones(39), r"one number a row, \[40\]; got shape \[39\]"),
+        (np.ones((40, 2)), r"got shape \[40, 2\]"),
+        (-np.ones(40), "must be finite and not negative; 40 of 40"),
+        (np.full(40, np.nan), "must be finite"),
+        (np.zeros(40), "positive for at least one row"),
+        (["much"] * 40, "must be numbers"),
+    ],
+)
+def test_weights_that_make_no_sense_are_named(weights: Any, message: str) -> None:
+    X, y = frame()
+    with pytest.raises(InputError, match=message):
+        regressor().fit(X, y, sample_weight=weights)
+
+
+def test_a_class_without_weight_is_no_class() -> None:
+    X, y = frame()
+    labels = np.where(y > 0.5, "top", np.where(y > -0.5, "mid", "low"))
+    model = classifier().fit(X, labels, sample_weight=(labels != "mid").astype(float))
+    assert model.classes_.tolist() == ["low", "top"]
+
+
+def test_weights_are_routed_through_a_grid_and_a_pipeline() -> None:
+    X, y = frame()
+    with config_context(enable_metadata_routing=True):
+        scale: Any = StandardScaler().set_fit_request(sample_weight=False)
+        asked: Any = regressor().set_fit_request(sample_weight=True)
+        pipe = Pipeline([("scale", scale), ("gp", asked.set_score_request(sample_weight=True))])
+        grid = {"gp__tolerance": [0.01], "gp__kernel": ["rbf", "rbf + linear"], "gp__alpha": [0.01]}
+        search = GridSearchCV(pipe, grid, cv=2).fit(X, y, sample_weight=COUNTS)
+        kernel = search.best_params_["gp__kernel"]
+        alone = regressor(kernel=kernel).fit(scale.fit_transform(X), y, sample_weight=COUNTS)
+        np.testing.assert_allclose(search.predict(X), alone.predict(scale.transform(X)), atol=1e-9)
+
+
+def test_frames_keep_their_names() -> None:
+    X, y = frame()
+    model = regressor().fit(X, y)
+    assert model.feature_names_in_.tolist() == ["width", "height"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(X.rename(columns={"width": "depth"}))
+    chart = GPLVM(n_components=1, max_points=4, max_iter=3, random_state=0)
+    chart.set_output(transform="pandas").fit(X)
+    placed = chart.transform(X)
+    assert isinstance(placed, pd.DataFrame)
+    assert placed.columns.tolist() == chart.get_feature_names_out().tolist() == ["gplvm0"]
+    assert placed.index.equals(X.index)
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, *LONGER])
+def test_copies_and_pages(name: str) -> None:
+    estimator = (ESTIMATORS | LONGER)[name]
+    assert copied(estimator).get_params() == estimator.get_params()
+    assert type(estimator).__name__ in estimator._repr_html_()
+
+
+def test_pipelines_cross_validate() -> None:
+    X, y = frame()
+    pipe = make_pipeline(StandardScaler(), regressor())
+    assert cross_val_score(pipe, X, y, cv=2).shape == (2,)
+    labels = cross_val_score(make_pipeline(StandardScaler(), classifier()), X, y > 0, cv=2)
+    assert (labels > 0.5).all()
