@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, final
 
 import torch
@@ -84,7 +85,8 @@ class DeepThreePhases(DeepSchedule):
         generator = course.generator
         alphas = layer_alphas(self.alpha, len(model.layers))
         parts = Parts(data, self.batch_size, generator)
-        training = LayerTraining(self.learning_rate, self.samples)
+        # Plain Adam, as in the paper.
+        training = LayerTraining(self.learning_rate, self.samples, longest=inf)
         train_layerwise(
             model,
             data,

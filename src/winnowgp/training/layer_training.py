@@ -17,8 +17,6 @@ from winnowgp.training.deep_fit import DeepProgress
 from winnowgp.training.parts import Parts
 from winnowgp.typing import Scalar
 
-# Of the running average of gradients' lengths.
-_LONGEST = 2.0
 # Times that a natural step is shortened before it is not taken.
 _SHORTENED = 5
 # Nats a row below the running average.
@@ -42,6 +40,8 @@ class LayerTraining:
     """Of the last layer's q(u); None leaves it to Adam."""
     cooling: float = 1.0
     """What share the learning rate falls to over the last third of the steps."""
+    longest: float = 2.0
+    """Times the running average of its length that a gradient may be; see `Adam`."""
 
     def run(
         self,
@@ -75,7 +75,7 @@ class LayerTraining:
                 _improve(model, parts, *latest[0], rate=max(natural, 1 / step))
             course.on_progress(DeepProgress(phase, step, steps, value, model, None))
 
-        Adam(steps, cooling=self.cooling, longest=_LONGEST, deepest=_DEEPEST).maximise(
+        Adam(steps, cooling=self.cooling, longest=self.longest, deepest=_DEEPEST).maximise(
             objective,
             [(chosen, self.learning_rate)],
             scale=parts.scale,
