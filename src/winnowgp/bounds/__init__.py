@@ -32,6 +32,7 @@ from winnowgp.bounds.moments import (
     moment_posterior,
     moment_upper_bound,
 )
+from winnowgp.bounds.prior_moments import prior_moments
 from winnowgp.bounds.psi import ExpectedKernel, Psi, pair_weights
 from winnowgp.bounds.rbf_psi import RBFPsi
 from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
@@ -81,6 +82,7 @@ __all__ = [
     "moment_posterior",
     "moment_upper_bound",
     "pair_weights",
+    "prior_moments",
     "site_gradient",
     "site_moments",
     "site_sums",
