@@ -11,6 +11,10 @@ from winnowgp.models.cross_covariance import cross_covariance
 from winnowgp.models.kernel_blocks import covariance, prior_mean
 from winnowgp.models.posterior import Posterior
 
+# Of the prior variance, added to that of each row: without it, rounding makes the covariance of
+# rows that nearly coincide indefinite, and whoever draws from it stumbles.
+_JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
+
 
 @final
 class JointProcess(nn.Module):
@@ -23,8 +27,9 @@ class JointProcess(nn.Module):
 
     Unlike an update of q(u), this tells also what the inducing points cannot see, so that a value
     observed where they are far is believed there. Rows and observations may have batch axes, and
-    everything is differentiable in all of them. O(M²) a row and O(n³) once for n rows observed;
-    for many of them, see `updated_posterior`.
+    everything is differentiable in all of them. Variances have 1e-10 of the prior's added (1e-5 in
+    float32). O(M²) a row and O(n³) once for n rows observed; for many of them, see
+    `updated_posterior`.
 
     Args:
         posterior: of a finished model.
@@ -83,6 +88,7 @@ class JointProcess(nn.Module):
             mean = mean + (cross.mT @ self.weights[..., None])[..., 0]
             known = solve_lower(self.root, cross)
             cov = cov - known.mT @ known
+        cov = cov + torch.diag_embed(_JITTER[X.dtype] * variance)[..., None, :, :]
         batch = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
         P, q = self.posterior.P, X.shape[-2]
         return mean.expand(*batch, P, q), cov.expand(*batch, P, q, q)
