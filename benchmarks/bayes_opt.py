@@ -28,6 +28,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
+from typing import Any
 
 import torch
 from botorch.acquisition.logei import qLogExpectedImprovement
@@ -73,7 +74,7 @@ class Surrogate:
             )
             self.points.append(found.n_inducing_)
             return FittedGP.of(found)
-        model = SingleTaskVariationalGP(
+        model: Any = SingleTaskVariationalGP(
             X,
             y[:, None],
             covar_module=deepcopy(self.kernel),
@@ -128,7 +129,8 @@ def run(method: str, seed: int) -> None:
 def proposed(model: Model, X: Tensor, *, seed: int) -> Tensor:
     """The next batch."""
     with torch.no_grad():
-        incumbent = model.posterior(X).mean.max()
+        posterior: Any = model.posterior(X)
+    incumbent = posterior.mean.max()
     sampler = SobolQMCNormalSampler(torch.Size([64]), seed=seed)
     cube = torch.stack([X.new_zeros(D), X.new_ones(D)])
     return optimize_acqf(

@@ -137,7 +137,7 @@ def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
     model = FittedGP.of(single)
 
     def moments(X: Tensor) -> tuple[Tensor, Tensor]:
-        posterior = model.posterior(X)
+        posterior: Any = model.posterior(X)
         return posterior.mean, posterior.distribution.covariance_matrix
 
     assert torch.autograd.gradcheck(moments, rows(2, 3).requires_grad_(), atol=1e-6)
@@ -254,6 +254,7 @@ def test_acquisition_functions_can_be_climbed(
     X, value = optimize_acqf(
         function, BOX, q=q, num_restarts=2, raw_samples=16, options={"maxiter": 20}
     )
+    assert value is not None
     assert X.shape == (q, 2)
     assert torch.equal(X.clamp(*BOX), X)
     drawn = rows(20, q, seed=12)

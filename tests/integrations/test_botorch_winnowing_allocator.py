@@ -27,8 +27,7 @@ def rows(N: int = 40, D: int = 2, seed: int = 0) -> Tensor:
 
 def kernel(lengthscale: float = 0.4, nu: float = 2.5, batch: torch.Size = NONE) -> Kernel:
     made = ScaleKernel(MaternKernel(nu=nu, batch_shape=batch), batch_shape=batch).double()
-    made.base_kernel.lengthscale = lengthscale
-    made.outputscale = 1.5
+    made.initialize(**{"base_kernel.lengthscale": lengthscale, "outputscale": 1.5})
     return made
 
 
@@ -144,9 +143,9 @@ class Watched(Kernel):
     def __init__(self, blocks: Blocks) -> None:
         super().__init__()
         self.inner, self.blocks = RBFKernel().double(), blocks
-        self.inner.lengthscale = 0.2
+        self.inner.initialize(lengthscale=0.2)
 
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, *rest: Any, **params: Any) -> Any:
         if not diag:
             self.blocks.largest = max(self.blocks.largest, x1.shape[-2] * x2.shape[-2])
         return self.inner.forward(x1, x2, diag=diag, **params)
@@ -172,14 +171,15 @@ def test_a_model_of_botorch_has_as_many_points_as_were_chosen_and_trains() -> No
     X = rows(100, 1)
     y = standardised(torch.sin(4 * X))
     allocator = WinnowingAllocator(targets=y, noise=0.01)
-    model = SingleTaskVariationalGP(
+    model: Any = SingleTaskVariationalGP(
         X, y, learn_inducing_points=False, inducing_points=60, inducing_point_allocator=allocator
     )
     Z = model.model.variational_strategy.inducing_points
     assert 2 <= len(Z) < 15
     which(Z, X)
     elbo = VariationalELBO(model.likelihood, model.model, num_data=100)
-    (-elbo(model.model(X), y[:, 0])).backward()
+    value: Any = elbo(model.model(X), y[:, 0])
+    (-value).backward()
     with torch.no_grad():
         assert model.posterior(X[:7]).mean.shape == (7, 1)
 
@@ -187,7 +187,7 @@ def test_a_model_of_botorch_has_as_many_points_as_were_chosen_and_trains() -> No
 def test_a_model_that_exists_gets_exactly_as_many_points_as_it_had() -> None:
     X = rows(50, 1)
     chosen = which(WinnowingAllocator().allocate_inducing_points(X, kernel(), 30, NONE), X)
-    model = SingleTaskVariationalGP(
+    model: Any = SingleTaskVariationalGP(
         X,
         covar_module=kernel(),
         learn_inducing_points=False,
@@ -231,7 +231,7 @@ def test_batches_of_inputs_choose_for_themselves_and_are_filled_up() -> None:
 
 def test_outputs_with_kernels_of_their_own_share_the_union() -> None:
     X, k = rows(60), kernel(batch=torch.Size([2]))
-    k.base_kernel.lengthscale = torch.tensor([0.3, 0.6])[:, None, None].double()
+    k.initialize(**{"base_kernel.lengthscale": torch.tensor([0.3, 0.6])[:, None, None].double()})
     Y = torch.stack([torch.sin(9 * X[:, 0]), X[:, 1]], 1)
     own = [
         allocated(WinnowingAllocator(targets=Y[:, p], noise=0.05), X, k[p], 60) for p in range(2)
@@ -250,7 +250,7 @@ def test_outputs_with_kernels_of_their_own_share_the_union() -> None:
 def test_botorchs_model_of_two_outcomes_takes_them() -> None:
     X = rows(30)
     Y = standardised(X)
-    model = SingleTaskVariationalGP(
+    model: Any = SingleTaskVariationalGP(
         X,
         Y,
         learn_inducing_points=False,

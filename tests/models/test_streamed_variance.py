@@ -23,7 +23,7 @@ class Watched(Kernel):
         self.inner = MaternKernel(nu=1.5).double()
         self.largest = 0
 
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, *rest: Any, **params: Any) -> Any:
         if not diag:
             self.largest = max(self.largest, x1.shape[-2] * x2.shape[-2])
         return self.inner.forward(x1, x2, diag=diag, **params)

@@ -5,8 +5,8 @@ from typing import Any, final
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.models.model import FantasizeMixin, Model
-from botorch.posteriors import Posterior as BoTorchPosterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.posteriors.transformed import TransformedPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float
@@ -87,13 +87,14 @@ class FittedGP(Model, FantasizeMixin):
         """Of the fantasies or other alternatives that the model was conditioned on, if any."""
         return self.process.batch_shape
 
-    def posterior(
+    # The signatures of BoTorch's two parents differ; this is `Model`'s.
+    def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         X: Float[Tensor, "*b q d"],
         output_indices: list[int] | None = None,
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
-    ) -> BoTorchPosterior:
+    ) -> GPyTorchPosterior | TransformedPosterior:
         """The joint distribution of q rows, for each batch; O(M²) a row, whatever N was.
 
         Args:
@@ -113,7 +114,8 @@ class FittedGP(Model, FantasizeMixin):
         found = GPyTorchPosterior(_normal(mean, cov))
         if posterior_transform is None:
             return found
-        return posterior_transform(posterior=found, X=X)
+        # Whatever a transform of the user's makes of it.
+        return posterior_transform(posterior=found, X=X)  # pyright: ignore[reportReturnType]
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "FittedGP":
         """The exact conditional of q(f) given further observations; see `JointProcess`.
