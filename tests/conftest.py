@@ -1,8 +1,8 @@
 """Shapes are checked while tests run: every signature of the inner rooms goes through beartype.
 
-The rim (estimators, cli) is left out: it meets whatever users bring, and must say itself what is
-wrong with it. Its tests run whole fits, and run the inner rooms unchecked too, as users do: the
-checks, made by each room's own tests, would take more than half of the time.
+The rim (estimators, integrations, cli) is left out: it meets whatever users bring, and must say
+itself what is wrong with it. Its tests run whole fits, and run the inner rooms unchecked too, as
+users do: the checks, made by each room's own tests, would take more than half of the time.
 """
 
 import os
@@ -24,7 +24,7 @@ INNER_ROOMS = [
     "plots",
     "experiments",
 ]
-RIM = ["estimators", "report", "experiments", "cli", "tests"]
+RIM = ["estimators", "report", "integrations", "experiments", "cli", "tests"]
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
 

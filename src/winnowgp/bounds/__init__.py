@@ -32,6 +32,7 @@ from winnowgp.bounds.moments import (
     moment_posterior,
     moment_upper_bound,
 )
+from winnowgp.bounds.prior_moments import prior_moments
 from winnowgp.bounds.psi import ExpectedKernel, Psi, pair_weights
 from winnowgp.bounds.rbf_psi import RBFPsi
 from winnowgp.bounds.repetition import repetition
@@ -82,6 +83,7 @@ __all__ = [
     "moment_posterior",
     "moment_upper_bound",
     "pair_weights",
+    "prior_moments",
     "repetition",
     "site_gradient",
     "site_moments",

@@ -12,6 +12,7 @@ from winnowgp.models.expected_kernel import expected_kernel, has_psi
 from winnowgp.models.expected_posterior import ExpectedPosterior
 from winnowgp.models.greedy_variance import greedy_variance
 from winnowgp.models.inducing_model import InducingModel, Model
+from winnowgp.models.joint_process import JointProcess
 from winnowgp.models.kernel_blocks import KernelBlocks, kernel_blocks
 from winnowgp.models.latent_model import Latent, LatentModel
 from winnowgp.models.latent_objective import LatentObjective
@@ -30,7 +31,9 @@ from winnowgp.models.sampled_latent_gp import SampledLatentGP
 from winnowgp.models.sampled_posterior import SampledPosterior
 from winnowgp.models.sparse_gp import LEAST_NOISE, SparseGP
 from winnowgp.models.stand_in import valid
+from winnowgp.models.streamed_variance import streamed_variance
 from winnowgp.models.uncollapsed_objective import UncollapsedObjective
+from winnowgp.models.updated_posterior import updated_posterior
 from winnowgp.models.variational_gp import VariationalGP
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "ExpectedPosterior",
     "ExpectedRowBound",
     "InducingModel",
+    "JointProcess",
     "KernelBlocks",
     "Latent",
     "LatentModel",
@@ -73,5 +77,7 @@ __all__ = [
     "kernel_blocks",
     "latent_functions",
     "layer_sites",
+    "streamed_variance",
+    "updated_posterior",
     "valid",
 ]

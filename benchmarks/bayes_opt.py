@@ -1,0 +1,191 @@
+"""Bayesian optimisation of Hartmann's function in six dimensions, by how inducing points are found.
+
+    python benchmarks/bayes_opt.py                        # every method, ten seeds
+    python benchmarks/bayes_opt.py --methods greedy winnowing --seeds 0 1 --jobs 2
+    python benchmarks/bayes_opt.py --report               # a table of what the files hold
+
+Twenty Sobol points, then batches of four by qLogEI until a hundred evaluations, without noise. Each
+step fits BoTorch's SingleTaskVariationalGP, from the kernel of the step before, by L-BFGS on its
+ELBO, with at most a quarter of the rows for inducing points (BoTorch's default), held where the
+allocator put them. Methods differ in the allocator alone:
+
+- `greedy`: BoTorch's GreedyVarianceReduction;
+- `prior`: WinnowingAllocator without targets;
+- `winnowing`: WinnowingAllocator with the targets, and the noise of the step before;
+
+but for `regressor`, where SparseGPRegressor with its defaults takes the place of the model, and
+`capped`, the same with at most a quarter of the rows. Same start and same draws for everyone with
+the same seed. A file for each run, which is not run again if the file is there: benchmarks/results/
+bayes_opt. One thread a run; CPU seconds.
+"""
+
+import argparse
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+from botorch.acquisition.logei import qLogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskVariationalGP
+from botorch.models.model import Model
+from botorch.models.utils.inducing_point_allocators import (
+    GreedyVarianceReduction,
+    InducingPointAllocator,
+)
+from botorch.optim import optimize_acqf
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.test_functions import Hartmann
+from gpytorch.kernels import Kernel
+from gpytorch.mlls import VariationalELBO
+from torch import Tensor
+
+from records import RESULTS, Records, mean, recorded, table
+from winnowgp import SparseGPRegressor
+from winnowgp.integrations.botorch import FittedGP, WinnowingAllocator
+
+METHODS = ("greedy", "prior", "winnowing", "capped", "regressor")
+D, START, BATCH, TOTAL = 6, 20, 4, 100
+SHARE = 4
+
+
+@dataclass
+class Surrogate:
+    """A model for each step, and what is handed from one step to the next."""
+
+    method: str
+    seed: int
+    kernel: Kernel | None = None
+    noise: float | None = None
+    points: list[int] = field(default_factory=list)
+
+    def fitted(self, X: Tensor, y: Tensor) -> Model:
+        """A model of standardised outcomes."""
+        if self.method in ("regressor", "capped"):
+            most = len(X) // SHARE if self.method == "capped" else None
+            found = SparseGPRegressor(max_points=most, random_state=self.seed).fit(
+                X.numpy(), y.numpy()
+            )
+            self.points.append(found.n_inducing_)
+            return FittedGP.of(found)
+        model: Any = SingleTaskVariationalGP(
+            X,
+            y[:, None],
+            covar_module=deepcopy(self.kernel),
+            learn_inducing_points=False,
+            inducing_points=len(X) // SHARE,
+            inducing_point_allocator=self._allocator(y),
+        )
+        fit_gpytorch_mll(VariationalELBO(model.likelihood, model.model, num_data=len(X)))
+        self.kernel, self.noise = model.model.covar_module, model.likelihood.noise.item()
+        self.points.append(model.model.variational_strategy.inducing_points.shape[-2])
+        return model
+
+    def _allocator(self, y: Tensor) -> InducingPointAllocator:
+        makers: dict[str, Callable[[], InducingPointAllocator]] = {
+            "greedy": GreedyVarianceReduction,
+            "prior": lambda: WinnowingAllocator(noise=self.noise),
+            "winnowing": lambda: WinnowingAllocator(targets=y, noise=self.noise),
+        }
+        return makers[self.method]()
+
+
+def run(method: str, seed: int) -> None:
+    """One run, and its row."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    torch.manual_seed(seed)
+    function = Hartmann(D, negate=True).to(dtype=torch.float64)
+    X = torch.quasirandom.SobolEngine(D, scramble=True, seed=seed).draw(START, dtype=torch.float64)
+    Y, surrogate = function(X), Surrogate(method, seed)
+    best, seconds = [Y.max().item()], {"fit": 0.0, "acquisition": 0.0}
+    while len(X) < TOTAL:
+        started = time.process_time()
+        model = surrogate.fitted(X, (Y - Y.mean()) / Y.std())
+        fitted = time.process_time()
+        new = proposed(model, X, seed=seed)
+        seconds["fit"] += fitted - started
+        seconds["acquisition"] += time.process_time() - fitted
+        X, Y = torch.cat([X, new]), torch.cat([Y, function(new)])
+        best.append(Y.max().item())
+    Records(f"bayes_opt/{method}-{seed}").add(
+        method=method,
+        seed=seed,
+        regret=function.optimal_value - best[-1],
+        regrets=[function.optimal_value - value for value in best],
+        points=surrogate.points,
+        noise=surrogate.noise,
+        fit_cpu_s=round(seconds["fit"], 2),
+        acquisition_cpu_s=round(seconds["acquisition"], 2),
+    )
+
+
+def proposed(model: Model, X: Tensor, *, seed: int) -> Tensor:
+    """The next batch."""
+    with torch.no_grad():
+        posterior: Any = model.posterior(X)
+    incumbent = posterior.mean.max()
+    sampler = SobolQMCNormalSampler(torch.Size([64]), seed=seed)
+    cube = torch.stack([X.new_zeros(D), X.new_ones(D)])
+    return optimize_acqf(
+        qLogExpectedImprovement(model, incumbent, sampler=sampler),
+        cube,
+        q=BATCH,
+        num_restarts=4,
+        raw_samples=128,
+    )[0]
+
+
+def report() -> None:
+    """Means and medians over the seeds."""
+    rows = recorded("bayes_opt/*")
+    lines = []
+    for method in METHODS:
+        found = [row for row in rows if row["method"] == method]
+        if not found:
+            continue
+        regrets = [row["regret"] for row in found]
+        lines.append(
+            [
+                method,
+                len(found),
+                f"{mean(regrets):.3f}",
+                f"{median(regrets):.3f}",
+                f"{mean(row['regrets'][10] for row in found):.3f}",
+                f"{mean(row['points'][-1] for row in found):.1f}",
+                max(max(row["points"]) for row in found),
+                f"{mean(row['fit_cpu_s'] for row in found):.0f}",
+                f"{mean(row['acquisition_cpu_s'] for row in found):.0f}",
+            ]
+        )
+    header = ["method", "seeds", "mean regret", "median", "mean at 60"]
+    header += ["points at the end", "most", "fit CPU s", "acquisition CPU s"]
+    print(table(header, lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=range(10))
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument("--report", action="store_true", help="only print what was measured")
+    arguments = parser.parse_args()
+    if not arguments.report:
+        wanted = [
+            (method, seed)
+            for seed, method in product(arguments.seeds, arguments.methods)
+            if not (RESULTS / f"bayes_opt/{method}-{seed}.jsonl").exists()
+        ]
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+            pool.starmap(run, wanted, chunksize=1)
+    report()
+
+
+if __name__ == "__main__":
+    main()

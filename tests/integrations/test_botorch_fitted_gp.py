@@ -1,0 +1,326 @@
+"""A fitted regressor as BoTorch's model: in the user's units, in batches, conditioned."""
+
+import math
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import StudentTLikelihood
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
+
+pytest.importorskip("botorch", reason="needs winnowgp[botorch]")
+
+from botorch.acquisition import UpperConfidenceBound
+from botorch.acquisition.analytic import LogExpectedImprovement
+from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
+from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
+from botorch.acquisition.max_value_entropy_search import (
+    qLowerBoundMaxValueEntropy,
+    qMaxValueEntropy,
+)
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.optim import optimize_acqf
+from botorch.sampling import SobolQMCNormalSampler
+
+from winnowgp import Dataset, SparseGP, SparseGPRegressor, fit
+from winnowgp.data import Standardiser
+from winnowgp.errors import InputError, MissingExtraError
+from winnowgp.integrations.botorch import FittedGP
+from winnowgp.models import Posterior
+
+BOX = torch.tensor([[10.0, -5.0], [20.0, -3.0]], dtype=torch.float64)
+
+
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    """Uniform in the box."""
+    g = torch.Generator().manual_seed(seed)
+    unit = torch.rand(*shape, 2, generator=g, dtype=torch.float64)
+    return BOX[0] + (BOX[1] - BOX[0]) * unit
+
+
+def outcomes(X: Tensor, P: int) -> Tensor:
+    columns = [7 + 3 * torch.sin(X[..., 0]), 0.02 * X[..., 1] ** 2]
+    return torch.stack(columns[:P], -1)
+
+
+def regressor(P: int) -> SparseGPRegressor:
+    X = rows(30)
+    Y = outcomes(X, P)
+    Y = Y + 0.05 * Y.std(0) * torch.randn(Y.shape, generator=torch.Generator().manual_seed(1))
+    return SparseGPRegressor(tolerance=0.1, random_state=0).fit(
+        X.numpy(), Y[:, 0].numpy() if P == 1 else Y.numpy()
+    )
+
+
+@pytest.fixture(scope="module")
+def single() -> SparseGPRegressor:
+    return regressor(1)
+
+
+@pytest.fixture(scope="module")
+def double() -> SparseGPRegressor:
+    return regressor(2)
+
+
+def joint(found: SparseGPRegressor, X: Tensor, *, observed: bool = False) -> tuple[Tensor, Tensor]:
+    """What scikit-learn's face says of the rows: mean `[n P]` and covariances `[P n n]`."""
+    mean, cov = found.predict(X.numpy(), return_cov=True, observed=observed)
+    mean, cov = torch.from_numpy(mean), torch.from_numpy(cov)
+    if mean.dim() == 1:
+        return mean[:, None], cov[None]
+    return mean, cov.permute(2, 0, 1)
+
+
+def each(posterior: Any, P: int) -> Tensor:
+    """Covariance of each outcome, `[*b P q q]`, of a joint normal without ties between outcomes."""
+    dense = posterior.distribution.covariance_matrix
+    if P == 1:
+        return dense[..., None, :, :]
+    q = dense.shape[-1] // P
+    blocks = dense.reshape(*dense.shape[:-2], q, P, q, P)
+    for a in range(P):
+        for b in range(P):
+            assert a == b or bool((blocks[..., a, :, b] == 0).all())
+    return torch.stack([blocks[..., p, :, p] for p in range(P)], -3)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("q", [1, 3])
+def test_batches_are_what_the_regressor_predicts(
+    P: int, observed: bool, q: int, single: SparseGPRegressor, double: SparseGPRegressor
+) -> None:
+    found = single if P == 1 else double
+    X = rows(2, 3, q, seed=4)
+    posterior = FittedGP.of(found).posterior(X, observation_noise=observed)
+    assert posterior.mean.shape == posterior.variance.shape == (2, 3, q, P)
+    for i, j in ((0, 0), (1, 2)):
+        mean, cov = joint(found, X[i, j], observed=observed)
+        torch.testing.assert_close(posterior.mean[i, j], mean)
+        torch.testing.assert_close(each(posterior, P)[i, j], cov)
+
+
+def test_noise_may_be_given(double: SparseGPRegressor) -> None:
+    X, model = rows(3, 4), FittedGP.of(double)
+    noise = rows(3, 4, seed=3).abs()
+    difference = model.posterior(X, observation_noise=noise).variance - model.posterior(X).variance
+    torch.testing.assert_close(difference, noise)
+
+
+def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
+    X, model = rows(3, 4), FittedGP.of(double)
+    both = model.posterior(X)
+    for posterior in (
+        model.posterior(X, output_indices=[1]),
+        model.subset_output([1]).posterior(X),
+    ):
+        torch.testing.assert_close(posterior.mean, both.mean[..., 1:])
+        torch.testing.assert_close(posterior.variance, both.variance[..., 1:])
+    weights = torch.tensor([2.0, -3.0], dtype=torch.float64)
+    mixed = model.posterior(X, posterior_transform=ScalarizedPosteriorTransform(weights))
+    torch.testing.assert_close(mixed.mean[..., 0], both.mean @ weights)
+    torch.testing.assert_close(mixed.variance[..., 0], both.variance @ weights.square())
+    swapped = model.subset_output([1, 0]).posterior(X)
+    torch.testing.assert_close(swapped.mean, both.mean.flip(-1))
+    seen = model.condition_on_observations(X[0], outcomes(X[0], 2))
+    torch.testing.assert_close(
+        seen.subset_output([1]).posterior(X).variance, seen.posterior(X).variance[..., 1:]
+    )
+
+
+def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
+    model = FittedGP.of(single)
+
+    def moments(X: Tensor) -> tuple[Tensor, Tensor]:
+        posterior: Any = model.posterior(X)
+        return posterior.mean, posterior.distribution.covariance_matrix
+
+    assert torch.autograd.gradcheck(moments, rows(2, 3).requires_grad_(), atol=1e-6)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_conditioning_is_that_of_the_joint_prediction(
+    P: int, single: SparseGPRegressor, double: SparseGPRegressor
+) -> None:
+    found = single if P == 1 else double
+    X, seen = rows(3, seed=5), rows(4, seed=6)
+    Y = outcomes(seen, P) + 0.3
+    mean, cov = joint(found, torch.cat([seen, X]))
+    for noise in (None, torch.full((4, P), 0.7, dtype=torch.float64)):
+        settings = {} if noise is None else {"noise": noise}
+        model = FittedGP.of(found).condition_on_observations(seen, Y, **settings)
+        posterior = model.posterior(X)
+        for p in range(P):
+            variance = found.noise_[p] if noise is None else 0.7
+            S = cov[p, :4, :4] + variance * torch.eye(4, dtype=torch.float64)
+            gain = cov[p, 4:, :4] @ S.inverse()
+            new = mean[4:, p] + gain @ (Y[:, p] - mean[:4, p])
+            torch.testing.assert_close(posterior.mean[:, p], new)
+            left = cov[p, 4:, 4:] - gain @ cov[p, :4, 4:]
+            torch.testing.assert_close(each(posterior, P)[p], left, rtol=1e-6, atol=1e-9)
+
+
+def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) -> None:
+    model = FittedGP.of(single)
+    X, T = rows(5, 2, seed=7), rows(4, 5, 3, seed=8)
+    sampler = SobolQMCNormalSampler(torch.Size([4]), seed=1)
+    fantasy = model.fantasize(X, sampler)
+    assert fantasy.batch_shape == (4, 5)
+    drawn = sampler(model.posterior(X, observation_noise=True))
+    alone = model.condition_on_observations(X[2], drawn[3, 2])
+    posterior = fantasy.posterior(T)
+    assert posterior.mean.shape == (4, 5, 3, 1)
+    torch.testing.assert_close(posterior.mean[3, 2], alone.posterior(T[3, 2]).mean)
+    torch.testing.assert_close(posterior.variance[3, 2], alone.posterior(T[3, 2]).variance)
+    assert fantasy.posterior(T[0, 0]).mean.shape == (4, 5, 3, 1)
+    assert model.fantasize(X[:, :0], sampler).posterior(T).mean.shape == (4, 5, 3, 1)
+
+
+def test_a_value_far_from_all_points_is_believed_there(single: SparseGPRegressor) -> None:
+    model = FittedGP.of(single)
+    far = torch.tensor([[60.0, -4.0]], dtype=torch.float64)
+    told = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
+    assert abs(told.posterior(far).mean.item() - 40) < 1
+    # Through the same inducing points it cannot be seen.
+    updated = model.updated(far, torch.tensor([[40.0]], dtype=torch.float64))
+    assert abs(updated.posterior(far).mean.item() - model.posterior(far).mean.item()) < 1e-6
+
+
+def test_an_update_is_a_fit_of_all_rows_at_the_same_parameters() -> None:
+    X = rows(40)
+    Y = outcomes(X, 1)
+    x_units, y_units = Standardiser.of(X), Standardiser.of(Y)
+    data = Dataset(x_units.forward(X), y_units.forward(Y))
+    gp = SparseGP(ScaleKernel(RBFKernel()), data.X[:9] + 0.1, noise=0.02)
+    first = gp.posterior(Dataset(data.X[:25], data.Y[:25]))
+    model = FittedGP(first, inputs=x_units, targets=y_units).updated(X[25:], Y[25:])
+    whole = FittedGP(gp.posterior(data), inputs=x_units, targets=y_units)
+    T = rows(3, 4, seed=9)
+    torch.testing.assert_close(model.posterior(T).mean, whole.posterior(T).mean)
+    torch.testing.assert_close(model.posterior(T).variance, whole.posterior(T).variance)
+
+
+def test_a_model_without_units_is_in_its_own() -> None:
+    X = rows(30) / 10
+    data = Dataset.of(X, torch.sin(3 * X[:, 0]))
+    fitted = fit(SparseGP(ScaleKernel(RBFKernel()), X[:8], noise=0.1), data)
+    posterior = FittedGP(fitted.posterior).posterior(X)
+    wanted = fitted.posterior.predict(X)
+    torch.testing.assert_close(posterior.mean, wanted.mean)
+    torch.testing.assert_close(posterior.variance, wanted.variance)
+
+
+def test_closed_acquisition_functions_have_their_textbook_values(
+    single: SparseGPRegressor,
+) -> None:
+    X, model = rows(60, 1, seed=11), FittedGP.of(single)
+    mean, sd = single.predict(X[:, 0].numpy(), return_std=True, observed=False)
+    best = 8.0
+    z = (mean - best) / sd
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    tail = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in z])
+    improvement = sd * (density + z * tail)
+    seen = improvement > 1e-4 * sd  # the textbook's own cancellation spoils smaller ones
+    assert seen.sum() >= 3
+    found = LogExpectedImprovement(model, best)(X).detach().numpy()
+    np.testing.assert_allclose(found[seen], np.log(improvement[seen]), rtol=1e-6)
+    upper = UpperConfidenceBound(model, beta=4.0)(X).detach().numpy()
+    np.testing.assert_allclose(upper, mean + 2 * sd, rtol=1e-8)
+
+
+ACQUISITIONS = {
+    "LogEI": (1, lambda model: LogExpectedImprovement(model, 8.0)),
+    "UCB": (1, lambda model: UpperConfidenceBound(model, beta=4.0)),
+    "qLogEI": (2, lambda model: qLogExpectedImprovement(model, 8.0)),
+    "qLogNEI": (2, lambda model: qLogNoisyExpectedImprovement(model, rows(10))),
+    "qKG": (1, lambda model: qKnowledgeGradient(model, num_fantasies=4)),
+    "qMES": (1, lambda model: qMaxValueEntropy(model, rows(50))),
+    "qMES pending": (1, lambda model: qMaxValueEntropy(model, rows(50), X_pending=rows(2))),
+    "qLowerBoundMES": (1, lambda model: qLowerBoundMaxValueEntropy(model, rows(50))),
+}
+
+
+@pytest.mark.parametrize(("q", "acquisition"), ACQUISITIONS.values(), ids=ACQUISITIONS.keys())
+def test_acquisition_functions_can_be_climbed(
+    q: int, acquisition: Any, single: SparseGPRegressor
+) -> None:
+    torch.manual_seed(0)
+    function = acquisition(FittedGP.of(single))
+    X, value = optimize_acqf(
+        function, BOX, q=q, num_restarts=2, raw_samples=16, options={"maxiter": 20}
+    )
+    assert value is not None
+    assert X.shape == (q, 2)
+    assert torch.equal(X.clamp(*BOX), X)
+    drawn = rows(20, q, seed=12)
+    if isinstance(function, qKnowledgeGradient):
+        drawn = rows(20, q + 4, seed=12)
+    with torch.no_grad():
+        assert value.item() >= function(drawn).median().item()
+
+
+def test_knowledge_gradient_is_the_mean_of_the_best_of_each_fantasy(
+    single: SparseGPRegressor,
+) -> None:
+    model = FittedGP.of(single)
+    sampler = SobolQMCNormalSampler(torch.Size([3]), seed=2)
+    function = qKnowledgeGradient(model, num_fantasies=3, sampler=sampler)
+    X = rows(4, seed=13)  # one candidate, and where each of three fantasies is judged
+    drawn = sampler(model.posterior(X[:1], observation_noise=True))
+    values = [
+        model.condition_on_observations(X[:1], drawn[i]).posterior(X[i + 1 : i + 2]).mean.item()
+        for i in range(3)
+    ]
+    assert function(X[None]).item() == pytest.approx(np.mean(values), rel=1e-8)
+
+
+def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegressor) -> None:
+    X, q = rows(6), single.posterior_
+    heavy = Posterior(
+        q.kernel,
+        q.Z,
+        mean=q.mean,
+        likelihood=StudentTLikelihood(),
+        q_mean=q.q_mean,
+        q_factor=q.q_factor,
+    )
+    model, units = FittedGP(heavy), FittedGP.of(single)
+    assert model.posterior(X).mean.shape == units.posterior(X).mean.shape
+    with pytest.raises(InputError, match="StudentTLikelihood has no Gaussian noise"):
+        model.posterior(X, observation_noise=True)
+    with pytest.raises(InputError, match="StudentTLikelihood"):
+        model.condition_on_observations(X, outcomes(X, 1))
+    noise = torch.full((6, 1), 0.1, dtype=torch.float64)
+    told = model.condition_on_observations(X, outcomes(X, 1), noise=noise).posterior(X)
+    assert bool((told.variance < 0.1 + 1e-9).all())
+
+
+def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
+    model, X = FittedGP.of(single), rows(4)
+    with pytest.raises(InputError, match=r"must be \[..., q, 2\] of torch.float64.* got \[4, 1\]"):
+        model.posterior(X[:, :1])
+    with pytest.raises(InputError, match=r"got .* of torch.float32"):
+        model.posterior(X.float())
+    with pytest.raises(InputError, match=r"`Y` must be \[..., 4, 1\].* got \[4, 2\]"):
+        model.condition_on_observations(X, X)
+    with pytest.raises(InputError, match=r"takes `noise` alone; got \['strict'\]"):
+        model.condition_on_observations(X, outcomes(X, 1), strict=True)
+    with pytest.raises(InputError, match="update the model first"):
+        model.condition_on_observations(X, outcomes(X, 1)).updated(X, outcomes(X, 1))
+    with pytest.raises(NotFittedError):
+        FittedGP.of(SparseGPRegressor())
+    with pytest.raises(InputError, match="must be a SparseGPRegressor; got Linear"):
+        FittedGP.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+
+
+def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("winnowgp.integrations.botorch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "botorch", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'winnowgp\[botorch\]'"):
+        import_module("winnowgp.integrations.botorch")
