@@ -1,9 +1,7 @@
 """Integrals over the latents against fine grids, in one dimension and in three."""
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gpytorch.likelihoods import (
@@ -23,32 +21,20 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Normal
 
+from observation_problems import MEAN, REAL, VARIANCE, built, latents, on_a_grid, softmax
 from winnowgp.errors import InputError
-from winnowgp.models import observations, softmax_expectation
 from winnowgp.models.observations import (
     check_targets,
     expected_log_prob,
-    latent_coupling,
     latent_functions,
     log_density,
     observation,
     owned,
 )
 
-MEAN = torch.tensor([[-1.1, 0.2], [0.6, 1.4], [0.0, -0.4]], dtype=torch.float64)
-VARIANCE = torch.tensor([[0.3, 0.05], [0.6, 0.2], [0.1, 0.4]], dtype=torch.float64)
 BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
 COUNTS = torch.tensor([[0.0, 3.0], [2.0, 7.0], [1.0, 0.0]], dtype=torch.float64)
-REAL = torch.tensor([[-1.5, 0.9], [3.0, 1.1], [-2.0, 0.4]], dtype=torch.float64)
 SHARES = torch.tensor([[0.2, 0.7], [0.93, 0.05], [0.5, 0.4]], dtype=torch.float64)
-
-
-def built(likelihood: Likelihood, **parameters: float) -> Likelihood:
-    """As a model keeps it, in double precision."""
-    ours = owned(likelihood).double()
-    for name, value in parameters.items():
-        setattr(ours, name, value)
-    return ours.requires_grad_(False)
 
 
 class Cauchy(_OneDimensionalLikelihood):
@@ -107,13 +93,6 @@ def log_probability(likelihood: Likelihood, Y: Tensor, f: Tensor) -> Tensor:
     if isinstance(likelihood, GaussianLikelihood):
         return Normal(f, likelihood.noise.sqrt()).log_prob(Y)
     return likelihood.forward(f).log_prob(Y)
-
-
-def on_a_grid(integrand: Callable[[Tensor], Tensor]) -> Tensor:
-    """E of a function of f under N(MEAN, VARIANCE), by 20,001 trapezia ten deviations each way."""
-    z = torch.linspace(-10, 10, 20_001, dtype=torch.float64)[:, None, None]
-    density = Normal(0.0, 1.0).log_prob(z).exp()
-    return torch.trapezoid(density * integrand(MEAN + VARIANCE.sqrt() * z), z, dim=0)
 
 
 @one_latent
@@ -177,124 +156,6 @@ def test_a_batch_of_latents_is_a_loop_and_has_gradients(name: str) -> None:
     torch.testing.assert_close(nats, log_probability(likelihood, Y, MEAN), rtol=1e-6, atol=1e-6)
     slopes = torch.autograd.grad(nats.sum(), (mean, certain))
     assert all(torch.isfinite(slope).all() for slope in slopes)
-
-
-def softmax(mixing: bool) -> SoftmaxLikelihood:
-    if not mixing:
-        return SoftmaxLikelihood(num_classes=3, mixing_weights=False).double()
-    likelihood = SoftmaxLikelihood(num_features=3, num_classes=4).double()
-    g = torch.Generator().manual_seed(0)
-    weights = torch.randn(4, 3, generator=g, dtype=torch.float64)
-    likelihood.mixing_weights = torch.nn.Parameter(weights, requires_grad=False)
-    return likelihood
-
-
-def latents(N: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and variances of three latents, and a class for each row."""
-    g = torch.Generator().manual_seed(N)
-    mean = torch.randn(N, 3, generator=g, dtype=torch.float64)
-    variance = 0.1 + 0.7 * torch.rand(N, 3, generator=g, dtype=torch.float64)
-    return mean, variance, torch.arange(N, dtype=torch.float64)[:, None] % 3
-
-
-def log_shares(likelihood: SoftmaxLikelihood, mean: Tensor, variance: Tensor, t: int = 30):
-    """log p(class | f) `[T N C]` on a product of Gauss-Hermite nodes, and their weights `[T]`."""
-    x, w = np.polynomial.hermite_e.hermegauss(t)
-    axis, weight = torch.from_numpy(x), torch.from_numpy(w / w.sum())
-    nodes = torch.cartesian_prod(axis, axis, axis)
-    f = mean + variance.sqrt() * nodes[:, None]
-    if likelihood.mixing_weights is not None:
-        f = torch.einsum("cf,tnf->tnc", likelihood.mixing_weights, f)
-    return f.log_softmax(-1), torch.cartesian_prod(weight, weight, weight).prod(1)
-
-
-# 4 rows, and as many rows as there are classes or latents, which GPyTorch takes for a transpose.
-@pytest.mark.parametrize("N", [3, 4, 5])
-@pytest.mark.parametrize("mixing", [False, True])
-def test_softmax_agrees_with_a_product_of_quadratures(mixing: bool, N: int) -> None:
-    """64 and 512 nodes and their reflections: to 0.006 nats in expectation, 1e-3 in probability."""
-    likelihood, (mean, variance, Y) = softmax(mixing), latents(N)
-    log_p, weight = log_shares(likelihood, mean, variance)
-    classes = Y.long().expand(len(log_p), N, 1)
-    chosen = log_p.gather(-1, classes)
-    expected = torch.einsum("t,tnp->np", weight, chosen)
-    ours = expected_log_prob(likelihood, Y, mean, variance)
-    torch.testing.assert_close(ours, expected, rtol=0, atol=0.006)
-    density = torch.einsum("t,tnp->np", weight, chosen.exp())
-    ours = log_density(likelihood, Y, mean, variance).exp()
-    torch.testing.assert_close(ours, density, rtol=0, atol=1e-3)
-    p = torch.einsum("t,tnc->nc", weight, log_p.exp())
-    seen = observation(likelihood, mean, variance)
-    torch.testing.assert_close(seen.mean, p, rtol=0, atol=1e-3)
-    torch.testing.assert_close(seen.variance, seen.mean * (1 - seen.mean))
-
-
-@pytest.mark.parametrize("mixing", [False, True])
-def test_softmax_agrees_with_random_draws(mixing: bool, generator: torch.Generator) -> None:
-    """40,000 draws, |z| < 4 for three rows, with 0.006 nats for the fixed nodes' own error."""
-    likelihood, (mean, variance, Y) = softmax(mixing), latents(3)
-    noise = torch.randn(40_000, 3, 3, generator=generator, dtype=torch.float64)
-    f = mean + variance.sqrt() * noise
-    if likelihood.mixing_weights is not None:
-        f = f @ likelihood.mixing_weights.mT
-    draws = f.log_softmax(-1).gather(-1, Y.long().expand(40_000, 3, 1))[..., 0]
-    error = (expected_log_prob(likelihood, Y, mean, variance)[:, 0] - draws.mean(0)).abs()
-    assert ((error - 0.006).clamp_min(0) < 4 * draws.std(0) / 40_000**0.5).all()
-
-
-@pytest.mark.parametrize("mixing", [False, True])
-def test_the_classes_of_softmax_share_all_probability(mixing: bool) -> None:
-    likelihood, (mean, variance, Y) = softmax(mixing), latents(5)
-    total = sum(
-        log_density(likelihood, torch.full_like(Y, c), mean, variance).exp()
-        for c in range(likelihood.num_classes)
-    )
-    torch.testing.assert_close(total, torch.ones_like(Y))
-    torch.testing.assert_close(
-        observation(likelihood, mean, variance).mean.sum(1), torch.ones_like(Y[:, 0])
-    )
-
-
-@pytest.mark.parametrize("mixing", [False, True])
-def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
-    likelihood, (mean, variance, Y) = softmax(mixing), latents(3)
-    means, variances = torch.stack([mean, -mean]), torch.stack([variance, 2 * variance])
-    together = expected_log_prob(likelihood, Y, means, variances)
-    alone = [expected_log_prob(likelihood, Y, m, v) for m, v in zip(means, variances, strict=True)]
-    torch.testing.assert_close(together, torch.stack(alone))
-    certain = torch.zeros_like(variance).requires_grad_()
-    nats = expected_log_prob(likelihood, Y, mean, certain)
-    log_p, _ = log_shares(likelihood, mean, torch.zeros_like(mean), t=1)
-    torch.testing.assert_close(nats, log_p[0].gather(-1, Y.long()))
-    assert torch.isfinite(torch.autograd.grad(nats.sum(), certain)[0]).all()
-
-
-@pytest.mark.parametrize("mixing", [False, True])
-def test_the_coupling_of_latents_is_the_negative_second_derivative(mixing: bool) -> None:
-    likelihood, (mean, variance, Y) = softmax(mixing), latents(4)
-    ours = latent_coupling(likelihood, mean, variance)
-    assert ours is not None
-    h = 1e-4
-
-    def slope(at: Tensor) -> Tensor:
-        at = at.clone().requires_grad_()
-        nats = expected_log_prob(likelihood, Y, at, variance).sum()
-        return torch.autograd.grad(nats, at)[0]
-
-    for f in range(3):
-        step = torch.zeros_like(mean)
-        step[:, f] = h
-        change = (slope(mean + step) - slope(mean - step)) / (2 * h)
-        torch.testing.assert_close(ours[:, f], -change, rtol=1e-5, atol=1e-7)
-    assert latent_coupling(BernoulliLikelihood(), mean, variance) is None
-
-
-def test_a_class_far_out_of_reach_still_has_a_density() -> None:
-    mean = torch.tensor([[800.0, 0.0, 0.0]], dtype=torch.float64)
-    Y = torch.tensor([[2.0]], dtype=torch.float64)
-    # log E e^(f₂ − f₀) = −800 + ½ (0.1 + 0.1)
-    ours = log_density(softmax(False), Y, mean, torch.full_like(mean, 0.1))
-    torch.testing.assert_close(ours, torch.full_like(Y, -799.9), rtol=0, atol=0.01)
 
 
 def test_nothing_is_drawn_at_random() -> None:
@@ -389,184 +250,6 @@ def test_densities_much_narrower_than_the_latent_are_exact(likelihood, scale: fl
         assert expected == pytest.approx((weight * log_prob).sum().item(), abs=1e-5)
         density = log_density(narrow, Y, mean, variance).item()
         assert density == pytest.approx((weight * log_prob.exp()).sum().log().item(), abs=1e-5)
-
-
-class Told(Likelihood):
-    """A user's own that knows its integrals: Gaussian noise of variance 0.25."""
-
-    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
-        raise NotImplementedError
-
-    def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
-        nats = Normal(function_dist.mean, 0.5).log_prob(observations)
-        return nats - 2 * function_dist.variance
-
-
-class ToldAll(Told):
-    """And its predictions."""
-
-    def log_marginal(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
-        return self.marginal(function_dist).log_prob(observations)
-
-    def marginal(self, function_dist: Any, *args: Any, **_: Any):
-        return Normal(function_dist.mean, (function_dist.variance + 0.25).sqrt())
-
-
-class ToldBell(Told):
-    """Predictions by quadrature of what it says of f."""
-
-    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
-        return Normal(function_samples, 0.5)
-
-
-class Exponential(GaussianLikelihood):
-    """Gaussian noise around another function of f."""
-
-    def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
-        return Normal(function_samples.exp(), self.noise.sqrt())
-
-
-@pytest.mark.parametrize("kind", [ToldAll, ToldBell])
-def test_a_likelihood_that_defines_its_expectation_is_believed(kind: type[Likelihood]) -> None:
-    ours, gaussian = built(kind()), built(GaussianLikelihood(), noise=0.25)
-    assert latent_functions(ours, 2) == 2
-    check_targets(ours, REAL)
-    for call in (expected_log_prob, log_density):
-        expected = call(gaussian, REAL, MEAN, VARIANCE)
-        torch.testing.assert_close(call(ours, REAL, MEAN, VARIANCE), expected)
-    seen, expected = (observation(one, MEAN, VARIANCE) for one in (ours, gaussian))
-    torch.testing.assert_close(seen.mean, expected.mean)
-    torch.testing.assert_close(seen.variance, expected.variance)
-
-
-def test_what_such_a_likelihood_does_not_say_is_named() -> None:
-    ours = built(Told())
-    with pytest.raises(InputError, match=r"must define `forward`.*or `log_marginal`; Told has"):
-        log_density(ours, REAL, MEAN, VARIANCE)
-    with pytest.raises(InputError, match=r"must define `forward`.*or `marginal`; Told has"):
-        observation(ours, MEAN, VARIANCE)
-
-
-def test_an_expectation_of_another_shape_is_refused() -> None:
-    class Summed(Told):
-        def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
-            return function_dist.mean.sum(-1)
-
-    with pytest.raises(InputError, match=r"`expected_log_prob` of Summed.*\[3, 2\]; got \[3\]"):
-        expected_log_prob(built(Summed()), REAL, MEAN, VARIANCE)
-
-
-def test_a_subclass_of_gaussian_noise_is_not_taken_for_its_parent() -> None:
-    ours = built(Exponential(), noise=0.3)
-    expected = on_a_grid(lambda f: ours.forward(f).log_prob(REAL))
-    torch.testing.assert_close(expected_log_prob(ours, REAL, MEAN, VARIANCE), expected)
-    seen = observation(ours, MEAN, VARIANCE).mean
-    torch.testing.assert_close(seen, (MEAN + VARIANCE / 2).exp())
-
-
-def test_a_softmax_of_ones_own_is_refused() -> None:
-    class Tempered(SoftmaxLikelihood):
-        def forward(self, function_samples: Tensor, *params: Any, **kwargs: Any):
-            return torch.distributions.Categorical(logits=2 * function_samples)
-
-    with pytest.raises(InputError, match=r"SoftmaxLikelihood itself.*got Tempered"):
-        owned(Tempered(num_classes=3, mixing_weights=False))
-
-
-@pytest.mark.parametrize(
-    "kind", [GaussianLikelihood, StudentTLikelihood, LaplaceLikelihood, BetaLikelihood]
-)
-def test_batches_of_likelihoods_are_refused(kind: Any) -> None:
-    with pytest.raises(InputError, match=f"must not have a batch shape; got {kind.__name__}.*2, 1"):
-        owned(kind(batch_shape=torch.Size([2])))
-
-
-WIDE = [
-    # Count, mean and standard deviation of f, and what a review found for Poisson counts.
-    (1e6, 9e5, 1e6, -14.74),
-    (7.0, -20.0, 100.0, -5.56),
-    (0.0, -50.0, 1000.0, -0.654),
-    (11973.0, 9636.5, 7788.0, None),
-    (1e4, 1e4, 1e3, None),
-    (1e4, 3e3, 2e3, None),
-    (0.0, 0.0, 1000.0, None),
-    (1.0, -3.0, 4.0, None),
-    (1e4, 1e4, 0.1, None),
-    (3.0, -60.0, 10.0, None),
-]
-COUNTING = {
-    "poisson": built(PoissonLikelihood()),
-    "negative binomial": built(NegativeBinomialLikelihood(), probs=0.4),
-    "wide negative binomial": built(NegativeBinomialLikelihood(), probs=0.95),
-    "failures": built(NegativeBinomialLikelihood(num_failures_param=True), probs=0.4),
-}
-
-
-def log_count(likelihood: Likelihood, y: float, f: Tensor) -> Tensor:
-    """log p(y | f) with the rate eᶠ where softplus(f) has no digits left."""
-    log_rate = torch.where(f < -30, f, torch.nn.functional.softplus(f.clamp_min(-30)).log())
-    if isinstance(likelihood, PoissonLikelihood):
-        return y * log_rate - log_rate.exp() - torch.lgamma(f.new_tensor(y + 1))
-    assert isinstance(likelihood, NegativeBinomialLikelihood)
-    p = likelihood.probs
-    size = log_rate.exp() * (1.0 if likelihood.num_failures_param else (1 - p) / p)
-    log_size = log_rate + (0.0 if likelihood.num_failures_param else ((1 - p) / p).log())
-    # Γ(y + r) / Γ(r) = r Γ(y + r) / Γ(1 + r), which has digits where r has none.
-    ways = log_size + torch.lgamma(y + size) - torch.lgamma(1 + size) if y else 0 * size
-    return ways - torch.lgamma(f.new_tensor(y + 1)) + y * p.log() + size * torch.log1p(-p)
-
-
-@pytest.mark.parametrize("name", COUNTING)
-@pytest.mark.parametrize(("y", "m", "s", "known"), WIDE)
-def test_counts_are_integrated_however_wide_the_latent_is(
-    name: str, y: float, m: float, s: float, known: float | None
-) -> None:
-    """Against a million trapezia; the logarithm of a density to 1e-4 nats, found to 2e-5."""
-    likelihood = COUNTING[name]
-    z = torch.linspace(-14, 14, 1_000_001, dtype=torch.float64)
-    log_weight = Normal(0.0, 1.0).log_prob(z) + (z[1] - z[0]).log()
-    log_p = log_count(likelihood, y, m + s * z)
-    Y, mean, variance = (torch.full((1, 1), v, dtype=torch.float64) for v in (y, m, s**2))
-    density = log_density(likelihood, Y, mean, variance).item()
-    assert density == pytest.approx((log_weight + log_p).logsumexp(0).item(), abs=1e-4)
-    if known is not None and name == "poisson":
-        assert density == pytest.approx(known, abs=5e-3)
-    nats = expected_log_prob(likelihood, Y, mean, variance).item()
-    assert nats == pytest.approx((log_weight.exp() * log_p).sum().item(), rel=1e-6, abs=1e-9)
-
-
-@pytest.mark.parametrize("name", COUNTING)
-@pytest.mark.parametrize(("y", "m", "s"), [(40.0, 10.0, 30.0), (0.0, -5.0, 8.0), (3.0, 2.0, 0.4)])
-def test_integrals_of_counts_have_the_slopes_of_central_differences(
-    name: str, y: float, m: float, s: float
-) -> None:
-    likelihood, Y = COUNTING[name], torch.full((1, 1), y, dtype=torch.float64)
-    mean, variance = (
-        torch.full((1, 1), v, dtype=torch.float64, requires_grad=True) for v in (m, s**2)
-    )
-    for call in (expected_log_prob, log_density):
-        slopes = torch.autograd.grad(call(likelihood, Y, mean, variance).sum(), (mean, variance))
-        for moved, slope in zip((mean, variance), slopes, strict=True):
-            h = 1e-4 * moved.abs().item()
-            ends = []
-            with torch.no_grad():
-                for step in (h, -h):
-                    moved += step
-                    ends.append(call(likelihood, Y, mean, variance).item())
-                    moved -= step
-            assert slope.item() == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-5, abs=1e-9)
-
-
-def test_classes_a_part_at_a_time_are_the_same_as_all_at_once(monkeypatch) -> None:
-    likelihood, (mean, variance, Y) = softmax(True), latents(7)
-    whole = observation(likelihood, mean, variance).mean
-    expected = expected_log_prob(softmax(False), Y, mean, variance)
-    coupling = latent_coupling(softmax(False), mean, variance)
-    monkeypatch.setattr(observations, "_SOFTMAX_NUMBERS", 2 * 4 * 1024)
-    monkeypatch.setattr(softmax_expectation, "_NUMBERS", 1)
-    torch.testing.assert_close(observation(likelihood, mean, variance).mean, whole)
-    torch.testing.assert_close(expected_log_prob(softmax(False), Y, mean, variance), expected)
-    torch.testing.assert_close(latent_coupling(softmax(False), mean, variance), coupling)
 
 
 def test_components_of_a_mixture_may_be_rougher() -> None:
