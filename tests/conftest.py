@@ -24,6 +24,20 @@ INNER_ROOMS = [
     "plots",
     "experiments",
 ]
+# Of a door that is a package, what users do not call.
+INNER_ROOMS += [
+    f"integrations.gpytorch.{drawer}"
+    for drawer in (
+        "choice",
+        "evidence",
+        "frame",
+        "gaussian_q",
+        "pruned",
+        "recorder",
+        "refit",
+        "site_sums",
+    )
+]
 RIM = ["estimators", "report", "experiments", "cli", "tests"]
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from winnowgp.integrations.gpytorch.strategies import InducingStrategy, inducing
 from winnowgp.models import expected_log_prob
 
 # Rows evaluated at once, and rows times samples where a model draws samples.
-_ROWS, _DRAWN, _MOST_SAMPLES = 1024, 32_768, 16
+_ROWS, _DRAWN, _MOST_SAMPLES = 1024, 32_768, 8
 # Samples of f for a likelihood that GPyTorch integrates by sampling.
 _LIKELIHOOD_SAMPLES = 64
 
@@ -114,6 +114,7 @@ class Evidence:
                 total -= 0.5 * found.F * found.K * log(2 * pi)
         return total
 
+    @torch.no_grad()
     def totals(self) -> tuple[SiteTotals, ...]:
         """What the rows ask of every strategy's functions, one pass; see `SiteTotals`."""
         found = self.strategies
@@ -121,16 +122,17 @@ class Evidence:
         sums = [SiteTotals.none(frame, self.N) for frame in frames]
         recorders = [_recorder(self.model, each) for each in found]
         with self._same_draws():
-            for output, y in self._evaluated():
+            for output, y in self._evaluated(differentiable=True):
                 calls = [(n, call) for n, r in enumerate(recorders) for call in r.calls]
-                nats = self._expected(output, y) / self.passes
+                with torch.enable_grad():
+                    nats = self._expected(output, y) / self.passes
                 sites = _sites(nats, [call for _, call in calls])
                 for (n, call), (slope, precision) in zip(calls, sites, strict=True):
                     blocks = prior_blocks(found[n], call.x, call.arguments)
                     sums[n] = sums[n].added(blocks, call.mean.detach(), slope, precision)
         return tuple(sums)
 
-    def _evaluated(self) -> Iterator[tuple[Any, Tensor]]:
+    def _evaluated(self, *, differentiable: bool = False) -> Iterator[tuple[Any, Tensor]]:
         """Outputs and targets, some rows at a time, as often as there are samples."""
         recorders = [m for m in self.model.modules() if isinstance(m, Recorder)]
         whole = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
@@ -142,7 +144,8 @@ class Evidence:
                     recorder.calls.clear()
                     recorder.base_variational_strategy.train()
                 rows = slice(start, min(start + size, self.N))
-                with settings.num_likelihood_samples(1):
+                track = torch.set_grad_enabled(differentiable)
+                with track, settings.num_likelihood_samples(1):
                     output = self.model(x.detach()[..., rows, :])
                 yield output, self._targets(output, rows)
         for recorder in recorders:
@@ -191,6 +194,7 @@ def _recorder(model: Any, found: InducingStrategy) -> Recorder:
     return model.get_submodule(found.name.rpartition(".")[0])
 
 
+@torch.enable_grad()
 def _sites(nats: Tensor, calls: Sequence[Call]) -> list[tuple[Tensor, Tensor]]:
     """∂/∂mean of each call, and the precision of its sites.
 
@@ -223,6 +227,7 @@ def _sites(nats: Tensor, calls: Sequence[Call]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(slopes[: len(calls)], precisions, strict=True))
 
 
+@torch.enable_grad()
 def _hidden(calls: Sequence[Call]) -> list[int]:
     """Calls whose functions are inputs of others."""
     inputs = [call.x.sum() for call in calls if call.x.requires_grad]

@@ -18,11 +18,12 @@ Same = TypeVar("Same", bound=GP)
 """The class of model that goes in and comes out."""
 
 
-def pruned(model: Same, keep: Sequence[Bool[Tensor, "G K"]]) -> Same:
+def pruned(model: Same, keep: Sequence[Bool[Tensor, "_ _"]]) -> Same:
     """A copy that has some of the points, and the marginal q(u) of these.
 
     Args:
-        keep: for each strategy of the model, which points of each of its sets; as many in each.
+        keep: `[G K]` for each strategy of the model, which points of each of its sets stay; as
+            many in each.
             Where that is none, the functions of the strategy are those of the prior.
     """
     smaller = copied(model)

@@ -16,7 +16,7 @@ from torch import Tensor
 class Call:
     """One evaluation: rows in, marginals of q(f) out."""
 
-    x: Float[Tensor, "*batch B D"]
+    x: Float[Tensor, "*rows B D"]
     arguments: dict[str, Any]
     mean: Float[Tensor, "*batch B"]
     mean_shift: Float[Tensor, "*batch B"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.integrations.gpytorch.frame import Frame, PriorBlocks
 from winnowgp.integrations.gpytorch.gaussian_q import GaussianQ
-from winnowgp.linalg import definite_cholesky, solve_lower
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.selection import (
     DataRoot,
     Roots,
@@ -77,6 +77,22 @@ class SiteTotals:
         inverse = solve_lower(roots, eye)
         mean = inverse[0].mT @ (inverse[0] @ self.D[0][..., None])
         return GaussianQ(mean[..., 0], inverse[-1].mT)
+
+    def excess(self, q: GaussianQ, best: Float[Tensor, "F K"], *, point: bool) -> float:
+        """Nats that q(v) is below the best one for these sites: Σ_f KL[q ‖ best].
+
+        Args:
+            best: mean of the best one.
+            point: whether q is a point mass, whose covariance is no choice.
+        """
+        B = self.C + torch.eye(self.C.shape[-1]).to(self.C)
+        off = (q.mean - best)[..., None]
+        total = 0.5 * (off * (B[0] @ off)).sum()
+        if not point:
+            inside = (q.factor * (B[-1] @ q.factor)).sum()
+            volume = torch.linalg.slogdet(B[-1]).logabsdet + 2 * half_log_det(q.lower())
+            total = total + 0.5 * (inside - off.numel() - volume.sum())
+        return total.item()
 
     def statistics(self, bound: float) -> tuple[WalkObjective, ...]:
         """What any subset of each set of points is worth, on the CPU.
