@@ -8,6 +8,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean
+from gpytorch.mlls import DeepApproximateMLL, VariationalELBO
 from gpytorch.models import ApproximateGP
 from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
 from gpytorch.models.gplvm import BayesianGPLVM, VariationalLatentVariable
@@ -33,6 +34,10 @@ def tasks(N: int = 60, *, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 class Model(ApproximateGP):
     """Batches of anything; kernels of a batch differ in their lengthscales."""
+
+    mean_module: Any
+    covar_module: Any
+    variational_strategy: Any
 
     def __init__(
         self,
@@ -62,6 +67,9 @@ class Model(ApproximateGP):
 
 
 class Layer(DeepGPLayer):
+    mean_module: Any
+    covar_module: Any
+
     def __init__(self, inputs: int, outputs: int | None, points: int, *, linear: bool) -> None:
         batch = torch.Size([] if outputs is None else [outputs])
         generator = torch.Generator().manual_seed(3)
@@ -79,6 +87,9 @@ class Layer(DeepGPLayer):
 
 class Deep(DeepGP):
     """Two hidden functions, which the last layer sees together with the inputs if `skip`."""
+
+    hidden: Any
+    last: Any
 
     def __init__(self, points: int = 8, *, skip: bool = False, linear: bool = True) -> None:
         super().__init__()
@@ -98,6 +109,10 @@ class Deep(DeepGP):
 class Latent(BayesianGPLVM):
     """P columns, each with points of its own, of one latent input a row."""
 
+    mean_module: Any
+    covar_module: Any
+    variational_strategy: Any
+
     def __init__(self, start: Tensor, columns: int, points: int) -> None:
         N, Q = start.shape
         prior = NormalPrior(torch.zeros_like(start), torch.ones_like(start))
@@ -110,13 +125,15 @@ class Latent(BayesianGPLVM):
         self.to(start)
         X.q_log_sigma.data = torch.full_like(start, -3.0)
 
-    def forward(self, x: Tensor) -> MultivariateNormal:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor
+    ) -> MultivariateNormal:
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def gaussian(noise: float = 0.02, dtype: torch.dtype = torch.float64) -> GaussianLikelihood:
     likelihood = GaussianLikelihood().to(dtype)
-    likelihood.noise = noise
+    likelihood.noise = torch.tensor(noise)
     return likelihood
 
 
@@ -145,6 +162,12 @@ def with_random_q(model: Any, *, seed: int = 1) -> Any:
         if isinstance(getattr(module, "variational_params_initialized", None), Tensor):
             module.variational_params_initialized.fill_(1)
     return model
+
+
+def elbo(likelihood: Any, model: Any, N: int) -> Any:
+    """GPyTorch's bound, a row."""
+    bound = VariationalELBO(likelihood, model, num_data=N)
+    return DeepApproximateMLL(bound) if isinstance(model, DeepGP) else bound
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:

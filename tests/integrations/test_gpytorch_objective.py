@@ -15,7 +15,6 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
     StudentTLikelihood,
 )
-from gpytorch.mlls import DeepApproximateMLL, VariationalELBO
 from gpytorch.variational import (
     BatchDecoupledVariationalStrategy,
     CholeskyVariationalDistribution,
@@ -31,7 +30,17 @@ from gpytorch.variational import (
 )
 from torch import Tensor
 
-from gpytorch_models import Deep, Latent, Model, curve, gaussian, state, tasks, with_random_q
+from gpytorch_models import (
+    Deep,
+    Latent,
+    Model,
+    curve,
+    elbo,
+    gaussian,
+    state,
+    tasks,
+    with_random_q,
+)
 from winnowgp.gradients import ScoreFunction, all_masks
 from winnowgp.integrations.gpytorch import subset_objective
 from winnowgp.integrations.gpytorch.pruned import pruned
@@ -97,8 +106,7 @@ def dense_elbo(model: Model, x: Tensor, y: Tensor, noise: float, mask: Tensor) -
         inner = torch.linalg.solve(L, torch.linalg.solve(L, S).mT)
         S = L @ torch.diag(1 / torch.linalg.inv(inner).diagonal()) @ L.mT
     A, B = (
-        torch.linalg.solve(Kuu, kernel(model, Zr[mask], x)).mT
-        for Kuu, Zr in ((Km, Zm), (Ks, Zs))
+        torch.linalg.solve(Kuu, kernel(model, Zr[mask], x)).mT for Kuu, Zr in ((Km, Zm), (Ks, Zs))
     )
     mean = centre + A @ (m - centre)
     prior = model.covar_module.outputscale.flatten() + (strategy.jitter_val if whitened else 0.0)
@@ -198,7 +206,7 @@ def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
     sets = model.variational_strategy
     Z = getattr(sets, "base_variational_strategy", sets).inducing_points
     smaller = pruned(model, [mask.expand(Z.shape[:-2].numel(), -1)])
-    bound = VariationalELBO(likelihood, smaller, num_data=N)
+    bound = elbo(likelihood, smaller, N)
     # Each function of a batch has a bound of its own.
     expected = N * bound(smaller(x), y).sum().item()
     assert value == pytest.approx(expected, abs=1e-6)
@@ -211,7 +219,7 @@ def test_softmax_is_integrated_by_nodes() -> None:
     likelihood = SoftmaxLikelihood(num_features=3, num_classes=3, mixing_weights=False)
     model = shared()
     value = subset_objective(model, likelihood, (x, labels)).value(torch.ones(1, K).bool()).item()
-    bound = VariationalELBO(likelihood, model, num_data=N)
+    bound = elbo(likelihood, model, N)
     torch.manual_seed(0)
     with torch.no_grad(), gpytorch.settings.num_likelihood_samples(1000):
         draws = torch.stack([N * bound(model(x), labels).sum() for _ in range(100)])
@@ -229,7 +237,7 @@ def test_layers_are_those_of_the_pruned_deep_model(skip: bool) -> None:
     smaller = pruned(model, [mask[None, :K].expand(2, -1), mask[None, K:]])
     assert smaller.hidden.variational_strategy.inducing_points.shape == (2, 3, 1)
     assert smaller.last.variational_strategy.inducing_points.shape[0] == 4
-    bound = DeepApproximateMLL(VariationalELBO(likelihood, smaller, num_data=N))
+    bound = elbo(likelihood, smaller, N)
     torch.manual_seed(3)
     with torch.no_grad(), gpytorch.settings.num_likelihood_samples(1):
         draws = [N * bound(smaller(x), y).item() for _ in range(objective.evidence.passes)]
@@ -274,7 +282,7 @@ def test_nothing_that_was_given_changes() -> None:
     before, random = state(model), torch.get_rng_state()
     # As after a step of training, when GPyTorch remembers tensors that have a history.
     model.train()
-    VariationalELBO(likelihood, model, num_data=N)(model(x), y).backward()
+    elbo(likelihood, model, N)(model(x), y).backward()
     subset_objective(model, likelihood, (x, y)).value(all_masks(K)[:3])
     assert all(torch.equal(before[name], value) for name, value in state(model).items())
     assert torch.equal(random, torch.get_rng_state())

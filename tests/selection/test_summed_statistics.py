@@ -40,9 +40,7 @@ def test_flips_are_differences_of_value_at_every_subset() -> None:
     s = SummedStatistics(parts())
     for mask in all_masks(K)[::3]:
         up, down = neighbours(mask)
-        torch.testing.assert_close(
-            s.flips(mask), s.value(up) - s.value(down), rtol=1e-6, atol=1e-5
-        )
+        torch.testing.assert_close(s.flips(mask), s.value(up) - s.value(down), rtol=1e-6, atol=1e-5)
 
 
 def test_a_walk_down_has_the_bounds_of_its_sets() -> None:

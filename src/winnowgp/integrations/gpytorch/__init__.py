@@ -6,12 +6,15 @@
 """
 
 from winnowgp.integrations.gpytorch.subset_objective import PrunedObjective, subset_objective
+from winnowgp.integrations.gpytorch.to_gpytorch import FittedGP, to_gpytorch
 from winnowgp.integrations.gpytorch.winnow import Winnowed, WinnowedSet, winnow
 
 __all__ = [
+    "FittedGP",
     "PrunedObjective",
     "Winnowed",
     "WinnowedSet",
     "subset_objective",
+    "to_gpytorch",
     "winnow",
 ]

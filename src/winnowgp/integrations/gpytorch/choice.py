@@ -29,7 +29,7 @@ _SUBSETS = 60
 @final
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """What the sets of one strategy are worth; GPyTorch's tensors ask for as many points in each."""
+    """What the sets of one strategy are worth; its tensors ask for as many points in each."""
 
     statistics: tuple[WalkObjective, ...]
     frontiers: tuple[Frontier, ...]
@@ -99,8 +99,7 @@ def sizes(choices: Sequence[StrategyChoice], goal: Goal) -> list[int]:
         return [choice.size(goal.alpha) for choice in choices]
     if isinstance(goal, MaxPoints) or len(choices) == 1:
         frontiers = [choice.together for choice in choices]
-        best = [max(1, goal.size(f, reference=f.bounds.max().item())) for f in frontiers]
-        return best
+        return [max(1, goal.size(f, reference=f.bounds.max().item())) for f in frontiers]
     assert isinstance(goal, Tolerance)
     budget = goal.nats * choices[0].together.N
 

@@ -234,8 +234,9 @@ def _hidden(calls: Sequence[Call]) -> list[int]:
     if not inputs:
         return []
     reached = torch.autograd.grad(
-        sum(inputs), [c.mean_shift for c in calls], retain_graph=True, allow_unused=True
+        torch.stack(inputs).sum(),
+        [c.mean_shift for c in calls],
+        retain_graph=True,
+        allow_unused=True,
     )
     return [n for n, slope in enumerate(reached) if slope is not None]
-
-

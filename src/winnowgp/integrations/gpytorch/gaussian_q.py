@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from gpytorch.distributions import Delta
+from gpytorch.distributions.delta import Delta
 from gpytorch.variational import (
     CholeskyVariationalDistribution,
     DeltaVariationalDistribution,

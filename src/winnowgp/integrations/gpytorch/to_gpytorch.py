@@ -10,6 +10,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussi
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from jaxtyping import Float
+from linear_operator import to_dense
 from torch import Tensor
 
 from winnowgp.data import Standardiser
@@ -29,6 +30,8 @@ class FittedGP(ApproximateGP):
     trained on, and goes through `winnow`.
     """
 
+    mean_module: Any
+    covar_module: Any
     x_shift: Tensor
     x_scale: Tensor
     y_shift: Tensor
@@ -53,9 +56,11 @@ class FittedGP(ApproximateGP):
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def __call__(
-        self, inputs: Float[Tensor, "*batch N D"], prior: bool = False, **arguments: Any
+        self, inputs: Float[Tensor, "*batch N D"] | None, prior: bool = False, **arguments: Any
     ) -> MultivariateNormal:
         """q(f) at some rows; several targets are tasks."""
+        if inputs is None:
+            raise InputError("`inputs` must be rows [N D]; a fitted model has none of its own.")
         f = super().__call__((inputs - self.x_shift) / self.x_scale, prior=prior, **arguments)
         if len(self.y_scale) == 1:
             scale = self.y_scale[0]
@@ -99,9 +104,9 @@ def to_gpytorch(
         posterior = fitted.posterior_
         return _made(posterior, fitted._x_units, Standardiser.none(posterior.q_mean))
     raise InputError(
-        "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; got "
-        f"{type(fitted).__name__}. Deep and latent models have no form of GPyTorch's that predicts "
-        "the same; save and load them with winnowgp."
+        "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; "
+        f"got {type(fitted).__name__}. Deep and latent models have no form of GPyTorch's that "
+        "predicts the same; save and load them with winnowgp."
     )
 
 
@@ -126,21 +131,21 @@ def _likelihood(posterior: Posterior, scale: Float[Tensor, " P"]) -> Likelihood:
         ).to(noise)
         several.task_noises = noise
         return several
-    copy = deepcopy(own).requires_grad_()
+    copy: Any = deepcopy(own).requires_grad_()
     if bool((scale == 1).all()):
         return copy
     if posterior.P > 1:
         raise InputError(
             f"`fitted` has {posterior.P} targets of different units under a "
-            f"{type(own).__name__}, which has one noise for all; pass `fitted.posterior_`, which is "
-            "in standardised units."
+            f"{type(own).__name__}, which has one noise for all; pass `fitted.posterior_`, which "
+            "is in standardised units."
         )
     # Student-t and Laplace: noise is a squared scale.
-    copy.noise = own.noise.detach() * scale.square()
+    copy.noise = copy.noise.detach() * scale.square()
     return copy
 
 
 def _jitter(posterior: Posterior) -> float:
     """What was added to the diagonal of K_uu before it was factorised."""
-    prior = posterior.kernel(posterior.Z, diag=True)
-    return ((posterior.L.square().sum(1) - prior).mean().clamp_min(0)).item()
+    prior = to_dense(posterior.kernel(posterior.Z, diag=True))
+    return (posterior.L.square().sum(1) - prior).mean().clamp_min(0).item()

@@ -101,8 +101,8 @@ def winnow(
     choose.
 
     Args:
-        model: an ApproximateGP (multitask or batched ones too), a DeepGP or a BayesianGPLVM, trained
-            or half-trained.
+        model: an ApproximateGP (multitask or batched ones too), a DeepGP or a BayesianGPLVM,
+            trained or half-trained.
         likelihood: the one it was trained with.
         data: `(train_x, train_y)`; of a BayesianGPLVM its table alone.
         alpha: strength of the prior exp(−α M²) on every set; "auto" derives it from `tolerance`.
@@ -217,7 +217,9 @@ def _goal(alpha: float | str, tolerance: float, max_points: int | None) -> Goal:
             f"`alpha` must be positive or 'auto'; got {alpha!r}. Larger values keep fewer points."
         )
     if not isinstance(alpha, str) and max_points is not None:
-        raise InputError("say how many points in one way only: a number for `alpha`, or `max_points`.")
+        raise InputError(
+            "say how many points in one way only: a number for `alpha`, or `max_points`."
+        )
     if max_points is not None:
         return MaxPoints(max_points)
     return Tolerance(tolerance) if isinstance(alpha, str) else FixedAlpha(alpha)
