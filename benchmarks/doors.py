@@ -41,6 +41,9 @@ BATCH, POINTS, TEST = 1024, 500, 1000
 class SVGP(ApproximateGP):
     """A constant mean and a scaled squared-exponential kernel."""
 
+    mean_module: Any
+    covar_module: Any
+
     def __init__(self, Z: Tensor, strategy: Callable = VariationalStrategy) -> None:
         q = CholeskyVariationalDistribution(len(Z))
         super().__init__(strategy(self, Z, q, learn_inducing_locations=True))

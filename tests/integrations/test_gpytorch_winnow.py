@@ -409,6 +409,16 @@ def test_other_likelihoods_lose_little(name: str) -> None:
     assert result.given_up <= 0.01 * 80
 
 
+@pytest.mark.parametrize("tolerance", [0.05, 0.5])
+def test_a_tolerance_is_kept_where_scores_are_of_first_order(tolerance: float) -> None:
+    """Sites promise that five points, and one, will do; the pruned models lose more than that."""
+    x, y = curve(80)
+    labels = (y > 0).double()
+    result = winnow(Model(points(20)), BernoulliLikelihood(), (x, labels), tolerance=tolerance)
+    assert result.n_inducing < 20
+    assert result.given_up <= tolerance * 80
+
+
 def trained(model: Any, bound: Any, x: Any, y: Any, steps: int) -> None:
     torch.manual_seed(0)
     optimiser = torch.optim.Adam(bound.parameters(), lr=0.05)

@@ -1,5 +1,6 @@
 """A fitted winnowgp model predicts the same as a model of GPyTorch's."""
 
+import sys
 from typing import Any
 
 import gpytorch
@@ -73,7 +74,7 @@ def test_nearly_singular_points_predict_the_same() -> None:
     x, y = curve(50)
     Z = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
     kernel = ScaleKernel(RBFKernel())
-    kernel.base_kernel.lengthscale = 15.0
+    kernel.base_kernel.lengthscale = torch.tensor(15.0)
     posterior = SparseGP(kernel, Z, noise=0.1).posterior(Dataset.of(x, y))
     f = predicted(to_gpytorch(posterior)[0], rows)
     ours = posterior.predict(rows)
@@ -145,6 +146,14 @@ def test_it_can_be_trained_on_and_winnowed() -> None:
     result = winnow(model, likelihood, (x, labels))
     assert result.n_inducing < 20
     assert torch.equal(result.model.x_shift, model.x_shift)
+
+
+def test_the_door_does_not_hide_the_library() -> None:
+    """Both are called gpytorch; imports are absolute."""
+    door = sys.modules[to_gpytorch.__module__.rpartition(".")[0]]
+    assert door.__name__ == "winnowgp.integrations.gpytorch"
+    assert gpytorch is sys.modules["gpytorch"]
+    assert not gpytorch.__name__.startswith("winnowgp")
 
 
 def test_others_are_refused_by_name() -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from gpytorch.distributions.delta import Delta
 from gpytorch.variational import (
     CholeskyVariationalDistribution,
     DeltaVariationalDistribution,
@@ -33,7 +32,7 @@ class GaussianQ:
         """What a variational distribution holds now, its batch in one row."""
         q = distribution()
         mean = q.mean.detach().flatten(0, -2) if q.mean.dim() > 1 else q.mean.detach()[None]
-        if isinstance(q, Delta):
+        if isinstance(distribution, DeltaVariationalDistribution):
             return cls(mean, mean.new_zeros(*mean.shape, mean.shape[-1]))
         root = q.lazy_covariance_matrix.cholesky().to_dense().detach()
         return cls(mean, root.expand(*q.mean.shape, -1).reshape(*mean.shape, -1))
