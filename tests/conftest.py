@@ -24,7 +24,21 @@ INNER_ROOMS = [
     "plots",
     "experiments",
 ]
-RIM = ["estimators", "report", "integrations", "experiments", "cli", "tests"]
+# Of a door that is a package, what users do not call.
+INNER_ROOMS += [
+    f"integrations.gpytorch.{drawer}"
+    for drawer in (
+        "choice",
+        "evidence",
+        "frame",
+        "gaussian_q",
+        "pruned",
+        "recorder",
+        "refit",
+        "site_sums",
+    )
+]
+RIM = ["estimators", "report", "experiments", "cli", "tests"]
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
 

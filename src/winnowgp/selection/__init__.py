@@ -3,20 +3,33 @@
 from winnowgp.selection.alpha import alpha_at, alpha_interval, concave_hull
 from winnowgp.selection.frontier import Frontier, path_frontier, polished, search_frontier
 from winnowgp.selection.natural import NaturalSelection, select_naturally
-from winnowgp.selection.objective import FlipObjective, RelaxedObjective, SubsetObjective
+from winnowgp.selection.objective import (
+    FlipObjective,
+    Place,
+    RelaxedObjective,
+    SubsetObjective,
+    WalkObjective,
+)
+from winnowgp.selection.roots import DataRoot, Roots
 from winnowgp.selection.search import Found, backward_path, climbed, forward_path, swapped
 from winnowgp.selection.selection import Selection
 from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
+from winnowgp.selection.summed_statistics import SummedStatistics
 
 __all__ = [
+    "DataRoot",
     "FlipObjective",
     "Found",
     "Frontier",
     "NaturalSelection",
+    "Place",
     "RelaxedObjective",
+    "Roots",
     "Selection",
     "SubsetObjective",
     "SubsetStatistics",
+    "SummedStatistics",
+    "WalkObjective",
     "alpha_at",
     "alpha_interval",
     "backward_path",

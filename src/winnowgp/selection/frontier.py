@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
+from winnowgp.selection.objective import WalkObjective
 from winnowgp.selection.search import (
     Found,
     backward_path,
@@ -15,7 +16,6 @@ from winnowgp.selection.search import (
     oscillated,
     swapped,
 )
-from winnowgp.selection.statistics import SubsetStatistics
 from winnowgp.typing import SizeTable
 
 
@@ -73,14 +73,14 @@ class Frontier:
         return Found(mask=self.masks[M], bound=bound, score=bound + extra)
 
 
-def path_frontier(statistics: SubsetStatistics) -> Frontier:
+def path_frontier(statistics: WalkObjective) -> Frontier:
     """The frontier of one backward path: nested sets, the quickest to find. O(K³)."""
     back = backward_path(statistics)
     return Frontier(bounds=back.bounds.flip(0), masks=back.masks.flip(0), N=statistics.N)
 
 
 def search_frontier(
-    statistics: SubsetStatistics, *, improved_at: int = 5, longest_forward: int | None = None
+    statistics: WalkObjective, *, improved_at: int = 5, longest_forward: int | None = None
 ) -> Frontier:
     """Backward path, forward path, and both improved at a few sizes and walked down from there.
 
@@ -106,7 +106,7 @@ def search_frontier(
 
 
 def polished(
-    statistics: SubsetStatistics, frontier: Frontier, *, log_weights: SizeTable
+    statistics: WalkObjective, frontier: Frontier, *, log_weights: SizeTable
 ) -> tuple[Found, Frontier]:
     """Best subset under a prior, and the frontier that knows of it and of the way down from it.
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
+from winnowgp.selection.objective import WalkObjective
 from winnowgp.selection.search import forward_path
-from winnowgp.selection.statistics import SubsetStatistics
 from winnowgp.typing import Mask, Scalar
 
 _BISECTIONS = 30
@@ -51,7 +51,7 @@ class NaturalSelection:
 
 
 def natural_start(
-    statistics: SubsetStatistics, mask: Mask, *, prior: CardinalityPrior
+    statistics: WalkObjective, mask: Mask, *, prior: CardinalityPrior
 ) -> NaturalState:
     """State at a given subset: its flips as the first average. O(K² M).
 
@@ -64,7 +64,7 @@ def natural_start(
 
 
 def natural_step(
-    statistics: SubsetStatistics,
+    statistics: WalkObjective,
     state: NaturalState,
     *,
     prior: CardinalityPrior,
@@ -132,7 +132,7 @@ def _interpolated(slopes: Float[Tensor, " K"], sizes: Float[Tensor, " K"]) -> Fl
 
 
 def select_naturally(
-    statistics: SubsetStatistics,
+    statistics: WalkObjective,
     *,
     prior: CardinalityPrior,
     generator: torch.Generator,
@@ -150,7 +150,7 @@ def select_naturally(
         start: subset to start at; the best one of a forward path if not given.
         max_steps: subsets drawn at most.
     """
-    log_weights = prior.log_weights(statistics.roots.L)
+    log_weights = prior.log_weights(statistics.empty)
     if not torch.isfinite(log_weights).all():
         raise InputError(
             "`prior` forbids some sizes, and q gives every subset some probability, so the KL "

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.typing import Mask, Masks, Nats, Weights
@@ -33,6 +33,52 @@ class FlipObjective(SubsetObjective):
     @abstractmethod
     def flips(self, mask: Mask) -> Float[Tensor, " K"]:
         """L(Z ∪ k) − L(Z without k) in nats for every candidate k at once."""
+
+
+class Place(ABC):
+    """A subset that a search stands on: what every flip is worth there, and a step to it."""
+
+    rows: Int[Tensor, " J"]
+    """Candidates that the search still looks at."""
+    included: Bool[Tensor, " J"]
+    """Which of them are in the subset."""
+    bound: Float[Tensor, ""]
+    """L(Z) in nats."""
+
+    @property
+    @abstractmethod
+    def mask(self) -> Bool[Tensor, " K"]:
+        """The subset as a mask over all candidates."""
+
+    @abstractmethod
+    def flips(self) -> Float[Tensor, " J"]:
+        """L(Z ∪ k) − L(Z without k) in nats of each of the rows."""
+
+    @abstractmethod
+    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "Place":
+        """The subset with row `at` on the other side; `worth` is its entry of `flips`."""
+
+    @abstractmethod
+    def only(self, keep: Bool[Tensor, " J"]) -> "Place":
+        """The same subset, looking at fewer rows; those included must be kept."""
+
+
+class WalkObjective(FlipObjective):
+    """An objective that searches walk over, for a step to a neighbour is cheap."""
+
+    @property
+    @abstractmethod
+    def N(self) -> int:
+        """Number of rows of data."""
+
+    @property
+    @abstractmethod
+    def empty(self) -> Float[Tensor, ""]:
+        """L(∅) in nats."""
+
+    @abstractmethod
+    def tableau(self, mask: Mask) -> Place:
+        """A subset to start from."""
 
 
 class RelaxedObjective(SubsetObjective):

@@ -19,22 +19,20 @@ from winnowgp.linalg import definite_cholesky, solve_lower
 
 @dataclass(frozen=True, slots=True)
 class DataRoot:
-    """Root of one S, and the targets of its P outputs seen through it.
+    """Root of one S, and the targets of its outputs seen through it.
 
     Attributes:
         R: root of I + C.
         LR: root of S.
-        y: R⁻¹ D, so that K_*f W Y = L R y.
+        y: R⁻¹ D, so that K_*f W Y = L R y; a column for each output whose mean is learnt here.
+        P: number of outputs whose covariance is learnt here. The same number, unless means and
+            covariances have points of their own.
     """
 
     R: Float[Tensor, "K K"]
     LR: Float[Tensor, "K K"]
-    y: Float[Tensor, "K P"]
-
-    @property
-    def P(self) -> int:
-        """Number of outputs."""
-        return self.y.shape[1]
+    y: Float[Tensor, "K Y"]
+    P: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +75,4 @@ def _data_root(L: Float[Tensor, "K K"], moments: Moments) -> DataRoot:
     inner = moments.C.clone()
     inner.diagonal().add_(1.0)
     R = definite_cholesky(inner)
-    return DataRoot(R=R, LR=L @ R, y=solve_lower(R, moments.D))
+    return DataRoot(R=R, LR=L @ R, y=solve_lower(R, moments.D), P=moments.D.shape[1])

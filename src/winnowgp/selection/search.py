@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.statistics import SubsetStatistics
-from winnowgp.selection.tableau import Tableau
+from winnowgp.selection.objective import Place, WalkObjective
 from winnowgp.typing import SizeTable
 
 _FRESH = 64  # flips between fresh tableaux: rounding grows with each flip
@@ -38,14 +37,14 @@ class Found:
     score: float
 
 
-def backward_path(statistics: SubsetStatistics, *, start: Bool[Tensor, " K"] | None = None) -> Path:
+def backward_path(statistics: WalkObjective, *, start: Bool[Tensor, " K"] | None = None) -> Path:
     """Drop the point whose removal costs least until none is left, O(K³) in all.
 
     Only rows still included are carried, discarded an eighth at a time; the tableau is made afresh
     each time the subset has halved.
     """
     K = statistics.K
-    device = statistics.roots.L.device
+    device = statistics.empty.device
     mask = torch.ones(K, dtype=torch.bool, device=device) if start is None else start
     state = statistics.tableau(mask)
     state = state.only(state.included)
@@ -67,7 +66,7 @@ def backward_path(statistics: SubsetStatistics, *, start: Bool[Tensor, " K"] | N
 
 
 def forward_path(
-    statistics: SubsetStatistics,
+    statistics: WalkObjective,
     *,
     longest: int | None = None,
     log_weights: SizeTable | None = None,
@@ -82,7 +81,7 @@ def forward_path(
     """
     K = statistics.K
     limit = K if longest is None else min(longest, K)
-    state = statistics.tableau(torch.zeros(K, dtype=torch.bool, device=statistics.roots.L.device))
+    state = statistics.tableau(torch.zeros(K, dtype=torch.bool, device=statistics.empty.device))
     masks, bounds, poor = [state.mask], [state.bound], 0
     for M in range(1, limit + 1):
         worth = state.flips().masked_fill(state.included, -torch.inf)
@@ -102,7 +101,7 @@ def forward_path(
 
 
 def swapped(
-    statistics: SubsetStatistics,
+    statistics: WalkObjective,
     mask: Bool[Tensor, " K"],
     *,
     sweeps: int = 2,
@@ -133,7 +132,7 @@ def swapped(
     return state.mask, state.bound.item()
 
 
-def _swap(state: Tableau, at: int) -> Tableau:
+def _swap(state: Place, at: int) -> Place:
     """Take row `at` out and put the best row in; the same state when that is `at` again."""
     without = state.flip(at, worth=state.flips()[at])
     worth = without.flips().masked_fill(without.included, -torch.inf)
@@ -142,7 +141,7 @@ def _swap(state: Tableau, at: int) -> Tableau:
 
 
 def oscillated(
-    statistics: SubsetStatistics, mask: Bool[Tensor, " K"], *, depth: int
+    statistics: WalkObjective, mask: Bool[Tensor, " K"], *, depth: int
 ) -> tuple[Bool[Tensor, " K"], float]:
     """The subset improved by adding `depth` points, then dropping as many, as long as that helps.
 
@@ -167,7 +166,7 @@ def oscillated(
     return best.mask, best.bound.item()
 
 
-def _resized(statistics: SubsetStatistics, state: Tableau, *, size: int) -> Tableau:
+def _resized(statistics: WalkObjective, state: Place, *, size: int) -> Place:
     """Greedy additions or removals until the subset has `size` points."""
     for step in range(1, abs(int(state.included.sum()) - size) + 1):
         flips = state.flips()
@@ -182,7 +181,7 @@ def _resized(statistics: SubsetStatistics, state: Tableau, *, size: int) -> Tabl
 
 
 def climbed(
-    statistics: SubsetStatistics,
+    statistics: WalkObjective,
     mask: Bool[Tensor, " K"],
     *,
     log_weights: SizeTable,
@@ -219,7 +218,7 @@ def climbed(
 
 
 def _flipped(
-    statistics: SubsetStatistics, mask: Bool[Tensor, " K"], *, log_weights: SizeTable
+    statistics: WalkObjective, mask: Bool[Tensor, " K"], *, log_weights: SizeTable
 ) -> Bool[Tensor, " K"]:
     """Best single flip, taken while it improves the score; at most 4K of them."""
     state = statistics.tableau(mask)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from winnowgp.bounds import Moments, Subset
 from winnowgp.linalg import triangular_rows
-from winnowgp.selection.objective import FlipObjective
+from winnowgp.selection.objective import WalkObjective
 from winnowgp.selection.roots import Roots, whitened_roots
 from winnowgp.selection.tableau import Tableau, tableau
 
@@ -18,7 +18,7 @@ _ELEMENTS = 2**22  # of the largest temporary in `value`: 32 MiB in float64
 
 @final
 @dataclass(frozen=True, slots=True)
-class SubsetStatistics(FlipObjective):
+class SubsetStatistics(WalkObjective):
     """Exact scores of subsets under Gaussian likelihoods, or sites, with fixed hyper-parameters.
 
     One pass over the data, O(N K²), is behind it (`chunked_moments`); after that nothing depends on
@@ -36,6 +36,11 @@ class SubsetStatistics(FlipObjective):
     def N(self) -> int | float:
         """Number of observations."""
         return self.roots.N
+
+    @property
+    def empty(self) -> Float[Tensor, ""]:
+        """Bound with no inducing points, in nats."""
+        return self.roots.empty
 
     def value(self, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
         """Collapsed bound of each subset in nats, summed over rows and outputs, O(S K M²).

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.linalg import flip_step, resolved_rows
+from winnowgp.selection.objective import Place
 from winnowgp.selection.roots import DataRoot, Roots
 
 
@@ -36,7 +37,7 @@ class DataRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Tableau:
+class Tableau(Place):
     """A subset, with the resolved rows of J candidates (all K, or those a search still looks at).
 
     Attributes:

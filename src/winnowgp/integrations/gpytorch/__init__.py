@@ -1,0 +1,20 @@
+"""GPyTorch's own models, with fewer inducing points; and ours as GPyTorch's.
+
+>>> from winnowgp.integrations.gpytorch import winnow
+>>> result = winnow(model, likelihood, (train_x, train_y))  # doctest: +SKIP
+>>> model = result.model  # doctest: +SKIP
+"""
+
+from winnowgp.integrations.gpytorch.subset_objective import PrunedObjective, subset_objective
+from winnowgp.integrations.gpytorch.to_gpytorch import FittedGP, to_gpytorch
+from winnowgp.integrations.gpytorch.winnow import Winnowed, WinnowedSet, winnow
+
+__all__ = [
+    "FittedGP",
+    "PrunedObjective",
+    "Winnowed",
+    "WinnowedSet",
+    "subset_objective",
+    "to_gpytorch",
+    "winnow",
+]

@@ -1,0 +1,242 @@
+"""A user's model with its data: the bound in nats, and what it asks of every function."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import log, pi
+from typing import Any, final
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood, SoftmaxLikelihood
+from gpytorch.models.deep_gps import DeepGP
+from gpytorch.models.gplvm import BayesianGPLVM
+from gpytorch.variational import DeltaVariationalDistribution
+from torch import Tensor
+
+from winnowgp.errors import InputError
+from winnowgp.integrations.gpytorch.copied import copied
+from winnowgp.integrations.gpytorch.frame import Frame, prior_blocks
+from winnowgp.integrations.gpytorch.recorder import Call, Recorder
+from winnowgp.integrations.gpytorch.site_sums import SiteTotals
+from winnowgp.integrations.gpytorch.strategies import InducingStrategy, inducing_strategies
+from winnowgp.models import expected_log_prob
+
+# Rows evaluated at once, and rows times samples where a model draws samples.
+_ROWS, _DRAWN, _MOST_SAMPLES = 1024, 32_768, 8
+# Samples of f for a likelihood that GPyTorch integrates by sampling.
+_LIKELIHOOD_SAMPLES = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The bound of a model on its data, as GPyTorch's `VariationalELBO` defines it.
+
+        L = Σ_i E_q(f_i)[log p(y_i | f_i)] − Σ_f KL[q(u_f) ‖ p(u_f)]
+
+    Terms that do not depend on q(u), such as priors on hyper-parameters or the KL of latent inputs,
+    are left out. A point mass costs ½‖m‖² in whitened coordinates: GPyTorch takes −log p(m), whose
+    ½ log 2π a point (and ½ log|K_uu| where q is not whitened) is a matter of units.
+
+    The model is a copy in float64, its networks in eval mode and its strategies in train mode, and
+    nothing here changes it. GPyTorch draws samples from the global generator, whose state is put
+    back; every evaluation meets the same draws.
+    """
+
+    model: Any
+    likelihood: Likelihood
+    x: Tensor | None
+    """Rows `[N D]`; None where the model has latent inputs of its own."""
+    y: Tensor
+    seed: int
+
+    @classmethod
+    def of(
+        cls, model: Any, likelihood: Likelihood, x: Tensor | None, y: Tensor, *, seed: int
+    ) -> "Evidence":
+        """Of a copy; neither model nor likelihood is touched."""
+        jitters = [found.jitter for found in inducing_strategies(model)]
+        working = copied(model).double().requires_grad_(False).eval()
+        for found, jitter in zip(inducing_strategies(working), jitters, strict=True):
+            # As in the user's own precision.
+            found.strategy.jitter_val = jitter
+            *path, name = found.name.split(".")
+            setattr(working.get_submodule(".".join(path)), name, Recorder(found.strategy))
+        kept = copied(likelihood).double().requires_grad_(False).eval()
+        made = cls(working, kept, x, y, seed)
+        made._probe()
+        return made
+
+    def with_model(self, model: Any) -> "Evidence":
+        """The same data seen by another model, which must be one of ours already."""
+        return Evidence(model, self.likelihood, self.x, self.y, self.seed)
+
+    @property
+    def strategies(self) -> tuple[InducingStrategy, ...]:
+        """Of the copy."""
+        return inducing_strategies(self.model)
+
+    @property
+    def N(self) -> int:
+        """Number of rows."""
+        if self.x is not None:
+            return self.x.shape[-2]
+        return self.y.shape[-1]
+
+    @property
+    def passes(self) -> int:
+        """Samples of each row, where the model draws any."""
+        if not isinstance(self.model, DeepGP | BayesianGPLVM):
+            return 1
+        return max(1, min(_MOST_SAMPLES, _DRAWN // self.N))
+
+    @torch.no_grad()
+    def bound(self) -> float:
+        """In nats; the mean over the samples."""
+        nats = 0.0
+        with self._same_draws():
+            for output, y in self._evaluated():
+                nats += self._expected(output, y).item() / self.passes
+        return nats - self.divergence()
+
+    @torch.no_grad()
+    def divergence(self) -> float:
+        """Σ_f KL[q(u_f) ‖ p(u_f)] at the last evaluation, in nats."""
+        total = 0.0
+        for found in self.strategies:
+            if isinstance(found.q, DeltaVariationalDistribution):
+                total += 0.5 * Frame.of(found).read().mean.square().sum().item()
+                continue
+            total += found.strategy.kl_divergence().sum().item()
+            if found.roles == 2:
+                total -= 0.5 * found.F * found.K * log(2 * pi)
+        return total
+
+    @torch.no_grad()
+    def totals(self) -> tuple[SiteTotals, ...]:
+        """What the rows ask of every strategy's functions, one pass; see `SiteTotals`."""
+        found = self.strategies
+        frames = [Frame.of(each) for each in found]
+        sums = [SiteTotals.none(frame, self.N) for frame in frames]
+        recorders = [_recorder(self.model, each) for each in found]
+        with self._same_draws():
+            for output, y in self._evaluated(differentiable=True):
+                calls = [(n, call) for n, r in enumerate(recorders) for call in r.calls]
+                with torch.enable_grad():
+                    nats = self._expected(output, y) / self.passes
+                sites = _sites(nats, [call for _, call in calls])
+                for (n, call), (slope, precision) in zip(calls, sites, strict=True):
+                    blocks = prior_blocks(found[n], call.x, call.arguments)
+                    sums[n] = sums[n].added(blocks, call.mean.detach(), slope, precision)
+        return tuple(sums)
+
+    def _evaluated(self, *, differentiable: bool = False) -> Iterator[tuple[Any, Tensor]]:
+        """Outputs and targets, some rows at a time, as often as there are samples."""
+        recorders = [m for m in self.model.modules() if isinstance(m, Recorder)]
+        whole = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        size = self.N if whole else _ROWS
+        for _ in range(self.passes):
+            x = self.model.sample_latent_variable() if self.x is None else self.x
+            for start in range(0, self.N, size):
+                for recorder in recorders:
+                    recorder.calls.clear()
+                    recorder.base_variational_strategy.train()
+                rows = slice(start, min(start + size, self.N))
+                track = torch.set_grad_enabled(differentiable)
+                with track, settings.num_likelihood_samples(1):
+                    output = self.model(x.detach()[..., rows, :])
+                yield output, self._targets(output, rows)
+        for recorder in recorders:
+            recorder.calls.clear()
+
+    def _targets(self, output: Any, rows: slice) -> Tensor:
+        if isinstance(output, MultitaskMultivariateNormal):
+            return self.y[rows]
+        return self.y[..., rows]
+
+    def _expected(self, output: Any, y: Tensor) -> Tensor:
+        """Σ_i E[log p(y_i | f_i)] of some rows."""
+        if isinstance(self.likelihood, SoftmaxLikelihood):
+            # By fixed nodes, where GPyTorch draws ten samples.
+            labels = y.to(output.mean.dtype)[:, None]
+            return expected_log_prob(self.likelihood, labels, output.mean, output.variance).sum()
+        with settings.num_likelihood_samples(_LIKELIHOOD_SAMPLES):
+            return self.likelihood.expected_log_prob(y, output).sum()
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        """Two rows through the model: errors are the user's to see now, and q(u) gets its start."""
+        with self._same_draws():
+            output, y = next(self._evaluated())
+            if not isinstance(output, MultivariateNormal):
+                raise InputError(
+                    "`model` must return a MultivariateNormal or a MultitaskMultivariateNormal; "
+                    f"got {type(output).__name__}."
+                )
+            nats = self._expected(output, y)
+        if not torch.isfinite(nats):
+            raise InputError(
+                "the likelihood has no finite expectation at the model's q(f); does `y` suit "
+                f"{type(self.likelihood).__name__}, and is the model trained?"
+            )
+
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        device = self.y.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            yield
+
+
+def _recorder(model: Any, found: InducingStrategy) -> Recorder:
+    return model.get_submodule(found.name.rpartition(".")[0])
+
+
+@torch.enable_grad()
+def _sites(nats: Tensor, calls: Sequence[Call]) -> list[tuple[Tensor, Tensor]]:
+    """∂/∂mean of each call, and the precision of its sites.
+
+    w = −2 ∂/∂variance where the likelihood meets the function itself. Functions of hidden layers
+    meet it through others: there it is Gauss and Newton's, Σ_o (∂f_o/∂f)² w_o, as
+    `models.deep_sites` has it, for the exact curvature of samples is noisy and has either sign.
+    """
+    means, variances = [c.mean_shift for c in calls], [c.variance_shift for c in calls]
+    slopes = torch.autograd.grad(
+        nats, [*means, *variances], retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    precisions = [(-2 * s).clamp_min(0) for s in slopes[len(calls) :]]
+    hidden = _hidden(calls)
+    for n in hidden:
+        precisions[n] = torch.zeros_like(precisions[n])
+    for top in set(range(len(calls))) - set(hidden) if hidden else ():
+        functions = calls[top].mean.flatten(0, -2) if calls[top].mean.dim() > 1 else None
+        outputs = [calls[top].mean] if functions is None else list(functions)
+        weights = precisions[top].reshape(len(outputs), -1)
+        for output, weight in zip(outputs, weights, strict=True):
+            J = torch.autograd.grad(
+                output.sum(),
+                [means[n] for n in hidden],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            for n, slope in zip(hidden, J, strict=True):
+                precisions[n] = precisions[n] + slope.square() * weight
+    return list(zip(slopes[: len(calls)], precisions, strict=True))
+
+
+@torch.enable_grad()
+def _hidden(calls: Sequence[Call]) -> list[int]:
+    """Calls whose functions are inputs of others."""
+    inputs = [call.x.sum() for call in calls if call.x.requires_grad]
+    if not inputs:
+        return []
+    reached = torch.autograd.grad(
+        torch.stack(inputs).sum(),
+        [c.mean_shift for c in calls],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    return [n for n, slope in enumerate(reached) if slope is not None]

@@ -1,0 +1,179 @@
+"""Where a GPyTorch model keeps its inducing points, and which kinds of it we can read."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from gpytorch.models import GP, ApproximateGP, ExactGP
+from gpytorch.models.deep_gps import DeepGP
+from gpytorch.models.deep_gps.dspp import DSPP
+from gpytorch.variational import (
+    BatchDecoupledVariationalStrategy,
+    CholeskyVariationalDistribution,
+    DeltaVariationalDistribution,
+    IndependentMultitaskVariationalStrategy,
+    LMCVariationalStrategy,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
+    UnwhitenedVariationalStrategy,
+    VariationalStrategy,
+)
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from winnowgp.errors import InputError
+from winnowgp.integrations.gpytorch.recorder import Recorder
+
+_WRAPPERS = (IndependentMultitaskVariationalStrategy, LMCVariationalStrategy, Recorder)
+_STRATEGIES = (
+    BatchDecoupledVariationalStrategy,
+    VariationalStrategy,
+    UnwhitenedVariationalStrategy,
+)
+DISTRIBUTIONS = (
+    CholeskyVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    DeltaVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
+)
+_INSTEAD = {
+    "CiqVariationalStrategy": "It whitens with a symmetric root that it never forms; train with "
+    "VariationalStrategy, whose bound is the same.",
+    "GridInterpolationVariationalStrategy": "Its points are a grid that interpolation needs whole; "
+    "train with VariationalStrategy.",
+    "AdditiveGridInterpolationVariationalStrategy": "Its points are a grid that interpolation "
+    "needs whole; train with VariationalStrategy.",
+    "NNVariationalStrategy": "Its points are the rows of the data, and each row looks at its "
+    "neighbours alone; train with VariationalStrategy.",
+    "OrthogonallyDecoupledVariationalStrategy": "One of its sets of points lives on what the other "
+    "leaves; use BatchDecoupledVariationalStrategy.",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InducingStrategy:
+    """A strategy that holds inducing points, with its batches laid out in rows.
+
+    It has F functions, one for each element of the batch of q(u), and G sets of locations, one for
+    each element of the batch of `inducing_points`; functions may share a set. A decoupled strategy
+    plays two roles: its means and its covariances have sets and kernel matrices of their own.
+    """
+
+    name: str
+    """Where it is: `model.get_submodule(name)`."""
+    strategy: Any
+    roles: int
+    whitened: bool
+
+    @property
+    def q(self) -> Any:
+        """Its `_VariationalDistribution`."""
+        return self.strategy._variational_distribution
+
+    @property
+    def K(self) -> int:
+        """Number of points in each set."""
+        return self.strategy.inducing_points.shape[-2]
+
+    @property
+    def batch(self) -> torch.Size:
+        """Batch shape of q(u)."""
+        return torch.Size(self.q.batch_shape)
+
+    @property
+    def F(self) -> int:
+        """Number of functions."""
+        return self.batch.numel()
+
+    @property
+    def locations(self) -> Float[Tensor, "G K D"]:
+        """All sets; with two roles those of the means come first."""
+        return self._by_role().flatten(0, -3)
+
+    @property
+    def jitter(self) -> float:
+        """What GPyTorch adds to the diagonal of K_uu."""
+        return self.strategy.jitter_val
+
+    def set_of(self, role: int) -> Int[Tensor, " F"]:
+        """Which set each function has, in one of its roles."""
+        shape = self._by_role().shape[1:-2]
+        index = torch.arange(shape.numel()).reshape(shape).expand(self.batch)
+        return index.flatten() + role * shape.numel()
+
+    def stacked(self, sets: Float[Tensor, "G M D"]) -> Tensor:
+        """Locations of other numbers of points, shaped as GPyTorch has them."""
+        shape = self._by_role().shape[:-2]
+        split = sets.reshape(*shape, *sets.shape[1:])
+        return split[0] if self.roles == 1 else split.movedim(0, self.role_axis(2))
+
+    def role_axis(self, events: int) -> int:
+        """Where the roles are in a tensor with so many axes that are no batch."""
+        return (self.strategy.mean_var_batch_dim or -1) - events
+
+    def _by_role(self) -> Float[Tensor, "R *batch K D"]:
+        Z = self.strategy.inducing_points.detach()
+        return Z[None] if self.roles == 1 else Z.movedim(self.role_axis(2), 0)
+
+
+def inducing_strategies(model: GP) -> tuple[InducingStrategy, ...]:
+    """All of a model's, in the order of its layers; an error by name where we know no way."""
+    name = type(model).__name__
+    if isinstance(model, ExactGP):
+        raise InputError(
+            f"`model` must have a variational strategy; {name} is an ExactGP. Give its kernel to "
+            "winnowgp.SparseGP, which learns its points by the collapsed bound."
+        )
+    if isinstance(model, DSPP):
+        raise InputError(
+            f"`model` must be trained by a bound on the evidence; {name} is a DSPP, whose layers "
+            "are mixtures. Use a DeepGP."
+        )
+    if not isinstance(model, ApproximateGP | DeepGP):
+        raise InputError(f"`model` must be an ApproximateGP or a DeepGP of GPyTorch; got {name}.")
+    owners = [(path, m) for path, m in model.named_modules() if isinstance(m, ApproximateGP)]
+    found = tuple(_found(path, owner) for path, owner in owners)
+    if not found:
+        raise InputError(f"`model` has no layers; {name} holds no DeepGPLayer.")
+    return found
+
+
+def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
+    steps, strategy = ["variational_strategy"], owner.variational_strategy
+    while isinstance(strategy, _WRAPPERS):
+        steps, strategy = [*steps, "base_variational_strategy"], strategy.base_variational_strategy
+    name = ".".join([path, *steps] if path else steps)
+    kind = next((k for k in _STRATEGIES if isinstance(strategy, k)), None)
+    # A subclass that computes q(f) in its own way is not its parent.
+    if kind is None or type(strategy).forward is not kind.forward:
+        given = type(strategy).__name__
+        raise InputError(
+            f"`{name}` must be a VariationalStrategy, UnwhitenedVariationalStrategy or "
+            "BatchDecoupledVariationalStrategy, or a multitask strategy around one; got "
+            f"{given}. {_INSTEAD.get(given, 'Train with VariationalStrategy.')}"
+        )
+    q = strategy._variational_distribution
+    if not any(isinstance(q, d) and type(q).forward is d.forward for d in DISTRIBUTIONS):
+        raise InputError(
+            f"`{name}` must have a variational distribution of GPyTorch's (Cholesky, MeanField, "
+            f"Delta, Natural, TrilNatural); got {type(q).__name__}."
+        )
+    decoupled = kind is BatchDecoupledVariationalStrategy
+    found = InducingStrategy(
+        name, strategy, 2 if decoupled else 1, kind is not UnwhitenedVariationalStrategy
+    )
+    _check_batches(found)
+    return found
+
+
+def _check_batches(found: InducingStrategy) -> None:
+    shape = found._by_role().shape[1:-2]
+    if torch.broadcast_shapes(shape, found.batch) != found.batch:
+        raise InputError(
+            f"`{found.name}` must have a q(u) for each set of inducing points; their batch shape "
+            f"is {list(shape)} and that of its variational distribution {list(found.batch)}. Give "
+            f"the distribution `batch_shape=torch.Size({list(shape)})`."
+        )

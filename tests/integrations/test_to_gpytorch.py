@@ -1,0 +1,161 @@
+"""A fitted winnowgp model predicts the same as a model of GPyTorch's."""
+
+import sys
+from typing import Any
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
+from gpytorch.means import ConstantMean
+
+from gpytorch_models import curve, elbo, tasks
+from winnowgp import SparseGPClassifier, SparseGPRegressor, fit
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.integrations.gpytorch import to_gpytorch, winnow
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import ThreePhases
+
+# Fits that stop long before they are good: what is tested is that predictions agree.
+QUICK: Any = {
+    "schedule": "paper",
+    "alpha": 0.02,
+    "epochs": (5, 2, 5),
+    "n_candidates": 12,
+    "random_state": 0,
+}
+rows = torch.linspace(-1, 7, 33, dtype=torch.float64)[:, None]
+
+
+def predicted(model: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return model(x)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_posterior_has_the_same_mean_and_covariance(several: bool) -> None:
+    x, Y = tasks(50)
+    data = Dataset.of(x, Y if several else Y[:, 0])
+    gp = SparseGP(ScaleKernel(MaternKernel()), x[:12], noise=0.02, mean=ConstantMean())
+    posterior = gp.posterior(data)
+    model, likelihood = to_gpytorch(posterior)
+    assert not model.training
+    f = predicted(model, rows)
+    ours, covariance = posterior.predict(rows), posterior.covariance(rows)
+    mean = f.mean if several else f.mean[:, None]
+    torch.testing.assert_close(mean, ours.mean, rtol=0, atol=1e-6)
+    if not several:
+        torch.testing.assert_close(f.covariance_matrix, covariance[0], rtol=0, atol=1e-6)
+    variance = f.variance if several else f.variance[:, None]
+    torch.testing.assert_close(variance, ours.variance, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        seen: Any = likelihood(f)
+    observed = posterior.predict(rows, observed=True).variance
+    variance = seen.variance if several else seen.variance[:, None]
+    torch.testing.assert_close(variance, observed, rtol=0, atol=1e-6)
+
+
+def test_what_fit_returns_is_taken_too() -> None:
+    x, y = curve(60)
+    gp = SparseGP(ScaleKernel(RBFKernel()), x[:20], noise=0.05)
+    schedule = ThreePhases(SquaredCardinality(20, 0.05), pre=3, process=2, post=3)
+    fitted = fit(gp, Dataset.of(x, y), schedule=schedule)
+    model, _ = to_gpytorch(fitted)
+    ours = fitted.posterior.predict_mean(rows)[:, 0]
+    torch.testing.assert_close(predicted(model, rows).mean, ours, rtol=0, atol=1e-6)
+
+
+def test_nearly_singular_points_predict_the_same() -> None:
+    """Forty points a hundredth of a lengthscale apart."""
+    x, y = curve(50)
+    Z = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    kernel = ScaleKernel(RBFKernel())
+    kernel.base_kernel.lengthscale = torch.tensor(15.0)
+    posterior = SparseGP(kernel, Z, noise=0.1).posterior(Dataset.of(x, y))
+    f = predicted(to_gpytorch(posterior)[0], rows)
+    ours = posterior.predict(rows)
+    torch.testing.assert_close(f.mean, ours.mean[:, 0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(f.variance, ours.variance[:, 0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student-t"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_regressor_is_in_the_users_units(likelihood: str, several: bool) -> None:
+    x, Y = tasks(60)
+    X = 100 * x.numpy() - 40
+    y = (Y.numpy() * [3.0, 0.01, 500.0] + 7) if several else 30 * Y[:, 0].numpy() + 7
+    if several and likelihood != "gaussian":
+        regressor = SparseGPRegressor(likelihood=likelihood, **QUICK)
+        with pytest.raises(InputError, match=r"pass `fitted.posterior_`"):
+            to_gpytorch(regressor.fit(X, y))
+        return
+    regressor = SparseGPRegressor(likelihood=likelihood, **QUICK).fit(X, y)
+    model, noise = to_gpytorch(regressor)
+    f = predicted(model, torch.tensor(X))
+    mean, sd = regressor.predict(X, return_std=True, observed=False)
+    np.testing.assert_allclose(f.mean.numpy(), mean, rtol=1e-6)
+    np.testing.assert_allclose(f.stddev.numpy(), sd, rtol=1e-5)
+    if likelihood == "gaussian":
+        with torch.no_grad():
+            seen: Any = noise(f)
+        np.testing.assert_allclose(
+            seen.stddev.numpy(), regressor.predict(X, return_std=True)[1], rtol=1e-6
+        )
+    else:
+        found: Any = noise
+        np.testing.assert_allclose(found.noise.detach().numpy(), regressor.noise_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_classifier_has_the_same_probabilities(classes: int) -> None:
+    x, y = curve(60)
+    labels = (y > 0).long() if classes == 2 else (y > -0.4).long() + (y > 0.4).long()
+    names = np.array(["a", "b", "c"])[labels.numpy()]
+    classifier = SparseGPClassifier(**QUICK).fit(x.numpy(), names)
+    model, likelihood = to_gpytorch(classifier)
+    with torch.no_grad(), gpytorch.settings.num_likelihood_samples(20_000):
+        torch.manual_seed(0)
+        seen: Any = likelihood(model(x))
+    ours = classifier.predict_proba(x.numpy())
+    if classes == 2:
+        np.testing.assert_allclose(seen.mean.numpy(), ours[:, 1], atol=1e-6)
+    else:
+        # GPyTorch's softmax draws samples: the sd of 20,000 is below 0.004.
+        np.testing.assert_allclose(seen.probs.mean(0).numpy(), ours, atol=0.02)
+
+
+def test_it_can_be_trained_on_and_winnowed() -> None:
+    x, y = curve(60)
+    gp = VariationalGP(ScaleKernel(RBFKernel()), x[:20], likelihood=BernoulliLikelihood())
+    data = Dataset.of(x, (y > 0).double())
+    model, likelihood = to_gpytorch(gp.with_best_q(data).posterior(data))
+    bound, labels = elbo(likelihood, model.train(), 60), (y > 0).double()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(20):
+        optimiser.zero_grad()
+        loss = -bound(model(x), labels)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.01
+    result = winnow(model, likelihood, (x, labels))
+    assert result.n_inducing < 20
+    assert torch.equal(result.model.x_shift, model.x_shift)
+
+
+def test_the_door_does_not_hide_the_library() -> None:
+    """Both are called gpytorch; imports are absolute."""
+    door = sys.modules[to_gpytorch.__module__.rpartition(".")[0]]
+    assert door.__name__ == "winnowgp.integrations.gpytorch"
+    assert gpytorch is sys.modules["gpytorch"]
+    assert not gpytorch.__name__.startswith("winnowgp")
+
+
+def test_others_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"`fitted` must be .* got Linear"):
+        to_gpytorch(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
