@@ -68,8 +68,8 @@ class WalkObjective(FlipObjective):
 
     @property
     @abstractmethod
-    def N(self) -> int:
-        """Number of rows of data."""
+    def N(self) -> int | float:
+        """Number of observations: of rows, unless they have weights."""
 
     @property
     @abstractmethod

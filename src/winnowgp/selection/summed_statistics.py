@@ -68,7 +68,7 @@ class SummedStatistics(WalkObjective):
         return self.parts[0].K
 
     @property
-    def N(self) -> int:
+    def N(self) -> int | float:
         return self.parts[0].N
 
     @property
