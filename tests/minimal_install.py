@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 OPTIONAL = (
     "beartype",
+    "botorch",
     "hypothesis",
     "mlflow",
     "onnx",
@@ -76,6 +77,12 @@ def library(folder: Path) -> None:
     import winnowgp
 
     X = np.linspace(0, 6, 60)[:, None]
+    try:
+        import winnowgp.integrations.botorch
+    except winnowgp.errors.MissingExtraError as error:
+        check("winnowgp[botorch]" in str(error), "BoTorch is not named")
+    else:
+        check(False, "BoTorch was found")
     model = winnowgp.SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
     back = winnowgp.load(model.save(folder / "model.winnow"))
     check(bool(np.allclose(back.predict(X), model.predict(X))), "a loaded model differs")

@@ -211,3 +211,15 @@ def test_pipelines_cross_validate() -> None:
     assert cross_val_score(pipe, X, y, cv=2).shape == (2,)
     labels = cross_val_score(make_pipeline(StandardScaler(), classifier()), X, y > 0, cv=2)
     assert (labels > 0.5).all()
+
+
+@pytest.mark.parametrize("weight", [3.0, 5.0, 1e4])
+def test_rows_that_count_often_do_not_abolish_the_noise(weight: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, size=(120, 1))
+    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=120)
+    model = SparseGPRegressor(random_state=0, n_candidates=40)
+    model.fit(X, y, sample_weight=np.full(120, weight))
+    assert model.n_inducing_ < 15
+    assert 0.06 < model.noise_[0] < 0.12
+    assert np.sqrt(np.mean((model.predict(X) - np.sin(X[:, 0])) ** 2)) < 0.12

@@ -324,3 +324,28 @@ def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "botorch", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'winnowgp\[botorch\]'"):
         import_module("winnowgp.integrations.botorch")
+
+
+def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegressor) -> None:
+    before, X = FittedGP.of(single), rows(3)
+    expected, mean = single.predict(X.numpy()), before.posterior(X).mean
+    FittedGP.of(single).float()
+    np.testing.assert_array_equal(single.predict(X.numpy()), expected)
+    assert torch.equal(before.posterior(X).mean, mean)
+
+
+@pytest.mark.parametrize(
+    "noise", [torch.zeros(3, 5, 1), torch.tensor(-0.1), torch.zeros(4, 3)], ids=str
+)
+def test_noise_that_does_not_fit_is_refused(single: SparseGPRegressor, noise: Tensor) -> None:
+    with pytest.raises(InputError, match="the noise must be variances"):
+        FittedGP.of(single).posterior(rows(4), observation_noise=noise)
+
+
+def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPRegressor) -> None:
+    model, X = FittedGP.of(single), rows(2)
+    Y = outcomes(X, 1)
+    one, each = (model.condition_on_observations(X, Y, noise=n) for n in (0.1, 0 * Y + 0.1))
+    assert torch.equal(one.posterior(rows(3)).mean, each.posterior(rows(3)).mean)
+    with pytest.raises(InputError, match="`Y` has entries that are NaN"):
+        model.condition_on_observations(X, Y * torch.nan)

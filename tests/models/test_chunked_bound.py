@@ -117,3 +117,22 @@ def test_the_evidence_and_its_gradients_are_exact(kernel) -> None:
     theirs = torch.autograd.grad(expected, parameters)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("lengthscale", [1e-7, 1e-8, 1e-9])
+def test_tiny_lengthscales_never_give_more_than_the_variance(lengthscale: float) -> None:
+    rows = data(1)
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.initialize(**{"outputscale": 1.3, "base_kernel.lengthscale": lengthscale})
+    gp = SparseGP(kernel, rows.X[:20], noise=0.3)
+    exact = gp.bound(rows).item()
+    # Rounding of the exponents costs something, and never gains.
+    assert -1e4 < gp.fixed_bound(rows) < exact + 1e-3
+    blocks = ScaledRBFChunks(
+        rbf_features(rows.X - rows.X.mean(0)),
+        Z=rows.X[:20] - rows.X.mean(0),
+        variance=torch.tensor(1.3, dtype=torch.float64),
+        lengthscales=torch.full((2,), lengthscale, dtype=torch.float64),
+    )
+    assert float(blocks.uf(slice(0, 37)).max()) <= 1.3 * (1 + 1e-12)
+    assert float(blocks.uu().max()) <= 1.3 * (1 + 1e-12)

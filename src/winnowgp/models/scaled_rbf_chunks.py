@@ -55,7 +55,8 @@ class ScaledRBFChunks(ChunkedKernel):
         self._w = lengthscales.square().reciprocal()
         self._wZ = Z * self._w
         self._norm = (self._wZ * Z).sum(1)
-        constant = (variance.log() - 0.5 * self._norm)[:, None]
+        self._log_s = variance.log()
+        constant = (self._log_s - 0.5 * self._norm)[:, None]
         self._coefficients = torch.cat([self._wZ, (-0.5 * self._w).expand(Z.shape), constant], 1)
         self._Kuu = self._covariance()
         self._pulled = Z.new_zeros(Z.shape[0], features.shape[1])
@@ -67,7 +68,10 @@ class ScaledRBFChunks(ChunkedKernel):
         return self._Kuu.clone()
 
     def uf(self, rows: slice) -> Float[Tensor, "M B"]:
-        return torch.mm(self._coefficients, self._features[rows].mT).exp_()
+        # Exponents are differences of large numbers where lengthscales are tiny, and their rounding
+        # must not make a covariance larger than the variance.
+        exponent = torch.mm(self._coefficients, self._features[rows].mT)
+        return exponent.clamp_max_(self._log_s).exp_()
 
     def ff(self, rows: slice) -> Float[Tensor, " B"]:
         return self._s.expand(rows.stop - rows.start)
@@ -99,7 +103,8 @@ class ScaledRBFChunks(ChunkedKernel):
 
     def _covariance(self) -> Float[Tensor, "M M"]:
         half = 0.5 * self._norm
-        K = (self._wZ @ self._Z.mT).sub_(half[:, None]).sub_(half).exp_().mul_(self._s)
+        exponent = (self._wZ @ self._Z.mT).sub_(half[:, None]).sub_(half)
+        K = exponent.clamp_max_(0).exp_().mul_(self._s)
         # Rounding of the two sides must not differ, and the diagonal is known.
         K = (K + K.mT).mul_(0.5)
         K.diagonal().fill_(self._s)

@@ -190,6 +190,8 @@ class _Line:
 
 def _cubic(a: tuple[float, float, float], b: tuple[float, float, float]) -> float:
     """Maximiser of the cubic through two (step, value, slope); NaN when it has none."""
+    if a[0] == b[0]:
+        return math.nan
     # Of −f this is the usual minimiser, Nocedal and Wright (3.59).
     d1 = -a[2] - b[2] + 3 * (a[1] - b[1]) / (a[0] - b[0])
     root = d1 * d1 - a[2] * b[2]

@@ -5,6 +5,7 @@ they make the bound prefer a smoother function with more noise.
 """
 
 from copy import deepcopy
+from dataclasses import replace
 from math import inf, sqrt
 
 import gpytorch
@@ -44,7 +45,7 @@ def warmed_up(
     for stage, count in enumerate(stages):
         if stage and stages[stage - 1] >= data.N:
             break
-        rows = data.part(order[:count])
+        rows = _counted_once(model, data.part(order[:count]))
         climbed = [(_climb(start, rows, journal), start) for start in fitted]
         ranked = sorted(climbed, key=lambda r: -r[0])
         top = ranked[0][0]
@@ -95,6 +96,18 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
                     set_within(kernel, "outputscale", data.X.new_tensor(scale))
             starts.append(start)
     return starts
+
+
+def _counted_once(model: InducingModel, rows: Dataset) -> Dataset:
+    """Rows whose weights are one on average, where more would speak for no noise at all.
+
+    Several equal observations of a row determine its noise exactly: the evidence with a learnt σ²
+    has no maximum, and whatever starts near that has no use for inducing points.
+    """
+    noisy = noise_of(model.likelihood) is not None
+    if rows.weights is None or not noisy or rows.observations <= rows.N:
+        return rows
+    return replace(rows, weights=rows.weights * (rows.N / rows.observations))
 
 
 def _climb(model: InducingModel, rows: Dataset, journal: Journal) -> float:

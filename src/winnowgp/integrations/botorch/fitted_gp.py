@@ -1,5 +1,6 @@
 """A fitted model behind BoTorch's acquisition functions."""
 
+from copy import deepcopy
 from typing import Any, final
 
 import torch
@@ -53,7 +54,11 @@ class FittedGP(Model, FantasizeMixin):
         targets: Standardiser | None = None,
     ) -> None:
         super().__init__()
-        process = JointProcess(posterior) if isinstance(posterior, Posterior) else posterior
+        # A copy: `.to()` and `.float()` of this model must not move the regressor's.
+        if isinstance(posterior, Posterior):
+            process = JointProcess(deepcopy(posterior))
+        else:
+            process = posterior
         q = process.posterior
         inputs = Standardiser.none(q.Z.new_zeros(1, q.Z.shape[1])) if inputs is None else inputs
         targets = Standardiser.none(q.q_mean.new_zeros(1, q.P)) if targets is None else targets
@@ -185,14 +190,24 @@ class FittedGP(Model, FantasizeMixin):
     def _y_units(self) -> Standardiser:
         return Standardiser(self.y_shift, self.y_scale)
 
-    def _noise(self, given: Tensor | None, rows: int) -> Float[Tensor, "*b n m"]:
+    def _noise(self, given: Tensor | float | None, rows: int) -> Float[Tensor, "*b n m"]:
         """Variances in the user's units."""
         if given is not None:
-            return given.expand(*given.shape[:-2], rows, self.num_outputs)
+            like = self.x_shift
+            noise = torch.as_tensor(given, dtype=like.dtype, device=like.device)
+            fits = noise.dim() == 0 or noise.shape[-1] in (1, self.num_outputs)
+            fits = fits and (noise.dim() < 2 or noise.shape[-2] in (1, rows))
+            if not fits or not bool((noise >= 0).all()):
+                raise InputError(
+                    f"the noise must be variances, not negative, [..., {rows}, "
+                    f"{self.num_outputs}] or one number; got {list(noise.shape)} down to "
+                    f"{noise.min().item()}."
+                )
+            return noise.expand(*noise.shape[:-2], rows, self.num_outputs)
         if not isinstance(self.likelihood, GaussianLikelihood):
             raise InputError(
                 f"{type(self.likelihood).__name__} has no Gaussian noise; ask for the function "
-                "itself, with `observation_noise=False`, or say what the noise is: `[*b n m]`."
+                "itself, or say what the noise is, variances `[*b n m]`."
             )
         return (self.likelihood.noise * self.y_scale.square()).expand(rows, -1)
 
@@ -210,6 +225,8 @@ class FittedGP(Model, FantasizeMixin):
                 f"`Y` must be [..., {X.shape[-2]}, {self.num_outputs}], a row for each of `X` and "
                 f"a column for each outcome; got {list(Y.shape)}."
             )
+        if not bool(torch.isfinite(Y).all()):
+            raise InputError("`Y` has entries that are NaN or infinite; leave those rows out.")
 
 
 def _normal(mean: Float[Tensor, "*b m q"], cov: Float[Tensor, "*b m q q"]) -> MultivariateNormal:

@@ -83,7 +83,8 @@ class WinnowingAllocator(InducingPointAllocator):
             )
         if n_candidates < 1:
             raise InputError(f"`n_candidates` must be at least 1; got {n_candidates}.")
-        self.targets, self.noise, self.tolerance = targets, noise, tolerance
+        self.targets = None if targets is None else torch.as_tensor(targets)
+        self.noise, self.tolerance = noise, tolerance
         self.n_candidates, self.exactly = n_candidates, exactly
 
     def allocate_inducing_points(
