@@ -108,6 +108,7 @@ def _drawn() -> list[str]:
 def _ink() -> Iterator[None]:
     """The house style of pictures, drawn without a screen."""
     import matplotlib
+
     from winnowgp.plots import styled
 
     before = matplotlib.get_backend()

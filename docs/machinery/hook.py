@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File, Files
+
 from executed_page import ExecutedPage, executed_page
 from given import SKETCHES, given
-from mathematics import with_mathematics
-from mkdocs.structure.files import File, Files
+from mathematics import with_mathematics, write_font
 from room_pages import room_page, rooms
 
 ROOT = Path(__file__).parents[2]
@@ -36,3 +37,11 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     html = with_mathematics(html)
     executed = EXECUTED.get(page.file.src_uri)
     return html if executed is None else executed.with_pictures(html)
+
+
+def on_post_build(*, config: Any) -> None:
+    """The font of formulas, and what a page that is opened from a folder needs to be searched."""
+    site = Path(config.site_dir)
+    write_font(site / "assets" / "mathematics.woff")
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    (site / "search" / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")

@@ -20,6 +20,11 @@ class Drawer:
     """Where they are written."""
     names: tuple[str, ...]
 
+    def paths(self) -> list[str]:
+        """Where each name is imported from, or written where a module has taken that place."""
+        taken = self.module.rpartition(".")[2]
+        return [f"{self.module if n == taken else self.package}.{n}" for n in self.names]
+
 
 def rooms() -> list[str]:
     """Every room that has public names, folders and files, in the order of the alphabet."""
@@ -47,7 +52,7 @@ def room_page(room: str) -> str:
             parts += [f"## {package}", _docstring(package)]
         parts += [f"## {drawer.module.rpartition('.')[2].replace('_', ' ')}"]
         parts += [_docstring(drawer.module)]
-        parts += [f"::: {drawer.package}.{name}" for name in drawer.names]
+        parts += [f"::: {path}" for path in drawer.paths()]
     return "\n\n".join(parts) + "\n"
 
 
