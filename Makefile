@@ -57,9 +57,10 @@ peers:
 	    --out benchmarks/results/regression/gpytorch-$$data.jsonl || exit 1; \
 	done
 
+# Runs every example of every page: about three minutes. The site can be read from site/index.html.
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(BIN)/mkdocs build --strict
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The archive and the wheel, each tried in an environment that holds nothing but what it asks for.
 BUILD := .venv-build

@@ -10,6 +10,7 @@ import torch
 PAGE = Path(__file__).parents[1] / "docs" / "botorch.md"
 
 
+@pytest.mark.slow
 def test_the_loops_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("botorch", reason="needs winnowgp[botorch]")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
