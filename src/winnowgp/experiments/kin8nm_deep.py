@@ -46,8 +46,8 @@ from winnowgp.training import (
 )
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
-# Propagated for each row of a prediction, and how often one is timed.
-SAMPLES, REPEATS = 100, 25
+# Propagated for each row of a prediction, and how often one is timed, for the least.
+SAMPLES, BEST_OF = 100, 25
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
 # Thinned, but for where predictions are cheap and good: a wide first layer, a narrow second one.
 GRID = (
@@ -135,7 +135,7 @@ class Kin8nmDeep(Experiment):
 
     def measured(self, settings: Row, scope: Scope) -> Row:
         if settings["kind"] == "time":
-            kinds = ("sizes", "connected", "samples", "repeats")
+            kinds = ("sizes", "connected", "samples", "best_of")
             us = deep_predict_us(**{name: settings[name] for name in kinds})
             return {"predict_us": us, "device": "cpu"}
         fold = Fold.of(settings["fold"], scope.device, rows=settings["N"])
@@ -186,7 +186,7 @@ def _runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
 def _timings(rows: Sequence[Row]) -> list[Row]:
     """One for every pair of sizes that the other runs ended with."""
     models = {(tuple(r["sizes"]), r["connected"]): None for r in rows if r["kind"] != "time"}
-    how = {"samples": SAMPLES, "repeats": REPEATS}
+    how = {"samples": SAMPLES, "best_of": BEST_OF}
     return [
         {"kind": "time", "sizes": sizes, "connected": connected, **how}
         for sizes, connected in models
