@@ -11,7 +11,6 @@ from winnowgp.experiments.reproduce import asked
 from winnowgp.experiments.runs import Runs
 
 DOCS = Path(__file__).parents[1] / "docs"
-PARTIAL = ("square-wave", "kin8nm-deep", "estimators")
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")
 
 
@@ -27,14 +26,7 @@ def test_the_claims_on_the_page_are_those_of_the_rows(kind: type[Experiment]) ->
     assert shown[: len(lines)] == lines, "run benchmarks/paper_page.py"
 
 
-def _whole(kind: type[Experiment]) -> object:
-    """Strict: whoever makes the runs takes the name out of the list."""
-    why = "controls, grid pairs or strong priors that came later are still to be run"
-    marks = [pytest.mark.xfail(reason=why, strict=True)] if kind.name in PARTIAL else []
-    return pytest.param(kind, id=kind.name, marks=marks)
-
-
-@pytest.mark.parametrize("kind", [_whole(kind) for kind in EXPERIMENTS])
+@pytest.mark.parametrize("kind", EXPERIMENTS, ids=lambda kind: kind.name)
 def test_no_run_is_missing(kind: type[Experiment]) -> None:
     results = Runs(DOCS / "results" / f"{kind.name}.jsonl")
     missing = asked(kind(), results, Scope()).missing

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -16,6 +18,7 @@ def run(page: str) -> int:
     return len(blocks)
 
 
+@pytest.mark.slow
 def test_kernels(capsys) -> None:
     assert run("kernels.md") == 3
     said = capsys.readouterr().out
@@ -25,6 +28,7 @@ def test_kernels(capsys) -> None:
     assert "'rbff' at character 7 of 'rbf + rbff': the kernels are rbf" in said
 
 
+@pytest.mark.slow
 def test_scikit_learn(capsys) -> None:
     assert run("scikit-learn.md") == 2
     said = capsys.readouterr().out

@@ -18,14 +18,14 @@ FEW = {"layerwise": 1, "pre": 1, "process": 1, "post": 1, "share": 0.5, "rounds"
 
 def test_the_rows_of_the_documentation_are_found_again_by_their_settings() -> None:
     found = asked(Kin8nmDeep(), RESULTS, Scope())
-    assert {s["kind"] for s in found.missing} <= {"fixed", "grid"}
+    assert not found.missing
     kinds = [row["kind"] for row in found.rows]
     assert {kind: kinds.count(kind) for kind in ("paper", "fast", "weighed")} == {
         "paper": 20,
         "fast": 20,
         "weighed": 20,
     }
-    assert kinds.count("grid") >= 80
+    assert kinds.count("grid") == 100
     assert kinds.count("time") >= 50
 
 

@@ -48,6 +48,7 @@ def start() -> tuple[Tensor, Tensor]:
     return X, hill(X)
 
 
+@pytest.mark.slow
 def test_a_loop_with_a_fitted_regressor_finds_the_top() -> None:
     torch.manual_seed(0)
     X, y = start()
