@@ -1,12 +1,14 @@
 """Rows and targets: checked once, standardised, loaded by name."""
 
 from winnowgp.data.catalogue import Table, load_table, table_names
+from winnowgp.data.column_blocks import column_blocks
 from winnowgp.data.column_encoding import ColumnEncoding
 from winnowgp.data.columns import Columns
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.embedded import hills
 from winnowgp.data.entries import Entries
 from winnowgp.data.read_columns import read_columns
+from winnowgp.data.regrouped import regrouped
 from winnowgp.data.row_batches import RowBatches
 from winnowgp.data.standardise import Standardiser
 from winnowgp.data.table_encoder import TableEncoder
@@ -20,8 +22,10 @@ __all__ = [
     "Standardiser",
     "Table",
     "TableEncoder",
+    "column_blocks",
     "hills",
     "load_table",
     "read_columns",
+    "regrouped",
     "table_names",
 ]
