@@ -91,6 +91,10 @@ def test_a_table_without_names_of_rows_is_predicted_with_a_note(
     said = capsys.readouterr()
     assert said.out.startswith("mean,sd,lower,upper\n")
     assert "there is no column 'id' to name rows by" in said.err
+    # An error is all that is said, if there is one.
+    (tmp_path / "new.csv").write_text("town,day,x\nOslo,2024-03-03,inf\n", encoding="utf-8")
+    assert run(["predict", str(models["y"]), str(tmp_path / "new.csv")]) == 2
+    assert capsys.readouterr().err.startswith("winnow: column 'x' has inf in row 1;")
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
@@ -253,6 +257,7 @@ def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
     path = parts(tmp_path / "bad.parquet", ROWS, x=x)
     assert run(["predict", model, str(path), "-o", str(tmp_path / "out.csv")]) == 2
     said = capfd.readouterr().err
+    assert said.count("\n") == 1
     assert "'x' has missing values, the first in row 18700 (row group 37, counted from 0)" in said
     assert not (tmp_path / "out.csv").exists()
 
@@ -291,8 +296,8 @@ def test_unseen_words_are_counted_over_all_blocks_and_not_without_end(
     models: dict[str, Path], tmp_path: Path, capfd: Any
 ) -> None:
     for distinct, count in ((999, "999 words of"), (5_000, "1000 words or more of")):
-        towns = [f"town {i % distinct:05d}" for i in range(6_000)]
-        path = parts(tmp_path / "new.parquet", 6_000, town=towns)
+        towns = [f"town {i % distinct:05d}" for i in range(20_000)]
+        path = parts(tmp_path / "new.parquet", 20_000, town=towns)
         out = str(tmp_path / "out.csv")
         assert run(["predict", str(models["y"]), str(path), "-o", out]) == 0
         said = capfd.readouterr().err

@@ -1,10 +1,9 @@
 """`winnow predict`: a model and a new table in, predictions out."""
 
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,11 +16,6 @@ from winnowgp.cli.written_predictions import (
     printed_predictions,
     written_predictions,
 )
-
-if TYPE_CHECKING:
-    from winnowgp.cli.unseen_words import UnseenWords
-    from winnowgp.data import Columns
-    from winnowgp.estimators import TabularModel
 
 
 def predict(
@@ -51,13 +45,12 @@ def predict(
     if output is not None:
         checked_output(output, FORMATS)
     from winnowgp.cli.loaded import loaded
-    from winnowgp.cli.unseen_words import UnseenWords
+    from winnowgp.cli.table_notes import TableNotes
     from winnowgp.data import column_blocks
 
     fitted = loaded(model)
-    unseen = UnseenWords(fitted.encoder)
-    blocks = _noted(column_blocks(data, encoding=encoding), fitted, unseen, quiet=quiet)
-    count = 0
+    notes, count = TableNotes(fitted), 0
+    blocks = notes.watched(column_blocks(data, encoding=encoding))
     with ExitStack() as opened:
         # Left in the opposite order: the file is whole before a line is printed.
         writers = []
@@ -70,25 +63,7 @@ def predict(
             for write in writers:
                 write(found)
             count += len(next(iter(found.values())))
-        for note in [] if quiet else unseen.notes():
-            typer.echo(f"note: {note}", err=True)
+        for line in [] if quiet else notes.lines():
+            typer.echo(f"note: {line}", err=True)
     if output is not None and not json and not quiet:
         typer.echo(f"{count} predictions: {output}")
-
-
-def _noted(
-    blocks: "Iterable[Columns]", fitted: "TabularModel", unseen: "UnseenWords", *, quiet: bool
-) -> "Iterator[Columns]":
-    """The same blocks; what is odd about them is noted as they go by."""
-    unnamed = False
-    for block in blocks:
-        fitted.encoder.check_has_columns(block)
-        unseen.see(block)
-        unnamed = fitted.id_column is not None and fitted.id_column not in block.values
-        yield block
-    if unnamed and not quiet:
-        typer.echo(
-            f"note: there is no column {fitted.id_column!r} to name rows by; predictions are in "
-            "the order of the rows.",
-            err=True,
-        )
