@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +91,10 @@ def test_a_table_without_names_of_rows_is_predicted_with_a_note(
     said = capsys.readouterr()
     assert said.out.startswith("mean,sd,lower,upper\n")
     assert "there is no column 'id' to name rows by" in said.err
+    # An error is all that is said, if there is one.
+    (tmp_path / "new.csv").write_text("town,day,x\nOslo,2024-03-03,inf\n", encoding="utf-8")
+    assert run(["predict", str(models["y"]), str(tmp_path / "new.csv")]) == 2
+    assert capsys.readouterr().err.startswith("winnow: column 'x' has inf in row 1;")
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
@@ -108,3 +114,191 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
         assert process.stderr is not None
         said = process.stderr.read()
     assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
+
+
+ROWS = 20_000  # more than a model predicts at once
+GROUP = 500
+
+
+def parts(path: Path, rows: int, **changes: Any) -> Path:
+    """New rows as Parquet, in row groups of `GROUP`."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(1)
+    columns = {
+        "id": [None if i < 9 else f"r{i}" for i in range(rows)],
+        "x": rng.uniform(0, 6, rows),
+        "town": rng.choice(["Oslo", "Rome", "Bergen"], rows),
+        "day": [f"2024-{1 + i % 12:02d}-03" for i in range(rows)],
+    }
+    parquet.write_table(pyarrow.table(columns | changes), path, row_group_size=GROUP)
+    return path
+
+
+def as_csv(source: Path, path: Path) -> Path:
+    table = winnowgp.read_columns(source)
+    words = [["" if w is None else w for w in table.words(name)] for name in table.names]
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([table.names, *zip(*words, strict=True)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return parts(tmp_path_factory.mktemp("new") / "new.parquet", ROWS)
+
+
+@pytest.mark.parametrize(
+    ("target", "size"),
+    [("y", 1), ("y", 4999), ("y", 16_384), ("y", ROWS), ("up", 4999), ("visits", 9999)],
+)
+def test_blocks_of_any_size_have_the_predictions_of_the_whole(
+    target: str, size: int, models: dict[str, Path], new: Path
+) -> None:
+    """To the last bit."""
+    model = winnowgp.load(models[target])
+    table = winnowgp.read_columns(new)
+    if target == "visits" or size == 1:  # slower ones
+        table = table.between(0, 16_500)
+    whole = model.predict(table)
+    pulled = 0
+
+    def blocks() -> Iterator[winnowgp.Columns]:
+        nonlocal pulled
+        for start in range(0, table.N, size):
+            block = table.between(start, start + size)
+            pulled += block.N
+            yield block
+
+    found: dict[str, list[Any]] = {name: [] for name in whole}
+    for part in model.predict_blocks(blocks()):
+        assert pulled - len(found["id"]) < 16_384 + size
+        for name, column in part.items():
+            found[name].extend(column.tolist())
+    assert found == {name: column.tolist() for name, column in whole.items()}
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
+    kind: str, models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
+) -> None:
+    model = winnowgp.load(models["y"])
+    whole = model.predict(winnowgp.read_columns(new))
+    given = new if kind == "csv.gz" else as_csv(new, tmp_path / "new.csv.gz")
+    out = tmp_path / f"out.{kind}"
+    assert run(["predict", str(models["y"]), str(given), "-o", str(out)]) == 0
+    said = capfd.readouterr()
+    assert said.out == f"{ROWS} predictions: {out}\n"
+    assert said.err.startswith("note: 1 words of column 'town' were not in the training rows")
+    found = winnowgp.read_columns(out)
+    assert found.names == tuple(whole)
+    assert found.words("id").tolist() == whole["id"].tolist()
+    for name in ("mean", "sd", "lower", "upper"):
+        numbers = found.numbers(name)
+        assert numbers is not None
+        assert numbers.tolist() == whole[name].tolist()
+    assert out.read_bytes()[:4] != b"\x1f\x8b\x08\x08", "the name of a temporary file is in it"
+
+
+def test_what_is_printed_is_what_is_saved(
+    models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
+) -> None:
+    out = tmp_path / "out.csv"
+    assert run(["predict", str(models["y"]), str(new), "-o", str(out), "-q"]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert run(["predict", str(models["y"]), str(new), "-q"]) == 0
+    printed = capfd.readouterr().out
+    assert printed == out.read_text(encoding="utf-8")
+    assert run(["predict", str(models["y"]), str(new), "-o", str(out), "-q", "--json"]) == 0
+    objects = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [o["mean"] for o in objects] == [float(row["mean"]) for row in read(printed)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"x": np.inf}, "column 'x' has inf in row 18700 (row group 37, counted from 0)"),
+        ({"day": "soon"}, "it has 'soon' in row 18700 (row group 37, counted from 0)"),
+    ],
+)
+def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
+    bad: dict[str, Any],
+    message: str,
+    models: dict[str, Path],
+    new: Path,
+    tmp_path: Path,
+    capfd: Any,
+) -> None:
+    table = winnowgp.read_columns(new)
+    (name, value) = next(iter(bad.items()))
+    column = table.values[name].copy()
+    column[18_699] = value
+    path = parts(tmp_path / "bad.parquet", ROWS, **{name: column})
+    for words in ([], ["-o", str(tmp_path / "out.csv.gz")], ["-o", str(tmp_path / "out.parquet")]):
+        assert run(["predict", str(models["y"]), str(path), *words]) == 2
+        said = capfd.readouterr()
+        assert said.out == ""
+        assert message in said.err
+        assert said.err.count("\n") == 1
+        assert [p.name for p in tmp_path.iterdir()] == ["bad.parquet"]
+    zipped = as_csv(path, tmp_path / "bad.csv.gz")
+    assert run(["predict", str(models["y"]), str(zipped)]) == 2
+    assert message.split(" (")[0] in capfd.readouterr().err
+
+
+def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
+    """For a model that has no rule for what is missing."""
+    rows, model = tmp_path / "rows.csv", str(tmp_path / "m.winnow")
+    rows.write_text("x,y\n" + "".join(f"{i / 8},{i % 5}\n" for i in range(40)))
+    assert run(["fit", str(rows), "-t", "y", "-o", model, "-q", "--max-points", "3"]) == 0
+    x = np.linspace(0, 1, ROWS)
+    x[[18_699, 18_800]] = np.nan
+    path = parts(tmp_path / "bad.parquet", ROWS, x=x)
+    assert run(["predict", model, str(path), "-o", str(tmp_path / "out.csv")]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "'x' has missing values, the first in row 18700 (row group 37, counted from 0)" in said
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_an_interruption_or_a_full_disk_leaves_what_was_there(
+    models: dict[str, Path],
+    new: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+) -> None:
+    real = winnowgp.TabularModel.predict
+    for kind in ("csv", "csv.gz", "parquet"):
+        for problem, code in ((KeyboardInterrupt(), 130), (OSError(28, "No space left"), 2)):
+            calls = 0
+
+            def second(*args: Any, problem: BaseException = problem, **words: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == 2:
+                    raise problem
+                return real(*args, **words)
+
+            monkeypatch.setattr(winnowgp.TabularModel, "predict", second)
+            out = tmp_path / f"out.{kind}"
+            out.write_text("precious")
+            assert run(["predict", str(models["y"]), str(new), "-o", str(out)]) == code
+            assert calls == 2
+            assert out.read_text() == "precious"
+            assert list(tmp_path.iterdir()) == [out]
+            assert capfd.readouterr().out == ""
+            out.unlink()
+
+
+def test_unseen_words_are_counted_over_all_blocks_and_not_without_end(
+    models: dict[str, Path], tmp_path: Path, capfd: Any
+) -> None:
+    for distinct, count in ((999, "999 words of"), (5_000, "1000 words or more of")):
+        towns = [f"town {i % distinct:05d}" for i in range(20_000)]
+        path = parts(tmp_path / "new.parquet", 20_000, town=towns)
+        out = str(tmp_path / "out.csv")
+        assert run(["predict", str(models["y"]), str(path), "-o", out]) == 0
+        said = capfd.readouterr().err
+        assert f"note: {count} column 'town' were not in the training rows ('town 00000'," in said

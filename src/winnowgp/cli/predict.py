@@ -1,18 +1,21 @@
 """`winnow predict`: a model and a new table in, predictions out."""
 
-import csv
-import gzip
-import io
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from winnowgp.cli.options import Encoding, ModelFile, Quiet
 from winnowgp.cli.output import checked_output
-
-FORMATS = (".csv", ".csv.gz", ".parquet")
+from winnowgp.cli.written_predictions import (
+    FORMATS,
+    csv_rows,
+    json_rows,
+    printed_predictions,
+    written_predictions,
+)
 
 
 def predict(
@@ -36,80 +39,31 @@ def predict(
     """Predict the target for every row of a table.
 
     Numbers: mean, sd, and the ends of an interval. Classes: the most probable one, and the
-    probability of each. The column named with `--id` at fit time is repeated.
+    probability of each. The column named with `--id` at fit time is repeated. The table may be of
+    any size: it is read, predicted and written some rows at a time.
     """
     if output is not None:
         checked_output(output, FORMATS)
     from winnowgp.cli.loaded import loaded
-    from winnowgp.data import read_columns
+    from winnowgp.cli.table_notes import TableNotes
+    from winnowgp.data import column_blocks
 
     fitted = loaded(model)
-    table = read_columns(data, encoding=encoding)
-    found = fitted.predict(table, level=level)
-    if not quiet:
-        if fitted.id_column is not None and fitted.id_column not in table.values:
-            typer.echo(
-                f"note: there is no column {fitted.id_column!r} to name rows by; predictions are "
-                "in the order of the rows.",
-                err=True,
-            )
-        for name, words in fitted.encoder.unseen(table).items():
-            shown = ", ".join(repr(word[:30]) for word in words[:5])
-            typer.echo(
-                f"note: {len(words)} words of column {name!r} were not in the training rows "
-                f"({shown}); they count as no category.",
-                err=True,
-            )
-    if output is not None:
-        _save(found, output)
-    if json:
-        _print_json(found)
-    elif output is None:
-        _write_csv(found, sys.stdout)
-    elif not quiet:
-        typer.echo(f"{table.N} predictions: {output}")
-
-
-def _save(found: dict[str, Any], output: Path) -> None:
-    from winnowgp.io import written_whole
-
-    with written_whole(output) as part:
-        if output.name.lower().endswith(".parquet"):
-            _write_parquet(found, part)
-            return
-        text = io.StringIO(newline="")
-        _write_csv(found, text)
-        content = text.getvalue().encode()
-        part.write_bytes(gzip.compress(content) if output.suffix.lower() == ".gz" else content)
-
-
-def _write_csv(found: dict[str, Any], file: Any) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(found)
-    writer.writerows(zip(*[_plain(column) for column in found.values()], strict=True))
-
-
-def _print_json(found: dict[str, Any]) -> None:
-    import json
-
-    for row in zip(*[_plain(column) for column in found.values()], strict=True):
-        typer.echo(json.dumps(dict(zip(found, row, strict=True)), ensure_ascii=False))
-
-
-def _write_parquet(found: dict[str, Any], path: Path) -> None:
-    from winnowgp.errors import MissingExtraError
-
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError(
-            "Parquet needs pyarrow: pip install 'winnowgp[parquet]'; or ask for a .csv."
-        ) from None
-    parquet.write_table(
-        pyarrow.table({name: _plain(column) for name, column in found.items()}), path
-    )
-
-
-def _plain(column: Any) -> list[Any]:
-    return column.tolist()
+    notes, count = TableNotes(fitted), 0
+    blocks = notes.watched(column_blocks(data, encoding=encoding))
+    with ExitStack() as opened:
+        # Left in the opposite order: the file is whole before a line is printed.
+        writers = []
+        if json or output is None:
+            rows = json_rows if json else csv_rows
+            writers.append(opened.enter_context(printed_predictions(sys.stdout, rows)))
+        if output is not None:
+            writers.append(opened.enter_context(written_predictions(output)))
+        for found in fitted.predict_blocks(blocks, level=level):
+            for write in writers:
+                write(found)
+            count += len(next(iter(found.values())))
+        for line in [] if quiet else notes.lines():
+            typer.echo(f"note: {line}", err=True)
+    if output is not None and not json and not quiet:
+        typer.echo(f"{count} predictions: {output}")

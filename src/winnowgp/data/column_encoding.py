@@ -49,7 +49,7 @@ class ColumnEncoding:
         """`[N features]`. A word never seen, or missing, is a row of zeros."""
         if self.kind == "words":
             found = table.words(self.name)
-            self._check_missing(np.array([word is None for word in found]), impute=impute)
+            self._check_missing(table, np.array([w is None for w in found]), impute=impute)
             known = {word: place for place, word in enumerate(self.words)}
             places = np.array([known.get(word, -1) for word in found])
             return (places[:, None] == np.arange(len(self.words))).astype(np.float64)
@@ -58,21 +58,24 @@ class ColumnEncoding:
             row, word = odd_word(table, self.name, self.kind)
             raise InputError(
                 f"column {self.name!r} held {self.kind}s when the model was fitted; "
-                f"now it has {word!r} in row {row + 1}.{decimal_comma_advice([word])}"
+                f"now it has {word!r} in {table.place(row)}.{decimal_comma_advice([word])}"
             )
-        check_finite(self.name, values)
+        check_finite(table, self.name, values)
         missing = np.isnan(values)
-        self._check_missing(missing, impute=impute)
+        self._check_missing(table, missing, impute=impute)
         filled = np.where(missing, self.typical, values).astype(np.float64)
         return np.stack([filled, missing.astype(np.float64)] if self.flagged else [filled], axis=1)
 
-    def _check_missing(self, missing: NDArray[np.bool_], *, impute: bool) -> None:
-        if not impute and missing.any():
-            row = int(missing.argmax()) + 1
-            raise InputError(
-                f"column {self.name!r} has {int(missing.sum())} missing values, the first in row "
-                f"{row}; fill them in, or fit with missing='impute' (`--missing impute`)."
-            )
+    def _check_missing(self, table: Columns, missing: NDArray[np.bool_], *, impute: bool) -> None:
+        if impute or not missing.any():
+            return
+        # How many there are in a whole file, nobody knows who has seen a part of it.
+        count = f"{int(missing.sum())} " if table.origin is None else ""
+        raise InputError(
+            f"column {self.name!r} has {count}missing values, the first in "
+            f"{table.place(int(missing.argmax()))}; fill them in, or fit with missing='impute' "
+            "(`--missing impute`)."
+        )
 
     def about(self) -> dict[str, Any]:
         """As JSON."""
@@ -126,7 +129,7 @@ def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncod
     for date in (False, True):
         values = numbers_or_dates(table, name, date=date)
         if values is not None:
-            check_finite(name, values)
+            check_finite(table, name, values)
             missing = np.isnan(values)
             if missing.all():
                 raise InputError(f"column {name!r} is empty; leave it out (`--drop`).")
@@ -169,14 +172,14 @@ def numbers_or_dates(table: Columns, name: str, *, date: bool) -> NDArray[np.flo
         return None
 
 
-def check_finite(name: str, values: NDArray[np.float64]) -> None:
+def check_finite(table: Columns, name: str, values: NDArray[np.float64]) -> None:
     """An error that names the row of the first infinity, or of a number beyond 1e150."""
     huge = np.abs(values) > 1e150
     if huge.any():
         row = int(huge.argmax())
         raise InputError(
-            f"column {name!r} has {values[row]:g} in row {row + 1}; numbers must be finite and "
-            "below 1e150."
+            f"column {name!r} has {values[row]:g} in {table.place(row)}; numbers must be finite "
+            "and below 1e150."
         )
 
 

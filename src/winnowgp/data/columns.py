@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from winnowgp.data.origin import Origin
 from winnowgp.errors import InputError
 
 Column: TypeAlias = NDArray[Any]
@@ -26,6 +27,8 @@ class Columns:
     """
 
     values: dict[str, Column]
+    origin: Origin | None = None
+    """Where in a file they are; None if they are all there is."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any] | Any) -> "Columns":
@@ -35,6 +38,19 @@ class Columns:
         if len(set(lengths.values())) > 1:
             raise InputError(f"all columns must have one length; got {lengths}.")
         return cls(values)
+
+    @classmethod
+    def joined(cls, blocks: Sequence["Columns"]) -> "Columns":
+        """One after another; from where the first one is. At least one, with the same names.
+
+        A column that is numbers in some blocks and words in others becomes words.
+        """
+        if len(blocks) == 1:
+            return blocks[0]
+        return cls(
+            {name: _joined([b.values[name] for b in blocks]) for name in blocks[0].names},
+            blocks[0].origin,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,19 +76,25 @@ class Columns:
 
     def words(self, name: str) -> NDArray[np.object_]:
         """The column as words, None where missing; whole numbers without a decimal point."""
-        column = self.values[name]
-        if column.dtype == object:
-            return column
-        return np.array([None if np.isnan(v) else number_word(v) for v in column], dtype=object)
+        return _words(self.values[name])
 
     def without(self, names: Iterable[str]) -> "Columns":
         """All columns but these."""
         dropped = set(names)
-        return Columns({n: v for n, v in self.values.items() if n not in dropped})
+        return Columns({n: v for n, v in self.values.items() if n not in dropped}, self.origin)
 
     def rows(self, which: NDArray[Any]) -> "Columns":
         """Some rows, by number or by mask."""
         return Columns({name: column[which] for name, column in self.values.items()})
+
+    def between(self, start: int, stop: int) -> "Columns":
+        """Rows one after another, which still know where in their file they are."""
+        origin = None if self.origin is None else self.origin.after(start)
+        return Columns({name: column[start:stop] for name, column in self.values.items()}, origin)
+
+    def place(self, row: int) -> str:
+        """Words for a row, given its number from 0: where a person finds it, from 1."""
+        return f"row {row + 1}" if self.origin is None else self.origin.place(row)
 
     def check_has(self, names: Sequence[str], *, said_by: str) -> None:
         """An error that lists what there is, if a name is not among the columns."""
@@ -104,6 +126,17 @@ def as_number(text: str) -> float:
     if "_" in text:
         raise ValueError(text)
     return float(text)
+
+
+def _words(column: Column) -> NDArray[np.object_]:
+    if column.dtype == object:
+        return column
+    return np.array([None if np.isnan(v) else number_word(v) for v in column], dtype=object)
+
+
+def _joined(columns: list[Column]) -> Column:
+    alike = len({column.dtype for column in columns}) == 1
+    return np.concatenate(columns if alike else [_words(column) for column in columns])
 
 
 def _column(name: str, values: Any) -> Column:

@@ -1,16 +1,19 @@
 """Inputs and targets as tensors, checked."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from winnowgp.data.row_numbers import checked_size, share_range
+from winnowgp.data.source import Source
 from winnowgp.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(Source):
     """N rows of D inputs and P targets, each of which may count as more or less than one.
 
     A row of weight w counts as w rows: its log-likelihood is multiplied by w.
@@ -79,6 +82,16 @@ class Dataset:
         """Some of the rows, with their weights."""
         weights = None if self.weights is None else self.weights[rows]
         return Dataset(self.X[rows], self.Y[rows], weights)
+
+    def chunks(self, size: int) -> "Iterator[Dataset]":
+        """All rows in order, `size` at a time and what is left at the end; no copies."""
+        for start in range(0, self.N, checked_size(size)):
+            yield self.part(slice(start, start + size))
+
+    def share(self, rank: int, of: int) -> "Dataset":
+        """The rows of one of several processes; no copy."""
+        rows = share_range(self.N, rank, of)
+        return self.part(slice(rows.start, rows.stop))
 
     def to(self, device: torch.device) -> "Dataset":
         """The same on another device."""

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.data.column_moments import ColumnMoments
 from winnowgp.data.entries import Entries
 
 
@@ -34,6 +35,13 @@ class Standardiser:
         # A column that varies by rounding alone carries no information: do not blow it up.
         constant = scale <= 10 * torch.finfo(A.dtype).eps * shift.abs()
         return cls(shift, torch.where(constant, 1.0, scale))
+
+    @classmethod
+    def of_moments(cls, moments: ColumnMoments) -> "Standardiser":
+        """Of columns of which only this is known, as of a source that was read once."""
+        mean, sd = moments.mean, moments.sd
+        constant = sd <= 10 * torch.finfo(mean.dtype).eps * mean.abs()
+        return cls(mean, torch.where(constant, 1.0, sd))
 
     @classmethod
     def of_entries(cls, table: Entries) -> "Standardiser":

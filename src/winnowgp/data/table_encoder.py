@@ -70,12 +70,16 @@ class TableEncoder:
 
     def encode(self, table: Columns) -> NDArray[np.float64]:
         """The matrix `[N features]`; columns are found by name, others ignored."""
+        self.check_has_columns(table)
+        impute = self.missing == "impute"
+        return np.hstack([column.encode(table, impute=impute) for column in self.columns])
+
+    def check_has_columns(self, table: Columns) -> None:
+        """An error that names the columns which a table lacks, if it does."""
         absent = [c.name for c in self.columns if c.name not in table.values]
         if absent:
             shown = ", ".join(repr(name) for name in absent[:12])
             raise InputError(f"the table lacks columns that the model was fitted with: {shown}.")
-        impute = self.missing == "impute"
-        return np.hstack([column.encode(table, impute=impute) for column in self.columns])
 
     def unseen(self, table: Columns) -> dict[str, list[str]]:
         """Words of each column that were not in the training table."""

@@ -81,7 +81,7 @@ def fit_table(
     for name in table.without([target, *ignored]).names:
         # Before any row is left out, so that the error names a row of the table.
         if (values := table.numbers(name)) is not None:
-            check_finite(name, values)
+            check_finite(table, name, values)
     table, number = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
     _check_id(id_column, table, target, task)

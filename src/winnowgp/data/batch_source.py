@@ -1,0 +1,103 @@
+"""Rows from any iterator that can be started again."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from winnowgp.data.dataset import Dataset
+from winnowgp.data.streamed_source import StreamedSource
+from winnowgp.errors import InputError
+
+
+@final
+class BatchSource(StreamedSource):
+    """What a function yields: pairs of inputs `[B D]` and targets `[B]` or `[B P]`.
+
+    It is called, and read to the end, once to count the rows and once a pass; whatever it yields
+    must come in the same order each time. A share reads up to its own last row.
+
+    >>> source = BatchSource(lambda: ((np.full((2, 1), i), np.zeros(2)) for i in range(3)))
+    >>> source.N, [chunk.X.ravel().tolist() for chunk in source.chunks(4)]
+    (6, [[0.0, 0.0, 1.0, 1.0], [2.0, 2.0]])
+
+    Args:
+        batches: makes a new iterator of pairs of arrays or tensors.
+        dtype: of the tensors that they become.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[], Iterator[tuple[Any, Any]]],
+        *,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self._batches, self._dtype = batches, dtype
+        self._N, self._shape = 0, None
+        for batch in self._pieces(batches()):
+            self._shape = (batch.D, batch.P)
+            self._N += batch.N
+        if self._shape is None:
+            raise InputError("`batches` gave no rows; a fit needs at least one.")
+
+    @property
+    def N(self) -> int:
+        return self._N
+
+    @property
+    def D(self) -> int:
+        assert self._shape is not None
+        return self._shape[0]
+
+    @property
+    def P(self) -> int:
+        assert self._shape is not None
+        return self._shape[1]
+
+    def between(self, start: int, stop: int) -> Iterator[Dataset]:
+        before = 0
+        for batch in self._pieces(self._batches()):
+            wanted = slice(max(start - before, 0), max(stop - before, 0))
+            before += batch.N
+            if before > self._N:
+                raise self._changed(f"more than {self._N}")
+            if (part := batch.part(wanted)).N:
+                yield part
+            if stop <= before and stop < self._N:
+                return
+        if before < self._N:
+            raise self._changed(str(before))
+
+    def _pieces(self, batches: Iterator[tuple[Any, Any]]) -> Iterator[Dataset]:
+        for number, (X, y) in enumerate(batches):
+            try:
+                inputs, targets = _tensor("X", X, self._dtype), _tensor("y", y, self._dtype)
+                if not len(inputs) and not len(targets):
+                    continue
+                batch = Dataset.of(inputs, targets)
+            except InputError as error:
+                raise InputError(f"batch {number} (counted from 0) of `batches`: {error}") from None
+            if self._shape not in (None, (batch.D, batch.P)):
+                raise InputError(
+                    f"batch {number} (counted from 0) of `batches` has {batch.D} inputs and "
+                    f"{batch.P} targets, and those before it {self._shape[0]} and "
+                    f"{self._shape[1]}; give all batches the same columns."
+                )
+            yield batch
+
+    def _changed(self, rows: str) -> InputError:
+        return InputError(
+            f"`batches` gave {self._N} rows when they were counted and {rows} now; it must yield "
+            "the same rows each time it is called, from the first one on."
+        )
+
+
+def _tensor(name: str, values: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.to(dtype)
+    try:
+        return torch.from_numpy(np.array(values, dtype=np.float64, order="C")).to(dtype)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"`{name}` must be numbers; {error}.") from error

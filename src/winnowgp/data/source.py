@@ -1,0 +1,57 @@
+"""Rows that a model can learn from, wherever they are."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from jaxtyping import Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from winnowgp.data.dataset import Dataset
+
+
+class Source(ABC):
+    """N rows of D inputs and P targets, which need not be in memory all at once.
+
+    `Dataset` is one that is. The others are `ArraySource` (numpy arrays and memory maps),
+    `ParquetSource` (files and folders) and `BatchSource` (any iterator that can be started again);
+    `standardised` puts another one in standard units.
+
+    The order of the rows is fixed, and rows can be read as often as one likes. Values become
+    tensors of one dtype when they are read, and are checked then: an error names the place of what
+    is not finite.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def N(self) -> int:
+        """Number of rows."""
+
+    @property
+    @abstractmethod
+    def D(self) -> int:
+        """Number of input columns."""
+
+    @property
+    @abstractmethod
+    def P(self) -> int:
+        """Number of target columns."""
+
+    @abstractmethod
+    def chunks(self, size: int) -> "Iterator[Dataset]":
+        """All rows in order, `size` at a time and what is left at the end."""
+
+    @abstractmethod
+    def part(self, rows: Int[Tensor, " B"]) -> "Dataset":
+        """Some rows by number, in the order asked for, in one pass at most."""
+
+    @abstractmethod
+    def share(self, rank: int, of: int) -> "Source":
+        """The rows of one of several processes: `of` runs of nearly one length, together all.
+
+        Args:
+            rank: of the process, from 0.
+        """

@@ -1,0 +1,83 @@
+"""A source in standard units."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeAlias, final
+
+from jaxtyping import Int
+from torch import Tensor
+
+from winnowgp.data.column_moments import ColumnMoments
+from winnowgp.data.dataset import Dataset
+from winnowgp.data.source import Source
+from winnowgp.data.standardise import Standardiser
+
+_ROWS = 65_536
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StandardisedSource(Source):
+    """The rows of another source, each in standard units when it is read."""
+
+    source: Source
+    x_units: Standardiser
+    y_units: Standardiser
+
+    @property
+    def N(self) -> int:
+        return self.source.N
+
+    @property
+    def D(self) -> int:
+        return self.source.D
+
+    @property
+    def P(self) -> int:
+        return self.source.P
+
+    def chunks(self, size: int) -> Iterator[Dataset]:
+        return map(self._forward, self.source.chunks(size))
+
+    def part(self, rows: Int[Tensor, " B"]) -> Dataset:
+        return self._forward(self.source.part(rows))
+
+    def share(self, rank: int, of: int) -> "StandardisedSource":
+        """In the units of all rows, as the other shares are."""
+        return StandardisedSource(self.source.share(rank, of), self.x_units, self.y_units)
+
+    def _forward(self, rows: Dataset) -> Dataset:
+        return Dataset(self.x_units.forward(rows.X), self.y_units.forward(rows.Y), rows.weights)
+
+
+def standardised(source: Source, *, targets: bool = True) -> StandardisedSource:
+    """Every column to mean zero and unit variance, both found in one pass over the rows.
+
+    >>> import torch
+    >>> rows = Dataset.of(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 8.0]))
+    >>> next(standardised(rows).chunks(2)).Y.tolist()
+    [[-1.0], [1.0]]
+
+    Args:
+        targets: whether they change as well; classes and counts must not.
+    """
+    x, y = reduce(_merged, map(_moments, source.chunks(_ROWS)))
+    x_units, y_units = Standardiser.of_moments(x), Standardiser.of_moments(y)
+    if not targets:
+        y_units = Standardiser.none(y_units.shift[None])
+    return StandardisedSource(source, x_units, y_units)
+
+
+_Pair: TypeAlias = tuple[ColumnMoments, ColumnMoments]
+
+
+def _moments(rows: Dataset) -> _Pair:
+    return (
+        ColumnMoments.of(rows.X, weights=rows.weights),
+        ColumnMoments.of(rows.Y, weights=rows.weights),
+    )
+
+
+def _merged(a: _Pair, b: _Pair) -> _Pair:
+    return a[0].merged(b[0]), a[1].merged(b[1])

@@ -1,0 +1,82 @@
+"""Rows that come one after another, from a beginning to an end."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from winnowgp.data.dataset import Dataset
+from winnowgp.data.row_numbers import checked_rows, checked_size, share_range
+from winnowgp.data.source import Source
+
+
+class StreamedSource(Source):
+    """A source that can say `between`; the rest follows."""
+
+    @abstractmethod
+    def between(self, start: int, stop: int) -> Iterator[Dataset]:
+        """The rows from `start` to before `stop`, in order, in pieces of any size."""
+
+    @final
+    def chunks(self, size: int) -> Iterator[Dataset]:
+        checked_size(size)
+        held: list[Dataset] = []
+        for piece in self.between(0, self.N):
+            while piece.N:
+                room = size - sum(part.N for part in held)
+                held.append(piece.part(slice(room)))
+                piece = piece.part(slice(room, None))
+                if sum(part.N for part in held) == size:
+                    yield _joined(held)
+                    held = []
+        if held:
+            yield _joined(held)
+
+    @final
+    def part(self, rows: Int[Tensor, " B"]) -> Dataset:
+        wanted, place = torch.unique(checked_rows(rows, self.N).cpu(), return_inverse=True)
+        if not len(wanted):
+            return next(self.chunks(1)).part(slice(0))
+        # Rows are picked as pieces pass; only what is asked for is kept.
+        start, found = int(wanted[0]), []
+        for piece in self.between(start, int(wanted[-1]) + 1):
+            inside = wanted[(wanted >= start) & (wanted < start + piece.N)]
+            found.append(piece.part(inside - start))
+            start += piece.N
+        return _joined(found).part(place)
+
+    @final
+    def share(self, rank: int, of: int) -> Source:
+        return _Share(self, share_range(self.N, rank, of))
+
+
+@final
+class _Share(StreamedSource):
+    """Some rows of a source, one after another."""
+
+    def __init__(self, source: StreamedSource, rows: range) -> None:
+        self._source, self._rows = source, rows
+
+    @property
+    def N(self) -> int:
+        return len(self._rows)
+
+    @property
+    def D(self) -> int:
+        return self._source.D
+
+    @property
+    def P(self) -> int:
+        return self._source.P
+
+    def between(self, start: int, stop: int) -> Iterator[Dataset]:
+        return self._source.between(self._rows.start + start, self._rows.start + stop)
+
+
+def _joined(parts: list[Dataset]) -> Dataset:
+    if len(parts) == 1:
+        return parts[0]
+    return Dataset(torch.cat([p.X for p in parts]), torch.cat([p.Y for p in parts]))
