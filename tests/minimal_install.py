@@ -9,6 +9,7 @@ import csv
 import math
 import sys
 from importlib import resources
+from importlib.abc import MetaPathFinder
 from importlib.metadata import metadata, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,14 @@ OPTIONAL = (
     "pytest",
     "tensorboard",
 )
+
+
+class Hidden(MetaPathFinder):
+    """Finds that the optional packages are not there."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname.partition(".")[0] in OPTIONAL:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 def check(holds: bool, what: str) -> None:
@@ -95,8 +104,7 @@ def main(words: list[str]) -> None:
         found = [name for name in OPTIONAL if find_spec(name) is not None]
         check(not found, f"not a minimal environment: {', '.join(found)}")
     else:
-        for name in OPTIONAL:
-            sys.modules[name] = None  # pyright: ignore[reportArgumentType]
+        sys.meta_path.insert(0, Hidden())
     import winnowgp
 
     check(winnowgp.__version__ == version("winnowgp"), "two versions")

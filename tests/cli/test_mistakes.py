@@ -24,7 +24,7 @@ from winnowgp.cli.main import run
         ("fit SHOP -t id", "60 different values; classification takes 2 to 50"),
         ("fit SHOP -t y --alpha many", "`--alpha` must be auto or a number"),
         ("fit SHOP -t y --test-size 1", "`test_size` must be a share"),
-        ("fit SHOP -t y --id id --drop x --kernel cubic", "`kernel` must be one of"),
+        ("fit SHOP -t y --id id --drop x --kernel cubic", "the kernels are rbf"),
         ("fit SHOP -t y --id id --drop x --device quantum", "`device` must be one"),
         ("fit SHOP -t y --id id --drop x --alpha -1", "`alpha` must be"),
         ("fit SHOP -t y --missing guess", "`missing` must be 'error' or 'impute'"),
