@@ -84,11 +84,12 @@ def library(folder: Path) -> None:
     import numpy as np
 
     import winnowgp
+    from winnowgp.errors import MissingExtraError
 
     X = np.linspace(0, 6, 60)[:, None]
     try:
         import winnowgp.integrations.botorch
-    except winnowgp.errors.MissingExtraError as error:
+    except MissingExtraError as error:
         check("winnowgp[botorch]" in str(error), "BoTorch is not named")
     else:
         check(False, "BoTorch was found")

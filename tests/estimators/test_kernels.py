@@ -127,6 +127,8 @@ def test_a_period_is_in_units_of_its_column() -> None:
         ("rbf[0][1]", "say the columns once"),
         ("rbf(0)", "columns are in brackets"),
         ("periodic(period=-1)", "hold a period"),
+        ("periodic(period=1e400)", "hold a period"),
+        (f"periodic(period=1{400 * '0'})", "hold a period"),
         ("periodic(period=2)(period=2)", "say the settings once"),
         ("rbf(period=2)", "only a periodic kernel"),
         ("periodic(period=2)", "a period is in units"),

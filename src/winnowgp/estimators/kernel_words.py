@@ -136,9 +136,12 @@ class _Reader:
         word = call.keywords[0] if len(call.keywords) == 1 and not call.args else None
         value = word.value if word is not None and word.arg == "period" else None
         number = value.value if isinstance(value, ast.Constant) else None
-        real = isinstance(number, int | float) and not isinstance(number, bool)
-        # Whole numbers may be too large for a float.
-        if not real or not 0 < number < 1e300:
+        if (
+            not isinstance(number, int | float)
+            or isinstance(number, bool)
+            # Whole numbers may be too large for a float.
+            or not 0 < number < 1e300
+        ):
             self._refuse(
                 call,
                 "parentheses hold a period, as in periodic(period=12); columns are in brackets, as "
