@@ -215,7 +215,7 @@ def test_it_works_in_a_pipeline() -> None:
         ({"candidates": "grid"}, "`candidates` must be 'auto'"),
         ({"candidates": np.zeros((0, 1))}, r"got shape \[0, 1\]"),
         ({"start": [["a"]] * 50}, "`start` must be an array of numbers"),
-        ({"kernel": None}, "linear or a GPyTorch kernel; got None"),
+        ({"kernel": None}, "or a GPyTorch kernel; got None"),
         ({"kernel": RBFKernel(ard_num_dims=3)}, "`ard_num_dims=1`"),
         ({"batch_size": 10}, "`batch_size` is for"),
     ],

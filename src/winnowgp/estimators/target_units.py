@@ -23,6 +23,7 @@ class TargetUnits:
 
     Only where targets are the function plus noise: counts and shares stay what they are.
 
+    >>> import torch
     >>> from gpytorch.likelihoods import GaussianLikelihood
     >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
     >>> units = TargetUnits.of(data, GaussianLikelihood(), single=True)
