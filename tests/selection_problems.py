@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import oracles
-from winnowgp.bounds import chunked_moments
+from winnowgp.bounds import Moments, chunked_moments
 from winnowgp.linalg import Cholesky, cholesky
 from winnowgp.selection import SubsetStatistics, subset_statistics
 
@@ -40,14 +40,18 @@ class Problem:
 
     @cached_property
     def statistics(self) -> SubsetStatistics:
-        def block(rows: slice) -> tuple[Tensor, Tensor]:
-            X = self.X[rows]
-            return self.kernel(self.Z, X), torch.full_like(X[:, 0], self.variance)
+        return subset_statistics(self.factor.L, self.moments)
 
-        moments = chunked_moments(
-            self.factor.L, block, Y=self.Y, weights=self.weights, chunk=self.chunk
+    @property
+    def moments(self) -> Moments:
+        parts = zip(*(a.split(self.chunk) for a in (self.X, self.Y, self.weights)), strict=True)
+        return chunked_moments(
+            self.factor.L,
+            (
+                (self.kernel(self.Z, X), torch.full_like(X[:, 0], self.variance), Y, weights)
+                for X, Y, weights in parts
+            ),
         )
-        return subset_statistics(self.factor.L, moments)
 
     def blocks(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """K_uu with the jitter of K_** and K_uf of one subset."""

@@ -34,11 +34,10 @@ noises = pytest.mark.parametrize("per_row", [False, True])
 
 
 def moments(p: Problem, *, chunk: int = 7) -> Moments:
-    def block(rows: slice) -> tuple[Tensor, Tensor]:
-        return p.Kuf[:, rows], p.kff[rows]
-
     weights = 1 / p.noise.expand(len(p.Y))
-    return chunked_moments(cholesky(p.Kuu).L, block, Y=p.Y, weights=weights, chunk=chunk)
+    parts = zip(*(a.split(chunk) for a in (p.Kuf.mT, p.kff, p.Y, weights)), strict=True)
+    pieces = ((Kfu.mT, *rest) for Kfu, *rest in parts)
+    return chunked_moments(cholesky(p.Kuu).L, pieces)
 
 
 @sizes
@@ -112,10 +111,11 @@ def test_moments_of_parts_add_up() -> None:
 def test_rows_without_a_noise_precision_and_no_rows_at_all_are_named() -> None:
     p = problem()
     L = cholesky(p.Kuu).L
-    with pytest.raises(InputError, match=r"`weights` must be positive.*-1"):
-        chunked_moments(L, lambda r: (p.Kuf, p.kff), Y=p.Y, weights=-torch.ones_like(p.kff))
-    with pytest.raises(InputError, match="`Y` must have at least one row"):
-        chunked_moments(L, lambda r: (p.Kuf, p.kff), Y=p.Y[:0], weights=p.kff[:0])
+    with pytest.raises(InputError, match=r"`weights` must be positive"):
+        chunked_moments(L, [(p.Kuf, p.kff, p.Y, -torch.ones_like(p.kff))])
+    for none in ([], [(p.Kuf[:, :0], p.kff[:0], p.Y[:0], p.kff[:0])]):
+        with pytest.raises(InputError, match="at least one row"):
+            chunked_moments(L, none)
 
 
 KERNELS = {

@@ -18,11 +18,7 @@ noises = pytest.mark.parametrize("per_row", [False, True])
 
 def whitened(p: Problem, Y: Tensor) -> tuple[Tensor, Moments]:
     L = cholesky(p.Kuu).L
-
-    def block(rows: slice) -> tuple[Tensor, Tensor]:
-        return p.Kuf[:, rows], p.kff[rows]
-
-    return L, chunked_moments(L, block, Y=Y, weights=1 / p.noise.expand(len(Y)))
+    return L, chunked_moments(L, [(p.Kuf, p.kff, Y, 1 / p.noise.expand(len(Y)))])
 
 
 def expected(p: Problem, mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 import winnowgp.bounds.sites as sites_module
 from problems import Problem, problem
 from winnowgp.bounds import (
+    RowBlocks,
     Sites,
     WhitenedChunks,
     collapsed_bound,
@@ -20,11 +21,12 @@ from winnowgp.bounds import (
     whitened_chunks,
 )
 from winnowgp.bounds.whitened_chunks import JITTER
+from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
 from winnowgp.models import kernel_blocks
 from winnowgp.models.autograd_chunks import AutogradChunks
-from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, rbf_features
+from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks
 from winnowgp.selection import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
@@ -32,13 +34,18 @@ CHUNKS: list[dict[str, int]] = [{}, {"chunk": 7, "keep": 0}, {"chunk": 1, "keep"
 cut = pytest.mark.parametrize("how", CHUNKS, ids=str)
 
 
-def rbf(p: Problem) -> ScaledRBFChunks:
-    return ScaledRBFChunks(
-        rbf_features(p.X),
-        Z=p.Z,
+def rows_of(p: Problem, chunk: int | None = None) -> RowBlocks:
+    return RowBlocks.of(Dataset(p.X, p.Y), size=chunk)
+
+
+def whitened(p: Problem, *, chunk: int | None = None, keep: int | None = None) -> WhitenedChunks:
+    blocks = rows_of(p, chunk)
+    kernel = ScaledRBFChunks(
+        Z=p.Z - blocks.centre,
         variance=torch.tensor(1.7, dtype=torch.float64),
         lengthscales=torch.full((p.X.shape[1],), p.lengthscale, dtype=torch.float64),
     )
+    return WhitenedChunks.for_values(kernel, blocks, keep=keep)
 
 
 def random_sites(N: int, P: int = 2, seed: int = 3) -> Sites:
@@ -79,7 +86,7 @@ def dense_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tenso
 def test_evidence_is_the_dense_gaussian_integral(P: int, how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25, P)
     assert (sites.precision < 0).any()
-    sums = site_sums(WhitenedChunks.for_values(rbf(p), 25, **how), sites)
+    sums = site_sums(whitened(p, **how), sites)
     torch.testing.assert_close(sums.evidence(), dense_evidence(p.Kuu, p.Kuf, p.kff, sites), **close)
 
 
@@ -95,14 +102,14 @@ def test_evidence_is_the_integral_over_a_grid() -> None:
     zero = torch.zeros(2, dtype=torch.float64)
     prior = torch.distributions.MultivariateNormal(zero, p.Kuu).log_prob(u)
     integral = (prior + exponent).logsumexp(0) + 2 * (axis[1] - axis[0]).log()
-    sums = site_sums(WhitenedChunks.for_values(rbf(p), 6), sites)
+    sums = site_sums(whitened(p), sites)
     torch.testing.assert_close(sums.evidence(), integral, **close)
 
 
 @cut
 def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25)
-    chunks = WhitenedChunks.for_values(rbf(p), 25, **how)
+    chunks = whitened(p, **how)
     q_mean, F = site_sums(chunks, sites).posterior()
     for i, (mean, covariance) in enumerate(dense_q(p.Kuu, p.Kuf, sites)):
         torch.testing.assert_close(chunks.L @ q_mean[:, i], mean, **close)
@@ -115,7 +122,7 @@ def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
 def test_variances_are_those_of_the_dense_posterior(rows: int, how: dict[str, int]) -> None:
     """By solves where rows are few, by products with an inverse where they are many."""
     p, sites = problem(), random_sites(25)
-    chunks = WhitenedChunks.for_values(rbf(p), 25, **how)
+    chunks = whitened(p, **how)
     sums = site_sums(chunks, sites)
     inverse = sums.inverse(rows)
     assert (inverse is None) == (rows == 0)
@@ -130,7 +137,7 @@ def test_the_sites_of_gaussian_noise_are_regression() -> None:
     """λ = y/σ², w = 1/σ²: G is the collapsed bound less what the density has besides f."""
     p = problem(per_row=True)
     w = (1 / p.noise)[:, None].expand(-1, 2)
-    sums = site_sums(WhitenedChunks.for_values(rbf(p), 25), Sites(w * p.Y, w.contiguous()))
+    sums = site_sums(whitened(p), Sites(w * p.Y, w.contiguous()))
     constant = -0.5 * (torch.log(2 * torch.pi * p.noise)[:, None] + w * p.Y.square()).sum()
     bound = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
     torch.testing.assert_close(sums.evidence() + constant, bound, **close)
@@ -144,7 +151,7 @@ def test_sites_that_leave_no_covariance_are_refused() -> None:
     p = problem()
     flat = torch.full((25, 2), -5.0, dtype=torch.float64)
     with pytest.raises(NotPositiveDefiniteError):
-        site_sums(WhitenedChunks.for_values(rbf(p), 25), Sites(flat, flat))
+        site_sums(whitened(p), Sites(flat, flat))
 
 
 def jittered_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tensor:
@@ -172,10 +179,11 @@ def test_gradient_of_the_scaled_rbf_is_that_of_the_dense_evidence(
 
     G = jittered_evidence(kernel(Z, Z), kernel(Z, p.X), kernel(p.X, p.X).diagonal(), sites)
     expected = torch.autograd.grad(G, (variance, lengthscales, Z))
-    blocks = ScaledRBFChunks(
-        rbf_features(p.X), Z=inputs[2], variance=inputs[0], lengthscales=inputs[1]
+    blocks = rows_of(p, how.get("chunk"))
+    scaled = ScaledRBFChunks(
+        Z=inputs[2] - blocks.centre, variance=inputs[0], lengthscales=inputs[1]
     )
-    chunks = WhitenedChunks.for_gradients(blocks, 25, **how)
+    chunks = WhitenedChunks.for_gradients(scaled, blocks, keep=how.get("keep"))
     sums = site_sums(chunks, sites)
     torch.testing.assert_close(sums.evidence(), G.detach(), **close)
     for ours, theirs in zip(site_gradient(chunks, sites, sums), expected, strict=True):
@@ -192,8 +200,10 @@ def test_gradient_of_any_kernel_is_that_of_the_dense_evidence(M: int, how: dict[
     blocks = kernel_blocks(kernel, Z, p.X)
     G = (jittered_evidence if M else dense_evidence)(blocks.Kuu, blocks.Kuf, blocks.kff, sites)
     expected = torch.autograd.grad(G, parameters, allow_unused=True)
-    chunked = AutogradChunks(kernel, X=p.X, Z=Z, parameters=parameters)
-    chunks = WhitenedChunks.for_gradients(chunked, 25, **how)
+    chunked = AutogradChunks(kernel, Z=Z, parameters=parameters)
+    chunks = WhitenedChunks.for_gradients(
+        chunked, rows_of(p, how.get("chunk")), keep=how.get("keep")
+    )
     for ours, theirs in zip(
         site_gradient(chunks, sites, site_sums(chunks, sites)), expected, strict=True
     ):
@@ -212,8 +222,8 @@ def test_the_gradient_knows_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     shift = 0.3 * blocks.Kuu.diagonal().mean() * torch.eye(6, dtype=torch.float64)
     G = dense_evidence(blocks.Kuu + shift, blocks.Kuf, blocks.kff, sites)
     expected = torch.autograd.grad(G, parameters)
-    chunked = AutogradChunks(kernel, X=p.X, Z=p.Z, parameters=parameters)
-    chunks = WhitenedChunks.for_gradients(chunked, 25)
+    chunked = AutogradChunks(kernel, Z=p.Z, parameters=parameters)
+    chunks = WhitenedChunks.for_gradients(chunked, rows_of(p))
     ours = site_gradient(chunks, sites, site_sums(chunks, sites))
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
@@ -222,7 +232,7 @@ def test_the_gradient_knows_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("P", [1, 2])
 def test_moments_of_sites_score_every_subset_by_its_own_dense_evidence(P: int) -> None:
     p, sites, masks = problem(K=5), random_sites(25, P), all_masks(5)
-    chunks = WhitenedChunks.for_values(rbf(p), 25)
+    chunks = whitened(p)
     moments = site_moments(site_sums(chunks, sites), constant=-3.7, N=25)
     assert len(moments) == P
     statistics = subset_statistics(chunks.L, *moments)

@@ -5,6 +5,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
+from winnowgp.bounds import RowBlock, RowBlocks
 from winnowgp.bounds.whitened_chunks import (
     JITTER,
     ChunkedKernel,
@@ -13,6 +14,7 @@ from winnowgp.bounds.whitened_chunks import (
     from_panels,
     panels,
 )
+from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernel_blocks
 from winnowgp.models.kernel_blocks import KernelBlocks
@@ -31,24 +33,29 @@ class Counted(ChunkedKernel):
     def uu(self) -> Tensor:
         return self._blocks.Kuu.clone()
 
-    def uf(self, rows: slice) -> Tensor:
-        self.asked.append(rows)
-        return self._blocks.Kuf[:, rows]
+    def uf(self, block: RowBlock) -> Tensor:
+        self.asked.append(block.rows)
+        return self._blocks.Kuf[:, block.rows]
 
-    def ff(self, rows: slice) -> Tensor:
-        return self._blocks.kff[rows]
+    def ff(self, block: RowBlock) -> Tensor:
+        return self._blocks.kff[block.rows]
 
-    def pull_uu(self, cotangent: Tensor) -> None:
+    def pull_uf(self, block: RowBlock, cotangent: Tensor, Kuf: Tensor) -> None:
         raise NotImplementedError
 
-    def pull_uf(self, rows: slice, cotangent: Tensor, Kuf: Tensor) -> None:
+    def pull_ff(self, block: RowBlock, cotangent: Tensor) -> None:
         raise NotImplementedError
 
-    def pull_ff(self, rows: slice, cotangent: Tensor) -> None:
+    def pulled(self) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
-    def gradient(self) -> tuple[Tensor, ...]:
-        return ()
+    def gradient(self, pulled: tuple[Tensor, ...], uu: Tensor) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+
+def rows_of(N: int, chunk: int | None = None) -> RowBlocks:
+    """The numbers of N rows in blocks."""
+    return RowBlocks.of(Dataset(torch.zeros(N, 1), torch.zeros(N, 1)), size=chunk)
 
 
 @torch.no_grad()
@@ -83,7 +90,7 @@ def test_chunks_are_the_dense_blocks_whitened(M: int, chunk: int, keep: int) -> 
         (WhitenedChunks.for_gradients, torch.linalg.cholesky(b.Kuu + shift)),
         (WhitenedChunks.for_values, exact),
     ]:
-        chunks = made(Counted(b), 23, chunk=chunk, keep=keep)
+        chunks = made(Counted(b), rows_of(23, chunk), keep=keep)
         torch.testing.assert_close(chunks.L, L, rtol=1e-12, atol=1e-12)
         V = torch.linalg.solve(L, b.Kuf)
         for _ in range(2):
@@ -95,7 +102,7 @@ def test_chunks_are_the_dense_blocks_whitened(M: int, chunk: int, keep: int) -> 
 
 def test_chunks_name_their_rows_and_cover_each_once() -> None:
     for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
-        rows = [part.rows for part in made(Counted(blocks(4)), 23, chunk=10)]
+        rows = [part.rows for part in made(Counted(blocks(4)), rows_of(23, 10))]
         assert rows == [slice(0, 10), slice(10, 20), slice(20, 23)]
 
 
@@ -103,7 +110,7 @@ def test_chunks_name_their_rows_and_cover_each_once() -> None:
 def test_the_kernel_is_evaluated_once_where_two_blocks_may_be_kept(spare: int, passes: int) -> None:
     """`keep` counts numbers: V and K_uf have N M each."""
     kernel = Counted(blocks(4))
-    chunks = WhitenedChunks.for_values(kernel, 23, chunk=10, keep=2 * 23 * 4 + spare)
+    chunks = WhitenedChunks.for_values(kernel, rows_of(23, 10), keep=2 * 23 * 4 + spare)
     for _ in range(3):
         list(chunks)
     assert len(kernel.asked) == 3 * passes
@@ -111,7 +118,7 @@ def test_the_kernel_is_evaluated_once_where_two_blocks_may_be_kept(spare: int, p
 
 def test_a_pass_that_was_left_early_keeps_nothing() -> None:
     kernel = Counted(blocks(4))
-    chunks = WhitenedChunks.for_values(kernel, 23, chunk=10)
+    chunks = WhitenedChunks.for_values(kernel, rows_of(23, 10))
     next(iter(chunks))
     assert [part.rows.start for part in chunks] == [0, 10, 20]
 
@@ -121,13 +128,13 @@ def test_the_open_variance_is_never_negative() -> None:
     Kuu = blocks(5).Kuu
     kernel = Counted(KernelBlocks(Kuu, Kuu, Kuu.diagonal() * (1 - 1e-6)))
     for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
-        assert torch.equal(whole(made(kernel, 5))[2], torch.zeros(5, dtype=Kuu.dtype))
+        assert torch.equal(whole(made(kernel, rows_of(5)))[2], torch.zeros(5, dtype=Kuu.dtype))
 
 
 def test_no_points_leave_all_of_the_variance_open() -> None:
     b = blocks(0)
     for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
-        _, V, t = whole(made(Counted(b), 23, chunk=10))
+        _, V, t = whole(made(Counted(b), rows_of(23, 10)))
         assert V.shape == (0, 23)
         torch.testing.assert_close(t, b.kff)
 

@@ -3,15 +3,22 @@
 import pytest
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.means import ConstantMean
+from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 import winnowgp.bounds.two_pass as two_pass
-from winnowgp.bounds import collapsed_bound, exact_log_marginal, tighter_bound, two_pass_bound
+from winnowgp.bounds import (
+    RowBlocks,
+    collapsed_bound,
+    exact_log_marginal,
+    tighter_bound,
+    two_pass_bound,
+)
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, kernel_blocks
+from winnowgp.models.autograd_chunks import AutogradMean
 from winnowgp.models.kernel_blocks import prior_mean
-from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf, rbf_features
+from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf
 
 KERNELS = {
     "rbf": lambda: ScaleKernel(RBFKernel()),
@@ -63,15 +70,16 @@ def test_chunks_and_what_is_kept_change_nothing(chunk: int, keep: int, tighter: 
     rows = data()
     results = []
     for c, k in ((chunk, keep), (1_000, 10**9)):
+        blocks = RowBlocks.of(rows, size=c)
         chunks = ScaledRBFChunks(
-            rbf_features(rows.X),
-            Z=rows.X[:7],
+            Z=rows.X[:7] - blocks.centre,
             variance=torch.tensor(1.3, dtype=torch.float64),
             lengthscales=torch.tensor([0.7, 1.1], dtype=torch.float64),
         )
         noise = torch.tensor(0.2, dtype=torch.float64)
+        mean = AutogradMean(ZeroMean(), parameters=[])
         results.append(
-            two_pass_bound(chunks, Y=rows.Y, noise=noise, tighter=tighter, chunk=c, keep=k)
+            two_pass_bound(chunks, blocks, mean=mean, noise=noise, tighter=tighter, keep=k)
         )
     first, second = results
     torch.testing.assert_close(first.value, second.value, rtol=1e-11, atol=0)
@@ -128,11 +136,11 @@ def test_tiny_lengthscales_never_give_more_than_the_variance(lengthscale: float)
     exact = gp.bound(rows).item()
     # Rounding of the exponents costs something, and never gains.
     assert -1e4 < gp.fixed_bound(rows) < exact + 1e-3
+    block = next(iter(RowBlocks.of(rows)))
     blocks = ScaledRBFChunks(
-        rbf_features(rows.X - rows.X.mean(0)),
         Z=rows.X[:20] - rows.X.mean(0),
         variance=torch.tensor(1.3, dtype=torch.float64),
         lengthscales=torch.full((2,), lengthscale, dtype=torch.float64),
     )
-    assert float(blocks.uf(slice(0, 37)).max()) <= 1.3 * (1 + 1e-12)
+    assert float(blocks.uf(block).max()) <= 1.3 * (1 + 1e-12)
     assert float(blocks.uu().max()) <= 1.3 * (1 + 1e-12)

@@ -6,8 +6,9 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 import winnowgp.models.mean_step as mean_step_module
-from winnowgp.bounds import WhitenedChunks
-from winnowgp.models.chunked_bound import KernelChunks
+from winnowgp.bounds import RowBlocks, WhitenedChunks
+from winnowgp.data import Dataset
+from winnowgp.models.chunked_bound import chunked_kernel
 from winnowgp.models.mean_step import mean_step
 
 N, M, P = 11, 4, 3
@@ -18,8 +19,9 @@ def chunks(chunk: int) -> WhitenedChunks:
     g = torch.Generator().manual_seed(0)
     X = torch.randn(N, 2, generator=g, dtype=torch.float64)
     kernel = ScaleKernel(RBFKernel()).double()
-    blocks, _ = KernelChunks.of(X)(kernel, X[:M])
-    return WhitenedChunks.for_values(blocks, N, chunk=chunk)
+    blocks = RowBlocks.of(Dataset(X, X), size=chunk)
+    chunked, _ = chunked_kernel(kernel, X[:M], blocks)
+    return WhitenedChunks.for_values(chunked, blocks)
 
 
 def parts() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -16,12 +16,12 @@ from torch.distributions import Normal
 
 import winnowgp.models.profiled_bound as profiled_bound
 from site_problems import CASES, N, built, regression
-from winnowgp.bounds import Sites, WhitenedChunks
+from winnowgp.bounds import RowBlocks, Sites, WhitenedChunks
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, UnsettledWarning
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP
-from winnowgp.models.chunked_bound import KernelChunks
+from winnowgp.models.chunked_bound import chunked_kernel
 from winnowgp.models.profiled_bound import SETTLED, best_q
 from winnowgp.models.site_inference import inferred
 
@@ -97,10 +97,18 @@ def test_optimisers_from_the_prior_arrive_at_the_best_q(case: str) -> None:
 
 
 @torch.no_grad()
+def whitened(
+    gp: VariationalGP, data: Dataset, *, chunk: int | None = None, keep: int | None = None
+) -> WhitenedChunks:
+    blocks = RowBlocks.of(data, size=chunk)
+    kernel, _ = chunked_kernel(gp.kernel, gp.candidates, blocks)
+    return WhitenedChunks.for_values(kernel, blocks, keep=keep)
+
+
+@torch.no_grad()
 def found(case: str, **arguments):
     gp, data = built(case)
-    blocks, _ = KernelChunks.of(data.X)(gp.kernel, gp.candidates)
-    chunks = WhitenedChunks.for_values(blocks, data.N, **arguments)
+    chunks = whitened(gp, data, **arguments)
     return best_q(chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
 
 
@@ -148,8 +156,7 @@ def test_a_subset_is_worth_the_evidence_at_the_same_sites() -> None:
 def test_starting_sites_without_a_covariance_are_forgotten() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():
-        blocks, _ = KernelChunks.of(data.X)(gp.kernel, gp.candidates)
-        chunks = WhitenedChunks.for_values(blocks, data.N)
+        chunks = whitened(gp, data)
         bad = torch.full((N, 1), -9.0, dtype=torch.float64)
         at = best_q(
             chunks,
@@ -165,8 +172,7 @@ def test_starting_sites_without_a_covariance_are_forgotten() -> None:
 def test_a_likelihood_without_finite_slopes_is_an_error() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():
-        blocks, _ = KernelChunks.of(data.X)(gp.kernel, gp.candidates)
-        chunks = WhitenedChunks.for_values(blocks, data.N)
+        chunks = whitened(gp, data)
     with pytest.raises(NotPositiveDefiniteError):
         inferred(chunks, lambda rows, mean, variance: (0 * mean * variance).sqrt(), P=1, gain=1e-6)
 
@@ -210,8 +216,7 @@ def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
 ) -> None:
     gp, data, near = large_counts(level, every, likelihood)
     with torch.no_grad():
-        blocks, _ = KernelChunks.of(data.X)(gp.kernel, gp.candidates)
-        chunks = WhitenedChunks.for_values(blocks, data.N)
+        chunks = whitened(gp, data)
         search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
         far, close = search(), search(start=near)
     assert far.settled

@@ -11,7 +11,6 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from selection_problems import Problem, line_problem, neighbours, problem
-from winnowgp.bounds import chunked_moments
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
@@ -126,16 +125,7 @@ def several(P: tuple[int, int] = (1, 2)) -> tuple[list[Problem], SubsetStatistic
     """Two sets of outputs with other weights each, on one prior root."""
     first, second = problem(13, P=P[0]), problem(13, P=P[1])
     second = replace(second, Z=first.Z, weights=0.3 * first.weights.flip(0), Y=second.Y.flip(0))
-    moments = [
-        chunked_moments(
-            p.factor.L,
-            lambda rows, p=p: (p.kernel(p.Z, p.X[rows]), torch.full_like(p.weights[rows], 1.7)),
-            Y=p.Y,
-            weights=p.weights,
-        )
-        for p in (first, second)
-    ]
-    return [first, second], subset_statistics(first.factor.L, *moments)
+    return [first, second], subset_statistics(first.factor.L, first.moments, second.moments)
 
 
 def test_outputs_with_other_weights_add_up_to_the_sum_of_dense_bounds() -> None:
@@ -180,14 +170,8 @@ def test_a_walk_with_several_weights_stays_on_the_fresh_tableau() -> None:
 
 def test_weights_must_be_positive() -> None:
     p = problem(10)
-    kff = torch.full_like(p.weights, p.variance)
     with pytest.raises(InputError, match="`weights` must be positive"):
-        chunked_moments(
-            p.factor.L,
-            lambda rows: (p.kernel(p.Z, p.X[rows]), kff[rows]),
-            Y=p.Y,
-            weights=-p.weights,
-        )
+        _ = replace(p, weights=-p.weights).moments
 
 
 @pytest.mark.parametrize("P", [1, 2])

@@ -27,6 +27,7 @@ from winnowgp.bounds.linear_psi import LinearPsi
 from winnowgp.bounds.masked import masked_blocks, masked_bound
 from winnowgp.bounds.moments import (
     Moments,
+    Piece,
     chunked_moments,
     moment_bound,
     moment_posterior,
@@ -36,10 +37,11 @@ from winnowgp.bounds.prior_moments import prior_moments
 from winnowgp.bounds.psi import ExpectedKernel, Psi, pair_weights
 from winnowgp.bounds.rbf_psi import RBFPsi
 from winnowgp.bounds.repetition import repetition
+from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums, pairwise_sum, rbf_features
 from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
 from winnowgp.bounds.subset import Subset, subset_blocks
 from winnowgp.bounds.tighter import tighter_bound
-from winnowgp.bounds.two_pass import TwoPass, evidence_gradient, two_pass_bound
+from winnowgp.bounds.two_pass import ChunkedMean, TwoPass, evidence_gradient, two_pass_bound
 from winnowgp.bounds.uncollapsed import (
     gaussian_expected_log_prob,
     marginals,
@@ -53,15 +55,20 @@ from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunk, Whiten
 
 __all__ = [
     "ChunkedKernel",
+    "ChunkedMean",
     "Columns",
     "ExpectedKernel",
     "LinearPsi",
     "Moments",
+    "Piece",
     "Psi",
     "RBFPsi",
+    "RowBlock",
+    "RowBlocks",
     "SiteSums",
     "Sites",
     "Subset",
+    "Sums",
     "TwoPass",
     "WhitenedChunk",
     "WhitenedChunks",
@@ -83,7 +90,9 @@ __all__ = [
     "moment_posterior",
     "moment_upper_bound",
     "pair_weights",
+    "pairwise_sum",
     "prior_moments",
+    "rbf_features",
     "repetition",
     "site_gradient",
     "site_moments",

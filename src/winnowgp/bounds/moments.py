@@ -5,15 +5,16 @@ everything a collapsed bound needs is a sum over rows: C = V W Vᵀ, D = V W Y, 
 over chunks, over processes or over time add up.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import pi
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.whitened_chunks import CHUNK, add_gram, from_panels
+from winnowgp.bounds.whitened_chunks import add_gram, from_panels
 from winnowgp.errors import InputError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 
@@ -38,6 +39,11 @@ class Moments:
     constant: Float[Tensor, ""]
     N: int | float
 
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """C, D, Σ w‖y‖² and Σ w k_ii."""
+        return self.C, self.D, self.square, self.diagonal
+
     def __add__(self, other: "Moments") -> "Moments":
         """Moments of the rows of both; they must share L."""
         return Moments(
@@ -50,15 +56,14 @@ class Moments:
         )
 
 
-def chunked_moments(
-    L: Float[Tensor, "K K"],
-    block: Callable[[slice], tuple[Float[Tensor, "K B"], Float[Tensor, " B"]]],
-    *,
-    Y: Float[Tensor, "N P"],
-    weights: Float[Tensor, " N"],
-    chunk: int = CHUNK,
-) -> Moments:
-    """Moments of N rows in chunks, O(N K²) time and O(chunk·K) memory.
+Piece: TypeAlias = tuple[
+    Float[Tensor, "K B"], Float[Tensor, " B"], Float[Tensor, "B P"], Float[Tensor, " B"]
+]
+"""K(candidates, rows), the diagonal of K(rows, rows), targets and noise precisions of some rows."""
+
+
+def chunked_moments(L: Float[Tensor, "K K"], pieces: Iterable[Piece]) -> Moments:
+    """Moments of rows that come in pieces; O(N K²) time, and the memory of a piece.
 
     Each block is whitened, by a solve, before it is squared. Squaring first and whitening the sum
     from both sides multiplies the rounding by cond(K_**). Whitening by products with an inverse is
@@ -67,34 +72,25 @@ def chunked_moments(
 
     Args:
         L: factor of the candidates' covariance, jitter included.
-        block: gives K(candidates, rows) and the diagonal of K(rows, rows) for a slice of rows.
-        Y: targets.
-        weights: noise precisions, positive.
-        chunk: rows at a time.
+        pieces: of at least one row in all; precisions are positive.
     """
-    if len(Y) == 0:
-        raise InputError("`Y` must have at least one row; got none.")
-    if not bool((weights > 0).all()):
-        raise InputError(
-            f"`weights` must be positive noise precisions; the smallest is {weights.min().item()}."
-        )
-    C, D = torch.zeros_like(L), Y.new_zeros(L.shape[0], Y.shape[1])
-    diagonal, scale = Y.new_zeros(()), weights.sqrt()
-    for start in range(0, len(Y), chunk):
-        rows = slice(start, min(start + chunk, len(Y)))
-        Kuf, kff = block(rows)
-        V = solve_lower(L, Kuf).mul_(scale[rows])
+    C, D, N = torch.zeros_like(L), None, 0
+    square = diagonal = constant = L.new_zeros(())
+    for Kuf, kff, Y, weights in pieces:
+        scale = weights.sqrt()
+        V = solve_lower(L, Kuf).mul_(scale)
         add_gram(C, V, V)
-        D.addmm_(V, scale[rows, None] * Y[rows])
-        diagonal += weights[rows] @ kff
-    return Moments(
-        C=from_panels(C),
-        D=D,
-        square=(weights[:, None] * Y.square()).sum(),
-        diagonal=diagonal,
-        constant=0.5 * (weights / (2 * pi)).log().sum(),
-        N=len(Y),
-    )
+        D = L.new_zeros(len(L), Y.shape[1]) if D is None else D
+        D.addmm_(V, scale[:, None] * Y)
+        square = square + (weights[:, None] * Y.square()).sum()
+        diagonal = diagonal + weights @ kff
+        constant = constant + 0.5 * (weights / (2 * pi)).log().sum()
+        N += len(Y)
+    if D is None or not N:
+        raise InputError("`pieces` must have at least one row in all; got none.")
+    if not bool(torch.isfinite(constant)):
+        raise InputError("`weights` must be positive and finite noise precisions; some are not.")
+    return Moments(C=from_panels(C), D=D, square=square, diagonal=diagonal, constant=constant, N=N)
 
 
 def moment_bound(moments: Moments) -> Float[Tensor, ""]:

@@ -15,6 +15,7 @@ of G, and to first order a subset of the points is worth what G says. Precisions
 where the likelihood is not log-concave; only B_p must be positive definite.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.moments import Moments
+from winnowgp.bounds.row_blocks import Sums
 from winnowgp.bounds.whitened_chunks import (
     JITTER,
     WhitenedChunk,
@@ -102,15 +104,19 @@ def site_sums(chunks: WhitenedChunks, sites: Sites) -> SiteSums:
         NotPositiveDefiniteError: some B_p is not positive definite.
     """
     P, M = sites.linear.shape[1], len(chunks.L)
-    C = sites.linear.new_zeros(P, M, M)
-    D = sites.linear.new_zeros(M, P)
-    rest = sites.linear.new_zeros(P)
-    for part in chunks:
-        w = sites.precision[part.rows]
-        for p in range(P):
-            add_gram(C[p], part.V * w[:, p], part.V)
-        D.addmm_(part.V, sites.linear[part.rows])
-        rest += w.mT @ part.t
+
+    def added(parts: Iterable[WhitenedChunk]) -> Sums:
+        C, D = sites.linear.new_zeros(P, M, M), sites.linear.new_zeros(M, P)
+        rest = sites.linear.new_zeros(P)
+        for part in parts:
+            w = sites.precision[part.rows]
+            for p in range(P):
+                add_gram(C[p], part.V * w[:, p], part.V)
+            D.addmm_(part.V, sites.linear[part.rows])
+            rest += w.mT @ part.t
+        return C, D, rest
+
+    C, D, rest = chunks.summed(added)
     B = torch.stack([from_panels(c) for c in C])
     B.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return SiteSums(definite_cholesky(B), D, rest)
@@ -155,14 +161,17 @@ def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple
     Kuu_gradient = -0.5 * (L_inverse.mT @ (inner @ L_inverse))
     if M:
         Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (JITTER / M))
-    kernel.pull_uu(Kuu_gradient)
     middle = L_inverse.mT @ (eye - B_inverse - outer)
     left = L_inverse.mT @ beta
-    for part in chunks:
-        w = sites.precision[part.rows]
-        gradient = left @ sites.linear[part.rows].mT
-        for p in range(P):
-            gradient.addmm_(middle[p], part.V * w[:, p])
-        kernel.pull_uf(part.rows, gradient, part.Kuf)
-        kernel.pull_ff(part.rows, -0.5 * w.sum(1))
-    return kernel.gradient()
+
+    def pushed_back(parts: Iterable[WhitenedChunk]) -> Sums:
+        for part in parts:
+            w = sites.precision[part.rows]
+            gradient = left @ sites.linear[part.rows].mT
+            for p in range(P):
+                gradient.addmm_(middle[p], part.V * w[:, p])
+            kernel.pull_uf(part.block, gradient, part.Kuf)
+            kernel.pull_ff(part.block, -0.5 * w.sum(1))
+        return kernel.pulled()
+
+    return kernel.gradient(chunks.summed(pushed_back), Kuu_gradient)

@@ -20,6 +20,8 @@ A row of weight w counts as w equal rows: it enters each of these sums w times, 
 gradient is w times as large.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log, pi
 
@@ -28,10 +30,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.repetition import repetition
+from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums
 from winnowgp.bounds.whitened_chunks import (
-    CHUNK,
     JITTER,
-    KEEP,
     ChunkedKernel,
     WhitenedChunk,
     WhitenedChunks,
@@ -41,6 +42,22 @@ from winnowgp.bounds.whitened_chunks import (
 from winnowgp.linalg import definite_cholesky, half_log_det
 
 
+class ChunkedMean(ABC):
+    """A prior mean at fixed parameters, and the pull-back of its gradient onto those."""
+
+    @abstractmethod
+    def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:
+        """Targets of some rows less their prior mean."""
+
+    @abstractmethod
+    def pull(self, block: RowBlock, cotangent: Float[Tensor, "B P"]) -> None:
+        """Add what ∂F/∂mean of some rows comes to."""
+
+    @abstractmethod
+    def pulled(self) -> Sums:
+        """What was added since it was asked last, one tensor for each parameter."""
+
+
 @dataclass(frozen=True, slots=True)
 class TwoPass:
     """A bound in nats and its gradient."""
@@ -48,18 +65,19 @@ class TwoPass:
     value: Float[Tensor, ""]
     noise: Float[Tensor, ""]
     """With respect to the noise variance."""
-    Y: Float[Tensor, "N P"]
-    """With respect to the targets, for the parameters of a prior mean."""
+    mean: tuple[Tensor, ...]
+    """With respect to the parameters of the prior mean."""
     kernel: tuple[Tensor, ...]
     """With respect to the parameters of the kernel and the points, in the kernel's order."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sums:
     """What pass one accumulates."""
 
     C: Float[Tensor, "M M"]
     d: Float[Tensor, "M P"]
+    square: Float[Tensor, ""]
     trace: Float[Tensor, ""]
     """Σ t_i/σ², or Σ log(1 + t_i/σ²)."""
     trace_noise: Float[Tensor, ""]
@@ -81,47 +99,43 @@ class _Back:
 @torch.no_grad()
 def two_pass_bound(
     kernel: ChunkedKernel,
+    blocks: RowBlocks,
     *,
-    Y: Float[Tensor, "N P"],
+    mean: ChunkedMean,
     noise: Float[Tensor, ""],
-    weights: Float[Tensor, " N"] | None = None,
     tighter: bool = False,
-    chunk: int = CHUNK,
-    keep: int = KEEP,
+    keep: int | None = None,
 ) -> TwoPass:
     """The collapsed (or the tighter collapsed) bound and its gradient; O(N M²) time.
 
     Args:
-        kernel: fresh, with a zero gradient.
-        Y: targets less the prior mean.
+        blocks: the rows.
+        mean: of the prior.
         noise: σ².
-        weights: how often each row counts; once if not given.
         tighter: the tighter collapsed bound.
-        chunk: rows a pass holds at once.
-        keep: numbers that may be kept between the passes.
+        keep: numbers that may be kept between the passes; see `WhitenedChunks`.
 
     Raises:
         NotPositiveDefiniteError: K_uu or B cannot be factorised.
     """
-    chunks = WhitenedChunks.for_gradients(kernel, Y.shape[0], chunk=chunk, keep=keep)
-    sums = _accumulate(chunks, Y, noise, tighter, weights)
-    (N, P), M, L_inverse = Y.shape, sums.C.shape[0], chunks.L_inverse
-    count = N if weights is None else weights.sum()
-    eye = torch.eye(M, dtype=Y.dtype, device=Y.device)
+    chunks = WhitenedChunks.for_gradients(kernel, blocks, keep=keep)
+    sums = _accumulated(chunks, mean, noise, tighter)
+    P, M, L_inverse = sums.d.shape[1], sums.C.shape[0], chunks.L_inverse
+    count = blocks.observations
+    eye = torch.eye(M, dtype=noise.dtype, device=noise.device)
     LB = definite_cholesky(eye + sums.C / noise)
     B_inverse = torch.cholesky_inverse(LB)
     beta = torch.cholesky_solve(sums.d, LB) / noise
-    square = (Y.square() if weights is None else weights[:, None] * Y.square()).sum()
-    fit = (sums.d * beta).sum()
+    rest = sums.square - (sums.d * beta).sum()
     value = -0.5 * (
         count * P * (log(2 * pi) + noise.log())
         + 2 * P * half_log_det(LB)
-        + (square - fit) / noise
+        + rest / noise
         + P * sums.trace
     )
     noise_gradient = 0.5 * (
         P * (M - B_inverse.diagonal().sum() - count) / noise
-        + (square - fit) / noise**2
+        + rest / noise**2
         - beta.square().sum() / noise
         - P * sums.trace_noise
     )
@@ -130,46 +144,55 @@ def two_pass_bound(
     Kuu_gradient = -0.5 * (L_inverse.mT @ (inner @ L_inverse))
     if M:
         Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (JITTER / M))
-    kernel.pull_uu(Kuu_gradient)
     # ∂F/∂K_uf = L⁻ᵀ [(P I − P B⁻¹ − ββᵀ) V + β Yᵀ] / σ²; the tighter bound weights P I row by row.
     middle = torch.addmm((0 if tighter else P) * eye - P * B_inverse, beta, beta.mT, alpha=-1)
     back = _Back(L_inverse, L_inverse.mT @ middle / noise, L_inverse.mT @ beta / noise, tighter)
-    Y_gradient = torch.empty_like(Y)
-    for part in chunks:
-        y, w = Y[part.rows], None if weights is None else weights[part.rows]
-        pull = (part.V.mT @ beta - y) / noise
-        Y_gradient[part.rows] = pull if w is None else w[:, None] * pull
-        _push_back(kernel, part, y, back=back, weight=P / (noise + part.t * tighter), counts=w)
-    return TwoPass(value, noise_gradient, Y_gradient, kernel.gradient())
+
+    def pushed_back(parts: Iterable[WhitenedChunk]) -> Sums:
+        for part in parts:
+            y, w = mean.centred(part.block), part.block.weights
+            pull = (y - part.V.mT @ beta) / noise
+            mean.pull(part.block, pull if w is None else w[:, None] * pull)
+            _push_back(kernel, part, y, back=back, weight=P / (noise + part.t * tighter))
+        return (*kernel.pulled(), *mean.pulled())
+
+    pulled = chunks.summed(pushed_back)
+    split = len(pulled) - len(mean.pulled())
+    found = kernel.gradient(pulled[:split], Kuu_gradient)
+    return TwoPass(value, noise_gradient, pulled[split:], found)
 
 
-def _accumulate(
-    chunks: WhitenedChunks,
-    Y: Float[Tensor, "N P"],
-    noise: Float[Tensor, ""],
-    tighter: bool,
-    weights: Float[Tensor, " N"] | None,
+def _accumulated(
+    chunks: WhitenedChunks, mean: ChunkedMean, noise: Float[Tensor, ""], tighter: bool
 ) -> _Sums:
     """Pass one."""
-    M, zero = len(chunks.L), Y.new_zeros(())
-    sums = _Sums(Y.new_zeros(M, M), Y.new_zeros(M, Y.shape[1]), zero, zero, Y.new_zeros(M, M))
-    for part in chunks:
-        w = 1.0 if weights is None else weights[part.rows]
-        V = part.V if weights is None else part.V * w
-        add_gram(sums.C, V, part.V)
-        sums.d.addmm_(V, Y[part.rows])
-        ratio = part.t / noise
-        sums.trace = sums.trace + (w * (ratio.log1p() if tighter else ratio)).sum()
-        if tighter:
-            scale = (noise + part.t).reciprocal()
-            sums.weighted.addmm_(V * scale, part.V.mT)
-            sums.trace_noise = sums.trace_noise + (w * (scale - 1 / noise)).sum()
-        else:
-            sums.trace_noise = sums.trace_noise - (w * ratio).sum() / noise
-    sums.C = from_panels(sums.C)
+    M, P, zero = len(chunks.L), chunks.blocks.P, noise.new_zeros(())
+
+    def added(parts: Iterable[WhitenedChunk]) -> Sums:
+        C, d, weighted = noise.new_zeros(M, M), noise.new_zeros(M, P), noise.new_zeros(M, M)
+        square, trace, trace_noise = zero, zero, zero
+        for part in parts:
+            y, w = mean.centred(part.block), part.block.weights
+            V, wy, t = (
+                (part.V, y, part.t) if w is None else (part.V * w, w[:, None] * y, w * part.t)
+            )
+            add_gram(C, V, part.V)
+            d.addmm_(V, y)
+            square = square + (wy * y).sum()
+            if tighter:
+                scale, ones = (noise + part.t).reciprocal(), 1.0 if w is None else w
+                weighted.addmm_(V * scale, part.V.mT)
+                trace = trace + (ones * (part.t / noise).log1p()).sum()
+                trace_noise = trace_noise + (ones * (scale - 1 / noise)).sum()
+            else:
+                trace = trace + t.sum() / noise
+        return C, d, square, trace, trace_noise, weighted if tighter else zero
+
+    C, d, square, trace, trace_noise, weighted = chunks.summed(added)
+    C = from_panels(C)
     if not tighter:
-        sums.weighted = sums.C / noise
-    return sums
+        weighted, trace_noise = C / noise, -trace / noise
+    return _Sums(C, d, square, trace, trace_noise, weighted)
 
 
 def _push_back(
@@ -179,26 +202,22 @@ def _push_back(
     *,
     back: _Back,
     weight: Float[Tensor, ""] | Float[Tensor, " B"],
-    counts: Float[Tensor, " B"] | None,
 ) -> None:
     """Pass two for one chunk; `weight` is P/σ², or P/(σ² + t_i)."""
     gradient = torch.addmm(back.beta @ y.mT, back.middle, part.V)
     if back.weighted:
         gradient.addmm_(back.L_inverse.mT, part.V * weight)
+    counts = part.block.weights
     if counts is not None:
         gradient.mul_(counts)
         weight = counts * weight
-    kernel.pull_uf(part.rows, gradient, part.Kuf)
-    kernel.pull_ff(part.rows, -0.5 * weight)
+    kernel.pull_uf(part.block, gradient, part.Kuf)
+    kernel.pull_ff(part.block, -0.5 * weight)
 
 
 @torch.no_grad()
 def evidence_gradient(
-    kernel: ChunkedKernel,
-    *,
-    Y: Float[Tensor, "N P"],
-    noise: Float[Tensor, ""],
-    weights: Float[Tensor, " N"] | None = None,
+    kernel: ChunkedKernel, block: RowBlock, *, mean: ChunkedMean, noise: Float[Tensor, ""]
 ) -> TwoPass:
     """The exact log evidence and its gradient, for a kernel whose points are the rows; O(N³).
 
@@ -208,9 +227,13 @@ def evidence_gradient(
     Several times quicker than differentiating a Cholesky factor by autograd. With weights the noise
     of row i is σ²/w_i, and `repetition` is added.
 
+    Args:
+        block: all rows.
+
     Raises:
         NotPositiveDefiniteError: A cannot be factorised.
     """
+    Y, weights = mean.centred(block), block.weights
     N, P = Y.shape
     A = kernel.uu()
     A.diagonal().add_(noise if weights is None else noise / weights)
@@ -224,5 +247,5 @@ def evidence_gradient(
         value = value + P * repetition(weights, noise)
         slope = 0.5 * (N - weights.sum()) / noise
         noise_gradient = (gradient.diagonal() / weights).sum() + P * slope
-    kernel.pull_uu(gradient)
-    return TwoPass(value, noise_gradient, -alpha, kernel.gradient())
+    mean.pull(block, alpha)
+    return TwoPass(value, noise_gradient, mean.pulled(), kernel.gradient(kernel.pulled(), gradient))

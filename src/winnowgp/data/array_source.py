@@ -60,6 +60,10 @@ class ArraySource(Source):
         return cls(_mapped("X", X), _mapped("y", y), dtype=dtype)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
     def N(self) -> int:
         return len(self._X)
 

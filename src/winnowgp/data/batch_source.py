@@ -43,6 +43,10 @@ class BatchSource(StreamedSource):
             raise InputError("`batches` gave no rows; a fit needs at least one.")
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
     def N(self) -> int:
         return self._N
 

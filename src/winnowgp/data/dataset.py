@@ -74,6 +74,16 @@ class Dataset(Source):
         return self.Y.shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of inputs and targets."""
+        return self.X.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.X.device
+
+    @property
     def observations(self) -> int | float:
         """How many observations the rows stand for: Σ w_i, or N without weights."""
         return self.N if self.weights is None else float(self.weights.sum())

@@ -73,6 +73,10 @@ class ParquetSource(StreamedSource):
             raise InputError(f"{path} has no rows; a fit needs at least one.")
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
     def N(self) -> int:
         return self._parts[-1].stop
 

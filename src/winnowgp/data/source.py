@@ -1,9 +1,10 @@
 """Rows that a model can learn from, wherever they are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -40,6 +41,21 @@ class Source(ABC):
     def P(self) -> int:
         """Number of target columns."""
 
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of the tensors that rows become."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return torch.device("cpu")
+
+    @property
+    def observations(self) -> int | float:
+        """How many observations the rows stand for: N, unless they have weights."""
+        return self.N
+
     @abstractmethod
     def chunks(self, size: int) -> "Iterator[Dataset]":
         """All rows in order, `size` at a time and what is left at the end."""
@@ -55,3 +71,14 @@ class Source(ABC):
         Args:
             rank: of the process, from 0.
         """
+
+    def lanes(self) -> "Sequence[Source]":
+        """Runs of rows whose sums are formed separately, and then added in pairs.
+
+        A sum over rows that several processes share then has the same digits whatever their number.
+        """
+        return (self,)
+
+    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Sums over all rows, from sums over those that this process reads."""
+        return sums

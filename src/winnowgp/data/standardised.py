@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias, final
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -24,6 +25,18 @@ class StandardisedSource(Source):
     source: Source
     x_units: Standardiser
     y_units: Standardiser
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    @property
+    def observations(self) -> int | float:
+        return self.source.observations
 
     @property
     def N(self) -> int:

@@ -61,6 +61,10 @@ class _Share(StreamedSource):
         self._source, self._rows = source, rows
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._source.dtype
+
+    @property
     def N(self) -> int:
         return len(self._rows)
 

@@ -6,117 +6,96 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import ChunkedKernel, TwoPass, evidence_gradient, two_pass_bound
-from winnowgp.models.autograd_chunks import AutogradChunks
-from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf, rbf_features
+from winnowgp.bounds import (
+    ChunkedKernel,
+    RowBlocks,
+    TwoPass,
+    evidence_gradient,
+    two_pass_bound,
+)
+from winnowgp.data import Dataset
+from winnowgp.models.autograd_chunks import AutogradChunks, AutogradMean
+from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf
 from winnowgp.typing import Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class KernelChunks:
-    """Fixed rows, ready to be cut into chunks of any kernel. The scaled RBF takes a short way."""
+def chunked_kernel(
+    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks
+) -> tuple[ChunkedKernel, list[Tensor]]:
+    """A kernel for blocks of rows, and what its gradient is with respect to.
 
-    X: Float[Tensor, "N D"]
-    centre: Float[Tensor, " D"]
-    features: Float[Tensor, "N F"]
-    """What the short way needs of the centred rows, computed once."""
-
-    @classmethod
-    def of(cls, X: Float[Tensor, "N D"]) -> "KernelChunks":
-        """These rows."""
-        centre = X.mean(0)
-        return cls(X, centre, rbf_features(X - centre))
-
-    def __call__(
-        self, kernel: Kernel, Z: Float[Tensor, "M D"]
-    ) -> tuple[ChunkedKernel, list[Tensor]]:
-        """The kernel in chunks, and what its gradient is with respect to."""
-        if is_scaled_rbf(kernel):
-            assert isinstance(kernel, ScaleKernel)
-            assert isinstance(kernel.base_kernel, RBFKernel)
-            variance = kernel.outputscale.reshape(())
-            lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
-            chunks = ScaledRBFChunks(
-                self.features,
-                Z=(Z - self.centre).detach(),
-                variance=variance.detach(),
-                lengthscales=lengthscales.detach(),
-            )
-            return chunks, [variance, lengthscales, Z]
-        inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
-        return AutogradChunks(kernel, X=self.X, Z=Z, parameters=inputs), inputs
+    The scaled RBF takes a short way.
+    """
+    if is_scaled_rbf(kernel):
+        assert isinstance(kernel, ScaleKernel)
+        assert isinstance(kernel.base_kernel, RBFKernel)
+        variance = kernel.outputscale.reshape(())
+        lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
+        chunks = ScaledRBFChunks(
+            Z=(Z - blocks.centre).detach(),
+            variance=variance.detach(),
+            lengthscales=lengthscales.detach(),
+        )
+        return chunks, [variance, lengthscales, Z]
+    inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
+    return AutogradChunks(kernel, Z=Z, parameters=inputs), inputs
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedBound:
-    """The collapsed bound of fixed rows as a function of kernel, points, targets and noise.
+    """The collapsed bound of fixed rows as a function of kernel, points, mean and noise.
 
-    The gradient comes with the value, in two passes over chunks of rows (`bounds.two_pass`); memory
-    does not grow with N · M.
+    The gradient comes with the value, in two passes over blocks of rows (`bounds.two_pass`); memory
+    does not grow with N · M, and not with N where the rows are not in memory.
     """
 
-    chunks: KernelChunks
-    weights: Float[Tensor, " N"] | None
-    tighter: bool
-
-    @classmethod
-    def of(
-        cls,
-        X: Float[Tensor, "N D"],
-        *,
-        weights: Float[Tensor, " N"] | None = None,
-        tighter: bool = False,
-    ) -> "ChunkedBound":
-        """The bound of these rows, which may count more than once."""
-        return cls(KernelChunks.of(X), weights, tighter)
+    blocks: RowBlocks
+    tighter: bool = False
 
     def __call__(
-        self,
-        kernel: Kernel,
-        *,
-        Z: Float[Tensor, "M D"],
-        Y: Float[Tensor, "N P"],
-        noise: Scalar,
+        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: Scalar
     ) -> Scalar:
-        """The bound in nats, differentiable in all four arguments."""
-        blocks, inputs = self.chunks(kernel, Z)
+        """The bound in nats, differentiable in all that these hold."""
+        chunked, inputs = chunked_kernel(kernel, Z, self.blocks)
+        chunked_mean, more = _chunked_mean(mean)
 
         def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
             result = two_pass_bound(
-                blocks,
-                Y=Y.detach(),
+                chunked,
+                self.blocks,
+                mean=chunked_mean,
                 noise=noise.detach(),
-                weights=self.weights,
                 tighter=self.tighter,
             )
             return _unpacked(result)
 
-        return WithGradient.apply(evaluate, noise, Y, *inputs)
+        return WithGradient.apply(evaluate, noise, *more, *inputs)
 
 
-def evidence(
-    kernel: Kernel,
-    *,
-    X: Float[Tensor, "N D"],
-    Y: Float[Tensor, "N P"],
-    noise: Scalar,
-    weights: Float[Tensor, " N"] | None = None,
-) -> Scalar:
-    """Exact log evidence in nats, differentiable in kernel, `Y` and `noise`; O(N³)."""
-    blocks, inputs = KernelChunks.of(X)(kernel, X)
+def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> Scalar:
+    """Exact log evidence in nats, differentiable in kernel, mean and `noise`; O(N³)."""
+    blocks = RowBlocks.of(data, size=data.N)
+    chunked, inputs = chunked_kernel(kernel, data.X, blocks)
+    chunked_mean, more = _chunked_mean(mean)
 
     def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-        found = evidence_gradient(blocks, Y=Y.detach(), noise=noise.detach(), weights=weights)
-        return _unpacked(found)
+        block = next(iter(blocks))
+        return _unpacked(evidence_gradient(chunked, block, mean=chunked_mean, noise=noise.detach()))
 
-    return WithGradient.apply(evaluate, noise, Y, *inputs)
+    return WithGradient.apply(evaluate, noise, *more, *inputs)
+
+
+def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
+    inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]
+    return AutogradMean(mean, parameters=inputs), inputs
 
 
 def _unpacked(result: TwoPass) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return result.value, (result.noise, result.Y, *result.kernel)
+    return result.value, (result.noise, *result.mean, *result.kernel)
 
 
 class WithGradient(torch.autograd.Function):

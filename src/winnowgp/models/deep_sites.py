@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import Sites, SiteSums, WhitenedChunks, site_moments, site_sums
+from winnowgp.bounds import RowBlocks, Sites, SiteSums, WhitenedChunks, site_moments, site_sums
 from winnowgp.data import Dataset
 from winnowgp.linalg import definite_cholesky
-from winnowgp.models.chunked_bound import KernelChunks
+from winnowgp.models.chunked_bound import chunked_kernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.selection import SubsetStatistics, subset_statistics
@@ -40,8 +40,10 @@ class LayerSites:
     @torch.no_grad()
     def sums(self, layer: DeepLayer) -> tuple[WhitenedChunks, SiteSums]:
         """What the sites add up to for a layer's candidates, O(P R K²)."""
-        kernel, _ = KernelChunks.of(self.inputs)(layer.kernel, layer.candidates)
-        chunks = WhitenedChunks.for_values(kernel, len(self.inputs))
+        rows = Dataset(self.inputs, self.inputs[:, :0])
+        blocks = RowBlocks.of(rows, points=layer.K)
+        kernel, _ = chunked_kernel(layer.kernel, layer.candidates, blocks)
+        chunks = WhitenedChunks.for_values(kernel, blocks)
         return chunks, site_sums(chunks, self.sites)
 
     def statistics(self, layer: DeepLayer, *, bound: float, N: int | float) -> SubsetStatistics:

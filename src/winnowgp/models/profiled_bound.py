@@ -16,10 +16,10 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import Sites, WhitenedChunks, site_gradient
+from winnowgp.bounds import RowBlocks, Sites, WhitenedChunks, site_gradient
 from winnowgp.data import Dataset
 from winnowgp.errors import UnsettledWarning
-from winnowgp.models.chunked_bound import KernelChunks, WithGradient
+from winnowgp.models.chunked_bound import WithGradient, chunked_kernel
 from winnowgp.models.kernel_blocks import prior_mean
 from winnowgp.models.observations import expected_log_prob, latent_coupling, latent_functions
 from winnowgp.models.site_inference import Inferred, inferred
@@ -53,16 +53,17 @@ class ProfiledBound:
         Z: Float[Tensor, "M D"],
         gain: float,
     ) -> None:
-        self._data, self._chunks, self._gain = data, KernelChunks.of(data.X), gain
+        self._data, self._gain = data, gain
+        self._blocks = RowBlocks.of(data, points=len(Z))
         self._kernel, self._mean, self._likelihood, self._Z = kernel, mean, likelihood, Z
         self._sites: Sites | None = None
 
     def __call__(self) -> Scalar:
         """The bound in nats, differentiable in what the kernel, mean, likelihood and Z hold."""
         mean, likelihood = self._mean, self._likelihood
-        blocks, inputs = self._chunks(self._kernel, self._Z)
+        kernel, inputs = chunked_kernel(self._kernel, self._Z, self._blocks)
         with torch.no_grad():
-            chunks = WhitenedChunks.for_gradients(blocks, self._data.N)
+            chunks = WhitenedChunks.for_gradients(kernel, self._blocks)
             found = _searched(
                 chunks,
                 self._data,

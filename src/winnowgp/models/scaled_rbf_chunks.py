@@ -16,7 +16,7 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import ChunkedKernel
+from winnowgp.bounds import ChunkedKernel, RowBlock, Sums
 from winnowgp.typing import Scalar
 
 
@@ -30,28 +30,18 @@ def is_scaled_rbf(kernel: Kernel) -> bool:
     )
 
 
-def rbf_features(X: Float[Tensor, "N D"]) -> Float[Tensor, "N F"]:
-    """[x, x², 1] of each row, once for a data set. Centre the inputs: exponents are differences."""
-    return torch.cat([X, X.square(), X.new_ones(X.shape[0], 1)], 1)
-
-
 @final
 class ScaledRBFChunks(ChunkedKernel):
     """k(x, z) = s exp(−½ Σ_d (x_d − z_d)²/ℓ_d²); the gradient is in (s, ℓ, Z).
 
     Args:
-        features: `rbf_features(X)`.
+        Z: points, centred as the features of the rows are.
     """
 
     def __init__(
-        self,
-        features: Float[Tensor, "N F"],
-        *,
-        Z: Float[Tensor, "M D"],
-        variance: Scalar,
-        lengthscales: Float[Tensor, " D"],
+        self, *, Z: Float[Tensor, "M D"], variance: Scalar, lengthscales: Float[Tensor, " D"]
     ) -> None:
-        self._features, self._Z, self._s, self._l = features, Z, variance, lengthscales
+        self._Z, self._s, self._l = Z, variance, lengthscales
         self._w = lengthscales.square().reciprocal()
         self._wZ = Z * self._w
         self._norm = (self._wZ * Z).sum(1)
@@ -59,47 +49,50 @@ class ScaledRBFChunks(ChunkedKernel):
         constant = (self._log_s - 0.5 * self._norm)[:, None]
         self._coefficients = torch.cat([self._wZ, (-0.5 * self._w).expand(Z.shape), constant], 1)
         self._Kuu = self._covariance()
-        self._pulled = Z.new_zeros(Z.shape[0], features.shape[1])
-        self._d_log_s = Z.new_zeros(())
-        self._d_w = torch.zeros_like(self._w)
-        self._d_Z = torch.zeros_like(Z)
+        self._zero()
 
     def uu(self) -> Float[Tensor, "M M"]:
         return self._Kuu.clone()
 
-    def uf(self, rows: slice) -> Float[Tensor, "M B"]:
+    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
         # Exponents are differences of large numbers where lengthscales are tiny, and their rounding
         # must not make a covariance larger than the variance.
-        exponent = torch.mm(self._coefficients, self._features[rows].mT)
+        exponent = torch.mm(self._coefficients, block.features.mT)
         return exponent.clamp_max_(self._log_s).exp_()
 
-    def ff(self, rows: slice) -> Float[Tensor, " B"]:
-        return self._s.expand(rows.stop - rows.start)
-
-    def pull_uu(self, cotangent: Float[Tensor, "M M"]) -> None:
-        # Both arguments are Z and the cotangent is symmetric: every derivative counts twice.
-        W = cotangent.mul_(self._Kuu)
-        total = W.sum(1)
-        moved = W @ self._Z - total[:, None] * self._Z
-        self._d_log_s += total.sum()
-        self._d_Z += 2 * self._w * moved
-        self._d_w += (self._Z * moved).sum(0)
+    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
+        return self._s.expand(len(block))
 
     def pull_uf(
-        self, rows: slice, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
+        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
     ) -> None:
-        self._pulled.addmm_(cotangent.mul_(Kuf), self._features[rows])
+        self._pulled.addmm_(cotangent.mul_(Kuf), block.features)
 
-    def pull_ff(self, rows: slice, cotangent: Float[Tensor, " B"]) -> None:
-        self._d_log_s += self._s * cotangent.sum()
+    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
+        # One number stands for all rows where they have the same.
+        self._pulled_ff += cotangent.expand(len(block)).sum()
 
-    def gradient(self) -> tuple[Tensor, Tensor, Tensor]:
-        D, Z = self._Z.shape[1], self._Z
-        first, second, total = self._pulled.split([D, D, 1], 1)
-        d_Z = self._d_Z + self._w * (first - total * Z)
-        d_w = self._d_w + (Z * first - 0.5 * second - 0.5 * total * Z.square()).sum(0)
+    def pulled(self) -> tuple[Tensor, Tensor]:
+        found = self._pulled, self._pulled_ff
+        self._zero()
+        return found
+
+    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
+        D, Z, (features, variances) = self._Z.shape[1], self._Z, pulled
+        first, second, total = features.split([D, D, 1], 1)
+        # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
+        W = uu.mul_(self._Kuu)
+        sums = W.sum(1, keepdim=True)
+        moved = W @ Z - sums * Z
+        d_Z = self._w * (2 * moved + first - total * Z)
+        d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
         # d log s = ds/s, dw = −2 w dℓ/ℓ
-        return (self._d_log_s + total.sum()) / self._s, -2 * self._w * d_w / self._l, d_Z
+        d_log_s = sums.sum() + total.sum() + self._s * variances
+        return d_log_s / self._s, -2 * self._w * d_w / self._l, d_Z
+
+    def _zero(self) -> None:
+        self._pulled = self._Z.new_zeros(self._coefficients.shape)
+        self._pulled_ff = self._Z.new_zeros(())
 
     def _covariance(self) -> Float[Tensor, "M M"]:
         half = 0.5 * self._norm

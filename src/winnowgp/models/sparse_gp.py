@@ -1,8 +1,7 @@
 """Sparse Gaussian-process regression with candidates for its inducing points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import replace
 from math import log, pi
 from typing import final
 
@@ -16,6 +15,9 @@ from torch import Tensor, nn
 
 from winnowgp.bounds import (
     Moments,
+    Piece,
+    RowBlock,
+    RowBlocks,
     chunked_moments,
     collapsed_bound,
     moment_bound,
@@ -23,10 +25,10 @@ from winnowgp.bounds import (
     moment_upper_bound,
     repetition,
 )
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
-from winnowgp.models.chunked_bound import ChunkedBound, KernelChunks, evidence
+from winnowgp.models.chunked_bound import ChunkedBound, chunked_kernel, evidence
 from winnowgp.models.collapsed_objective import CollapsedObjective
 from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
@@ -81,7 +83,7 @@ class SparseGP(InducingModel):
         assert isinstance(self.likelihood, GaussianLikelihood)
         return self.likelihood.noise.reshape(())
 
-    def check(self, data: Dataset) -> None:
+    def check(self, data: Source) -> None:
         """Gaussian noise can explain anything."""
 
     def subset_objective(self, data: Dataset, *, total: int | None = None) -> CollapsedObjective:
@@ -91,7 +93,7 @@ class SparseGP(InducingModel):
         noise, constant = self._row_noise(data)
         return CollapsedObjective(blocks, self._centred(data), noise, constant)
 
-    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
+    def subset_statistics(self, data: Source) -> SubsetStatistics:
         """The same question at fixed parameters, answered without the data; O(N K²) once.
 
         Exact values of any subset, and the exact worth of every candidate, then cost nothing that
@@ -100,26 +102,30 @@ class SparseGP(InducingModel):
         return subset_statistics(*self.moments(data))
 
     @torch.no_grad()
-    def moments(self, data: Dataset) -> tuple[Float[Tensor, "K K"], Moments]:
+    def moments(self, data: Source) -> tuple[Float[Tensor, "K K"], Moments]:
         """The factor of the candidates' covariance, and the data's moments whitened with it.
 
         Everything that predicts or scores at fixed parameters, in one pass over chunks of rows.
         """
         L = cholesky(covariance(self.kernel, self.candidates, self.candidates)).L
-        chunks, _ = KernelChunks.of(data.X)(self.kernel, self.candidates)
+        blocks = self._blocks(data)
+        kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
 
-        def block(rows: slice) -> tuple[Tensor, Tensor]:
-            return chunks.uf(rows), chunks.ff(rows)
+        def pieces(rows: Iterable[RowBlock]) -> Iterator[Piece]:
+            for block in rows:
+                # A row of weight w is w rows, or one with a w-th of the noise.
+                precision = (1 / self.noise).expand(len(block))
+                if block.weights is not None:
+                    precision = precision * block.weights
+                Y = block.Y - prior_mean(self.mean, block.X)
+                yield kernel.uf(block), kernel.ff(block), Y, precision
 
-        noise, _ = self._row_noise(data)
-        weights = (1 / noise).expand(data.N)
-        found = chunked_moments(L, block, Y=self._centred(data), weights=weights)
-        if data.weights is None:
-            return L, found
-        # As many densities as there are observations: w_i for row i.
-        count = data.observations
-        constant = -0.5 * count * (log(2 * pi) + self.noise.log())
-        return L, replace(found, constant=constant, N=count)
+        C, D, square, diagonal = blocks.summed(
+            chunked_moments(L, pieces(lane)).sums for lane in blocks.lanes()
+        )
+        N = blocks.observations
+        constant = -0.5 * N * (log(2 * pi) + self.noise.log())
+        return L, Moments(C, D, square, diagonal, constant, N)
 
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Collapsed lower bound on log p(Y) with all candidates, in nats."""
@@ -131,41 +137,35 @@ class SparseGP(InducingModel):
         )
         return nats + constant
 
-    def fixed_bound(self, data: Dataset) -> float:
+    def fixed_bound(self, data: Source) -> float:
         """The same bound as a number, in one pass over chunks of rows."""
         return moment_bound(self.moments(data)[1]).item()
 
-    def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
         """The same bound, or the tighter one, as a function of the parameters when it is called.
 
         Made for optimisers: what depends on the rows alone is computed once, memory does not grow
         with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
-        bound = ChunkedBound.of(data.X, weights=data.weights, tighter=tighter)
+        bound = ChunkedBound(self._blocks(data), tighter)
 
         def value() -> Scalar:
-            return bound(self.kernel, Z=self.candidates, Y=self._centred(data), noise=self.noise)
+            return bound(self.kernel, Z=self.candidates, mean=self.mean, noise=self.noise)
 
         return value
 
-    def chunked_cost(self, data: Dataset) -> float:
+    def chunked_cost(self, data: Source) -> float:
         return 4.5 * data.N * self.K**2
 
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """The exact log p(Y), which needs no inducing points; O(N³)."""
 
         def value() -> Scalar:
-            return evidence(
-                self.kernel,
-                X=data.X,
-                Y=self._centred(data),
-                noise=self.noise,
-                weights=data.weights,
-            )
+            return evidence(self.kernel, data=data, mean=self.mean, noise=self.noise)
 
         return value
 
-    def upper_bound(self, data: Dataset) -> float:
+    def upper_bound(self, data: Source) -> float:
         """Upper bound on log p(Y) at the same parameters, in nats."""
         return moment_upper_bound(self.moments(data)[1]).item()
 
@@ -180,12 +180,12 @@ class SparseGP(InducingModel):
         """A new model with the same parameters and only the candidates that `mask` keeps."""
         return self.with_candidates(self.candidates[mask])
 
-    def with_best_q(self, data: Dataset) -> "SparseGP":
+    def with_best_q(self, data: Source) -> "SparseGP":
         """The model itself: its q(u) is the best one always."""
         return self
 
     @torch.no_grad()
-    def posterior(self, data: Dataset) -> Posterior:
+    def posterior(self, data: Source) -> Posterior:
         """q(f) given the data, small and independent of them from then on; O(N K²) once."""
         q_mean, q_factor = moment_posterior(self.moments(data)[1])
         return Posterior(
@@ -196,6 +196,9 @@ class SparseGP(InducingModel):
             q_mean=q_mean,
             q_factor=q_factor,
         )
+
+    def _blocks(self, data: Source) -> RowBlocks:
+        return RowBlocks.of(data, points=self.K, device=self.candidates.device)
 
     def _row_noise(self, data: Dataset) -> tuple[Noise, Scalar | float]:
         """σ²/w_i of each row, and what the bound with that noise lacks, over all outputs."""

@@ -12,11 +12,17 @@ from gpytorch.means import ConstantMean, Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import WhitenedChunks, site_moments, subset_marginal, uncollapsed_bound
+from winnowgp.bounds import (
+    RowBlocks,
+    WhitenedChunks,
+    site_moments,
+    subset_marginal,
+    uncollapsed_bound,
+)
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.chunked_bound import KernelChunks
+from winnowgp.models.chunked_bound import chunked_kernel
 from winnowgp.models.inducing_model import InducingModel, check_parts
 from winnowgp.models.kernel_blocks import covariance, kernel_blocks, prior_mean
 from winnowgp.models.observations import check_targets, expected_log_prob, latent_functions, owned
@@ -206,8 +212,9 @@ class VariationalGP(InducingModel):
     @torch.no_grad()
     def _inferred(self, data: Dataset, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
         self.check(data)
-        blocks, _ = KernelChunks.of(data.X)(self.kernel, self.candidates)
-        chunks = WhitenedChunks.for_values(blocks, data.N)
+        blocks = RowBlocks.of(data, points=self.K)
+        kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
+        chunks = WhitenedChunks.for_values(kernel, blocks)
         found = best_q(chunks, data, mean=self.mean, likelihood=self.likelihood, gain=gain)
         return chunks, found
 

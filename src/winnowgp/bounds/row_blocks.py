@@ -1,0 +1,157 @@
+"""Rows as a pass over them meets them: one block after another."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, chain
+from typing import TypeAlias, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.data import Dataset, Source
+
+# Rows of a block on a CPU, where what is made of them should stay in the caches.
+CHUNK = 2048
+# On a GPU: many, so that its products are large, and few enough for its memory.
+_MOST = 65_536
+# Matrices of a block's rows by all points that a pass holds at once.
+_HELD = 6
+
+Sums: TypeAlias = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Some rows."""
+
+    rows: slice
+    """Which, among those of this process."""
+    X: Float[Tensor, "B D"]
+    features: Float[Tensor, "B F"]
+    """[x, x², 1] of the centred inputs, in which squared distances to any point are linear."""
+    Y: Float[Tensor, "B P"]
+    weights: Float[Tensor, " B"] | None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+
+@final
+class RowBlocks:
+    """The rows of a source in blocks, as often as one likes.
+
+    Those of a `Dataset` are cut once; others are read again for each pass, so that memory is that
+    of a block whatever their number. In processes that share a source each one passes over its own
+    rows, and `summed` gives all of them the sums over all rows.
+
+    Args:
+        source: the rows.
+        device: where blocks are wanted.
+        size: rows of a block.
+    """
+
+    def __init__(self, source: Source, *, device: torch.device, size: int) -> None:
+        self.N, self.P, self.observations = source.N, source.P, source.observations
+        self._source, self._device, self._size = source, device, size
+        self._cut: list[list[RowBlock]] | None = None
+        if isinstance(source, Dataset):
+            self.centre = source.X.mean(0).to(device)
+        else:
+            self.centre = next(source.chunks(size)).X.mean(0).to(device)
+        if self.in_memory:
+            self._cut = [list(lane) for lane in self.lanes()]
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        *,
+        points: int = 0,
+        device: torch.device | None = None,
+        size: int | None = None,
+    ) -> "RowBlocks":
+        """Blocks whose size suits the device and its free memory.
+
+        Args:
+            points: how many there are for each row, at most.
+            device: that of the rows if None.
+            size: rows of a block, for those who know better.
+        """
+        place = source.device if device is None else device
+        return cls(source, device=place, size=size or _size(place, points))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows of this process are."""
+        return all(isinstance(part, Dataset) for part in self._source.lanes())
+
+    @property
+    def device(self) -> torch.device:
+        """Where blocks are."""
+        return self._device
+
+    def __iter__(self) -> Iterator[RowBlock]:
+        return chain.from_iterable(self.lanes())
+
+    def lanes(self) -> Iterator[Iterable[RowBlock]]:
+        """Runs of rows whose sums are formed separately (`Source.lanes`)."""
+        if self._cut is not None:
+            yield from self._cut
+            return
+        parts = self._source.lanes()
+        before = [0, *accumulate(part.N for part in parts)]
+        for first, part in zip(before, parts, strict=False):
+            yield self._read(part, first)
+
+    def summed(self, lanes: Iterable[Sums]) -> Sums:
+        """Sums over the rows of all processes, from those of each lane of this one."""
+        return self._source.total(*pairwise_sum(lanes))
+
+    def _read(self, source: Source, first: int) -> Iterator[RowBlock]:
+        for chunk in source.chunks(self._size):
+            rows = chunk.to(self._device)
+            X = rows.X
+            features = rbf_features(X - self.centre)
+            yield RowBlock(slice(first, first + len(X)), X, features, rows.Y, rows.weights)
+            first += len(X)
+
+
+def pairwise_sum(parts: Iterable[Sums]) -> Sums:
+    """((a + b) + (c + d)) + …: a power of two of parts is summed as its two halves are.
+
+    So that what several processes add up to has the same digits whatever their number.
+    """
+    pending: list[tuple[int, Sums]] = []
+    for part in parts:
+        size = 1
+        while pending and pending[-1][0] == size:
+            part = _added(pending.pop()[1], part)
+            size *= 2
+        pending.append((size, part))
+    return reduce(
+        lambda late, early: _added(early[1], late), reversed(pending[:-1]), pending[-1][1]
+    )
+
+
+def _added(a: Sums, b: Sums) -> Sums:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def rbf_features(X: Float[Tensor, "N D"]) -> Float[Tensor, "N F"]:
+    """[x, x², 1] of each row. Centre the inputs: exponents are differences."""
+    return torch.cat([X, X.square(), X.new_ones(X.shape[0], 1)], 1)
+
+
+def _size(device: torch.device, points: int) -> int:
+    if device.type != "cuda":
+        return CHUNK
+    return max(CHUNK, min(_MOST, free_memory(device) // (2 * 8 * _HELD * max(points, 1))))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that nobody uses."""
+    free, _ = torch.cuda.mem_get_info(device)
+    # What PyTorch has set aside and does not use is free too.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
