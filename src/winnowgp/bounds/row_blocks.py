@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TypeAlias, final
 
 import torch
@@ -55,13 +55,11 @@ class RowBlocks:
     def __init__(self, source: Source, *, device: torch.device, size: int) -> None:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self._source, self._device, self._size = source, device, size
-        self._cut: list[list[RowBlock]] | None = None
-        if isinstance(source, Dataset):
-            self.centre = source.X.mean(0).to(device)
-        else:
-            self.centre = next(source.chunks(size)).X.mean(0).to(device)
-        if self.in_memory:
-            self._cut = [list(lane) for lane in self.lanes()]
+        held = source.held()
+        first = source.part(torch.arange(min(source.N, size))) if held is None else held
+        self.centre = first.X.mean(0).to(device)
+        self.in_memory = all(isinstance(lane, Dataset) for lane in source.lanes())
+        self._cut = [list(lane) for lane in self._read_lanes()] if self.in_memory else None
 
     @classmethod
     def of(
@@ -83,11 +81,6 @@ class RowBlocks:
         return cls(source, device=place, size=size or _size(place, points))
 
     @property
-    def in_memory(self) -> bool:
-        """Whether all rows of this process are."""
-        return all(isinstance(part, Dataset) for part in self._source.lanes())
-
-    @property
     def device(self) -> torch.device:
         """Where blocks are."""
         return self._device
@@ -97,17 +90,17 @@ class RowBlocks:
 
     def lanes(self) -> Iterator[Iterable[RowBlock]]:
         """Runs of rows whose sums are formed separately (`Source.lanes`)."""
-        if self._cut is not None:
-            yield from self._cut
-            return
-        parts = self._source.lanes()
-        before = [0, *accumulate(part.N for part in parts)]
-        for first, part in zip(before, parts, strict=False):
-            yield self._read(part, first)
+        return self._read_lanes() if self._cut is None else iter(self._cut)
 
     def summed(self, lanes: Iterable[Sums]) -> Sums:
         """Sums over the rows of all processes, from those of each lane of this one."""
         return self._source.total(*pairwise_sum(lanes))
+
+    def _read_lanes(self) -> Iterator[Iterator[RowBlock]]:
+        first = 0
+        for lane in self._source.lanes():
+            yield self._read(lane, first)
+            first += lane.N
 
     def _read(self, source: Source, first: int) -> Iterator[RowBlock]:
         for chunk in source.chunks(self._size):

@@ -11,9 +11,11 @@ from winnowgp.data.dataset import Dataset
 from winnowgp.data.embedded import hills
 from winnowgp.data.entries import Entries
 from winnowgp.data.parquet_source import ParquetSource
+from winnowgp.data.ranks import Ranks
 from winnowgp.data.read_columns import read_columns
 from winnowgp.data.regrouped import regrouped
 from winnowgp.data.row_batches import RowBatches
+from winnowgp.data.shared_source import SharedSource, shared
 from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
 from winnowgp.data.standardised import StandardisedSource, standardised
@@ -28,7 +30,9 @@ __all__ = [
     "Dataset",
     "Entries",
     "ParquetSource",
+    "Ranks",
     "RowBatches",
+    "SharedSource",
     "Source",
     "StandardisedSource",
     "Standardiser",
@@ -39,6 +43,7 @@ __all__ = [
     "load_table",
     "read_columns",
     "regrouped",
+    "shared",
     "standardised",
     "table_names",
 ]

@@ -2,14 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from winnowgp.errors import InputError
+
 if TYPE_CHECKING:
     from winnowgp.data.dataset import Dataset
+
+
+Value = TypeVar("Value")
 
 
 class Source(ABC):
@@ -72,6 +77,25 @@ class Source(ABC):
             rank: of the process, from 0.
         """
 
+    def held(self) -> "Dataset | None":
+        """All rows, where this process has them in memory."""
+        return None
+
+    def in_memory(self, user: str) -> "Dataset":
+        """All rows, for one who needs them at once.
+
+        Raises:
+            InputError: this process does not have them in memory.
+        """
+        held = self.held()
+        if held is None:
+            raise InputError(
+                f"{user} needs all {self.N} rows in memory at once, and they are in a "
+                f"{type(self).__name__}; read them with `next(source.chunks(source.N))`, or use "
+                "`SparseGP` and `Fast`, which read some rows at a time."
+            )
+        return held
+
     def lanes(self) -> "Sequence[Source]":
         """Runs of rows whose sums are formed separately, and then added in pairs.
 
@@ -82,3 +106,7 @@ class Source(ABC):
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Sums over all rows, from sums over those that this process reads."""
         return sums
+
+    def gathered(self, value: Value) -> list[Value]:
+        """What each process that reads some of the rows found, in the order of the rows."""
+        return [value]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import TypeAlias, final
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from winnowgp.data.column_moments import ColumnMoments
 from winnowgp.data.dataset import Dataset
-from winnowgp.data.source import Source
+from winnowgp.data.source import Source, Value
 from winnowgp.data.standardise import Standardiser
 
 _ROWS = 65_536
@@ -60,6 +61,25 @@ class StandardisedSource(Source):
         """In the units of all rows, as the other shares are."""
         return StandardisedSource(self.source.share(rank, of), self.x_units, self.y_units)
 
+    def held(self) -> Dataset | None:
+        held = self.source.held()
+        return None if held is None else self._forward(held)
+
+    def lanes(self) -> tuple[Source, ...]:
+        return tuple(map(self._lane, self.source.lanes()))
+
+    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        return self.source.total(*sums)
+
+    def gathered(self, value: Value) -> list[Value]:
+        return self.source.gathered(value)
+
+    def _lane(self, lane: Source) -> Source:
+        held = lane.held()
+        if held is not None:
+            return self._forward(held)
+        return StandardisedSource(lane, self.x_units, self.y_units)
+
     def _forward(self, rows: Dataset) -> Dataset:
         return Dataset(self.x_units.forward(rows.X), self.y_units.forward(rows.Y), rows.weights)
 
@@ -75,7 +95,7 @@ def standardised(source: Source, *, targets: bool = True) -> StandardisedSource:
     Args:
         targets: whether they change as well; classes and counts must not.
     """
-    x, y = reduce(_merged, map(_moments, source.chunks(_ROWS)))
+    x, y = _over_all(source)
     x_units, y_units = Standardiser.of_moments(x), Standardiser.of_moments(y)
     if not targets:
         y_units = Standardiser.none(y_units.shift[None])
@@ -83,6 +103,16 @@ def standardised(source: Source, *, targets: bool = True) -> StandardisedSource:
 
 
 _Pair: TypeAlias = tuple[ColumnMoments, ColumnMoments]
+
+
+def _over_all(source: Source) -> _Pair:
+    """Of all rows, those that other processes read included."""
+    found = source.gathered([_of_lane(lane) for lane in source.lanes()])
+    return reduce(_merged, chain.from_iterable(found))
+
+
+def _of_lane(source: Source) -> _Pair:
+    return reduce(_merged, map(_moments, source.chunks(_ROWS)))
 
 
 def _moments(rows: Dataset) -> _Pair:

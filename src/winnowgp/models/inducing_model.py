@@ -12,7 +12,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.kernel_blocks import covariance
 from winnowgp.models.posterior import Posterior
@@ -41,7 +41,7 @@ class InducingModel(nn.Module, ABC):
         return self.candidates.shape[0]
 
     @abstractmethod
-    def check(self, data: Dataset) -> None:
+    def check(self, data: Source) -> None:
         """An error where the model cannot have produced such data."""
 
     @abstractmethod
@@ -58,15 +58,15 @@ class InducingModel(nn.Module, ABC):
         """What is the bound, in nats, if only this subset of the candidates is used?"""
 
     @abstractmethod
-    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
+    def subset_statistics(self, data: Source) -> SubsetStatistics:
         """The same question at fixed parameters and the best q(u), answered without the data."""
 
     @abstractmethod
-    def fixed_bound(self, data: Dataset) -> float:
+    def fixed_bound(self, data: Source) -> float:
         """The bound with all candidates and the best q(u), as a number."""
 
     @abstractmethod
-    def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
         """The same bound as a function of the parameters when it is called, made for optimisers.
 
         Memory does not grow with N · K, and the jitter is 1e-8, part of the objective.
@@ -76,7 +76,7 @@ class InducingModel(nn.Module, ABC):
         """
 
     @abstractmethod
-    def chunked_cost(self, data: Dataset) -> float:
+    def chunked_cost(self, data: Source) -> float:
         """Floating-point operations that one value of it takes with its gradient, roughly."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class InducingModel(nn.Module, ABC):
         """The same as if every row were an inducing point; O(N³)."""
 
     @abstractmethod
-    def upper_bound(self, data: Dataset) -> float:
+    def upper_bound(self, data: Source) -> float:
         """Upper bound on log p(Y) at the same parameters, in nats; infinite if none is known."""
 
     @abstractmethod
@@ -96,11 +96,11 @@ class InducingModel(nn.Module, ABC):
         """A new model with the same parameters and only the candidates that `mask` keeps."""
 
     @abstractmethod
-    def with_best_q(self: _Same, data: Dataset) -> _Same:
+    def with_best_q(self: _Same, data: Source) -> _Same:
         """A new model with the same parameters and the q(u) that is best for the data."""
 
     @abstractmethod
-    def posterior(self, data: Dataset) -> Posterior:
+    def posterior(self, data: Source) -> Posterior:
         """q(f), small and independent of the data from then on."""
 
 

@@ -19,7 +19,7 @@ from winnowgp.bounds import (
     subset_marginal,
     uncollapsed_bound,
 )
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.chunked_bound import chunked_kernel
@@ -87,14 +87,14 @@ class VariationalGP(InducingModel):
         """Number of latent functions."""
         return self.q_mean.shape[1]
 
-    def check(self, data: Dataset) -> None:
+    def check(self, data: Source) -> None:
         """Other target columns than the model was made for, or targets it gives no probability."""
         if self.targets != data.P:
             raise InputError(
                 f"the model was made for {self.targets} target columns and the data have {data.P}; "
                 "say `targets=` when making it."
             )
-        check_targets(self.likelihood, data.Y)
+        check_targets(self.likelihood, data.in_memory("`VariationalGP`").Y)
 
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Uncollapsed lower bound on log p(Y) at this q(u), in nats.
@@ -122,7 +122,7 @@ class VariationalGP(InducingModel):
             scale=1.0 if total is None else total / data.N,
         )
 
-    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
+    def subset_statistics(self, data: Source) -> SubsetStatistics:
         """What any subset is worth with the sites of the best q(u) of all candidates; O(P N K²).
 
         Exact for all candidates and for a Gaussian likelihood; to first order elsewhere, since a
@@ -132,18 +132,18 @@ class VariationalGP(InducingModel):
         moments = site_moments(found.sums, constant=found.constant(), N=data.observations)
         return subset_statistics(chunks.L, *moments)
 
-    def fixed_bound(self, data: Dataset) -> float:
+    def fixed_bound(self, data: Source) -> float:
         """The bound with the best q(u), as a number."""
         return self._inferred(data, gain=SETTLED)[1].bound
 
-    def chunked_bound(self, data: Dataset, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
         """The same bound as a function of the parameters when it is called."""
         if tighter:
             raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
         self.check(data)
-        return self._profiled(data, self.candidates, gain=CLIMBING)
+        return self._profiled(data.in_memory("`VariationalGP`"), self.candidates, gain=CLIMBING)
 
-    def chunked_cost(self, data: Dataset) -> float:
+    def chunked_cost(self, data: Source) -> float:
         # Two steps to the best q(u) of two passes each, and the gradient.
         return 12.0 * self.P * data.N * self.K**2
 
@@ -152,7 +152,7 @@ class VariationalGP(InducingModel):
         self.check(data)
         return self._profiled(data, data.X, gain=WARMING)
 
-    def upper_bound(self, data: Dataset) -> float:
+    def upper_bound(self, data: Source) -> float:
         """Infinite: no upper bound on the evidence is known for all likelihoods."""
         return inf
 
@@ -180,7 +180,7 @@ class VariationalGP(InducingModel):
         mean, factor = subset_marginal(Kuu, self.q_mean, self.q_factor.tril(), mask=mask[None])
         return self._copied(self.candidates[mask], mean[0], factor[0])
 
-    def with_best_q(self, data: Dataset) -> "VariationalGP":
+    def with_best_q(self, data: Source) -> "VariationalGP":
         """A new model with the same parameters and the q(u) that maximises the bound."""
         mean, factor = self._inferred(data, gain=SETTLED)[1].sums.posterior()
         # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
@@ -188,7 +188,7 @@ class VariationalGP(InducingModel):
         return self._copied(self.candidates, mean, lower)
 
     @torch.no_grad()
-    def posterior(self, data: Dataset) -> Posterior:
+    def posterior(self, data: Source) -> Posterior:
         """q(f) of this q(u); the data are in it already."""
         return Posterior(
             self.kernel,
@@ -210,8 +210,9 @@ class VariationalGP(InducingModel):
         )
 
     @torch.no_grad()
-    def _inferred(self, data: Dataset, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
-        self.check(data)
+    def _inferred(self, source: Source, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
+        self.check(source)
+        data = source.in_memory("`VariationalGP`")
         blocks = RowBlocks.of(data, points=self.K)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
         chunks = WhitenedChunks.for_values(kernel, blocks)

@@ -6,7 +6,7 @@ from typing import final
 
 import torch
 
-from winnowgp.data import Dataset
+from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models import Model
 from winnowgp.point_processes import SquaredCardinality
@@ -62,7 +62,7 @@ class Fast(Schedule):
                 f"got {self.n_candidates} and {self.rounds}."
             )
 
-    def run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
+    def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
         steps = FastSteps(model, data, rows=self.selection_rows, course=course)
         if isinstance(self.goal, MaxPoints):
             fitted, reference = self._to_count(steps, self.goal.points)
@@ -124,7 +124,7 @@ class Fast(Schedule):
             best, bound = better, new_bound
         return best, bound
 
-    def _stop(self, data: Dataset, share: float) -> Stop:
+    def _stop(self, data: Source, share: float) -> Stop:
         return Stop(self.gain * data.observations, 20, int(share * self.iterations))
 
     def _finished(
@@ -134,7 +134,7 @@ class Fast(Schedule):
         data = steps.data
         pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
         statistics = pool.subset_statistics(data)
-        mask = torch.arange(pool.K, device=data.X.device) < fitted.K
+        mask = torch.arange(pool.K, device=pool.candidates.device) < fitted.K
         selection = self._selection(statistics, mask, generator)
         bound, kept = fitted.fixed_bound(data), fitted.with_best_q(data)
         return Fit(

@@ -5,8 +5,9 @@ from math import inf
 from typing import Generic, final
 
 import torch
+from torch import Tensor
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
@@ -33,6 +34,8 @@ from winnowgp.training.warm_up import (
 )
 from winnowgp.typing import Mask
 
+# Rows that a source which is not in memory is sampled for.
+SAMPLE = 2**18
 # Floating-point operations one climb may take before its iterations are cut: minutes, not hours.
 _WORK = 2.5e12
 
@@ -40,6 +43,9 @@ _WORK = 2.5e12
 @final
 class FastSteps(Generic[Model]):
     """Data, a fixed order of their rows, and where fresh candidates come from.
+
+    What few rows can tell is learnt from some in memory: all of them, or a random sample of those
+    that are not.
 
     Args:
         model: its own candidates, if it has any, are what fresh candidates are drawn from; the rows
@@ -50,15 +56,14 @@ class FastSteps(Generic[Model]):
     def __init__(
         self,
         model: Model,
-        data: Dataset,
+        data: Source,
         *,
         rows: int,
         course: Course[Progress],
     ) -> None:
         self.model, self.data = model, data
         self._rows, self._course = rows, course
-        device = data.X.device
-        self._order = torch.randperm(data.N, generator=course.generator, device=device)
+        self.sample, self._order = _sampled(data, course.generator)
         self._given = model.candidates.detach().clone()
         self._latents = latent_functions(model.likelihood, data.P)
 
@@ -69,7 +74,7 @@ class FastSteps(Generic[Model]):
 
     def part(self, count: int) -> Dataset:
         """A random part of the rows, the same whenever it is asked for."""
-        return self.data.part(self._order[:count])
+        return self.sample.part(self._order[:count])
 
     def warmed_up(self, stages: tuple[int, ...] = STAGES) -> Model:
         """No points yet, and hyper-parameters from the exact evidence of a few rows."""
@@ -78,7 +83,7 @@ class FastSteps(Generic[Model]):
             dear = 0.4 * self._latents ** (-1 / 3)
             stages = tuple(round(dear * count) for count in stages)
         warm = warmed_up(
-            self.model, self.data, order=self._order, stages=stages, journal=self._course.journal
+            self.model, self.sample, order=self._order, stages=stages, journal=self._course.journal
         )
         self._course.tell_once(_progress("warm up", 1, 1, -inf, warm))
         return warm
@@ -96,7 +101,7 @@ class FastSteps(Generic[Model]):
         return kept
 
     def climb(
-        self, model: Model, *, stop: Stop, on: Dataset | None = None, tighter: bool = False
+        self, model: Model, *, stop: Stop, on: Source | None = None, tighter: bool = False
     ) -> tuple[Model, float]:
         """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
 
@@ -104,12 +109,14 @@ class FastSteps(Generic[Model]):
         that statistics and reports speak of. The model itself is returned if it was no lower.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
-        _lift_noise(moved, rows)
+        seen = rows.held()
+        seen = self.sample if seen is None else seen
+        _lift_noise(moved, seen)
         affordable = int(_WORK / max(model.chunked_cost(rows), 1.0))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(20, affordable)))
         climb(
             moved,
-            rows.X,
+            seen.X,
             objective=moved.chunked_bound(rows, tighter=tighter),
             stop=stop,
             on_step=lambda step, value: self._course.on_progress(
@@ -130,7 +137,7 @@ class FastSteps(Generic[Model]):
         than it finds is nearer to their optimum.
         """
         warm = self.warmed_up(STAGES if M > 64 else STAGES[:2])
-        smooth = starting_points(self.model, self.data)[1]
+        smooth = starting_points(self.model, self.sample)[1]
         soft = _scaled(warm, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
@@ -147,7 +154,7 @@ class FastSteps(Generic[Model]):
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
-    def race(self, starts: list[Model], *, on: Dataset, iterations: int) -> Model:
+    def race(self, starts: list[Model], *, on: Source, iterations: int) -> Model:
         """The start that leads after a few rounds in which the slower half drops out."""
         while len(starts) > 1:
             results = [self._raced(start, on, iterations) for start in starts]
@@ -156,7 +163,7 @@ class FastSteps(Generic[Model]):
             starts, iterations = [model for model, _ in results[:keep]], 2 * iterations
         return starts[0]
 
-    def _raced(self, start: Model, on: Dataset, iterations: int) -> tuple[Model, float]:
+    def _raced(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
         try:
             return self.climb(start, stop=Stop(3e-4 * on.observations, 20, iterations), on=on)
         except TrainingError:
@@ -177,7 +184,7 @@ class FastSteps(Generic[Model]):
         pool.candidates.requires_grad_(False)
         held, _ = self.climb(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
         held.candidates.requires_grad_(learnt)
-        return held.with_candidates(self.data.X[:0])
+        return held.with_candidates(self.sample.X[:0])
 
     def _centres(self, model: Model, M: int) -> Model:
         """Points at the centres of M clusters of a part of the rows, if points may be anywhere."""
@@ -197,8 +204,29 @@ class FastSteps(Generic[Model]):
 
     def _random(self, model: Model, M: int, *, first: bool) -> Model:
         """Points at random rows, from either end of the fixed order."""
-        source = self._given if len(self._given) else self.data.X[self._order]
+        source = self._given if len(self._given) else self.sample.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
+
+
+def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
+    """Rows in memory, and a random order of them."""
+    device = generator.device
+    held = data.held()
+    if held is not None:
+        return held, torch.randperm(data.N, generator=generator, device=device)
+    if data.N <= SAMPLE:
+        sample = data.part(torch.arange(data.N)).to(device)
+        return sample, torch.randperm(data.N, generator=generator, device=device)
+    if data.N <= 4 * SAMPLE:
+        rows = torch.randperm(data.N, generator=generator, device=device)[:SAMPLE]
+    else:
+        # Few of them are drawn twice; an order of all would take memory for each row.
+        drawn = torch.randint(data.N, (2 * SAMPLE,), generator=generator, device=device)
+        rows = drawn.unique()
+        order = torch.randperm(len(rows), generator=generator, device=device)
+        rows = rows[order[:SAMPLE]]
+    sample = data.part(rows.cpu()).to(device)
+    return sample, torch.arange(sample.N, device=device)
 
 
 def _progress(phase: str, step: int, steps: int, value: float, model: InducingModel) -> Progress:

@@ -4,12 +4,13 @@ from copy import deepcopy
 
 import torch
 
-from winnowgp.data import Dataset
+from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models import Model
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.course import kept_course
 from winnowgp.training.fast import Fast
+from winnowgp.training.identity import identity
 from winnowgp.training.progress import OnProgress, silent
 from winnowgp.training.schedule import Fit, Schedule
 
@@ -18,7 +19,7 @@ _DEFAULT = Fast()
 
 def fit(
     model: Model,
-    data: Dataset,
+    data: Source,
     *,
     schedule: Schedule = _DEFAULT,
     generator: torch.Generator | None = None,
@@ -28,6 +29,8 @@ def fit(
     """Train a copy of `model`, choose among its candidates, and return what is left.
 
     Args:
+        data: rows in memory, or any other source for a `SparseGP` with the schedule `Fast`; rows
+            that are `shared` among processes give each of them the same result.
         schedule: the plan; `Fast()` gives up 0.01 nats an observation at the most.
         generator: where randomness comes from; the same seed gives the same fit.
         on_progress: told of every step.
@@ -42,12 +45,13 @@ def fit(
     >>> fitted.posterior.M < 20 < model.K
     True
     """
-    points = model.candidates
-    if points.shape[1] != data.D or points.dtype != data.X.dtype or points.device != data.X.device:
+    points, held = model.candidates, data.held()
+    # Rows that are read during the fit are moved then.
+    device = points.device if held is None else held.device
+    if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:
         raise InputError(
             f"the model's candidates are {points.dtype} with {points.shape[1]} columns on "
-            f"{points.device} and the data {data.X.dtype} with {data.D} on {data.X.device}; "
-            "make them alike."
+            f"{points.device} and the data {data.dtype} with {data.D} on {device}; make them alike."
         )
     model.check(data)
     if generator is None:
@@ -57,9 +61,7 @@ def fit(
         "fit",
         generator=generator,
         on_progress=on_progress,
-        inputs=data.X,
-        targets=data.Y,
-        weights=data.weights,
+        **identity(data),
         model=model,
         schedule=schedule,
     ) as course:

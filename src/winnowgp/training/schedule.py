@@ -7,7 +7,7 @@ from typing import Generic
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset
+from winnowgp.data import Source
 from winnowgp.models import Model, Posterior
 from winnowgp.selection import Selection
 from winnowgp.training.course import Course
@@ -38,5 +38,5 @@ class Schedule(ABC):
     """A plan for a whole fit."""
 
     @abstractmethod
-    def run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
+    def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
         """Fit a model that the schedule may change as it likes; long loops are stages."""

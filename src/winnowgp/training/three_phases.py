@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import Model
@@ -59,7 +59,10 @@ class ThreePhases(Schedule):
                 f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
             )
 
-    def run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
+    def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
+        return self._run(model, data.in_memory("`ThreePhases`"), course=course)
+
+    def _run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "

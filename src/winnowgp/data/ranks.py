@@ -1,0 +1,101 @@
+"""The processes that work on one fit together."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that work together on PyTorch's engine, `torch.distributed`.
+
+    >>> Ranks.alone()
+    Ranks(rank=0, of=1)
+    """
+
+    rank: int
+    """Its number, from 0."""
+    of: int
+    """How many there are."""
+
+    @classmethod
+    def alone(cls) -> "Ranks":
+        """One process."""
+        return cls(0, 1)
+
+    @classmethod
+    def started(cls, device: torch.device | None = None) -> "Ranks":
+        """Those that `torchrun` started, introduced to each other; one without it.
+
+        By gloo, or NCCL for a fit on GPUs, unless the caller has already introduced them.
+        """
+        if not dist.is_initialized():
+            if "TORCHELASTIC_RUN_ID" not in os.environ and "MASTER_ADDR" not in os.environ:
+                return cls.alone()
+            gpu = device is not None and device.type == "cuda"
+            dist.init_process_group("nccl" if gpu else "gloo")
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks for all."""
+        return self.rank == 0
+
+    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Sums over all processes, the same digits in each.
+
+        A power of two of them add up in pairs, so that the digits are those of
+        `bounds.pairwise_sum` in one process.
+        """
+        if self.of == 1:
+            return sums
+        flat = torch.cat([part.reshape(-1) for part in sums])
+        place, dtype = flat.device, flat.dtype
+        flat = _sendable(flat)
+        if self.of & (self.of - 1):
+            dist.all_reduce(flat)
+        else:
+            flat = self._paired(flat)
+        parts = flat.to(device=place, dtype=dtype).split([part.numel() for part in sums])
+        return tuple(new.reshape(old.shape) for new, old in zip(parts, sums, strict=True))
+
+    def agreed(self, value: Value) -> Value:
+        """That of the first process, for what a clock or chance decides."""
+        if self.of == 1:
+            return value
+        held: list[Any] = [value]
+        dist.broadcast_object_list(held)
+        return held[0]
+
+    def gathered(self, value: Value) -> list[Value]:
+        """That of every process, in order."""
+        if self.of == 1:
+            return [value]
+        held: list[Any] = [None] * self.of
+        dist.all_gather_object(held, value)
+        return held
+
+    def _paired(self, mine: Tensor) -> Tensor:
+        distance = 1
+        while distance < self.of:
+            theirs, partner = torch.empty_like(mine), self.rank ^ distance
+            sent = [
+                dist.P2POp(dist.isend, mine, partner),
+                dist.P2POp(dist.irecv, theirs, partner),
+            ]
+            for request in dist.batch_isend_irecv(sent):
+                request.wait()
+            # a + b and b + a are the same number.
+            mine, distance = mine + theirs, 2 * distance
+        return mine
+
+
+def _sendable(flat: Tensor) -> Tensor:
+    """On the device that the engine talks through."""
+    return flat.cpu() if dist.get_backend() == "gloo" else flat

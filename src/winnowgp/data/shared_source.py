@@ -1,0 +1,106 @@
+"""Rows that several processes share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from winnowgp.data.dataset import Dataset
+from winnowgp.data.ranks import Ranks
+from winnowgp.data.row_numbers import checked_rows, share_range
+from winnowgp.data.source import Source, Value
+from winnowgp.errors import InputError
+
+# Whoever shares rows sums them in so many runs, and the digits do not depend on who sums which.
+_LANES = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharedSource(Source):
+    """All rows of a source, of which each process reads its own share only.
+
+    Numbers of rows are those of the whole; `chunks` and `lanes` give what this process reads, and
+    `total` adds up what all of them found.
+    """
+
+    whole: Source
+    ranks: Ranks
+
+    @property
+    def N(self) -> int:
+        return self.whole.N
+
+    @property
+    def D(self) -> int:
+        return self.whole.D
+
+    @property
+    def P(self) -> int:
+        return self.whole.P
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.whole.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.whole.device
+
+    @property
+    def observations(self) -> int | float:
+        return self.whole.observations
+
+    def held(self) -> Dataset | None:
+        return self.whole.held()
+
+    def chunks(self, size: int) -> Iterator[Dataset]:
+        return chain.from_iterable(lane.chunks(size) for lane in self.lanes())
+
+    def part(self, rows: Int[Tensor, " B"]) -> Dataset:
+        """Each process reads those that are its own, and all get all of them."""
+        held = self.held()
+        if held is not None:
+            return held.part(rows)
+        checked_rows(rows, self.N)
+        own = share_range(self.N, self.ranks.rank, self.ranks.of)
+        mine = ((rows >= own.start) & (rows < own.stop)).cpu()
+        found = self.whole.share(self.ranks.rank, self.ranks.of).part(rows.cpu()[mine] - own.start)
+        X = found.X.new_zeros(len(rows), self.D)
+        Y = found.Y.new_zeros(len(rows), self.P)
+        X[mine], Y[mine] = found.X, found.Y
+        return Dataset(*self.ranks.total(X, Y))
+
+    def share(self, rank: int, of: int) -> Source:
+        raise InputError("rows that are shared already cannot be shared again.")
+
+    def lanes(self) -> tuple[Source, ...]:
+        rank, of = self.ranks.rank, self.ranks.of
+        if _LANES % of or self.N < _LANES:
+            return (self.whole.share(rank, of),)
+        each = _LANES // of
+        return tuple(self.whole.share(rank * each + i, _LANES) for i in range(each))
+
+    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        return self.ranks.total(*sums)
+
+    def gathered(self, value: Value) -> list[Value]:
+        return self.ranks.gathered(value)
+
+
+def shared(source: Source, *, device: torch.device | str | None = None) -> SharedSource:
+    """The rows of a source, shared among the processes that `torchrun` has started.
+
+        torchrun --nproc-per-node 4 fit.py
+
+    where every process makes the same source and fits the same model to `shared(source)`. Without
+    `torchrun` one process reads all rows.
+
+    Args:
+        device: where the fit is to be: processes on GPUs talk by NCCL, others by gloo.
+    """
+    return SharedSource(source, Ranks.started(None if device is None else torch.device(device)))
