@@ -18,7 +18,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def known(monkeypatch, *experiments: Experiment) -> None:
-    monkeypatch.setattr(catalogue, "named", lambda name: list(experiments))
+    monkeypatch.setattr(catalogue, "named", lambda *names: list(experiments))
 
 
 def made(log: Path) -> int:
@@ -155,21 +155,80 @@ class Needy(Toy):
     tables = ("protein",)
 
 
-def test_without_the_data_the_rest_of_all_is_made_and_the_exit_code_is_2(
-    tmp_path: Path, monkeypatch, capsys, log: Path
-) -> None:
+class Needier(Toy):
+    name = "needier"
+    tables = ("energy", "protein")
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch) -> Path:
+    """A folder without data, in which data are looked for."""
     for name in ("WINNOWGP_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    known(monkeypatch, Needy(log), Toy(log))
-    words = ["--jobs", "1", "-o", str(tmp_path)]
-    assert run(["reproduce", "needy", *words]) == 2
-    assert "protein.csv.gz is in none of" in capsys.readouterr().err
+    return tmp_path
+
+
+def test_without_its_data_an_experiment_does_not_begin(
+    nowhere: Path, monkeypatch, capsys, log: Path
+) -> None:
+    known(monkeypatch, Needy(log))
+    output = nowhere / "new"
+    assert run(["reproduce", "needy", "--jobs", "1", "-o", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert f"needy: no protein.csv.gz in {nowhere}" in said
+    assert "Nothing was run." in said
+    assert "Without them" not in said
     assert made(log) == 0
-    assert run(["reproduce", "all", *words]) == 2
-    said = capsys.readouterr()
-    assert "winnow: needy is left out: protein.csv.gz" in said.err
-    assert "toy: squares, and their sum" in said.out
+    assert not output.exists()
+
+
+def test_all_names_every_missing_table_and_what_needs_none_before_anything_is_run(
+    nowhere: Path, monkeypatch, capsys, log: Path
+) -> None:
+    (nowhere / "energy.csv.gz").write_bytes(b"")
+    known(monkeypatch, Toy(log), Needy(log), Needier(log), Failing(log))
+    assert run(["reproduce", "all", "--jobs", "1", "-o", str(nowhere)]) == 2
+    said = capsys.readouterr().err
+    assert "needy, needier: no protein.csv.gz in" in said
+    assert "point WINNOWGP_DATA" in said
+    assert said.endswith("Without them: winnow reproduce toy failing\n")
+    assert said.count("\n") == 1
+    assert made(log) == 0
+
+
+def test_data_are_not_missed_where_all_runs_are_made_or_none_is_wanted(
+    nowhere: Path, monkeypatch, capsys, log: Path
+) -> None:
+    words = ["reproduce", "needy", "--jobs", "1", "-o", str(nowhere)]
+    known(monkeypatch, Needy(log))
+    with monkeypatch.context() as patch:
+        patch.setattr(Needy, "tables", ())
+        assert run(words) == 0
+    assert run(words) == 0
+    assert run([*words, "--seeds", "4"]) == 2
+    assert run([*words, "--seeds", "4", "--only-draw"]) == 0
     assert made(log) == 4
+
+
+class Folded(Toy):
+    name, folds = "folded", 2
+
+
+def test_more_seeds_than_folds_are_told_of(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
+    known(monkeypatch, Folded(log))
+    words = ["reproduce", "folded", "--jobs", "1", "-o", str(tmp_path)]
+    for seeds, more in ((3, []), (2, []), (3, ["--quiet"])):
+        assert run([*words, "--seeds", str(seeds), *more]) == 0
+        said = "folded repeats over the 2 folds of its data; with `--seeds 3` all 2 are used."
+        assert (said in capsys.readouterr().err) == (seeds == 3 and not more)
+
+
+def test_several_experiments_can_be_named_in_the_order_of_their_figures(capsys) -> None:
+    found = catalogue.named("estimators", "noise", "noise")
+    assert [experiment.name for experiment in found] == ["noise", "estimators"]
+    assert len(catalogue.named("noise", "all")) == len(EXPERIMENTS)
+    assert run(["reproduce", "noise", "figure-9"]) == 2
+    assert "one of illustration, noise" in capsys.readouterr().err
 
 
 def test_one_that_fails_does_not_keep_the_rest_of_all_from_being_made(

@@ -4,9 +4,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from winnowgp.experiments import gplvm
 from winnowgp.experiments.experiment import Scope
-from winnowgp.experiments.gplvm import SIDE, Gplvm, grid, neighbour_accuracy, run_gplvm
+from winnowgp.experiments.gplvm import (
+    SIDE,
+    Gplvm,
+    grid,
+    neighbour_accuracy,
+    paper_settings,
+    run_gplvm,
+)
 from winnowgp.experiments.runs import Row
+from winnowgp.gradients import ScoreFunction
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import FastLatent, JointLatent
 
 
 def test_the_figure_shows_four_moments_of_the_training(paper_data, tmp_path: Path) -> None:
@@ -25,7 +36,7 @@ def test_the_figure_shows_four_moments_of_the_training(paper_data, tmp_path: Pat
 
 @pytest.mark.slow
 def test_few_points_near_the_cloud_are_kept_and_stages_come_apart(paper_data) -> None:
-    found = run_gplvm()
+    found = run_gplvm(paper_settings())
     assert torch.equal(found.fitted.candidates, grid())
     latents, inclusion = found.fitted.model.latents.mean.detach(), found.fitted.selection.inclusion
     assert found.fitted.selection.M < SIDE**2 // 2
@@ -60,3 +71,60 @@ def test_claims_are_judged_by_the_rows() -> None:
 def test_neighbours_of_the_same_stage_are_counted() -> None:
     X = torch.tensor([[0.0], [0.1], [5.0], [5.2], [0.25]])
     assert neighbour_accuracy(X, ("a", "a", "b", "b", "b")) == pytest.approx(0.8)
+
+
+class Stopped(Exception):
+    """Nothing is to be trained."""
+
+
+@pytest.mark.parametrize("kind", ["paper", "fast"])
+def test_what_a_row_says_of_start_and_schedule_is_what_runs(paper_data, monkeypatch, kind) -> None:
+    seen = {}
+
+    def fit(model, table, *, schedule, **others):
+        seen.update(model=model, schedule=schedule)
+        raise Stopped
+
+    monkeypatch.setattr(gplvm, "fit_latent", fit)
+    settings = next(s for s in Gplvm().settings(Scope(), []) if s["kind"] == kind)
+    start = {"start_variance": 1.5, "start_lengthscale": 0.7, "start_noise": 0.3}
+    own = {
+        "paper": {
+            "epochs": 11,
+            "learning_rate": 0.05,
+            "process_learning_rate": 0.4,
+            "subsets": 7,
+            "start_inclusion": 0.25,
+        },
+        "fast": {"fresh": 33, "rounds": 5, "iterations": 17},
+    }[kind]
+    other = {**settings, "candidates": 16, "reach": 2.0, "alpha": 0.9, **start, **own}
+    assert other.keys() == settings.keys()
+    with pytest.raises(Stopped):
+        run_gplvm(other)
+    model, schedule = seen["model"], seen["schedule"]
+    assert torch.equal(model.candidates, grid(4, 2.0))
+    assert model.kernel.outputscale.item() == pytest.approx(1.5)
+    assert model.kernel.base_kernel.lengthscale.detach() == pytest.approx(0.7)
+    assert model.likelihood.noise.item() == pytest.approx(0.3)
+    if kind == "fast":
+        found = schedule.goal.alpha, schedule.n_candidates, schedule.rounds, schedule.iterations
+        assert found == (0.9, 33, 5, 17)
+    else:
+        rates = schedule.learning_rate, schedule.process_learning_rate
+        assert (schedule.prior.alpha, schedule.epochs, *rates) == (0.9, 11, 0.05, 0.4)
+        assert (schedule.gradient.samples, schedule.initial_inclusion) == (7, 0.25)
+
+
+def test_what_rows_say_are_the_defaults_that_the_first_rows_were_made_with() -> None:
+    paper, fast = (JointLatent(SquaredCardinality(1, 1.0)), FastLatent())
+    gradient = paper.gradient
+    assert isinstance(gradient, ScoreFunction)
+    assert {
+        "learning_rate": paper.learning_rate,
+        "process_learning_rate": paper.process_learning_rate,
+        "subsets": gradient.samples,
+        "start_inclusion": paper.initial_inclusion,
+    }.items() <= gplvm.PAPER.items()
+    found = {"fresh": fast.n_candidates, "rounds": fast.rounds, "iterations": fast.iterations}
+    assert found.items() <= gplvm.FAST.items()

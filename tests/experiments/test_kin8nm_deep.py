@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -112,17 +113,31 @@ def test_the_cost_of_a_prediction_is_the_least_of_all_but_the_first(monkeypatch)
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize(("other", "word"), [(0.9, "agrees"), (1.1, "does not agree")])
-def test_chosen_points_are_judged_against_as_many_on_the_same_folds(
-    other: float, word: str
+@pytest.mark.parametrize(
+    ("theirs", "word", "error"),
+    [
+        ([0.9, 0.7, 0.9, 0.7], "agrees", 0.0577),
+        # A mean gain that one fold alone makes.
+        ([0.6, 1.0, 1.0, 1.0], "does not agree", 0.1),
+        ([1.1, 1.3, 1.1, 1.3], "does not agree", 0.0577),
+    ],
+)
+def test_chosen_points_must_gain_more_than_chance_on_the_same_folds(
+    theirs: list[float], word: str, error: float
 ) -> None:
-    chosen = {0: 1.0, 1: 1.0, 2: 9.0}
-    found = {"random": {0: other, 1: other + 0.05}, "kmeans": {}}
+    chosen = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 99.0}
+    found = {"random": dict(enumerate(theirs)), "kmeans": {}}
     (line,) = equal_size_claims(chosen, found, each="fold")
     assert line.startswith(f"{word}: beyond the paper: chosen points beat as many random rows")
-    higher = 2 if other < 1 else 0
-    assert f"1.000 against {other + 0.025:.3f} nats" in line
-    assert f"higher on {higher} of 2 folds" in line
+    assert f"1.000 against {fmean(theirs):.3f} nats" in line
+    assert f"higher on {sum(each < 1 for each in theirs)} of 4 folds" in line
+    assert f"gain {1 - fmean(theirs):+.4f} with a standard error of {error:.4f}" in line
+
+
+def test_one_fold_is_never_clear_of_chance() -> None:
+    (line,) = equal_size_claims({0: 5.0}, {"random": {0: 1.0}}, each="fold")
+    assert line.startswith("does not agree")
+    assert "higher on 1 of 1 fold; gain +4.0000 with a standard error of inf" in line
 
 
 def test_there_are_five_folds_and_no_more() -> None:

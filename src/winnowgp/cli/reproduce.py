@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="An experiment, or all; they are listed if not said.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Experiments, or all; listed if none is said."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute or two each; says what it leaves out.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions; as many as usual if not said.")
+        int | None,
+        typer.Option(min=1, help="Repetitions; as many as usual if not said, or as folds are."),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
     jobs: Annotated[
@@ -38,22 +40,26 @@ def reproduce(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run an experiment of the paper, draw its figure, and say whether the paper's claims hold.
+    """Run experiments of the paper, draw their figures, and say whether the paper's claims hold.
 
     Rows that NAME.jsonl has already are not made again, whatever ended the command before: the
     same command goes on. Quick runs have a file of their own, NAME-quick.jsonl.
     """
     from winnowgp.experiments.catalogue import named
     from winnowgp.experiments.experiment import Scope
+    from winnowgp.experiments.reproduction import check_tables
 
-    if name is None:
+    if not names:
         _list(named("all"), json=json)
         return
-    experiments = named(name)
+    experiments = named(*names)
     _check_device(device)
     scope = Scope(quick=quick, seeds=seeds, device=device)
     if not only_draw:
+        check_tables(experiments, scope, output)
         checked_folder(output)
+    if not quiet:
+        _say_folds(experiments, seeds)
     failures: list[Exception] = []
     for experiment in experiments:
         try:
@@ -61,7 +67,7 @@ def reproduce(
                 experiment, scope, output, jobs=jobs, only_draw=only_draw, shown=not (quiet or json)
             )
         except Exception as error:
-            if name != "all":
+            if len(experiments) == 1:
                 raise
             typer.echo(f"winnow: {experiment.name} is left out: {error}", err=True)
             failures.append(error)
@@ -81,6 +87,17 @@ def _check_device(device: str) -> None:
 
         if not torch.cuda.is_available():
             raise InputError("`--device cuda` needs a CUDA device that torch can see; use cpu.")
+
+
+def _say_folds(experiments: "list[Experiment]", seeds: int | None) -> None:
+    """Where more repetitions are asked for than there are folds."""
+    for found in experiments:
+        if found.folds is not None and (seeds or 0) > found.folds:
+            typer.echo(
+                f"winnow: {found.name} repeats over the {found.folds} folds of its data; with "
+                f"`--seeds {seeds}` all {found.folds} are used.",
+                err=True,
+            )
 
 
 def _list(experiments: "list[Experiment]", *, json: bool) -> None:

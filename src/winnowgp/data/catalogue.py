@@ -69,11 +69,15 @@ def load_table(name: str) -> Table:
     return Table(tuple(header[first:]), values, tuple(row[0] for row in rows) if first else ())
 
 
+def table_folders() -> list[Path]:
+    """Where data sets are looked for, in this order."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "winnowgp"
+    return [Path(p) for p in [os.environ.get("WINNOWGP_DATA"), str(cache)] if p]
+
+
 def find_table(name: str) -> Path:
     """Where the file of a data set is on this machine."""
-    file_name = f"{name}.csv.gz"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "winnowgp"
-    folders = [Path(p) for p in [os.environ.get("WINNOWGP_DATA"), str(cache)] if p]
+    file_name, folders = f"{name}.csv.gz", table_folders()
     for folder in folders:
         if (folder / file_name).is_file():
             return folder / file_name

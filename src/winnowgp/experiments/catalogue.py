@@ -23,14 +23,14 @@ EXPERIMENTS: tuple[type[Experiment], ...] = (
 )
 
 
-def named(name: str) -> list[Experiment]:
-    """The experiment of a name, or every one for "all".
+def named(*names: str) -> list[Experiment]:
+    """The experiments of some names, each once, or every one for "all".
 
     >>> [experiment.title for experiment in named("noise")]
     ['figure 2: the more noise, the fewer points an accurate posterior needs']
     """
-    found = [kind() for kind in EXPERIMENTS if name in ("all", kind.name)]
-    if not found:
-        names = ", ".join(kind.name for kind in EXPERIMENTS)
-        raise InputError(f"`name` must be all or one of {names}; got {name!r}.")
-    return found
+    known = [kind.name for kind in EXPERIMENTS]
+    for name in names:
+        if name not in ("all", *known):
+            raise InputError(f"`name` must be all or one of {', '.join(known)}; got {name!r}.")
+    return [kind() for kind in EXPERIMENTS if "all" in names or kind.name in names]

@@ -33,6 +33,8 @@ class Experiment(ABC):
     """One line: the figure, and what it shows."""
     tables: ClassVar[tuple[str, ...]] = ()
     """Data sets that must be on this machine, as `load_table` names them."""
+    folds: ClassVar[int | None] = None
+    """Of the data, where repetitions are folds: there are no more. None where they are seeds."""
 
     @abstractmethod
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:

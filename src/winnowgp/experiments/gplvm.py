@@ -7,6 +7,7 @@ on throughout, or the fast schedule on the same grid with the same α.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 from statistics import fmean
 from typing import final
@@ -22,6 +23,7 @@ from winnowgp.experiments.curves import numbers, rounded
 from winnowgp.experiments.experiment import Experiment, Scope, claim
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
+from winnowgp.gradients import ScoreFunction
 from winnowgp.models import LatentVariableGP
 from winnowgp.plots import PROCEDURES, LatentMap, draw_latent_map, saved, styled
 from winnowgp.point_processes import SquaredCardinality
@@ -40,6 +42,18 @@ SIDE, REACH = 15, 3.0
 ALPHA = 3.0
 EPOCHS, QUICK_EPOCHS = 300, 60
 SEEDS = 3
+SHARED = {"candidates": SIDE**2, "reach": REACH, "alpha": ALPHA}
+# Every hyper-parameter starts at 1.
+START = {"start_variance": 1.0, "start_lengthscale": 1.0, "start_noise": 1.0}
+PAPER = {
+    "learning_rate": 0.01,
+    "process_learning_rate": 0.2,
+    "subsets": 4,
+    "start_inclusion": 0.5,
+    **START,
+}
+# At most so many fresh candidates at a choice, choices, and iterations of the last climb.
+FAST = {"fresh": 100, "rounds": 3, "iterations": 300, **START}
 # The moments that the figure shows, as shares of the training.
 MOMENTS = (0.01, 0.1, 0.33, 1.0)
 # The seed whose rows hold them.
@@ -63,25 +77,23 @@ class Training:
         return [self.frames[min(max(round(m * count), 1), count) - 1] for m in MOMENTS]
 
 
-def run_gplvm(
-    *, seed: int = 0, epochs: int = EPOCHS, kind: str = "paper", device: str = "cpu"
-) -> Training:
-    """The paper's setting: PCA start, a fixed grid of 15 × 15 candidates, α = 3, all else learnt.
+def paper_settings(seed: int = 0, *, epochs: int = EPOCHS) -> Row:
+    """Of a run of the paper's procedure."""
+    return {"kind": "paper", "epochs": epochs, "seed": seed, **SHARED, **PAPER}
 
-    Hyper-parameters start at 1. The candidates cover the square that the prior N(0, I) does.
 
-    Args:
-        epochs: of the paper's procedure; the fast schedule knows when it has settled.
-        kind: "paper" or "fast".
-    """
+def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
+    """PCA start, candidates fixed on a grid, all else learnt, as a row's settings say."""
     table = load_table("qpcr")
     entries = Entries.of(Standardiser.of(table.values).forward(table.values).to(device))
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(settings["seed"])
     start = principal_latents(entries, 2, generator=generator)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).double()
-    kernel.initialize(**{"outputscale": 1.0, "base_kernel.lengthscale": 1.0})
-    candidates = grid().to(device)
-    model = LatentVariableGP(kernel, start, candidates=candidates, noise=1.0)
+    lengthscale = {"base_kernel.lengthscale": settings["start_lengthscale"]}
+    kernel.initialize(outputscale=settings["start_variance"], **lengthscale)
+    candidates = _grid_of(settings).to(device)
+    noise = settings["start_noise"]
+    model = LatentVariableGP(kernel, start, candidates=candidates, noise=noise)
     model.candidates.requires_grad_(False)
     frames: list[LatentMap] = []
 
@@ -100,15 +112,33 @@ def run_gplvm(
             )
         )
 
-    schedule: LatentSchedule = FastLatent(FixedAlpha(ALPHA))
-    if kind == "paper":
-        schedule = JointLatent(SquaredCardinality(SIDE**2, ALPHA), epochs=epochs)
-    fitted = fit_latent(model, entries, schedule=schedule, generator=generator, on_progress=watch)
+    fitted = fit_latent(
+        model, entries, schedule=_schedule(settings), generator=generator, on_progress=watch
+    )
     return Training(table.labels, start, tuple(frames), fitted)
 
 
+def _schedule(settings: Row) -> LatentSchedule:
+    alpha = settings["alpha"]
+    if settings["kind"] == "fast":
+        return FastLatent(
+            FixedAlpha(alpha),
+            n_candidates=settings["fresh"],
+            rounds=settings["rounds"],
+            iterations=settings["iterations"],
+        )
+    return JointLatent(
+        SquaredCardinality(settings["candidates"], alpha),
+        epochs=settings["epochs"],
+        learning_rate=settings["learning_rate"],
+        process_learning_rate=settings["process_learning_rate"],
+        gradient=ScoreFunction(settings["subsets"]),
+        initial_inclusion=settings["start_inclusion"],
+    )
+
+
 def grid(side: int = SIDE, reach: float = REACH) -> Float[Tensor, "K 2"]:
-    """Candidates on a square."""
+    """Candidates on the square that the prior N(0, I) covers."""
     steps = torch.linspace(-reach, reach, side, dtype=torch.float64)
     return torch.cartesian_prod(steps, steps)
 
@@ -131,18 +161,12 @@ class Gplvm(Experiment):
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
         epochs = QUICK_EPOCHS if scope.quick else EPOCHS
-        shared = {"candidates": SIDE**2, "reach": REACH, "alpha": ALPHA}
-        paper = [{"kind": "paper", "epochs": epochs, "seed": seed, **shared} for seed in seeds]
         # Nothing in the fast schedule is drawn when candidates are given: one seed says it all.
-        return [*paper, {"kind": "fast", "seed": DRAWN, **shared}]
+        fast = {"kind": "fast", "seed": DRAWN, **SHARED, **FAST}
+        return [*(paper_settings(seed, epochs=epochs) for seed in seeds), fast]
 
     def measured(self, settings: Row, scope: Scope) -> Row:
-        found = run_gplvm(
-            seed=settings["seed"],
-            epochs=settings.get("epochs", EPOCHS),
-            kind=settings["kind"],
-            device=scope.device,
-        )
+        found = run_gplvm(settings, device=scope.device)
         latents = found.fitted.model.latents.mean.detach().cpu()
         moments = found.moments()
         row: Row = {
@@ -180,9 +204,8 @@ class Gplvm(Experiment):
             for line, row in zip(panels, shown, strict=True):
                 labels = [row["stages"][number] for number in row["stage"]]
                 for ax, moment in zip(line, row["moments"], strict=True):
-                    draw_latent_map(_map(moment), labels, ax=ax)
+                    draw_latent_map(_map(moment, _grid_of(row)), labels, ax=ax)
                     ax.set(xlabel="", ylabel="")
-                    ax.title.set_color(PROCEDURES[row["kind"]])
                 line[0].set_ylabel(PROCEDURE_NAMES[row["kind"]], color=PROCEDURES[row["kind"]])
             handles, names = panels[0, 0].get_legend_handles_labels()
             figure.legend(
@@ -245,11 +268,15 @@ def _switched(before: LatentMap, after: LatentMap) -> list[int]:
     return [int((now & ~was).sum()), int((was & ~now).sum())]
 
 
-def _map(moment: Row) -> LatentMap:
+def _grid_of(row: Row) -> Float[Tensor, "K 2"]:
+    return grid(isqrt(row["candidates"]), row["reach"])
+
+
+def _map(moment: Row, candidates: Float[Tensor, "K 2"]) -> LatentMap:
     return LatentMap(
         title=moment["title"],
         latents=numbers(moment["latents"]),
         deviation=None,
-        candidates=grid(),
+        candidates=candidates,
         inclusion=numbers(moment["inclusion"]),
     )

@@ -128,6 +128,7 @@ class Kin8nmDeep(Experiment):
     name = "kin8nm-deep"
     title = "figure 6: two layers on kin8nm, accuracy against prediction time, points per layer"
     tables = ("kin8nm",)
+    folds = FOLDS
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         folds = range(min(scope.seeds or (1 if scope.quick else FOLDS), FOLDS))

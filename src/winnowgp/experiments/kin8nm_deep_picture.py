@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import final
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from winnowgp.experiments.equal_sizes import equal_size_claims
 from winnowgp.experiments.experiment import claim
@@ -88,7 +89,10 @@ def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
         ours = [tradeoff(kind, name) for kind, name in named.items()]
         colours = [HUES[kind] for kind in named]
         draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left, colours=colours)
-        left.set(xlabel="µs to predict a row", ylabel="test log density (nats)")
+        left.set(xlabel="µs to predict a row", ylabel="test log density (nats)", xscale="log")
+        left.xaxis.set_major_locator(LogLocator(2))
+        left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        left.xaxis.set_minor_locator(NullLocator())
         for ax, (kind, name) in zip(right, named.items(), strict=True):
             of = sorted((g for g in found if g.kind == kind), key=lambda g: g.label)
             draw_layer_sizes({group.label: group.sizes for group in of}, ax=ax)

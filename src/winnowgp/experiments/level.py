@@ -1,6 +1,6 @@
 """One level of what makes points less informative: the rows of all models there, compared."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log, pi
@@ -10,6 +10,7 @@ from typing import final
 import numpy as np
 from scipy.stats import rankdata
 
+from winnowgp.experiments.alike import alike
 from winnowgp.experiments.experiment import claim, counted
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
@@ -110,6 +111,41 @@ def grouped(levels: Sequence[Level]) -> Iterator[tuple[str, list[Level]]]:
     for group in dict.fromkeys(level.group for level in levels):
         mine = [level for level in levels if level.group == group]
         yield group, sorted(mine, key=lambda level: level.value)
+
+
+def levels_of(rows: Sequence[Row], *, group: str, value: str) -> list[Level]:
+    """Rows by two of their columns, what varies and how strongly."""
+    return [
+        Level(mine[0][group], mine[0][value], mine[0]["N"], tuple(mine))
+        for mine in alike(rows, group, value)
+    ]
+
+
+def size_claims(
+    levels: Sequence[Level],
+    *,
+    falling: Callable[[str], str],
+    curves: Sequence[tuple[str, str, int]],
+) -> list[str]:
+    """Of every procedure: whether its numbers of points fall, then how its sets compare.
+
+    Args:
+        falling: what is said of the numbers of a group.
+        curves: what is said of a column, the column, and 1 or −1 as `curve_claim` takes it.
+    """
+    fewer = [
+        line
+        for kind in CHOOSING
+        for group, mine in grouped(levels)
+        for line in falling_claim(falling(group), mine, kind)
+    ]
+    compared = [
+        line
+        for kind in CHOOSING
+        for said, column, sign in curves
+        for line in curve_claim(said, levels, kind, column, sign=sign)
+    ]
+    return [*fewer, *compared]
 
 
 def falling_claim(said: str, levels: Sequence[Level], kind: str) -> list[str]:

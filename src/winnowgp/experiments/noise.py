@@ -28,6 +28,7 @@ from winnowgp.experiments.curves import curve_of, curve_row, numbers, rounded
 from winnowgp.experiments.experiment import Experiment, Scope, claim
 from winnowgp.experiments.procedures import PROCEDURE_NAMES
 from winnowgp.experiments.runs import Row
+from winnowgp.experiments.size_study import LEARNING_RATE
 from winnowgp.linalg import cholesky
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.kernel_blocks import covariance
@@ -83,7 +84,7 @@ class Noise(Experiment):
         chosen = {"candidates": CANDIDATES, "alpha": ALPHA}
         kinds: list[Row] = [
             {"kind": "exact"},
-            {"kind": "paper", **chosen, "steps": steps},
+            {"kind": "paper", **chosen, "steps": steps, "learning_rate": LEARNING_RATE},
             {"kind": "fast", **chosen},
         ]
         return [
@@ -174,7 +175,8 @@ def _fitted(settings: Row, data: Dataset) -> Fit[SparseGP]:
     schedule: Schedule = Fast(FixedAlpha(settings["alpha"]))
     if settings["kind"] == "paper":
         prior = SquaredCardinality(settings["candidates"], settings["alpha"])
-        schedule = ThreePhases(prior, **settings["steps"])
+        rate = settings["learning_rate"]
+        schedule = ThreePhases(prior, learning_rate=rate, **settings["steps"])
     model = _model(data, data.X[chosen], settings["sigma"])
     return fit(model, data, schedule=schedule, generator=generator)
 

@@ -21,7 +21,7 @@ import torch
 
 from winnowgp.data import Dataset, load_table
 from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.level import CHOOSING, Level, curve_claim, falling_claim, grouped
+from winnowgp.experiments.level import Level, levels_of, size_claims
 from winnowgp.experiments.runs import Row
 from winnowgp.experiments.size_figure import draw_levels
 from winnowgp.experiments.size_study import LEARNING_RATE, SizeStudy, standardised
@@ -132,18 +132,11 @@ class Real(Experiment):
         )
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
-        levels = _levels(rows)
-        falling = [
-            line
-            for kind in CHOOSING
-            for name, mine in grouped(levels)
-            for line in falling_claim(f"fewer points with more noise on {name}", mine, kind)
-        ]
-        said = "ELBO on or above that of as many fixed points"
-        above = [
-            line for kind in CHOOSING for line in curve_claim(said, levels, kind, "elbo", sign=1)
-        ]
-        return [*falling, *above]
+        return size_claims(
+            _levels(rows),
+            falling=lambda name: f"fewer points with more noise on {name}",
+            curves=(("ELBO on or above that of as many fixed points", "elbo", 1),),
+        )
 
 
 def _rows(name: str, scope: Scope) -> int:
@@ -151,8 +144,6 @@ def _rows(name: str, scope: Scope) -> int:
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:
-    keys = {(row["data"], row["noise"], row["N"]) for row in rows}
-    return [
-        Level(name, noise, N, tuple(r for r in rows if (r["data"], r["noise"]) == (name, noise)))
-        for name, noise, N in sorted(keys, key=lambda key: (list(TABLES).index(key[0]), key[1]))
-    ]
+    found = levels_of(rows, group="data", value="noise")
+    # The longest runs come first, the tables of the figure do not.
+    return sorted(found, key=lambda level: (list(TABLES).index(level.group), level.value))

@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from winnowgp.data.catalogue import find_table
-from winnowgp.errors import InputError
+from winnowgp.data.catalogue import find_table, table_folders
+from winnowgp.errors import DataNotFoundError, InputError
 from winnowgp.experiments.cuts import quick_cuts
 from winnowgp.experiments.experiment import Experiment, Scope, counted
 from winnowgp.experiments.reproduce import asked, make_runs
@@ -51,14 +51,46 @@ def reproduced(
     Args:
         jobs: runs at once; None for one a core, or one on a GPU.
     """
-    for table in experiment.tables:
-        find_table(table)
+    check_tables([experiment], scope, folder)
     if jobs is None:
         jobs = (os.cpu_count() or 1) if scope.device == "cpu" else 1
     make_runs(
         experiment, Runs(_results(experiment, scope, folder)), scope, jobs=jobs, on_run=on_run
     )
     return drawn(experiment, scope, folder)
+
+
+def check_tables(experiments: Sequence[Experiment], scope: Scope, folder: Path) -> None:
+    """Refuse to begin where runs that are still to be made need data sets that are not here."""
+    lacking = {each.name: _lacking(each, scope, folder) for each in experiments}
+    tables = list(dict.fromkeys(table for names in lacking.values() for table in names))
+    if not tables:
+        return
+    files = ", ".join(f"{table}.csv.gz" for table in tables)
+    folders = ", ".join(map(str, table_folders()))
+    needy = ", ".join(name for name, names in lacking.items() if names)
+    free = " ".join(name for name, names in lacking.items() if not names)
+    raise DataNotFoundError(
+        f"{needy}: no {files} in {folders}; put what is missing there, or point WINNOWGP_DATA at "
+        "the folder that holds it (`winnow data` says where each comes from). Nothing was run."
+        + (f" Without them: winnow reproduce {free}" if free else "")
+    )
+
+
+def _lacking(experiment: Experiment, scope: Scope, folder: Path) -> list[str]:
+    """Its data sets that are not on this machine, if there is anything left to run on them."""
+    runs = Runs(_results(experiment, scope, folder))
+    if not experiment.tables or not asked(experiment, runs, scope).missing:
+        return []
+    return [table for table in experiment.tables if not _present(table)]
+
+
+def _present(table: str) -> bool:
+    try:
+        find_table(table)
+    except DataNotFoundError:
+        return False
+    return True
 
 
 def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:

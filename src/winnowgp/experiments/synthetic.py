@@ -19,7 +19,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.level import CHOOSING, Level, curve_claim, falling_claim, grouped
+from winnowgp.experiments.level import Level, levels_of, size_claims
 from winnowgp.experiments.runs import Row
 from winnowgp.experiments.size_figure import draw_levels
 from winnowgp.experiments.size_study import LEARNING_RATE, SizeStudy, standardised
@@ -131,33 +131,15 @@ class Synthetic(Experiment):
         )
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
-        levels = _levels(rows)
-        falling = [
-            line
-            for kind in CHOOSING
-            for condition, mine in grouped(levels)
-            for line in falling_claim(f"fewer points with more {condition}", mine, kind)
-        ]
-        below = [
-            line
-            for kind in CHOOSING
-            for said, column, sign in (
+        return size_claims(
+            _levels(rows),
+            falling=lambda condition: f"fewer points with more {condition}",
+            curves=(
                 ("KL on or below that of as many fixed points", "kl", -1),
                 ("ELBO on or above that of as many fixed points", "elbo", 1),
-            )
-            for line in curve_claim(said, levels, kind, column, sign=sign)
-        ]
-        return [*falling, *below]
+            ),
+        )
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:
-    keys = dict.fromkeys((row["condition"], row["intensity"], row["N"]) for row in rows)
-    return [
-        Level(
-            condition,
-            intensity,
-            rows_of,
-            tuple(r for r in rows if (r["condition"], r["intensity"]) == (condition, intensity)),
-        )
-        for condition, intensity, rows_of in keys
-    ]
+    return levels_of(rows, group="condition", value="intensity")

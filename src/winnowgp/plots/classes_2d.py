@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
+from winnowgp.plots.kept_points import draw_kept_points
 from winnowgp.plots.style import COLOURS
 
 
@@ -54,15 +55,7 @@ def draw_classes_2d(
         linewidths=0.6,
         label=f"{len(found.idle)} candidates not kept",
     )
-    ax.scatter(
-        found.points[:, 0],
-        found.points[:, 1],
-        s=46,
-        facecolors="white",
-        edgecolors=COLOURS["points"],
-        linewidths=1.4,
-        zorder=3,
-        label=f"{len(found.points)} inducing points",
-    )
-    ax.set(xlabel="first input", ylabel="second input")
+    draw_kept_points(found.points, ax=ax, fill="white")
+    # Candidates that wandered off the map do not stretch it.
+    ax.set(xlim=extent[:2], ylim=extent[2:])
     return ax

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.kept_points import draw_kept_points
 
 # Even in lightness from end to end, and the same to every common colour vision.
 _SHADES = "cividis"
@@ -47,25 +47,6 @@ def draw_surface_2d(
         linewidths=0.4,
         label="data" if len(X) else None,
     )
-    ax.scatter(
-        found.points[:, 0],
-        found.points[:, 1],
-        s=46,
-        facecolors="none",
-        edgecolors="white",
-        linewidths=3.0,
-        zorder=3,
-    )
-    ax.scatter(
-        found.points[:, 0],
-        found.points[:, 1],
-        s=46,
-        facecolors="none",
-        edgecolors=COLOURS["points"],
-        linewidths=1.4,
-        zorder=3,
-        label=f"{len(found.points)} inducing points",
-    )
+    draw_kept_points(found.points, ax=ax)
     ax.figure.colorbar(rows if len(X) else filled, ax=ax, label="mean")
-    ax.set(xlabel="first input", ylabel="second input")
     return ax

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -28,13 +30,18 @@ def draw_tradeoff(
 ) -> Axes:
     """A grid in grey, and procedures that chose for themselves in colour, joined by a line."""
     ax.scatter(grid.cost, grid.accuracy, s=16, color=COLOURS["data"], alpha=0.7, label=grid.name)
+    best = max(ours, key=lambda each: max(each.accuracy, default=-inf), default=None)
     for colour, found in zip(colours, ours, strict=False):
         ax.plot(
             found.cost, found.accuracy, color=colour, marker="o", markersize=5, label=found.name
         )
+        # Above the uppermost line and below the others, where lines that rise leave room.
+        beside: dict[str, Any] = {"xytext": (-5, 4), "ha": "right"}
+        if len(ours) == 1 or found is not best:
+            beside = {"xytext": (5, -9), "ha": "left"}
         for x, y, label in zip(found.cost, found.accuracy, found.labels, strict=False):
             ax.annotate(
-                label, (x, y), textcoords="offset points", xytext=(5, -9), fontsize=7, color=colour
+                label, (x, y), textcoords="offset points", fontsize=7, color=colour, **beside
             )
     ax.legend(loc="lower right")
     return ax
