@@ -51,7 +51,12 @@ from winnowgp.bounds.uncollapsed import (
     whitened_kl,
 )
 from winnowgp.bounds.upper import upper_bound
-from winnowgp.bounds.whitened_chunks import ChunkedKernel, WhitenedChunk, WhitenedChunks
+from winnowgp.bounds.whitened_chunks import (
+    ChunkedKernel,
+    WhitenedChunk,
+    WhitenedChunks,
+    add_product,
+)
 
 __all__ = [
     "ChunkedKernel",
@@ -72,6 +77,7 @@ __all__ = [
     "TwoPass",
     "WhitenedChunk",
     "WhitenedChunks",
+    "add_product",
     "chunked_moments",
     "collapsed_bound",
     "collapsed_posterior",

@@ -93,6 +93,7 @@ class WhitenedChunks:
             quicker, and as good only where the jitter is not small.
         keep: numbers that may be kept, of rows that are in memory; as many as suit the device if
             None.
+        dtype: of what has as many columns as there are rows; that of L if None.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class WhitenedChunks:
         L: Float[Tensor, "M M"],
         L_inverse: Float[Tensor, "M M"] | None = None,
         keep: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        self.dtype = dtype or L.dtype
         self.kernel, self.blocks, self.L, self._L_inverse = kernel, blocks, L, L_inverse
         self.N = blocks.N
         most = _keep(blocks.device) if keep is None else keep
@@ -112,7 +115,12 @@ class WhitenedChunks:
 
     @classmethod
     def for_gradients(
-        cls, kernel: ChunkedKernel, blocks: RowBlocks, *, keep: int | None = None
+        cls,
+        kernel: ChunkedKernel,
+        blocks: RowBlocks,
+        *,
+        keep: int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> "WhitenedChunks":
         """With the jitter that gradients need, 1e-8, and an inverse."""
         Kuu = kernel.uu()
@@ -120,7 +128,7 @@ class WhitenedChunks:
         eye = torch.eye(M, dtype=Kuu.dtype, device=Kuu.device)
         shift = JITTER * Kuu.diagonal().mean() if M else 0.0
         L = definite_cholesky(Kuu + shift * eye)
-        return cls(kernel, blocks, L=L, L_inverse=solve_lower(L, eye), keep=keep)
+        return cls(kernel, blocks, L=L, L_inverse=solve_lower(L, eye), keep=keep, dtype=dtype)
 
     @classmethod
     def for_values(
@@ -157,7 +165,7 @@ class WhitenedChunks:
             self._kept = kept
 
     def _evaluate(self, block: RowBlock) -> WhitenedChunk:
-        Kuf = self.kernel.uf(block)
+        Kuf = self.kernel.uf(block).to(self.dtype)
         V = self._whitened(Kuf)
         # t_i cannot be negative but for rounding.
         t = (self.kernel.ff(block) - V.square().sum(0)).clamp_min(0)
@@ -166,7 +174,7 @@ class WhitenedChunks:
     def _whitened(self, Kuf: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
         if self._L_inverse is None:
             return solve_lower(self.L, Kuf)
-        return lower_product(self._L_inverse, Kuf)
+        return lower_product(self._L_inverse.to(self.dtype), Kuf)
 
 
 def _keep(device: torch.device) -> int:
@@ -197,7 +205,17 @@ def lower_product(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Ten
 def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tensor, "M B"]) -> None:
     """Add A Vᵀ, a symmetric matrix, to the lower panels of `total`; `from_panels` ends the sum."""
     for panel in _panels_of(V):
-        total[panel, : panel.stop].addmm_(A[panel], V[: panel.stop].mT)
+        add_product(total[panel, : panel.stop], A[panel], V[: panel.stop].mT)
+
+
+def add_product(
+    total: Float[Tensor, "m n"], A: Float[Tensor, "m B"], C: Float[Tensor, "B n"]
+) -> None:
+    """Add A C, which may be less precise than the sum: what the rows of a block add up to is."""
+    if A.dtype == total.dtype:
+        total.addmm_(A, C)
+    else:
+        total.add_(A @ C)
 
 
 def from_panels(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:

@@ -43,7 +43,7 @@ class AutogradChunks(ChunkedKernel):
         self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
     ) -> None:
         with torch.enable_grad():
-            self._rows.add(covariance(self._kernel, self._Z, block.X), cotangent)
+            self._rows.add(covariance(self._kernel, self._Z, block.X), cotangent.to(self._Z.dtype))
 
     def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
         with torch.enable_grad():

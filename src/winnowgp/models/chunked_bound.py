@@ -55,6 +55,8 @@ class ChunkedBound:
 
     blocks: RowBlocks
     tighter: bool = False
+    dtype: torch.dtype | None = None
+    """Of what is computed row by row, if less precise than the sums."""
 
     def __call__(
         self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: Scalar
@@ -70,6 +72,7 @@ class ChunkedBound:
                 mean=chunked_mean,
                 noise=noise.detach(),
                 tighter=self.tighter,
+                dtype=self.dtype,
             )
             return _unpacked(result)
 

@@ -16,7 +16,7 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import ChunkedKernel, RowBlock, Sums
+from winnowgp.bounds import ChunkedKernel, RowBlock, Sums, add_product
 from winnowgp.typing import Scalar
 
 
@@ -66,7 +66,7 @@ class ScaledRBFChunks(ChunkedKernel):
     def pull_uf(
         self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
     ) -> None:
-        self._pulled.addmm_(cotangent.mul_(Kuf), block.features)
+        add_product(self._pulled, cotangent.mul_(Kuf), block.features.to(Kuf.dtype))
 
     def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
         # One number stands for all rows where they have the same.

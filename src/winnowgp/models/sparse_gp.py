@@ -37,6 +37,7 @@ from winnowgp.selection import SubsetStatistics, subset_statistics
 from winnowgp.typing import Mask, Noise, Scalar
 
 LEAST_NOISE = 1e-6
+PRECISIONS = ("double", "mixed")
 
 
 @final
@@ -51,6 +52,9 @@ class SparseGP(InducingModel):
         candidates: where inducing points may be, `[K D]`; copied, and learnt unless frozen.
         mean: prior mean, a GPyTorch mean; copied, zero by default.
         noise: starting value of the noise variance.
+        precision: "double", or "mixed" for climbs in which blocks of rows are in float32 and sums
+            over rows in float64. Selection, reported bounds and predictions are in double precision
+            always.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> X = torch.linspace(0, 6, 30, dtype=torch.float64)[:, None]
@@ -67,9 +71,11 @@ class SparseGP(InducingModel):
         *,
         mean: Mean | None = None,
         noise: float = 1.0,
+        precision: str = "double",
     ) -> None:
         super().__init__()
         _check(kernel, candidates, noise)
+        self.precision = _checked_precision(precision)
         self.kernel = deepcopy(kernel).to(candidates)
         self.mean = deepcopy(ZeroMean() if mean is None else mean).to(candidates)
         likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE)).to(candidates)
@@ -147,7 +153,8 @@ class SparseGP(InducingModel):
         Made for optimisers: what depends on the rows alone is computed once, memory does not grow
         with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
-        bound = ChunkedBound(self._blocks(data), tighter)
+        dtype = torch.float32 if self.precision == "mixed" else None
+        bound = ChunkedBound(self._blocks(data), tighter, dtype)
 
         def value() -> Scalar:
             return bound(self.kernel, Z=self.candidates, mean=self.mean, noise=self.noise)
@@ -214,6 +221,12 @@ def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
     check_parts(kernel, candidates)
     if not noise > LEAST_NOISE:
         raise InputError(f"`noise` is a variance and must exceed {LEAST_NOISE}; got {noise}.")
+
+
+def _checked_precision(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise InputError(f'`precision` must be "double" or "mixed"; got {precision!r}.')
+    return precision
 
 
 def _refuse_part(total: int | None) -> None:
