@@ -6,14 +6,19 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import DeepApproximateMLL, VariationalELBO
 from gpytorch.models import ApproximateGP
 from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
 from gpytorch.models.gplvm import BayesianGPLVM, VariationalLatentVariable
 from gpytorch.priors import NormalPrior
-from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    IndependentMultitaskVariationalStrategy,
+    LMCVariationalStrategy,
+    VariationalStrategy,
+)
 from torch import Tensor, nn
 
 
@@ -30,6 +35,24 @@ def tasks(N: int = 60, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     x, y = curve(N, seed=seed)
     other = torch.cos(x[:, 0]) + 0.1 * (y - torch.sin(2 * x[:, 0])).roll(1)
     return x, torch.stack([y, other, 0.5 * y + 0.05 * torch.cos(9 * x[:, 0])], dim=1)
+
+
+def points(count: int) -> Tensor:
+    """As far apart as can be where `curve` is."""
+    return torch.linspace(0, 6, count, dtype=torch.float64)[:, None]
+
+
+def independent(strategy: Any) -> IndependentMultitaskVariationalStrategy:
+    """Three tasks, a function each."""
+    return IndependentMultitaskVariationalStrategy(strategy, num_tasks=3)
+
+
+def mixed(strategy: Any) -> LMCVariationalStrategy:
+    """Three tasks, all of them mixtures of three functions."""
+    wrapped = LMCVariationalStrategy(strategy, num_tasks=3, num_latents=3)
+    generator = torch.Generator().manual_seed(2)
+    wrapped.lmc_coefficients.data = torch.randn(3, 3, generator=generator)
+    return wrapped
 
 
 class Model(ApproximateGP):
@@ -137,6 +160,13 @@ def gaussian(noise: float = 0.02, dtype: torch.dtype = torch.float64) -> Gaussia
     return likelihood
 
 
+def task_noise(noise: float = 0.01) -> MultitaskGaussianLikelihood:
+    """Half of it shared by three tasks."""
+    likelihood = MultitaskGaussianLikelihood(num_tasks=3).double()
+    likelihood.noise, likelihood.task_noises = noise, torch.full((3,), noise).double()
+    return likelihood
+
+
 def with_random_q(model: Any, *, seed: int = 1) -> Any:
     """Every parameter of q(u) somewhere that is no optimum, and locations that differ."""
     generator = torch.Generator().manual_seed(seed)
@@ -170,5 +200,21 @@ def elbo(likelihood: Any, model: Any, N: int) -> Any:
     return DeepApproximateMLL(bound) if isinstance(model, DeepGP) else bound
 
 
+def trained(model: Any, bound: Any, x: Any, y: Any, steps: int) -> None:
+    """Steps of Adam on all rows; latent inputs where x is None."""
+    torch.manual_seed(0)
+    optimiser = torch.optim.Adam(bound.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        inputs = model.sample_latent_variable() if x is None else x
+        (-bound(model(inputs), y).sum()).backward()
+        optimiser.step()
+
+
 def state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def untouched(model: nn.Module) -> dict[str, Tensor]:
+    """The state but for points and q(u)."""
+    return {n: v for n, v in state(model).items() if "variational_strategy" not in n}

@@ -42,5 +42,9 @@ class UnsettledWarning(UserWarning):
     """A search for the best q(u) ran out of rounds: what is reported is below the best bound."""
 
 
+class ToleranceWarning(UserWarning):
+    """More nats were given up than the tolerance allows, and no try at keeping it succeeded."""
+
+
 class MissingExtraError(WinnowError, ImportError):
     """An optional package is needed; the message has the line that installs it."""

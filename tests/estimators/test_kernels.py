@@ -113,7 +113,13 @@ def test_a_period_is_in_units_of_its_column() -> None:
     ("text", "message"),
     [
         ("", "cannot be read"),
-        ("rbf +", "cannot be read at character"),
+        ("rbf +", r"cannot be read at the end of 'rbf \+'"),
+        ("rbf + (", r"cannot be read at character 7 of 'rbf \+ \('"),
+        ("", "cannot be read at the end of ''"),
+        ("  rbf rbf", "cannot be read at character 5 of 'rbf rbf'"),
+        ("(rbf +\n  rbff)", "'rbff' at character 10 of"),
+        ("(rbf +\n * rbf)", "cannot be read at character 9 of"),
+        ("rbf\0", r"cannot be read\.$"),
         ("rbff", "'rbff' at character 1 of 'rbff': the kernels are rbf, matern12"),
         ("rbf + rbff", "'rbff' at character 7 of"),
         ("rbf - linear", "only \\+ and \\* combine"),
@@ -221,3 +227,9 @@ def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
     assert found.findings["kernel"] == kernel
     assert found.estimator.kernel == "rbf[0] + linear[1, 2, 3]"
     assert run([*words, "--kernel", "rbf[year]"]) == 2
+
+
+def test_places_are_counted_in_characters() -> None:
+    """Python's grammar counts bytes, of which an umlaut has two."""
+    with pytest.raises(InputError, match="'rbff' at character 12 of"):
+        kernel_words("rbf['ä'] + rbff", 2, columns={"ä": [0]})

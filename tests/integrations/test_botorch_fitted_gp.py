@@ -2,6 +2,7 @@
 
 import math
 import sys
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -349,3 +350,27 @@ def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPR
     assert torch.equal(one.posterior(rows(3)).mean, each.posterior(rows(3)).mean)
     with pytest.raises(InputError, match="`Y` has entries that are NaN"):
         model.condition_on_observations(X, Y * torch.nan)
+
+
+def test_moving_a_conditioned_model_leaves_its_parent(single: SparseGPRegressor) -> None:
+    X, model = rows(3), FittedGP.of(single)
+    before = model.posterior(X)
+    child = model.condition_on_observations(X, outcomes(X, 1)).float()
+    assert child.posterior(X.float()).mean.dtype == torch.float32
+    after = model.posterior(X)
+    assert torch.equal(after.mean, before.mean)
+    assert torch.equal(after.variance, before.variance)
+
+
+def test_a_model_conditioned_on_rows_with_a_history_can_be_copied(
+    double: SparseGPRegressor,
+) -> None:
+    X, new = rows(3).requires_grad_(), rows(4, seed=5)
+    model = FittedGP.of(double).condition_on_observations(2 * X - X, outcomes(X.detach(), 2))
+    copy = deepcopy(model)
+    torch.testing.assert_close(copy.posterior(new).mean, model.posterior(new).mean.detach())
+    assert copy.likelihood is copy.process.posterior.likelihood
+    assert copy.likelihood is not model.likelihood
+    assert not copy.posterior(new).mean.requires_grad
+    (slope,) = torch.autograd.grad(model.posterior(new).mean.sum(), X)
+    assert slope.abs().max() > 0

@@ -87,8 +87,7 @@ class _Reader:
         try:
             tree = ast.parse(self._text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            offset = error.offset if isinstance(error, SyntaxError) else None
-            place = "" if offset is None else f" at {self._shown(offset - 1)}"
+            place = self._broken(error) if isinstance(error, SyntaxError) else ""
             raise InputError(
                 f"`kernel` must read like 'rbf + periodic' or 'rbf[0, 1] * linear'; {self._text!r} "
                 f"cannot be read{place}."
@@ -191,11 +190,26 @@ class _Reader:
 
     def _refuse(self, node: ast.AST, why: str) -> NoReturn:
         raise InputError(
-            f"`kernel` cannot have {ast.unparse(node)!r} at "
-            f"{self._shown(getattr(node, 'col_offset', 0))}: {why}."
+            f"`kernel` cannot have {ast.unparse(node)!r} at {self._place_of(node)}: {why}."
         )
 
-    def _shown(self, place: int) -> str:
-        """The place in the text, by number and by what stands there."""
+    def _place_of(self, node: ast.AST) -> str:
+        line, column = getattr(node, "lineno", 1) - 1, getattr(node, "col_offset", 0)
+        # Python counts bytes here.
+        own = self._text.strip().split("\n")[line].encode()[:column].decode()
+        return self._shown(line, len(own))
+
+    def _broken(self, error: SyntaxError) -> str:
+        """Where Python stopped, if it knows; it says 0 where the text ended too early."""
+        if error.lineno is None or error.offset is None:
+            return ""
+        if min(error.lineno, error.offset) < 1:
+            return f" at the end of {self._text.strip()!r}"
+        return f" at {self._shown(error.lineno - 1, error.offset - 1)}"
+
+    def _shown(self, line: int, column: int) -> str:
+        """The place in the whole text, by number and by what stands there."""
         text = self._text.strip()
-        return f"character {place + 1} of {text!r}"
+        before = sum(len(each) + 1 for each in text.split("\n")[:line])
+        place = before + column + 1
+        return f"character {place} of {text!r}" if place <= len(text) else f"the end of {text!r}"

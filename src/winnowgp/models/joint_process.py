@@ -1,6 +1,7 @@
 """q(f) at batches of rows jointly, and what it becomes once more rows are observed."""
 
-from typing import final
+from copy import deepcopy
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -107,6 +108,15 @@ class JointProcess(nn.Module):
             Y=_appended(self.Y, Y),
             noise=_appended(self.noise, noise),
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "JointProcess":
+        """With the same rows, and without what these were computed from.
+
+        PyTorch refuses to copy tensors that have a history.
+        """
+        X, Y, noise = (tensor.detach().clone() for tensor in (self.X, self.Y, self.noise))
+        copy = JointProcess(deepcopy(self.posterior, memo), X=X, Y=Y, noise=noise)
+        return copy.train(self.training)
 
     def _seen(
         self, X: Float[Tensor, "*d q D"]

@@ -55,10 +55,9 @@ class FittedGP(Model, FantasizeMixin):
     ) -> None:
         super().__init__()
         # A copy: `.to()` and `.float()` of this model must not move the regressor's.
-        if isinstance(posterior, Posterior):
-            process = JointProcess(deepcopy(posterior))
-        else:
-            process = posterior
+        process = (
+            JointProcess(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior
+        )
         q = process.posterior
         inputs = Standardiser.none(q.Z.new_zeros(1, q.Z.shape[1])) if inputs is None else inputs
         targets = Standardiser.none(q.q_mean.new_zeros(1, q.P)) if targets is None else targets
@@ -136,7 +135,7 @@ class FittedGP(Model, FantasizeMixin):
         self._check(X, "X")
         self._check_outcomes(X, Y)
         return FittedGP(
-            self.process.conditioned(
+            self._own_process().conditioned(
                 self._x_units.forward(X),
                 self._y_units.forward(Y),
                 noise=self._noise(noise, X.shape[-2]) / self.y_scale.square(),
@@ -181,6 +180,16 @@ class FittedGP(Model, FantasizeMixin):
             inputs=self._x_units,
             targets=Standardiser(self.y_shift[idcs], self.y_scale[idcs]),
         )
+
+    def _own_process(self) -> JointProcess:
+        """The process of another model: parameters are copied, and moving one leaves the other.
+
+        Buffers are shared, for what moves a module replaces them: a step of a search that looks
+        ahead copies no matrix.
+        """
+        q, process = self.process.posterior, self.process
+        own = deepcopy(q, {id(tensor): tensor for tensor in q.buffers()})
+        return JointProcess(own, X=process.X, Y=process.Y, noise=process.noise)
 
     @property
     def _x_units(self) -> Standardiser:

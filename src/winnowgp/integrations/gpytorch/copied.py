@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 from gpytorch.module import Module
 from torch import Tensor
 
+from winnowgp.errors import InputError
+
 _Same = TypeVar("_Same", bound=Module)
 
 
@@ -24,4 +26,10 @@ def copied(module: _Same) -> _Same:
                 memo[id(value)] = value.detach().clone()
         if isinstance(part, Module):
             memo |= {id(term): None for term in part._added_loss_terms.values() if term is not None}
-    return deepcopy(module, memo)
+    try:
+        return deepcopy(module, memo)
+    except RuntimeError as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied: {error} Does it hold a list of losses, or "
+            "what it has returned? Keep these elsewhere, or `detach` them."
+        ) from error

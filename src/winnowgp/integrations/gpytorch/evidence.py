@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import log, pi
 from typing import Any, final
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.integrations.gpytorch.copied import copied
 from winnowgp.integrations.gpytorch.frame import Frame, prior_blocks
+from winnowgp.integrations.gpytorch.gaussian_q import GaussianQ
 from winnowgp.integrations.gpytorch.recorder import Call, Recorder
 from winnowgp.integrations.gpytorch.site_sums import SiteTotals
 from winnowgp.integrations.gpytorch.strategies import InducingStrategy, inducing_strategies
@@ -65,6 +65,8 @@ class Evidence:
             *path, name = found.name.split(".")
             setattr(working.get_submodule(".".join(path)), name, Recorder(found.strategy))
         kept = copied(likelihood).double().requires_grad_(False).eval()
+        # As in the user's loop, where GPyTorch samples each function of a row by itself.
+        kept.training = True
         made = cls(working, kept, x, y, seed)
         made._probe()
         return made
@@ -103,15 +105,13 @@ class Evidence:
 
     @torch.no_grad()
     def divergence(self) -> float:
-        """Σ_f KL[q(u_f) ‖ p(u_f)] at the last evaluation, in nats."""
+        """Σ_f KL[q(u_f) ‖ p(u_f)], in nats."""
         total = 0.0
         for found in self.strategies:
-            if isinstance(found.q, DeltaVariationalDistribution):
-                total += 0.5 * Frame.of(found).read().mean.square().sum().item()
-                continue
-            total += found.strategy.kl_divergence().sum().item()
-            if found.roles == 2:
-                total -= 0.5 * found.F * found.K * log(2 * pi)
+            # Not `kl_divergence()`: where the rows are the points, GPyTorch's unwhitened one has
+            # another jitter, 1e-3, than its q(f).
+            q = GaussianQ.of(found.q) if found.whitened else Frame.of(found).read()
+            total += q.divergence(point=isinstance(found.q, DeltaVariationalDistribution))
         return total
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class Evidence:
         whole = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         size = self.N if whole else _ROWS
         for _ in range(self.passes):
-            x = self.model.sample_latent_variable() if self.x is None else self.x
+            x = self._latent() if self.x is None else self.x
             for start in range(0, self.N, size):
                 for recorder in recorders:
                     recorder.calls.clear()
@@ -150,6 +150,15 @@ class Evidence:
                 yield output, self._targets(output, rows)
         for recorder in recorders:
             recorder.calls.clear()
+
+    def _latent(self) -> Tensor:
+        x = self.model.sample_latent_variable()
+        if x.shape[-2] != self.N:
+            raise InputError(
+                f"`data` must have a row for each of the model's {x.shape[-2]} latent inputs; got "
+                f"{self.N} rows."
+            )
+        return x
 
     def _targets(self, output: Any, rows: slice) -> Tensor:
         if isinstance(output, MultitaskMultivariateNormal):
@@ -167,7 +176,26 @@ class Evidence:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Two rows through the model: errors are the user's to see now, and q(u) gets its start."""
+        """Some rows through the model: errors are the user's to see now; q(u) gets its start."""
+        try:
+            nats = self._first_rows()
+        except (RuntimeError, IndexError, TypeError) as error:
+            x = "latent inputs" if self.x is None else f"`train_x` {list(self.x.shape)}"
+            said = f"{type(error).__name__}: {error}".rstrip(".")
+            raise InputError(
+                f"`model` and `likelihood` cannot be evaluated on {x} and targets "
+                f"{list(self.y.shape)}: {said}. Does their bound take these tensors as they are? A "
+                "copy of both is evaluated in float64, which leaves out tensors that are neither "
+                "parameters nor buffers."
+            ) from error
+        if not torch.isfinite(nats):
+            raise InputError(
+                "the likelihood has no finite expectation at the model's q(f); does `y` suit "
+                f"{type(self.likelihood).__name__}, and is the model trained?"
+            )
+
+    def _first_rows(self) -> Tensor:
+        """Σ_i E[log p(y_i | f_i)] of the first rows, whose shapes are looked at."""
         with self._same_draws():
             output, y = next(self._evaluated())
             if not isinstance(output, MultivariateNormal):
@@ -175,18 +203,34 @@ class Evidence:
                     "`model` must return a MultivariateNormal or a MultitaskMultivariateNormal; "
                     f"got {type(output).__name__}."
                 )
-            nats = self._expected(output, y)
-        if not torch.isfinite(nats):
+            self._check_targets(output)
+            return self._expected(output, y)
+
+    def _check_targets(self, output: MultivariateNormal) -> None:
+        """GPyTorch would broadcast [N 1] against [N] to [N N], and sum."""
+        tasks = isinstance(output, MultitaskMultivariateNormal)
+        axis, batch = (0, torch.Size()) if tasks else (-1, self.y.shape[:-1])
+        widened = torch.broadcast_shapes(batch, output.batch_shape) != output.batch_shape
+        if self.y.shape[axis] != self.N or widened:
+            need = f"[{self.N} T], a column a task" if tasks else f"[{self.N}]"
+            if not tasks and output.batch_shape.numel() > 1:
+                need = f"{[*output.batch_shape, self.N]}, a row of targets for each function"
             raise InputError(
-                "the likelihood has no finite expectation at the model's q(f); does `y` suit "
-                f"{type(self.likelihood).__name__}, and is the model trained?"
+                f"`train_y` must be {need}, as the bound of `model` takes it; got "
+                f"{list(self.y.shape)}."
             )
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
+        """The two generators that models draw from, seeded, and put back."""
         device = self.y.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed)
+        cuda = device.type == "cuda"
+        with torch.random.fork_rng([device] if cuda else []):
+            # `torch.manual_seed` would seed every device.
+            torch.default_generator.manual_seed(self.seed)
+            if cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(self.seed)
             yield
 
 

@@ -13,7 +13,7 @@ from gpytorch.variational import (
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.linalg import definite_cholesky, solve_lower
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 
 
 @final
@@ -47,6 +47,14 @@ class GaussianQ:
         lower = self.lower()
         inverse = solve_lower(lower, torch.eye(lower.shape[-1]).to(lower))
         return inverse.mT @ inverse
+
+    def divergence(self, *, point: bool) -> float:
+        """Σ_f KL[q_f ‖ N(0, I)] in nats; ½‖m‖² of a point mass."""
+        total = 0.5 * self.mean.square().sum()
+        if not point:
+            volume = 2 * half_log_det(self.lower()).sum()
+            total = total + 0.5 * (self.factor.square().sum() - self.mean.numel() - volume)
+        return total.item()
 
     def put_into(self, distribution: Any) -> None:
         """Give a variational distribution these values, for another number of points if need be.

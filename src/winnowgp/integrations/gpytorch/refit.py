@@ -16,7 +16,7 @@ from winnowgp.integrations.gpytorch.site_sums import SiteTotals
 
 # Nats an observation that a step must promise and gain for another one to be tried.
 _GAIN = 1e-5
-_SHORTEST, _STEPS = 0.05, 15
+_SHORTEST, _STEPS = 0.05, 30
 
 
 @final

@@ -34,7 +34,8 @@ class Rows:
         pair = isinstance(data, tuple | list) and len(data) == 2
         if not pair or not all(isinstance(part, Tensor) for part in data):
             raise InputError(
-                f"`data` must be two tensors, (train_x, train_y); got {_described(data)}."
+                f"`data` must be two tensors, (train_x, train_y); got {_described(data)}. Those of "
+                "a DataLoader of a TensorDataset are `loader.dataset.tensors`."
             )
         x, y = _checked("train_x", data[0]), _checked("train_y", data[1])
         x = x[:, None] if x.dim() == 1 else x
@@ -59,4 +60,6 @@ def _checked(name: str, values: Tensor) -> Tensor:
 def _described(data: object) -> str:
     if isinstance(data, Tensor):
         return f"a tensor of shape {list(data.shape)}"
-    return f"{type(data).__name__} of length {len(data)}" if isinstance(data, tuple) else repr(data)
+    if isinstance(data, tuple | list):
+        return f"a {type(data).__name__} of [{', '.join(type(part).__name__ for part in data)}]"
+    return f"a {type(data).__name__}"

@@ -20,7 +20,7 @@ from gpytorch.variational import (
     VariationalStrategy,
 )
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from winnowgp.errors import InputError
 from winnowgp.integrations.gpytorch.recorder import Recorder
@@ -38,6 +38,8 @@ DISTRIBUTIONS = (
     NaturalVariationalDistribution,
     TrilNaturalVariationalDistribution,
 )
+# What makes a strategy the one that we know.
+_METHODS = ("forward", "kl_divergence", "prior_distribution", "variational_distribution")
 _INSTEAD = {
     "CiqVariationalStrategy": "It whitens with a symmetric root that it never forms; train with "
     "VariationalStrategy, whose bound is the same.",
@@ -133,12 +135,21 @@ def inducing_strategies(model: GP) -> tuple[InducingStrategy, ...]:
             "are mixtures. Use a DeepGP."
         )
     if not isinstance(model, ApproximateGP | DeepGP):
-        raise InputError(f"`model` must be an ApproximateGP or a DeepGP of GPyTorch; got {name}.")
+        raise InputError(
+            f"`model` must be an ApproximateGP or a DeepGP of GPyTorch; got {name}.{_inner(model)}"
+        )
     owners = [(path, m) for path, m in model.named_modules() if isinstance(m, ApproximateGP)]
     found = tuple(_found(path, owner) for path, owner in owners)
     if not found:
         raise InputError(f"`model` has no layers; {name} holds no DeepGPLayer.")
     return found
+
+
+def _inner(model: object) -> str:
+    """Where the GP of a model with a network around it is."""
+    parts = model.named_modules() if isinstance(model, nn.Module) else ()
+    inner = next((path for path, m in parts if isinstance(m, ApproximateGP)), None)
+    return "" if inner is None else f" Pass `model.{inner}`, with the inputs that it sees."
 
 
 def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
@@ -147,8 +158,8 @@ def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
         steps, strategy = [*steps, "base_variational_strategy"], strategy.base_variational_strategy
     name = ".".join([path, *steps] if path else steps)
     kind = next((k for k in _STRATEGIES if isinstance(strategy, k)), None)
-    # A subclass that computes q(f) in its own way is not its parent.
-    if kind is None or type(strategy).forward is not kind.forward:
+    # A subclass that computes q(f) or the KL in its own way is not its parent.
+    if kind is None or any(getattr(type(strategy), m) is not getattr(kind, m) for m in _METHODS):
         given = type(strategy).__name__
         raise InputError(
             f"`{name}` must be a VariationalStrategy, UnwhitenedVariationalStrategy or "

@@ -1,14 +1,17 @@
 """A user's own GPyTorch model, with as few inducing points as it needs."""
 
+import warnings
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Generic, final
 
 import torch
 from gpytorch.likelihoods import Likelihood
+from gpytorch.variational import VariationalStrategy
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, ToleranceWarning
 from winnowgp.integrations.gpytorch.choice import StrategyChoice, sizes
 from winnowgp.integrations.gpytorch.copied import copied
 from winnowgp.integrations.gpytorch.evidence import Evidence
@@ -128,6 +131,7 @@ def winnow(
     (True, 'Line')
     """
     goal = _goal(alpha, tolerance, max_points)
+    _check_likelihood(likelihood)
     rows = Rows.of(model, data)
     draws = torch.Generator().manual_seed(0) if generator is None else generator
     seed = int(torch.randint(2**31, (), generator=draws, device=draws.device))
@@ -158,18 +162,28 @@ class _Found:
 def _pruned_to(goal: Goal, whole: Refit, choices: list[StrategyChoice]) -> _Found:
     """The model pruned and its q(u) inferred anew; again with more points where too much is lost.
 
-    What sites of all points promise of few is exact or too much.
+    What sites of all points promise of few is exact or too much. Warns where no try sufficed.
     """
-    asked, attempt = goal, 0
-    while True:
-        found = _tried(sizes(choices, asked), whole, choices)
-        attempt += 1
-        lost = whole.bound - found.bound
-        if not isinstance(goal, Tolerance) or attempt == _TRIES:
-            return found
-        if lost <= goal.nats * whole.evidence.N:
-            return found
+    if not isinstance(goal, Tolerance):
+        return _tried(sizes(choices, goal), whole, choices)
+    tried: list[_Found] = []
+    for attempt in range(_TRIES):
         asked = Tolerance(goal.nats * 0.5**attempt)
+        found = _tried(sizes(choices, asked), whole, choices)
+        if whole.bound - found.bound <= goal.nats * whole.evidence.N:
+            return found
+        tried.append(found)
+    best = max(tried, key=lambda each: each.bound)
+    lost = (whole.bound - best.bound) / whole.evidence.N
+    points = sum(int(mask.sum()) for mask in best.keep)
+    warnings.warn(
+        f"the tolerance of {goal.nats:g} nats an observation was not kept: with {points} points, "
+        f"the best of {_TRIES} tries, {lost:.3g} are given up. Scores are of first order for this "
+        "model; ask for a smaller `tolerance`, or say `max_points`.",
+        ToleranceWarning,
+        stacklevel=3,
+    )
+    return best
 
 
 def _tried(kept: list[int], whole: Refit, choices: list[StrategyChoice]) -> _Found:
@@ -189,8 +203,11 @@ def _returned(model: Same, found: _Found) -> Same:
     for place, keep, source in pairs:
         put_points(place, kept_points(place, keep.to(place.locations.device)))
         GaussianQ.of(source.q).put_into(place.q)
-        # Else the first call would start q(u) at the prior.
+        # Else the first call would start q(u) at the prior,
         place.strategy.variational_params_initialized.fill_(1)
+        if isinstance(place.strategy, VariationalStrategy):
+            # or whiten it once more, if it came from a file of before GPyTorch whitened.
+            place.strategy.get_buffer("updated_strategy").fill_(True)
     return result
 
 
@@ -211,7 +228,22 @@ def _sets(
     return tuple(sets)
 
 
+def _check_likelihood(likelihood: object) -> None:
+    if not isinstance(likelihood, Likelihood):
+        raise InputError(
+            "`likelihood` must be a Likelihood of GPyTorch, the one that `model` was trained "
+            f"with; got {type(likelihood).__name__}."
+        )
+
+
 def _goal(alpha: float | str, tolerance: float, max_points: int | None) -> Goal:
+    for name, value, kind, need in (
+        ("alpha", alpha, Real | str, "positive or 'auto'"),
+        ("tolerance", tolerance, Real, "positive nats per observation"),
+        ("max_points", max_points, Integral | None, "a whole number, at least 1"),
+    ):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"`{name}` must be {need}; got {value!r}.")
     if isinstance(alpha, str) and alpha != "auto":
         raise InputError(
             f"`alpha` must be positive or 'auto'; got {alpha!r}. Larger values keep fewer points."

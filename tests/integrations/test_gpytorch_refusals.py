@@ -1,0 +1,198 @@
+"""What cannot go through the door is refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel
+from gpytorch.means import ConstantMean
+from gpytorch.models import ApproximateGP, ExactGP
+from gpytorch.models.deep_gps import DeepGP
+from gpytorch.models.deep_gps.dspp import DSPP
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    CiqVariationalStrategy,
+    DeltaVariationalDistribution,
+    GridInterpolationVariationalStrategy,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+    NNVariationalStrategy,
+    OrthogonallyDecoupledVariationalStrategy,
+    VariationalStrategy,
+)
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpytorch_models import (
+    Latent,
+    Model,
+    curve,
+    elbo,
+    gaussian,
+    independent,
+    points,
+    task_noise,
+    tasks,
+)
+from winnowgp.errors import InputError
+from winnowgp.integrations.gpytorch import winnow
+
+
+class Wrapped(ApproximateGP):
+    mean_module: Any
+    covar_module: Any
+
+    def __init__(self, made: Any) -> None:
+        super().__init__(made(self))
+        self.mean_module, self.covar_module = ConstantMean(), RBFKernel()
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class OwnStrategy(VariationalStrategy):
+    def forward(self, *args: Any, **words: Any) -> Any:
+        return super().forward(*args, **words)
+
+
+class OwnDivergence(VariationalStrategy):
+    def kl_divergence(self) -> Tensor:
+        return 0.1 * super().kl_divergence()
+
+
+class OwnDistribution(CholeskyVariationalDistribution):
+    def forward(self) -> Any:
+        return super().forward()
+
+
+def q(count: int = 8) -> CholeskyVariationalDistribution:
+    return CholeskyVariationalDistribution(count)
+
+
+REFUSED: dict[str, Any] = {
+    "CiqVariationalStrategy": lambda m: CiqVariationalStrategy(
+        m, points(8), NaturalVariationalDistribution(8)
+    ),
+    "GridInterpolationVariationalStrategy": lambda m: GridInterpolationVariationalStrategy(
+        m, 8, [(0.0, 6.0)], q()
+    ),
+    "NNVariationalStrategy": lambda m: NNVariationalStrategy(
+        m, points(8), MeanFieldVariationalDistribution(8), k=2, training_batch_size=4
+    ),
+    "OrthogonallyDecoupledVariationalStrategy": lambda m: OrthogonallyDecoupledVariationalStrategy(
+        VariationalStrategy(m, points(8), q()), points(8), DeltaVariationalDistribution(8)
+    ),
+    "OwnStrategy": lambda m: OwnStrategy(m, points(8), q()),
+    "OwnDivergence": lambda m: OwnDivergence(m, points(8), q()),
+    "OwnDistribution": lambda m: VariationalStrategy(m, points(8), OwnDistribution(8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Tried to import faiss")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InputError, match=rf"`variational_strategy` must .*got {name}"):
+        winnow(Wrapped(REFUSED[name]), gaussian(), curve(20))
+
+
+def test_models_without_a_strategy_are_refused_by_name() -> None:
+    class Exact(ExactGP):
+        pass
+
+    class Mixture(DSPP):
+        pass
+
+    class Empty(DeepGP):
+        pass
+
+    x, y = curve(20)
+    for model, words in (
+        (Exact(x, y, gaussian()), "Exact is an ExactGP.*winnowgp.SparseGP"),
+        (Mixture(3), "Mixture is a DSPP"),
+        (Empty(), "Empty holds no DeepGPLayer"),
+        (torch.nn.Sequential(Model(points(8))), r"got Sequential. Pass `model\.0`"),
+        (torch.nn.Linear(1, 1), "`model` must be an ApproximateGP or a DeepGP.*got Linear"),
+    ):
+        with pytest.raises(InputError, match=words):
+            winnow(model, gaussian(), (x, y))  # pyright: ignore[reportArgumentType]
+
+
+def test_functions_without_a_q_of_their_own_are_refused() -> None:
+    x, Y = tasks(20)
+    with pytest.raises(InputError, match=r"batch_shape=torch.Size\(\[3\]\)"):
+        winnow(Model(points(8), prior=[3]), gaussian(), (x, Y.mT))
+    with pytest.raises(InputError, match=r"batch_shape=torch.Size\(\[3\]\)"):
+        winnow(Model(points(8).repeat(3, 1, 1)), gaussian(), (x, Y.mT))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (torch.zeros(3), "two tensors"),
+        ((torch.zeros(3, 1), torch.zeros(4)), "as many rows"),
+        ((torch.zeros(0, 1), torch.zeros(0)), "has no rows"),
+        ((torch.full((3, 1), torch.nan), torch.zeros(3)), "`train_x` has entries that are NaN"),
+        ((torch.zeros(3, 1), torch.full((3,), torch.inf)), "`train_y` has entries"),
+        (([1.0], [2.0]), "two tensors"),
+        (([1.0], np.zeros(1)), r"a tuple of \[list, ndarray\]"),
+        (DataLoader(TensorDataset(*curve(3))), r"a DataLoader. .*`loader.dataset.tensors`"),
+        ((curve(9)[0], curve(9)[1][:, None]), r"`train_y` must be \[9\].*got \[9, 1\]"),
+        ((curve(9)[0], tasks(9)[1].mT), r"`train_y` must be \[9\].*got \[3, 9\]"),
+        ((curve(9)[0].repeat(1, 2), curve(9)[1]), r"`train_x` \[9, 2\] and targets \[9\]: Run"),
+    ],
+)
+def test_senseless_data_are_refused(data: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        winnow(Model(points(8)), gaussian(), data)
+
+
+def test_tasks_have_a_column_each() -> None:
+    x, Y = tasks(20)
+    model = Model(points(8), batch=[3], around=independent)
+    with pytest.raises(InputError, match=r"`train_y` must be \[20 T\].*got \[3, 20\]"):
+        winnow(model, task_noise(), (x, Y.mT))
+    with pytest.raises(InputError, match=r"of targets for each function.*got \[2, 3, 20\]"):
+        winnow(Model(points(8), batch=[3]), gaussian(), (x, Y.mT.expand(2, 3, 20)))
+
+
+def test_a_likelihood_is_a_likelihood() -> None:
+    model: Any = Model(points(8))
+    with pytest.raises(InputError, match=r"`likelihood` must be a Likelihood.*got VariationalELBO"):
+        winnow(model, elbo(gaussian(), model, 20), curve(20))
+
+
+def test_a_model_that_keeps_its_losses_cannot_be_copied() -> None:
+    x, y = curve(20)
+    model: Any = Model(points(8))
+    model.losses = [elbo(gaussian(), model, 20)(model(x), y)]
+    with pytest.raises(InputError, match=r"Model cannot be copied.*list of losses"):
+        winnow(model, gaussian(), (x, y))
+
+
+def test_a_latent_model_wants_its_table_alone() -> None:
+    x, Y = tasks(20)
+    model = Latent(x / 3 - 1, 3, 6)
+    with pytest.raises(InputError, match="each of the model's 20 latent inputs; got 15 rows"):
+        winnow(model, gaussian(), Y[:15])
+    with pytest.raises(InputError, match=r"must be its table, a tensor \[N P\]"):
+        winnow(model, gaussian(), (x, Y))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"alpha": "much"}, "`alpha` must be positive or 'auto'"),
+        ({"alpha": -1.0}, "`alpha` must be positive or 'auto'"),
+        ({"tolerance": 0.0}, "`tolerance` must be positive"),
+        ({"max_points": 0}, "`max_points` must be at least 1"),
+        ({"max_points": 3, "alpha": 0.1}, "in one way only"),
+        ({"max_points": 3.5}, "`max_points` must be a whole number.*got 3.5"),
+        ({"alpha": None}, "`alpha` must be positive or 'auto'; got None"),
+        ({"tolerance": "small"}, "`tolerance` must be positive nats.*got 'small'"),
+    ],
+)
+def test_senseless_requests_are_refused(request_: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        winnow(Model(points(8)), gaussian(), curve(20), **request_)
