@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from winnowgp.errors import InputError
-from winnowgp.selection import Frontier, alpha_at, alpha_interval, concave_hull
+from winnowgp.selection import (
+    WEAKEST_ALPHA,
+    Frontier,
+    alpha_at,
+    alpha_interval,
+    concave_hull,
+    strongest_alpha,
+)
 
 FRONTIER = Frontier(
     bounds=torch.tensor([-100, -60, -58, -20, -12, -9, -8.5, -8.4], dtype=torch.float64),
@@ -58,3 +65,14 @@ def test_a_reference_out_of_reach_takes_the_highest_bound() -> None:
 def test_negative_limits_are_refused_by_name() -> None:
     with pytest.raises(InputError, match="`max_points`"):
         FRONTIER.at_most(-1)
+
+
+@pytest.mark.parametrize("edge", [1e-7, 0.3, 2.0, 1e6])
+def test_the_strongest_alpha_that_keeps_a_rule(edge: float) -> None:
+    found = strongest_alpha(lambda alpha: alpha <= edge)
+    assert found <= edge
+    assert found == pytest.approx(edge, rel=1e-9)
+
+
+def test_a_rule_that_nothing_keeps_asks_for_the_weakest_alpha() -> None:
+    assert strongest_alpha(lambda alpha: False) == WEAKEST_ALPHA

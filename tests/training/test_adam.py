@@ -148,3 +148,24 @@ def test_a_phase_whose_last_step_looked_low_by_chance_keeps_what_it_reached() ->
     assert x.item() == pytest.approx(0.6)
     # It was looked at once more.
     assert next(calls) == 14
+
+
+@pytest.mark.parametrize(("edge", "least", "most"), [(math.inf, 7.0, 10.0), (4.0, 3.9, 4.01)])
+def test_noise_is_not_taken_for_a_fall_nor_hides_one(
+    edge: float, least: float, most: float
+) -> None:
+    """Noise as large as the limit; beyond the edge everything is far lower."""
+    told: list[float] = []
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    noise = torch.Generator().manual_seed(1)
+
+    def objective() -> torch.Tensor:
+        chance = torch.randn((), generator=noise)
+        return -((x - 10) ** 2) / 20 - 100 * (x > edge) + chance
+
+    Adam(2000, deepest=1.0).maximise(
+        objective, [([x], 0.01)], scale=1.0, on_step=lambda _, value: told.append(value)
+    )
+    assert least < x.item() < most
+    # However often it falls again, a fall is not what it gets used to.
+    assert sum(value < -50 for value in told[-100:]) < 50

@@ -186,6 +186,24 @@ def test_a_phase_of_adam_that_falls(steps: int) -> None:
     assert run(UNKEPT)[0] < 0.52
 
 
+def test_a_phase_of_adam_in_noise_beyond_what_would_be_a_fall() -> None:
+    """Whoever forgets how noisy it was sees falls where the others saw none."""
+
+    def run(journal: Journal) -> Any:
+        x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
+        Adam(60, deepest=1.0).maximise(
+            lambda: x + 4 * noise.next(),
+            [([x], 0.05)],
+            scale=1.0,
+            on_step=lambda *_: None,
+            journal=journal,
+            memory={"noise": noise},
+        )
+        return x.item(), noise.next()
+
+    assert from_every_state(run) == 61
+
+
 def test_a_stage_that_could_not_begin_leaves_no_doubt_about_what_was_told() -> None:
     """What happens before it is passed as soon as anything later was written."""
     entries = {1: {"ended": True, "value": 0}, 3: {"ended": True, "value": 0}}

@@ -19,13 +19,13 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, size=None) -> None:
+    generator = seeded()
     train_layerwise(
         model,
-        data,
+        Parts(data, size, generator),
         training=LayerTraining(0.03, natural_rate=0.5),
         steps=steps,
-        batch_size=size,
-        course=Course(seeded(), told),
+        course=Course(generator, told),
     )
 
 
@@ -219,6 +219,22 @@ def test_only_what_is_to_be_learnt_changes() -> None:
         assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name
 
 
+@pytest.mark.parametrize("frozen", ["all the rest", "the factor"])
+def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) -> None:
+    """Alone they would not be taken, and what is frozen stays."""
+    model, data = deep(), rows(N=10)
+    last = model.layers[-1]
+    if frozen == "all the rest":
+        model.requires_grad_(False)
+        last.q_mean.requires_grad_()
+    last.q_factor.requires_grad_(frozen == "all the rest")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    parts, course = Parts(data, None, seeded()), Course(seeded(), deep_silent)
+    LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=3, course=course)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) is not parameter.requires_grad, name
+
+
 def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
     data = rows(N=10)
     whole = Parts(data, None, seeded())
@@ -228,3 +244,5 @@ def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
     some = Parts(data, 4, seeded())
     assert (some.total, some.scale) == (10, 20.0)
     assert [some.next().N for _ in range(3)] == [4, 4, 4]
+    others = some.alike(rows(N=7))
+    assert (others.data.N, others.total, others.next().N) == (7, 7, 4)

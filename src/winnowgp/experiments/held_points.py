@@ -84,10 +84,8 @@ def train_held(
         held.layers[0].candidates[: len(places)].copy_(places)
     alone, first, last = steps
     course = Course(generator, deep_silent)
-    train_layerwise(
-        held, data, training=training, steps=alone, batch_size=None, course=course, place=place
-    )
     parts = Parts(data, None, generator)
+    train_layerwise(held, parts, training=training, steps=alone, course=course, place=place)
     training.run(held, parts, "train", steps=first, course=course)
     cooled = LayerTraining(
         training.learning_rate, training.samples, training.natural_rate, cooling=0.03

@@ -1,6 +1,12 @@
 """Choosing: what a model must answer to be selectable, the ways to choose, and what comes out."""
 
-from winnowgp.selection.alpha import alpha_at, alpha_interval, concave_hull
+from winnowgp.selection.alpha import (
+    WEAKEST_ALPHA,
+    alpha_at,
+    alpha_interval,
+    concave_hull,
+    strongest_alpha,
+)
 from winnowgp.selection.frontier import Frontier, path_frontier, polished, search_frontier
 from winnowgp.selection.natural import NaturalSelection, select_naturally
 from winnowgp.selection.objective import (
@@ -17,6 +23,7 @@ from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
 from winnowgp.selection.summed_statistics import SummedStatistics
 
 __all__ = [
+    "WEAKEST_ALPHA",
     "DataRoot",
     "FlipObjective",
     "Found",
@@ -40,6 +47,7 @@ __all__ = [
     "polished",
     "search_frontier",
     "select_naturally",
+    "strongest_alpha",
     "subset_statistics",
     "swapped",
 ]

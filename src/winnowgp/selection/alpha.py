@@ -6,8 +6,12 @@ its two edges.
 """
 
 import math
+from collections.abc import Callable
 
 from winnowgp.selection.frontier import Frontier
+
+WEAKEST_ALPHA, STRONGEST_ALPHA = 1e-8, 1e8
+_BISECTIONS = 40
 
 
 def concave_hull(frontier: Frontier) -> list[int]:
@@ -43,6 +47,18 @@ def alpha_at(frontier: Frontier, M: int) -> float:
     if above is None:
         return _middle(*alpha_interval(frontier, hull[-1]))
     return _slope(bounds, hull[hull.index(above) - 1], above)
+
+
+def strongest_alpha(holds: Callable[[float], bool]) -> float:
+    """The largest α for which a rule holds that weak priors keep and strong ones break.
+
+    For one α over several sets of points: a nat then costs the same wherever it is bought.
+    """
+    low, high = WEAKEST_ALPHA, STRONGEST_ALPHA
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def _slope(bounds: list[float], low: int, high: int) -> float:

@@ -18,6 +18,9 @@ from winnowgp.typing import Scalar
 MOST_REJECTIONS = 20
 # Steps beyond the limit that are a fall, and how often a place to go back to is remembered.
 CLIFF, ANCHORED = 3, 10
+# Times the average dip below the running average that chance may explain: 3.2 standard deviations
+# of normal noise.
+CHANCE = 8.0
 
 
 @final
@@ -39,7 +42,8 @@ class Adam:
     such a one can undo hundreds.
     """
     deepest: float = inf
-    """How far the objective, divided by `scale`, may fall below its running average.
+    """How far the objective, divided by `scale`, may fall below its running average; further where
+    it has always been so noisy that chance explains more.
 
     Three steps in a row beyond that, and training goes back to where it was some steps before the
     fall, with half the learning rates and no momentum. A phase whose last steps are beyond it looks
@@ -59,11 +63,12 @@ class Adam:
         """Take `steps` steps.
 
         Args:
-            objective: nats, larger is better; called once a step.
+            objective: nats, larger is better; called once a step, and again where a phase ends in
+                what may be a fall.
             groups: parameters with their learning rate.
             scale: what the objective is divided by before it is differentiated, the number of rows.
-            on_step: told the number of the step, from one, and the objective before it; may raise
-                `EndPhase`.
+            on_step: told the number of the step, from one, and the objective before it, but not of
+                those that are spent on going back; may raise `EndPhase`.
             journal: where this is a stage of.
             memory: what objective and `on_step` change besides the parameters.
         """
@@ -156,6 +161,7 @@ class _Loop:
         self._rates: list[float] = [group["lr"] for group in optimiser.param_groups]
         self._rejections = 0
         self._level: float | None = None
+        self._dip = 0.0
         self._low = 0
         self._anchor: dict[str, Any] = {}
 
@@ -182,9 +188,14 @@ class _Loop:
 
     def fell(self, value: float, deepest: float, kept: Mapping[str, Stateful]) -> bool:
         """Whether the objective fell off a cliff; if so, all that is kept is back before it."""
-        if self._level is None or value >= self._level - deepest:
+        level = value if self._level is None else self._level
+        limit = max(deepest, CHANCE * self._dip)
+        if value >= level - limit:
+            # What it came back from by itself was chance: dips to the limit, or beyond.
+            for dip in (*self._low * [limit], max(level - value, 0.0)):
+                self._dip += max(0.02, 1 / (10 + self.step)) * (dip - self._dip)
             self._low = 0
-            self._level = value if self._level is None else 0.9 * self._level + 0.1 * value
+            self._level = value if self._level is None else 0.9 * level + 0.1 * value
             if value >= self._level and self.step % ANCHORED == 1:
                 self._anchor = {name: deepcopy(part.state_dict()) for name, part in kept.items()}
             return False
@@ -196,7 +207,8 @@ class _Loop:
         self.optimiser.state.clear()
         self._good = [p.detach().clone() for p in self.parameters]
         self._rates = [0.5 * rate for rate in self._rates]
-        self._low = 0
+        # An average that was lucky must not make everything after it a fall.
+        self._level, self._low = level - limit, 0
         return True
 
     @property
@@ -212,6 +224,7 @@ class _Loop:
             "good": self._good,
             "rates": self._rates,
             "level": self._level,
+            "dip": self._dip,
             "low": self._low,
             "anchor": self._anchor,
         }
@@ -220,7 +233,8 @@ class _Loop:
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state["moments"]})
         self.step, self.average = state["step"], state["average"]
         self._rates = list(state["rates"])
-        self._level, self._low, self._anchor = state["level"], state["low"], state["anchor"]
+        self._level, self._dip = state["level"], state["dip"]
+        self._low, self._anchor = state["low"], state["anchor"]
         good = zip(state["good"], self.parameters, strict=True)
         self._good = [saved.to(p.device) for saved, p in good]
 

@@ -1,6 +1,7 @@
 """Where a fit is remembered on disk, so that it can be killed and go on."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -75,7 +76,9 @@ class Checkpoint:
     def tidy(self) -> None:
         """Remove what a process that was killed while it wrote has left half written."""
         for path in Path(self.folder).glob(".*.checkpoint"):
-            path.unlink(missing_ok=True)
+            # Where it cannot be removed, writing will say so.
+            with suppress(OSError):
+                path.unlink()
 
     def write(self, name: str, state: State) -> None:
         """Put a state in the place of the last one, whole or not at all.

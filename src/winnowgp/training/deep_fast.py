@@ -39,8 +39,6 @@ class _Chosen:
     model: DeepGP
     selections: tuple[Selection, ...]
     candidates: tuple[Tensor, ...]
-    reference: float
-    """Bound before the choice, in nats."""
     lost: float
     """Nats that the choice cost, with the same samples before and after."""
 
@@ -86,14 +84,7 @@ class DeepFast(DeepSchedule):
         generator = course.generator
         parts = Parts(data, self.batch_size, generator)
         before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
-        train_layerwise(
-            model,
-            data,
-            training=before,
-            steps=self.layerwise,
-            batch_size=self.batch_size,
-            course=course,
-        )
+        train_layerwise(model, parts, training=before, steps=self.layerwise, course=course)
         chosen: list[_Chosen] = []
         for number in range(self.rounds):
             steps = self.pre // self.rounds + (number < self.pre % self.rounds)
@@ -114,7 +105,7 @@ class DeepFast(DeepSchedule):
 
     def _chosen(
         self, model: DeepGP, data: Dataset, share: float, course: Course[DeepProgress]
-    ) -> "_Chosen":
+    ) -> _Chosen:
         """The model pruned, all the way to the goal's sets or a share of the way."""
         generator = course.generator
         seed = drawn_seed(generator)
@@ -127,7 +118,7 @@ class DeepFast(DeepSchedule):
         inclusion = tuple(found.inclusion for found in selections)
         course.tell_once(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
         lost = reference - seeded_bound(pruned, data, generator, seed=seed)
-        return _Chosen(pruned, selections, candidates, reference, lost)
+        return _Chosen(pruned, selections, candidates, lost)
 
     def _selections(
         self,

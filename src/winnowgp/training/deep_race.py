@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from math import inf, isfinite
 
 import torch
 
 from winnowgp.data import Dataset
-from winnowgp.errors import TrainingError
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import DeepGP
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.course import Course, kept_course
@@ -38,21 +39,15 @@ def deep_race(
     training = LayerTraining(0.03, samples, natural_rate=0.3)
 
     def raced(start: DeepGP, course: Course[DeepProgress]) -> float:
-        model = deepcopy(start)
+        model, parts = deepcopy(start), Parts(data, batch_size, generator)
         try:
-            train_layerwise(
-                model,
-                data,
-                training=training,
-                steps=layerwise,
-                batch_size=batch_size,
-                course=course,
-            )
-            parts = Parts(data, batch_size, generator)
+            train_layerwise(model, parts, training=training, steps=layerwise, course=course)
             training.run(model, parts, "race", steps=steps, course=course)
-        except TrainingError:
-            return -torch.inf
-        return estimated_bound(model, data, generator=generator)
+            bound = estimated_bound(model, data, generator=generator)
+        except (TrainingError, NotPositiveDefiniteError):
+            # What the last step of a phase leads to has not been looked at before.
+            return -inf
+        return bound if isfinite(bound) else -inf
 
     with kept_course(
         checkpoint,

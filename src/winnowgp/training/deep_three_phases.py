@@ -85,16 +85,9 @@ class DeepThreePhases(DeepSchedule):
         generator = course.generator
         alphas = layer_alphas(self.alpha, len(model.layers))
         parts = Parts(data, self.batch_size, generator)
-        # Plain Adam, as in the paper.
+        # Gradients as long as they come, as in the paper; falls are undone all the same.
         training = LayerTraining(self.learning_rate, self.samples, longest=inf)
-        train_layerwise(
-            model,
-            data,
-            training=training,
-            steps=self.layerwise,
-            batch_size=self.batch_size,
-            course=course,
-        )
+        train_layerwise(model, parts, training=training, steps=self.layerwise, course=course)
         training.run(model, parts, "pre-train", steps=self.pre, course=course)
         processes, trace = self._learn_inclusion(model, parts, alphas, course)
         masks = self._draw(model, data, processes, alphas, generator)

@@ -1,16 +1,13 @@
 """What a user can say about how many points the layers of a deep model get."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import final
 
 from winnowgp.errors import InputError
-from winnowgp.selection import Frontier
-
-_BISECTIONS = 40
-_WEAKEST, _STRONGEST = 1e-8, 1e8
+from winnowgp.selection import Frontier, strongest_alpha
 
 
 class LayerGoal(ABC):
@@ -63,7 +60,7 @@ class SharedTolerance(LayerGoal):
             lost = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
             return sum(lost) <= self.nats * frontiers[0].N
 
-        return (_strongest(within),) * len(frontiers)
+        return (strongest_alpha(within),) * len(frontiers)
 
 
 @final
@@ -90,7 +87,7 @@ class SharedBudget(LayerGoal):
             return sum(max(M, 1) ** 2 for M in sizes) > self.cost
 
         # Just above the strongest α that would still keep too much.
-        return (_strongest(beyond) * (1 + 1e-9),) * len(frontiers)
+        return (strongest_alpha(beyond) * (1 + 1e-9),) * len(frontiers)
 
 
 def layer_alphas(alpha: float | tuple[float, ...], layers: int) -> tuple[float, ...]:
@@ -99,12 +96,3 @@ def layer_alphas(alpha: float | tuple[float, ...], layers: int) -> tuple[float, 
     if len(given) != layers:
         raise InputError(f"`alpha` must be one number or one for each of {layers} layers.")
     return given
-
-
-def _strongest(holds: Callable[[float], bool]) -> float:
-    """The largest α for which a rule holds that weak priors keep and strong ones break."""
-    low, high = _WEAKEST, _STRONGEST
-    for _ in range(_BISECTIONS):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

@@ -54,10 +54,12 @@ class LayerTraining:
     ) -> None:
         """Take `steps` steps."""
         last = model.layers[-1]
-        natural = self.natural_rate if last.q_mean.requires_grad else None
         chosen = [p for p in model.parameters() if p.requires_grad]
+        others = [p for p in chosen if p is not last.q_mean and p is not last.q_factor]
+        # Steps are Adam's: where it has nothing else to learn, q(u) is left to it.
+        natural = self.natural_rate if 0 < len(others) == len(chosen) - 2 else None
         if natural is not None:
-            chosen = [p for p in chosen if p is not last.q_mean and p is not last.q_factor]
+            chosen = others
         latest: list[tuple[Dataset, DeepEvaluation]] = []
 
         def objective() -> Scalar:

@@ -32,11 +32,10 @@ def random_rows(
 
 def train_layerwise(
     model: DeepGP,
-    data: Dataset,
+    parts: Parts,
     *,
     training: LayerTraining,
     steps: int,
-    batch_size: int | None,
     course: Course[DeepProgress],
     place: Place = random_rows,
 ) -> None:
@@ -48,19 +47,21 @@ def train_layerwise(
     around the identity begins with that already, and is left as it is. No steps change nothing.
 
     Args:
+        parts: of the rows that all layers are to learn.
         place: where candidates of each layer after the first begin, unless frozen.
     """
     if steps == 0:
         return
-    inputs, layers = data.X, model.layers
+    data, layers = parts.data, model.layers
+    inputs = data.X
     for number, layer in enumerate(layers, start=1):
         last = number == len(layers)
         if last or not bool(layer.slope.any()):
             likelihood = model.likelihood if last else GaussianLikelihood()
             Y = data.Y if last else _hidden_targets(data, inputs, layer.P, model)
             alone = DeepGP([layer], likelihood=likelihood, targets=Y.shape[1])
-            parts = Parts(Dataset(inputs, Y, data.weights), batch_size, course.generator)
-            training.run(alone, parts, f"layer {number}", steps=steps, course=course)
+            seen = parts.alike(Dataset(inputs, Y, data.weights))
+            training.run(alone, seen, f"layer {number}", steps=steps, course=course)
             layer.load_state_dict(alone.layers[0].state_dict())
             if last:
                 model.likelihood.load_state_dict(alone.likelihood.state_dict())

@@ -22,7 +22,9 @@ class Parts:
         """What a bound is told that the rows are a part of."""
         self.scale = float(data.observations * data.P)
         """What nats are divided by before they are differentiated."""
-        self._data = data
+        self.data = data
+        """All rows."""
+        self._size, self._generator = size, generator
         self._batches = RowBatches(
             data.N, size or data.N, generator=generator, device=data.X.device
         )
@@ -30,9 +32,13 @@ class Parts:
     def next(self) -> Dataset:
         """The rows of the next step."""
         if self.total is None:
-            return self._data
+            return self.data
         rows = next(self._batches)
-        return self._data.part(rows)
+        return self.data.part(rows)
+
+    def alike(self, data: Dataset) -> "Parts":
+        """Of other rows, as many at a time and from the same generator."""
+        return Parts(data, self._size, self._generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Which rows were seen."""

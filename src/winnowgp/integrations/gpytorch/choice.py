@@ -1,6 +1,6 @@
 """How many points each strategy keeps, and which."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from winnowgp.integrations.gpytorch.site_sums import SiteTotals
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
+    WEAKEST_ALPHA,
     Frontier,
     Selection,
     WalkObjective,
     alpha_at,
     path_frontier,
     select_naturally,
+    strongest_alpha,
 )
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 
-_BISECTIONS = 40
-_WEAKEST, _STRONGEST = 1e-8, 1e8
 # Subsets drawn at most to learn the probabilities of inclusion of a set.
 _SUBSETS = 60
 
@@ -67,7 +67,7 @@ class StrategyChoice:
         implied = alpha_at(self.together, M) / len(self.frontiers)
         strength = implied if alpha is None else alpha
         # Where more points only cost, no α > 0 says how strong a prior is.
-        strength = max(strength, _WEAKEST)
+        strength = max(strength, WEAKEST_ALPHA)
         pairs = zip(self.statistics, self.frontiers, strict=True)
         return tuple(_selection(*pair, M, strength, generator) for pair in pairs)
 
@@ -110,14 +110,5 @@ def sizes(choices: Sequence[StrategyChoice], goal: Goal) -> list[int]:
         ]
         return sum(lost) <= budget
 
-    alpha = _strongest(within)
+    alpha = strongest_alpha(within)
     return [choice.size(alpha) for choice in choices]
-
-
-def _strongest(holds: Callable[[float], bool]) -> float:
-    """The largest α for which a rule holds that weak priors keep and strong ones break."""
-    low, high = _WEAKEST, _STRONGEST
-    for _ in range(_BISECTIONS):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

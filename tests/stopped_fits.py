@@ -1,0 +1,65 @@
+"""A small fit that is stopped, run again, and compared."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from winnowgp import Checkpoint, Dataset, SparseGP, fit
+from winnowgp.data import hills
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import Fit, Progress, ThreePhases
+
+
+class Stopped(Exception):
+    """Something else than the library would raise."""
+
+
+def stop_at(step: int, phase: str = "inclusion") -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if (progress.phase, progress.step) == (phase, step):
+            raise Stopped
+
+    return watch
+
+
+def rows() -> Dataset:
+    data = hills()
+    return Dataset(data.X[::4], data.Y[::4])
+
+
+def gp(kernel: Any = None, K: int = 8) -> SparseGP:
+    return SparseGP(kernel or ScaleKernel(RBFKernel()), rows().X[:K], noise=0.1)
+
+
+def plan(**words: Any) -> ThreePhases:
+    asked: dict[str, Any] = {"pre": 3, "process": 6, "post": 3, **words}
+    return ThreePhases(SquaredCardinality(8, 0.1), **asked)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def fitted(where: Checkpoint | None, **words: Any) -> Fit[SparseGP]:
+    asked: dict[str, Any] = {"schedule": plan(), "generator": seeded(), **words}
+    return fit(
+        asked.pop("model", None) or gp(), asked.pop("data", rows()), checkpoint=where, **asked
+    )
+
+
+def stopped(where: Checkpoint, step: int = 4, **words: Any) -> None:
+    with pytest.raises(Stopped):
+        fitted(where, on_progress=stop_at(step), **words)
+
+
+def same(a: Fit[SparseGP], b: Fit[SparseGP]) -> bool:
+    pairs = zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True)
+    return (
+        all(torch.equal(x, y) for x, y in pairs)
+        and torch.equal(a.selection.trace, b.selection.trace)
+        and torch.equal(a.selection.mask, b.selection.mask)
+        and a.bound == b.bound
+    )

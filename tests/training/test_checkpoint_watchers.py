@@ -1,0 +1,121 @@
+"""Fits that are stopped while somebody watches, and who is reminded of what."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stopped_fits import Stopped, fitted, same, stop_at
+from winnowgp import Checkpoint
+from winnowgp.errors import CheckpointError, NotSaveableError
+from winnowgp.training import EndPhase, Progress
+
+
+class Counter:
+    """A watcher with a memory."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self, progress: Progress) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
+    class Best(Counter):
+        best, lucky = np.float64(-np.inf), np.bool_(False)
+
+        def __call__(self, progress: Progress) -> None:
+            super().__call__(progress)
+            self.best = max(self.best, np.float64(progress.objective))
+            stop_at(4)(progress)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"best": self.best, "lucky": self.lucky, "steps": np.int64(self.steps)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.best, self.steps = state["best"], state["steps"]
+
+    told: list[float] = []
+    fitted(None, on_progress=lambda p: told.append(p.objective))
+    with pytest.raises(Stopped):
+        fitted(Checkpoint(tmp_path, 0), on_progress=Best())
+    watcher = Best()
+    # It stops once more, at the step that was not taken.
+    with pytest.raises(Stopped):
+        fitted(Checkpoint(tmp_path, 0), on_progress=watcher)
+    assert (watcher.steps, watcher.best) == (7, max(told[:7]))
+
+
+def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_computed(
+    tmp_path: Path,
+) -> None:
+    class Album(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            return {"pictures": [np.zeros(3)]}
+
+    watcher = Album()
+    with pytest.raises(NotSaveableError, match=r"got ndarray for `.*Album\.pictures\.0`"):
+        fitted(Checkpoint(tmp_path), on_progress=watcher)
+    assert watcher.steps == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
+    tmp_path: Path,
+) -> None:
+    """As the docs say of watchers that raise `EndPhase`."""
+
+    class Ends:
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def __call__(self, progress: Progress) -> None:
+            stop_at(5)(progress)
+            if progress.phase == "post-train" and progress.step == self.at:
+                raise EndPhase
+
+    class Says(Ends):
+        def decides(self) -> str:
+            return f"post-train ends at {self.at}"
+
+    for kind, folder in ((Says, tmp_path / "says"), (Ends, tmp_path / "silent")):
+        with pytest.raises(Stopped):
+            fitted(Checkpoint(folder, 0), on_progress=kind(2))
+    with pytest.raises(CheckpointError, match="ends at 2' and is 'post-train ends at 3'"):
+        fitted(Checkpoint(tmp_path / "says", 0), on_progress=Says(3))
+    gone_on = fitted(Checkpoint(tmp_path / "silent", 0), on_progress=end_at(3))
+    assert same(gone_on, fitted(None, on_progress=end_at(3)))
+
+
+def end_at(step: int) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if (progress.phase, progress.step) == ("post-train", step):
+            raise EndPhase
+
+    return watch
+
+
+def test_a_watcher_with_a_memory_is_reminded(tmp_path: Path) -> None:
+    class Impatient(Counter):
+        def __call__(self, progress: Progress) -> None:
+            super().__call__(progress)
+            stop_at(4)(progress)
+
+    Impatient.__qualname__ = Counter.__qualname__
+    with pytest.raises(Stopped):
+        fitted(Checkpoint(tmp_path, 0), on_progress=Impatient())
+    counter = Counter()
+    fitted(Checkpoint(tmp_path, 0), on_progress=counter)
+    assert counter.steps == 12
+    other: list[Progress] = []
+    fitted(Checkpoint(tmp_path, 0), on_progress=other.append)
+    assert other == []

@@ -1,0 +1,55 @@
+"""Several starts of a deep model, of which one is taken."""
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+
+from deep_problems import started, step_data
+from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.models import DeepGP
+from winnowgp.training import DeepProgress, deep_race, deep_silent
+
+
+def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
+    return deep_race(
+        starts,
+        step_data(),
+        layerwise=2,
+        steps=5,
+        batch_size=None,
+        generator=torch.Generator().manual_seed(0),
+        on_progress=told,
+    )
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_better_start_wins_as_it_was_given(order: tuple[int, int]) -> None:
+    good, poor = started(K=8), started(K=1)
+    before = {name: p.clone() for name, p in good.named_parameters()}
+    told: list[DeepProgress] = []
+    assert raced([(good, poor)[number] for number in order], told.append) is good
+    assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
+    # Both ran: the last layer alone, then all.
+    assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["race"])
+
+
+@pytest.mark.parametrize("failure", ["raise", "nan"])
+def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The room's name for it is the function.
+    module = import_module("winnowgp.training.deep_race")
+    real, calls = module.estimated_bound, iter(range(9))
+
+    def bound(*given, **words) -> float:
+        if next(calls) > 0:
+            return real(*given, **words)
+        if failure == "raise":
+            raise NotPositiveDefiniteError("too close")
+        return math.nan
+
+    monkeypatch.setattr(module, "estimated_bound", bound)
+    broken, other = started(K=8), started(K=1)
+    assert raced([broken, other]) is other
