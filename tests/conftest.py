@@ -7,9 +7,15 @@ users do: the checks, made by each room's own tests, would take more than half o
 
 import os
 
+# One thread for a worker of the tests, and for every process that a test starts: more of them
+# would wait for each other in turns. Read when the libraries are loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
+
+from typechecker import leave_inner_functions
 
 INNER_ROOMS = [
     "linalg",
@@ -39,6 +45,7 @@ INNER_ROOMS += [
     )
 ]
 RIM = ["estimators", "report", "experiments", "cli", "tests"]
+leave_inner_functions()
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
 
