@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
+from parquet_files import write_row_groups
 from winnowgp.data import (
     Dataset,
 )
@@ -20,17 +20,8 @@ WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
 
 def row_groups(path: Path, sizes: list[int], X: Any = X, Y: Any = Y, **changes: Any) -> Path:
     """A Parquet file of these rows, its targets between its inputs."""
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     columns = {"a": X[:, 0], "y": Y[:, 0], "b": X[:, 1], "word": ["w"] * len(X), "z": Y[:, 1]}
-    whole = pyarrow.table({**columns, "c": X[:, 2], **changes})
-    with parquet.ParquetWriter(path, whole.schema) as writer:
-        start = 0
-        for size in sizes:
-            writer.write_table(whole.slice(start, size))
-            start += size
-    return path
+    return write_row_groups(path, {**columns, "c": X[:, 2], **changes}, sizes)
 
 
 CHOICE: dict[str, Any] = {"inputs": ["a", "b", "c"], "targets": ["y", "z"]}

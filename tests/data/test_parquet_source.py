@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from parquet_files import spoil
 from source_problems import CHOICE, N, Y, folder_of_files, row_groups
 from winnowgp.data import (
     ParquetSource,
@@ -35,17 +36,11 @@ def test_a_bad_value_in_row_group_37_is_named(tmp_path: Path) -> None:
 
 def test_row_groups_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
     """Damage to them goes unseen; damage to those asked for is named."""
-    from pyarrow import parquet
-
     rng = np.random.default_rng(0)
     path = row_groups(
         tmp_path / "a", [50] * 4, rng.normal(size=(200, 3)), rng.normal(size=(200, 3))
     )
-    chunk = parquet.ParquetFile(path).metadata.row_group(2).column(0)
-    content = bytearray(path.read_bytes())
-    size, start = chunk.total_compressed_size, chunk.dictionary_page_offset
-    content[start : start + size] = b"\xff" * size
-    path.write_bytes(bytes(content))
+    spoil(path, group=2, column=0)
     source = ParquetSource(path, **CHOICE)
     assert source.part(torch.tensor([99, 0])).N == 2
     assert sum(chunk.N for chunk in source.share(3, 4).chunks(9)) == 50
