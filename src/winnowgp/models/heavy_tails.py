@@ -67,7 +67,7 @@ class _Logarithm(torch.autograd.Function):
         ∂(1 − k)/∂z̄² = k r,   ∂(1 − k)/∂v = k r (1 − 2 r z̄²);
 
     it depends on z̄²/s and v/s alone, which gives the derivative of s. Autograd's own took twice as
-    long.
+    long on 2,000 rows.
     """
 
     @staticmethod

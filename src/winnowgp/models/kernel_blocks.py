@@ -47,7 +47,7 @@ def covariance(
         return torch.stack(parts).sum(0)
     if type(kernel) is ScaleKernel and kernel.active_dims is None and _is_composed(kernel):
         return kernel.outputscale[..., None, None] * covariance(kernel.base_kernel, A, B)
-    # What GPyTorch puts off it does at once here: putting it off takes a third of a small block.
+    # At once: what GPyTorch does to put it off takes a quarter of the time of a small block.
     with settings.lazily_evaluate_kernels(False):
         return to_dense(kernel(A, B))
 
