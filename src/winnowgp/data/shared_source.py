@@ -55,6 +55,9 @@ class SharedSource(Source):
     def observations(self) -> int | float:
         return self.whole.observations
 
+    def to(self, device: torch.device) -> "SharedSource":
+        return SharedSource(self.whole.to(device), self.ranks)
+
     def held(self) -> Dataset | None:
         return self.whole.held()
 

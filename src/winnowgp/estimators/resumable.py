@@ -5,7 +5,6 @@ from typing import Any, TypeAlias
 
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.training import Checkpoint, Journal, opened
@@ -23,9 +22,7 @@ def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
     return Checkpoint(folder)
 
 
-def journal_of(
-    estimator: BaseEstimator, checkpoint: Checkpoint | None, **rows: Tensor | None
-) -> Journal:
+def journal_of(estimator: BaseEstimator, checkpoint: Checkpoint | None, **rows: Any) -> Journal:
     """What is drawn or measured once for a fit to these rows, of an estimator with this request.
 
     Raises:
