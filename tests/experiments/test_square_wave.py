@@ -65,7 +65,12 @@ def test_fewer_points_in_deeper_layers_is_judged_by_the_rows(sizes, word: str) -
 def test_controls_of_every_seed_wait_for_its_fast_run() -> None:
     experiment = SquareWave()
     first = experiment.settings(Scope(seeds=2), [])
-    assert [s["kind"] for s in first] == ["paper", "fast"] * 2
+    assert [(s["kind"], s["seed"]) for s in first] == [
+        ("paper", 0),
+        ("paper", 1),
+        ("fast", 0),
+        ("fast", 1),
+    ]
     known = [{**first[3], "sizes": [3, 2, 1]}]
     later = [s for s in experiment.settings(Scope(seeds=2), known) if "alpha" not in s]
     assert [(s["kind"], s["seed"], s["sizes"]) for s in later] == [
@@ -80,3 +85,8 @@ def test_the_wave_jumps_between_two_levels() -> None:
     jumps = (data.Y[1:, 0].sign() != data.Y[:-1, 0].sign()).sum()
     assert jumps == 6
     assert torch.equal(square_wave(seed=0).Y, data.Y)
+
+
+def test_what_is_cheap_is_run_more_often() -> None:
+    kinds = [s["kind"] for s in SquareWave().settings(Scope(), [])]
+    assert kinds.count("fast") > kinds.count("paper") > 1
