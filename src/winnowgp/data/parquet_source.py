@@ -17,7 +17,7 @@ from winnowgp.data.streamed_source import StreamedSource
 from winnowgp.errors import InputError
 
 # Rows decoded at once: memory is this many for each column, however large a row group is.
-_BATCH = 65_536
+_BATCH = 8192
 
 
 @dataclass(frozen=True, slots=True)
