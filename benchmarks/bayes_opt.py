@@ -1,6 +1,6 @@
 """Bayesian optimisation of Hartmann's function in six dimensions, by how inducing points are found.
 
-    python benchmarks/bayes_opt.py                        # every method, ten seeds
+    python benchmarks/bayes_opt.py                        # every method, twenty seeds
     python benchmarks/bayes_opt.py --methods greedy winnowing --seeds 0 1 --jobs 2
     python benchmarks/bayes_opt.py --methods greedy winnowing --most 64
     python benchmarks/bayes_opt.py --report               # a table of what the files hold
@@ -185,7 +185,7 @@ def report() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=range(10))
+    parser.add_argument("--seeds", nargs="+", type=int, default=range(20))
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument(
         "--most", type=int, help="points at most; a quarter of the rows if not said"
