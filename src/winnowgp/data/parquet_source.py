@@ -27,6 +27,8 @@ class _Part:
     path: Path
     before: int
     group_ends: tuple[int, ...]
+    stamp: tuple[int, int]
+    """Bytes, and when it was written: passes over a file that changes would not agree."""
 
     @property
     def stop(self) -> int:
@@ -64,11 +66,12 @@ class ParquetSource(StreamedSource):
         _check_choice(self.inputs, self.targets)
         self._parts: list[_Part] = []
         for name in files:
+            stamp = _stamp(name)
             with ParquetFile(name) as file:
                 _check_columns(file, [*self.inputs, *self.targets])
                 before = self._parts[-1].stop if self._parts else 0
                 if any(file.group_ends):
-                    self._parts.append(_Part(name, before, file.group_ends))
+                    self._parts.append(_Part(name, before, file.group_ends, stamp))
         if not self._parts:
             raise InputError(f"{path} has no rows; a fit needs at least one.")
 
@@ -96,9 +99,12 @@ class ParquetSource(StreamedSource):
     def _rows(self, part: _Part, start: int, stop: int) -> Iterator[Dataset]:
         """Those of one file; row groups that hold none of them are not touched."""
         columns = [*self.inputs, *self.targets]
+        if _stamp(part.path) != part.stamp:
+            raise InputError(
+                f"{part.path} has changed since it was opened; passes over it must agree. Open it "
+                "again, and leave it alone until the fit has ended."
+            )
         with ParquetFile(part.path) as file:
-            if file.group_ends != part.group_ends:
-                raise InputError(f"{part.path} has changed since it was opened; open it again.")
             first = 0
             for group, end in enumerate(part.group_ends):
                 if first < stop and start < end:
@@ -120,6 +126,14 @@ class ParquetSource(StreamedSource):
             for names in (self.inputs, self.targets)
         )
         return Dataset(X.to(self._dtype), Y.to(self._dtype))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return found.st_size, found.st_mtime_ns
 
 
 def _files(path: Path) -> list[Path]:

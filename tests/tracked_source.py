@@ -1,0 +1,55 @@
+"""A source that knows how many of its rows somebody still holds."""
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from winnowgp.data import Dataset, Source
+
+
+class Tracked(Source):
+    """Copies of the rows of a dataset, counted from when they are read to when they are let go."""
+
+    def __init__(self, rows: Dataset) -> None:
+        self._rows = rows
+        self.alive = self.most = self.read = 0
+
+    @property
+    def N(self) -> int:
+        return self._rows.N
+
+    @property
+    def D(self) -> int:
+        return self._rows.D
+
+    @property
+    def P(self) -> int:
+        return self._rows.P
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._rows.dtype
+
+    def chunks(self, size: int) -> Iterator[Dataset]:
+        for start in range(0, self.N, size):
+            yield self._counted(self._rows.part(slice(start, start + size)))
+
+    def part(self, rows: Int[Tensor, " B"]) -> Dataset:
+        return self._counted(self._rows.part(rows))
+
+    def share(self, rank: int, of: int) -> Source:
+        raise NotImplementedError
+
+    def _counted(self, part: Dataset) -> Dataset:
+        X = part.X.clone()
+        self.read += len(X)
+        self.alive += len(X)
+        self.most = max(self.most, self.alive)
+        weakref.finalize(X, self._let_go, len(X))
+        return Dataset(X, part.Y.clone())
+
+    def _let_go(self, count: int) -> None:
+        self.alive -= count

@@ -1,0 +1,267 @@
+"""A fit from any source is the fit of the same rows in memory; what is wrong with one is said."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+
+from tracked_source import Tracked
+from winnowgp import Checkpoint
+from winnowgp.data import (
+    ArraySource,
+    BatchSource,
+    Dataset,
+    ParquetSource,
+    Source,
+    StandardisedSource,
+    Standardiser,
+    shared,
+)
+from winnowgp.errors import InputError
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import Fast, Fit, Progress, ThreePhases, fit
+
+N, GROUP = 80, 2
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-2, 2, size=(N, 2))
+Y = np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + 0.1 * RNG.normal(size=N)
+WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
+PLAN = Fast(n_candidates=12, rounds=1, selection_rows=60, gain=1e-3, inclusion_steps=5)
+
+
+def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    columns = pyarrow.table({"a": X[:, 0], "b": X[:, 1], "y": y})
+    parquet.write_table(columns, path, row_group_size=group)
+    return path
+
+
+def opened(path: Path) -> ParquetSource:
+    return ParquetSource(path, targets=["y"])
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    for number, rows in enumerate((slice(0, 30), slice(30, N))):
+        columns = pyarrow.table({"a": X[rows, 0], "b": X[rows, 1], "y": Y[rows]})
+        parquet.write_table(columns, path / f"{number}.parquet", row_group_size=12)
+    return path
+
+
+def maps(path: Path) -> ArraySource:
+    np.save(path / "X.npy", X)
+    np.save(path / "y.npy", Y)
+    return ArraySource.open(path / "X.npy", path / "y.npy")
+
+
+def batches() -> Any:
+    return ((X[i : i + 14], Y[i : i + 14]) for i in range(0, N, 14))
+
+
+def in_units(source: Source) -> Source:
+    """In other units and back: X and y are divided by two, having been twice as large."""
+    twice = ArraySource(2 * X, 2 * Y)
+    assert source.N == twice.N
+    units = [Standardiser(torch.zeros(d).double(), torch.full((d,), 2.0).double()) for d in (2, 1)]
+    return StandardisedSource(twice, *units)
+
+
+SOURCES: dict[str, Callable[[Path], Source]] = {
+    "arrays": lambda _: ArraySource(X, Y),
+    "memory maps": maps,
+    "parquet": lambda path: opened(parquet_file(path / "a.parquet")),
+    "folder": lambda path: opened(folder(path / "table")),
+    "batches": lambda _: BatchSource(batches),
+    "units": lambda _: in_units(ArraySource(X, Y)),
+    "tracked": lambda _: Tracked(WHOLE),
+    "shared tensors": lambda _: shared(WHOLE),
+    "shared parquet": lambda path: shared(opened(parquet_file(path / "a.parquet"))),
+}
+
+
+def gp(K: int = 0, **words: Any) -> SparseGP:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    return SparseGP(kernel, WHOLE.X[:K], mean=ConstantMean(), noise=0.1, **words)
+
+
+def fitted(source: Source, **words: Any) -> Fit[SparseGP]:
+    return fit(gp(), source, **{"schedule": PLAN, **words})
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several to a pass, of which none falls together with a row group or a batch."""
+    monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 33)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Fit[SparseGP]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 33)
+        return fitted(WHOLE)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
+    name: str, expected: Fit[SparseGP], tmp_path: Path
+) -> None:
+    found = fitted(SOURCES[name](tmp_path))
+    assert found.posterior.M == expected.posterior.M
+    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.upper_bound == pytest.approx(expected.upper_bound, rel=1e-6)
+    for words in ({}, {"observed": True}):
+        ours, theirs = (f.posterior.predict(WHOLE.X[:20], **words) for f in (found, expected))
+        torch.testing.assert_close(ours.mean, theirs.mean, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        found.selection.inclusion, expected.selection.inclusion, rtol=0, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("sample", [30, 15], ids=["a part of an order", "numbers drawn"])
+def test_more_rows_than_the_sample_are_all_learnt_from(
+    sample: int, expected: Fit[SparseGP], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", sample)
+    source = Tracked(WHOLE)
+    found = fitted(source)
+    # Reported for all rows: the direct bound, and predictions of the same points given them.
+    assert found.bound == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
+    means = [
+        posterior.predict(WHOLE.X[:20]).mean
+        for posterior in (found.posterior, found.model.posterior(WHOLE))
+    ]
+    torch.testing.assert_close(*means, rtol=0, atol=1e-8)
+    assert found.bound > expected.bound - 0.2 * N
+    # The same seed draws the same sample.
+    assert fitted(opened(parquet_file(tmp_path / "a"))).bound == pytest.approx(
+        found.bound, rel=1e-6
+    )
+
+
+def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 15)
+    monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
+    # The first rows tell a checkpoint which rows they are.
+    monkeypatch.setattr("winnowgp.training.identity._ROWS", 10)
+    source = Tracked(WHOLE)
+    found = fitted(source)
+    assert source.most <= 15 + 10 + 3 * 5
+    assert source.read > 20 * N
+    del found
+    assert source.alive == 0
+
+
+def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
+    source = opened(parquet_file(tmp_path / "a.parquet"))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    variational = VariationalGP(kernel, WHOLE.X[:5], likelihood=GaussianLikelihood())
+    told = r"needs all 80 rows in memory at once, and they are in a ParquetSource; read them with"
+    with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
+        fit(variational, source)
+    plan = ThreePhases(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
+    with pytest.raises(InputError, match=f"`ThreePhases` {told}.*or use `SparseGP` and `Fast`"):
+        fit(gp(5), source, schedule=plan)
+    # What the message says to do is enough.
+    read = next(source.chunks(source.N))
+    assert fit(gp(5), read, schedule=plan).posterior.M <= 5
+
+
+def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None:
+    bad = Y.copy()
+    bad[37 * GROUP + 1] = np.nan
+    path = parquet_file(tmp_path / "table.parquet", bad)
+    told: list[Progress] = []
+    where = Checkpoint(tmp_path / "run", 0)
+    message = r"table\.parquet: column 'y' has nan in row 76 \(row group 37, counted from 0"
+    for source in (opened(path), shared(opened(path))):
+        with pytest.raises(InputError, match=message):
+            fitted(source, on_progress=told.append, checkpoint=where)
+    assert told == []
+
+
+def after(step: str, change: Callable[[], object]) -> Callable[[Progress], None]:
+    """A watcher that does something to the file, once, when a phase is told of."""
+    done: list[None] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.phase == step and not done:
+            done.append(None)
+            change()
+
+    return watch
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def changed(path: Path) -> None:
+    """As many bytes and row groups, a minute later."""
+    found = path.stat()
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 60_000_000_000))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut off": (cut, r"table\.parquet has changed since it was opened"),
+    "other row groups": (lambda p: parquet_file(p, group=3), r"table\.parquet has changed since"),
+    "other rows": (changed, r"table\.parquet has changed since it was opened; passes over it must"),
+    "gone": (Path.unlink, r"table\.parquet cannot be read: No such file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("step", ["warm up", "move"])
+def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
+    fault: str, step: str, expected: Fit[SparseGP], tmp_path: Path
+) -> None:
+    path, where = parquet_file(tmp_path / "table.parquet"), Checkpoint(tmp_path / "run", 0)
+    whole = path.read_bytes()
+    change, message = FAULTS[fault]
+    watch = after(step, lambda: change(path))
+    with pytest.raises(InputError, match=message):
+        fitted(opened(path), on_progress=watch, checkpoint=where)
+    held = where.read("fit")
+    assert held is not None
+    assert not held["finished"]
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["fit.checkpoint"]
+    path.write_bytes(whole)
+    told: list[Progress] = []
+    found = fitted(opened(path), on_progress=told.append, checkpoint=where)
+    assert told[0].phase == step if step == "move" else told
+    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.bound == fitted(opened(path)).bound
+
+
+def test_a_file_that_is_cut_off_is_named_before_the_fit(tmp_path: Path) -> None:
+    path = parquet_file(tmp_path / "table.parquet")
+    cut(path)
+    with pytest.raises(InputError, match=r"table\.parquet cannot be read as Parquet.*cut off"):
+        opened(path)
+
+
+def test_damage_inside_a_row_group_is_named_during_the_fit(tmp_path: Path) -> None:
+    """The footer is whole; what it points at is not."""
+    path = parquet_file(tmp_path / "table.parquet")
+    from pyarrow import parquet
+
+    chunk = parquet.ParquetFile(path).metadata.row_group(37).column(2)
+    content = bytearray(path.read_bytes())
+    start, size = chunk.dictionary_page_offset, chunk.total_compressed_size
+    content[start : start + size] = b"\xff" * size
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"table\.parquet: row group 37 .*cannot be read"):
+        fitted(opened(path))
