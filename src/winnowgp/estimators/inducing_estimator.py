@@ -151,13 +151,15 @@ class InducingEstimator(BaseEstimator, ABC):
 
 
 def _checked_device(name: str) -> torch.device:
-    """A device that this machine has."""
+    """A device that this machine has; "auto" is its GPU, or the CPU where there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise InputError(
-            f"`device` must be one this machine has, such as 'cpu' or 'cuda'; got {name!r}: "
-            f"{str(error).splitlines()[0]}"
+            "`device` must be one this machine has, such as 'cpu' or 'cuda', or 'auto'; got "
+            f"{name!r}: {str(error).splitlines()[0]}"
         ) from error
     return device
