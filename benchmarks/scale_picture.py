@@ -33,6 +33,9 @@ def drawn() -> Figure:
         ax.set(xscale="log", yscale="log", xlabel=x, ylabel="CPU seconds")
     time.set_title("128 points")
     time.legend(loc="upper left")
+    K = [row["points"] for row in points]
+    size.set_xticks(K, [str(k) for k in K])
+    size.set_xticks([], minor=True)
     size.set_title(f"{points[0]['rows']:,} rows")
     for name, found, colour in (
         ("bound and gradient", rows, "posterior"),

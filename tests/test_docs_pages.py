@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
 PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
 # More than a few seconds.
-LONG = {"alpha.md", "deep.md", "likelihoods.md", "regression.md", "start.md"}
+LONG = {"alpha.md", "deep.md", "large-data.md", "likelihoods.md", "regression.md", "start.md"}
 # Run by tests of their own, which also look at what they print.
 LONG |= {"botorch.md", "gpytorch.md", "kernels.md", "scikit-learn.md"}
 REFERENCE = re.compile(r"\]\[(winnowgp[\w.]*)\]")

@@ -29,19 +29,19 @@ from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import Fast, Fit, Progress, ThreePhases, fit
 
-N, GROUP = 80, 2
+N, GROUP = 60, 20
 RNG = np.random.default_rng(0)
-X = RNG.uniform(-2, 2, size=(N, 2))
-Y = np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + 0.1 * RNG.normal(size=N)
+X = RNG.uniform(-2, 2, size=(N, 1))
+Y = np.sin(2 * X[:, 0]) + 0.3 * RNG.normal(size=N)
 WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
-PLAN = Fast(n_candidates=12, rounds=1, selection_rows=60, gain=1e-3, inclusion_steps=5)
+PLAN = Fast(n_candidates=8, rounds=1, selection_rows=40, gain=1e-3, inclusion_steps=5)
 
 
 def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
 
-    columns = pyarrow.table({"a": X[:, 0], "b": X[:, 1], "y": y})
+    columns = pyarrow.table({"a": X[:, 0], "y": y})
     parquet.write_table(columns, path, row_group_size=group)
     return path
 
@@ -56,7 +56,7 @@ def folder(path: Path) -> Path:
     from pyarrow import parquet
 
     for number, rows in enumerate((slice(0, 30), slice(30, N))):
-        columns = pyarrow.table({"a": X[rows, 0], "b": X[rows, 1], "y": Y[rows]})
+        columns = pyarrow.table({"a": X[rows, 0], "y": Y[rows]})
         parquet.write_table(columns, path / f"{number}.parquet", row_group_size=12)
     return path
 
@@ -75,7 +75,7 @@ def in_units(source: Source) -> Source:
     """In other units and back: X and y are divided by two, having been twice as large."""
     twice = ArraySource(2 * X, 2 * Y)
     assert source.N == twice.N
-    units = [Standardiser(torch.zeros(d).double(), torch.full((d,), 2.0).double()) for d in (2, 1)]
+    units = [Standardiser(torch.zeros(d).double(), torch.full((d,), 2.0).double()) for d in (1, 1)]
     return StandardisedSource(twice, *units)
 
 
@@ -90,10 +90,12 @@ SOURCES: dict[str, Callable[[Path], Source]] = {
     "shared tensors": lambda _: shared(WHOLE),
     "shared parquet": lambda path: shared(opened(parquet_file(path / "a.parquet"))),
 }
+# The others differ from these in how they read, which tests of sources look at.
+QUICK = {"arrays", "parquet", "batches", "shared parquet"}
 
 
 def gp(K: int = 0, **words: Any) -> SparseGP:
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    kernel = ScaleKernel(RBFKernel())
     return SparseGP(kernel, WHOLE.X[:K], mean=ConstantMean(), noise=0.1, **words)
 
 
@@ -104,17 +106,27 @@ def fitted(source: Source, **words: Any) -> Fit[SparseGP]:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several to a pass, of which none falls together with a row group or a batch."""
-    monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 33)
+    monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
 
 
 @pytest.fixture(scope="module")
 def expected() -> Fit[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 33)
+        patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         return fitted(WHOLE)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
+        return fitted(opened(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in SOURCES],
+)
 def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
     name: str, expected: Fit[SparseGP], tmp_path: Path
 ) -> None:
@@ -131,9 +143,9 @@ def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
     )
 
 
-@pytest.mark.parametrize("sample", [30, 15], ids=["a part of an order", "numbers drawn"])
+@pytest.mark.parametrize("sample", [20, 10], ids=["a part of an order", "numbers drawn"])
 def test_more_rows_than_the_sample_are_all_learnt_from(
-    sample: int, expected: Fit[SparseGP], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sample: int, expected: Fit[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", sample)
     source = Tracked(WHOLE)
@@ -146,30 +158,27 @@ def test_more_rows_than_the_sample_are_all_learnt_from(
     ]
     torch.testing.assert_close(*means, rtol=0, atol=1e-8)
     assert found.bound > expected.bound - 0.2 * N
-    # The same seed draws the same sample.
-    assert fitted(opened(parquet_file(tmp_path / "a"))).bound == pytest.approx(
-        found.bound, rel=1e-6
-    )
 
 
 def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 15)
+    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows tell a checkpoint which rows they are.
     monkeypatch.setattr("winnowgp.training.identity._ROWS", 10)
     source = Tracked(WHOLE)
     found = fitted(source)
-    assert source.most <= 15 + 10 + 3 * 5
-    assert source.read > 20 * N
+    assert source.most <= 10 + 10 + 3 * 5
+    # Climbs are on all rows, not on the sample: two passes for each of dozens of evaluations.
+    assert source.read > 60 * N
     del found
     assert source.alive == 0
 
 
 def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
     source = opened(parquet_file(tmp_path / "a.parquet"))
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    kernel = ScaleKernel(RBFKernel())
     variational = VariationalGP(kernel, WHOLE.X[:5], likelihood=GaussianLikelihood())
-    told = r"needs all 80 rows in memory at once, and they are in a ParquetSource; read them with"
+    told = r"needs all 60 rows in memory at once, and they are in a ParquetSource; read them with"
     with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
         fit(variational, source)
     plan = ThreePhases(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
@@ -182,11 +191,11 @@ def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
 
 def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None:
     bad = Y.copy()
-    bad[37 * GROUP + 1] = np.nan
-    path = parquet_file(tmp_path / "table.parquet", bad)
+    bad[37] = np.nan
+    path = parquet_file(tmp_path / "table.parquet", bad, group=1)
     told: list[Progress] = []
     where = Checkpoint(tmp_path / "run", 0)
-    message = r"table\.parquet: column 'y' has nan in row 76 \(row group 37, counted from 0"
+    message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
     for source in (opened(path), shared(opened(path))):
         with pytest.raises(InputError, match=message):
             fitted(source, on_progress=told.append, checkpoint=where)
@@ -223,10 +232,18 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("step", ["warm up", "move"])
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        ("cut off", "move"),
+        ("other rows", "move"),
+        pytest.param("other row groups", "move", marks=pytest.mark.slow),
+        pytest.param("gone", "move", marks=pytest.mark.slow),
+        pytest.param("cut off", "warm up", marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
-    fault: str, step: str, expected: Fit[SparseGP], tmp_path: Path
+    fault: str, step: str, undisturbed: Fit[SparseGP], tmp_path: Path
 ) -> None:
     path, where = parquet_file(tmp_path / "table.parquet"), Checkpoint(tmp_path / "run", 0)
     whole = path.read_bytes()
@@ -241,9 +258,10 @@ def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
     path.write_bytes(whole)
     told: list[Progress] = []
     found = fitted(opened(path), on_progress=told.append, checkpoint=where)
-    assert told[0].phase == step if step == "move" else told
-    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
-    assert found.bound == fitted(opened(path)).bound
+    # What had been done was not done again, and the answer is that of a fit nobody disturbed.
+    assert told[0].phase == step
+    assert found.bound == undisturbed.bound
+    assert torch.equal(found.posterior.Z, undisturbed.posterior.Z)
 
 
 def test_a_file_that_is_cut_off_is_named_before_the_fit(tmp_path: Path) -> None:
@@ -258,10 +276,10 @@ def test_damage_inside_a_row_group_is_named_during_the_fit(tmp_path: Path) -> No
     path = parquet_file(tmp_path / "table.parquet")
     from pyarrow import parquet
 
-    chunk = parquet.ParquetFile(path).metadata.row_group(37).column(2)
+    chunk = parquet.ParquetFile(path).metadata.row_group(2).column(1)
     content = bytearray(path.read_bytes())
     start, size = chunk.dictionary_page_offset, chunk.total_compressed_size
     content[start : start + size] = b"\xff" * size
     path.write_bytes(bytes(content))
-    with pytest.raises(InputError, match=r"table\.parquet: row group 37 .*cannot be read"):
+    with pytest.raises(InputError, match=r"table\.parquet: row group 2 .*cannot be read"):
         fitted(opened(path))

@@ -49,7 +49,8 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
         batch_size: rows a step of the paper's schedule looks at; all of them if not given.
         random_state: a seed or RandomState; the same seed gives the same fit.
-        device: where the fit is computed, "cpu" or "cuda"; predictions are always on the CPU.
+        device: where the fit is computed: "cpu", "cuda", or "auto" for a GPU if there is one;
+            predictions are always on the CPU.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
