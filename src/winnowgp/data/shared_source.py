@@ -12,7 +12,7 @@ from torch import Tensor
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.ranks import Ranks
 from winnowgp.data.row_numbers import checked_rows, share_range
-from winnowgp.data.source import Source, Value
+from winnowgp.data.source import Source
 from winnowgp.errors import InputError
 
 # Whoever shares rows sums them in so many runs, and the digits do not depend on who sums which.
@@ -29,7 +29,11 @@ class SharedSource(Source):
     """
 
     whole: Source
-    ranks: Ranks
+    among: Ranks
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.among
 
     @property
     def N(self) -> int:
@@ -84,12 +88,6 @@ class SharedSource(Source):
             return (self.whole.share(rank, of),)
         each = _LANES // of
         return tuple(self.whole.share(rank * each + i, _LANES) for i in range(each))
-
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        return self.ranks.total(*sums)
-
-    def gathered(self, value: Value) -> list[Value]:
-        return self.ranks.gathered(value)
 
 
 def shared(source: Source, *, device: torch.device | str | None = None) -> SharedSource:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from winnowgp.data.column_moments import ColumnMoments
 from winnowgp.data.dataset import Dataset
-from winnowgp.data.source import Source, Value
+from winnowgp.data.ranks import Ranks
+from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
 
 _ROWS = 65_536
@@ -38,6 +39,10 @@ class StandardisedSource(Source):
     @property
     def observations(self) -> int | float:
         return self.source.observations
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.source.ranks
 
     @property
     def N(self) -> int:
@@ -67,12 +72,6 @@ class StandardisedSource(Source):
 
     def lanes(self) -> tuple[Source, ...]:
         return tuple(map(self._lane, self.source.lanes()))
-
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        return self.source.total(*sums)
-
-    def gathered(self, value: Value) -> list[Value]:
-        return self.source.gathered(value)
 
     def _lane(self, lane: Source) -> Source:
         held = lane.held()

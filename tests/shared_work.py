@@ -1,0 +1,248 @@
+"""Work that several processes share, each in a process of its own; a script.
+
+    python shared_work.py PIECE FOLDER COUNT ...
+
+does a piece of work in COUNT processes at once, for each COUNT, and writes one JSON object: by the
+count, what each process answered. Processes are forked from one that has imported everything.
+
+    torchrun --nproc-per-node COUNT shared_work.py PIECE FOLDER
+
+does it in those that torchrun started, and leaves the answer of each in the folder.
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+
+from winnowgp.data import (
+    ArraySource,
+    BatchSource,
+    Dataset,
+    ParquetSource,
+    Ranks,
+    Source,
+    shared,
+    standardised,
+)
+from winnowgp.errors import InputError
+from winnowgp.models import SparseGP
+from winnowgp.training import Fast, MaxPoints, Tolerance, fit
+
+N, D = 203, 2
+ASKED = [0, 202, 7, 7, 101, 50, 151, 25]
+"""Numbers of rows, of every process and in no order."""
+
+
+def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and weights."""
+    rng = np.random.default_rng(11)
+    X = rng.uniform(0, 4, size=(N, D))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.normal(size=N)
+    return X, y, rng.uniform(0.5, 2, size=N)
+
+
+def dataset(*, weighted: bool = False) -> Dataset:
+    X, y, weights = map(torch.tensor, rows())
+    return Dataset.of(X, y, weights=weights if weighted else None)
+
+
+def array() -> ArraySource:
+    return ArraySource(*rows()[:2])
+
+
+def batches() -> BatchSource:
+    X, y, _ = rows()
+    return BatchSource(lambda: ((X[i : i + 30], y[i : i + 30]) for i in range(0, N, 30)))
+
+
+def parquet() -> ParquetSource:
+    """Of row groups that end where no share does."""
+    return ParquetSource("table.parquet", inputs=["a", "b"], targets="y")
+
+
+def write_parquet() -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    X, y, _ = rows()
+    table = pyarrow.table({"a": X[:, 0], "b": X[:, 1], "y": y})
+    parquet.write_table(table, "table.parquet", row_group_size=47)
+
+
+def plain(tensor: torch.Tensor) -> list[Any]:
+    return tensor.detach().tolist()
+
+
+def model() -> SparseGP:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
+    return SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
+
+
+def fitted(source: Source, **plan: Any) -> dict[str, Any]:
+    """All that a fit finds."""
+    found = fit(model(), source, schedule=Fast(**{"n_candidates": 20, "rounds": 1, **plan}))
+    X = standardised(dataset()).part(torch.arange(0, N, 10)).X
+    predicted = found.posterior.predict(X)
+    assert found.selection.frontier is not None
+    return {
+        "bound": found.bound,
+        "upper bound": found.upper_bound,
+        "given up": found.given_up,
+        "noise": found.model.noise.item(),
+        "points": plain(found.posterior.Z),
+        "candidates": plain(found.candidates),
+        "inclusion": plain(found.selection.inclusion),
+        "frontier": plain(found.selection.frontier.bounds),
+        "mean": plain(predicted.mean),
+        "variance": plain(predicted.variance),
+    }
+
+
+def fits(ranks: Ranks) -> dict[str, Any]:
+    """Of rows in memory that count differently, and of rows that are read."""
+    few = Tolerance(0.1)
+    return {
+        "weights": fitted(standardised(shared(dataset(weighted=True))), goal=few),
+        "array": fitted(standardised(shared(array())), goal=few),
+    }
+
+
+def more_fits(ranks: Ranks) -> dict[str, Any]:
+    """Of other sources, and by other plans."""
+    few = Tolerance(0.1)
+    return {
+        "dataset": fitted(standardised(shared(dataset())), goal=few, rounds=2),
+        "parquet": fitted(standardised(shared(parquet())), goal=few, rounds=2),
+        "own units": fitted(shared(array()), goal=few),
+        "count of points": fitted(standardised(shared(array())), goal=MaxPoints(5), iterations=40),
+        "tighter": fitted(standardised(shared(array())), goal=few, tighter=True),
+    }
+
+
+def sums(ranks: Ranks) -> dict[str, Any]:
+    """What processes tell each other."""
+    own = torch.full((2, 3), 10.0**ranks.rank, dtype=torch.float64)
+    total, single = ranks.total(own, torch.tensor(0.1 * (ranks.rank + 1), dtype=torch.float64))
+    (float32,) = ranks.total(torch.tensor([1.0 + ranks.rank]))
+    return {
+        "rank": ranks.rank,
+        "of": ranks.of,
+        "first": ranks.first,
+        "own": plain(own),
+        "total": plain(total),
+        "single": single.item(),
+        "float32": [str(float32.dtype), *plain(float32)],
+        "agreed": ranks.agreed({"seed": 5 + ranks.rank, "text": "ü"}),
+        "gathered": ranks.gathered((ranks.rank, "x" * ranks.rank)),
+    }
+
+
+def sources(ranks: Ranks) -> dict[str, Any]:
+    """What each process reads, and what all of them know."""
+    makers: dict[str, Callable[[], Source]] = {
+        "dataset": dataset,
+        "weights": lambda: dataset(weighted=True),
+        "array": array,
+        "parquet": parquet,
+        "batches": batches,
+    }
+    return {name: _of_source(make()) for name, make in makers.items()}
+
+
+def _of_source(whole: Source) -> dict[str, Any]:
+    source = shared(whole)
+    units = standardised(source)
+    read = list(source.chunks(20))
+    part = source.part(torch.tensor(ASKED))
+    try:
+        source.share(0, 2)
+        refused = ""
+    except InputError as error:
+        refused = str(error)
+    missing = ""
+    if source.held() is None:
+        try:
+            source.part(torch.tensor([N]))
+        except InputError as error:
+            missing = str(error)
+    return {
+        "shape": [source.N, source.D, source.P, str(source.dtype), source.observations],
+        "sizes": [len(chunk.X) for chunk in read],
+        "lanes": [lane.N for lane in source.lanes()],
+        "read": [plain(torch.cat([chunk.X, chunk.Y], 1)) for chunk in read],
+        "weights": [None if chunk.weights is None else plain(chunk.weights) for chunk in read],
+        "part": plain(torch.cat([part.X, part.Y], 1)),
+        "part weights": None if part.weights is None else plain(part.weights),
+        "total": plain(source.total(torch.cat([chunk.X for chunk in read]).sum(0))[0]),
+        "gathered": source.gathered(len(read)),
+        "units": [
+            *(plain(u) for u in (units.x_units.shift, units.x_units.scale)),
+            *(plain(u) for u in (units.y_units.shift, units.y_units.scale)),
+        ],
+        "standard part": plain(units.part(torch.tensor(ASKED)).X),
+        "standard lanes": [plain(next(lane.chunks(N)).X) for lane in units.lanes()],
+        "refused": refused,
+        "missing": missing,
+    }
+
+
+PIECES: dict[str, Callable[[Ranks], Any]] = {
+    "fits": fits,
+    "more fits": more_fits,
+    "sums": sums,
+    "sources": sources,
+}
+
+
+def pieces(names: str, ranks: Ranks) -> dict[str, Any]:
+    return {name: PIECES[name](ranks) for name in names.split(",")}
+
+
+def forked(names: str, of: int) -> list[Any]:
+    """What each of so many processes answered, introduced to each other by a file."""
+    children = []
+    for rank in range(of):
+        child = os.fork()
+        if child:
+            children.append(child)
+            continue
+        try:
+            met = Path(f"met-{of}").absolute()
+            dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=of)
+            answer(names, of)
+            os._exit(0)
+        except BaseException as error:
+            sys.stderr.write(f"process {rank} of {of}: {type(error).__name__}: {error}\n")
+            os._exit(1)
+    ended = [os.waitpid(child, 0)[1] for child in children]
+    assert not any(ended), ended
+    return [json.loads(Path(f"{of}-{rank}.json").read_text()) for rank in range(of)]
+
+
+def answer(names: str, of: int) -> None:
+    ranks = Ranks.started()
+    assert ranks.of == of
+    Path(f"{of}-{ranks.rank}.json").write_text(json.dumps(pieces(names, ranks)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    asked, folder, *counts = sys.argv[1:]
+    os.chdir(folder)
+    if counts:
+        write_parquet()
+        found = {count: forked(asked, int(count)) for count in counts}
+        sys.stdout.write(json.dumps(found))
+    else:
+        answer(asked, int(os.environ["WORLD_SIZE"]))
