@@ -15,7 +15,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/winnow demo
 
-test: lint types unit
+# Types, on one core, next to the tests.
+test: lint
+	$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -25,7 +27,7 @@ types: $(INSTALLED)
 	$(BIN)/basedpyright --level error
 
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

@@ -2,14 +2,21 @@
 
 The rim (estimators, integrations, cli) is left out: it meets whatever users bring, and must say
 itself what is wrong with it. Its tests run whole fits, and run the inner rooms unchecked too, as
-users do: the checks, made by each room's own tests, would take more than half of the time.
+users do: the checks, made by each room's own tests, would take more than half of the time. Whole
+fits of the inner rooms are checked once for each path, and marked `unchecked` beyond that.
 """
 
 import os
 
+# One thread for a worker of the tests, and for every process that a test starts: more of them
+# would wait for each other in turns. Read when the libraries are loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
+
+from typechecker import leave_inner_functions
 
 INNER_ROOMS = [
     "linalg",
@@ -39,6 +46,7 @@ INNER_ROOMS += [
     )
 ]
 RIM = ["estimators", "report", "experiments", "cli", "tests"]
+leave_inner_functions()
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
 
@@ -46,7 +54,8 @@ torch.set_num_threads(1)
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture, for those that fit a model."""
-    config.update("jaxtyping_disable", item.path.parent.name in RIM)
+    unchecked = item.get_closest_marker("unchecked") is not None
+    config.update("jaxtyping_disable", unchecked or item.path.parent.name in RIM)
 
 
 @pytest.fixture

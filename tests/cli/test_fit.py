@@ -82,7 +82,7 @@ def test_what_a_table_cannot_mean_is_said(
 def test_ctrl_c_leaves_nothing_behind(shop: Path, tmp_path: Path) -> None:
     """A fit that would take minutes, interrupted once it has begun."""
     rng = np.random.default_rng(0)
-    table = rng.normal(size=(4000, 6))
+    table = rng.normal(size=(1500, 6))
     np.savetxt(tmp_path / "big.csv", table, delimiter=",", header="a,b,c,d,e,f", comments="")
     before = (tmp_path / "m.winnow").write_bytes(b"what was there")
     process = subprocess.Popen(

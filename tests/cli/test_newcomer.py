@@ -1,4 +1,4 @@
-"""The whole way of a newcomer, in processes of their own."""
+"""The whole way of a newcomer."""
 
 import csv
 import subprocess
@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from winnowgp.cli.main import run
 
 WINNOW = [sys.executable, "-W", "ignore", "-m", "winnowgp"]
 
@@ -14,8 +17,10 @@ def read(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def test_a_newcomer_s_whole_way(shop: Path, tmp_path: Path) -> None:
-    """In processes of their own, in a folder of their own."""
+def test_a_newcomer_s_whole_way(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder of their own; the fit and its predictions in processes of their own."""
 
     def winnow(*words: str) -> str:
         result = subprocess.run(
@@ -36,6 +41,9 @@ def test_a_newcomer_s_whole_way(shop: Path, tmp_path: Path) -> None:
     truth = [float(row["y"]) for row in read(shop.read_text(encoding="utf-8"))]
     error = np.array([float(row["mean"]) for row in found]) - truth
     assert np.sqrt(np.mean(error**2)) < 0.3
-    assert "command: winnow fit" in winnow("info", "m.winnow")
-    assert "<- kept" in winnow("frontier", "m.winnow", "-o", "f.png")
+    monkeypatch.chdir(tmp_path)
+    assert run(["info", "m.winnow"]) == 0
+    assert "command: winnow fit" in capsys.readouterr().out
+    assert run(["frontier", "m.winnow", "-o", "f.png"]) == 0
+    assert "<- kept" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {"m.winnow", "out.csv", "f.png"}

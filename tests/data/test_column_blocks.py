@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parquet_files import spoil, write_row_groups
 from winnowgp.data import Columns, column_blocks, read_columns, regrouped
 from winnowgp.errors import InputError
 
@@ -24,9 +25,6 @@ def lines() -> list[str]:
 
 def row_groups(path: Path, sizes: list[int], **changes: Any) -> Path:
     """The same rows as Parquet, in row groups of these sizes."""
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     n = sum(sizes)
     columns = {
         "id": list(range(n)),
@@ -36,13 +34,7 @@ def row_groups(path: Path, sizes: list[int], **changes: Any) -> Path:
         "long": [2**60 + i if i > 40 else i for i in range(n)],
         **changes,
     }
-    whole = pyarrow.table(columns)
-    with parquet.ParquetWriter(path, whole.schema) as writer:
-        start = 0
-        for size in sizes:
-            writer.write_table(whole.slice(start, size))
-            start += size
-    return path
+    return write_row_groups(path, columns, sizes)
 
 
 FORMATS = ["csv", "crlf", "gz", "utf-8-sig", "utf-16", "latin-1", "parquet"]
@@ -135,15 +127,8 @@ def test_a_cut_off_gzip_file_is_named_after_its_good_blocks(tmp_path: Path) -> N
 
 
 def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     path = row_groups(tmp_path / "a", [50] * 40)
-    chunk = parquet.ParquetFile(path).metadata.row_group(37).column(2)
-    content = bytearray(path.read_bytes())
-    start = chunk.dictionary_page_offset
-    content[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
-    path.write_bytes(bytes(content))
+    spoil(path, group=37, column=2)
     blocks = column_blocks(path)
     assert sum(next(blocks).N for _ in range(37)) == 37 * 50
     with pytest.raises(InputError, match=r"row group 37 \(counted from 0\) cannot be read.*damage"):

@@ -51,9 +51,14 @@ def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
     assert model.alpha_[0] == model.alpha_[1]
 
 
-def test_quantiles_and_density_agree_with_each_other() -> None:
-    X, y = steps()
-    model = regressor().fit(X, y)
+@pytest.fixture(scope="module")
+def fitted() -> DeepGPRegressor:
+    """Fitted to the steps, for tests that only ask it."""
+    return regressor(epochs=(20, 100, 100)).fit(*steps())
+
+
+def test_quantiles_and_density_agree_with_each_other(fitted: DeepGPRegressor) -> None:
+    X, model = steps()[0], fitted
     low, middle, high = model.predict_quantiles(X, [0.05, 0.5, 0.95])
     assert ((low < middle) & (middle < high)).all()
     # The density integrates to the probability between two quantiles.
@@ -71,10 +76,9 @@ def test_a_prediction_does_not_depend_on_its_neighbours_nor_on_the_day() -> None
     np.testing.assert_array_equal(short.fit(X, y).predict(X), together)
 
 
-def test_the_matched_prediction_is_near_the_mixture() -> None:
+def test_the_matched_prediction_is_near_the_mixture(fitted: DeepGPRegressor) -> None:
     X, y = steps()
-    model = regressor(epochs=(20, 100, 100)).fit(X, y)
-    mixture, matched = model.predict(X), model.predict(X, method="matched")
+    mixture, matched = fitted.predict(X), fitted.predict(X, method="matched")
     assert np.abs(mixture - matched).max() < 0.3 * y.std()
 
 
@@ -180,11 +184,10 @@ def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
         assert seen
 
 
-def test_it_survives_joblib(tmp_path) -> None:
-    X, y = steps()
-    model = regressor(epochs=(2, 5, 5)).fit(X, y)
-    joblib.dump(model, tmp_path / "model")
-    np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict(X), model.predict(X))
+def test_it_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
+    X, _ = steps()
+    joblib.dump(fitted, tmp_path / "model")
+    np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict(X), fitted.predict(X))
 
 
 @pytest.mark.parametrize(
@@ -218,11 +221,11 @@ def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], words: str) 
         regressor(**arguments).fit(X, y)
 
 
-def test_refusals_after_the_fit() -> None:
+def test_refusals_after_the_fit(fitted: DeepGPRegressor) -> None:
     X, y = steps(30)
     with pytest.raises(NotFittedError):
         regressor().predict(X)
-    model = regressor(epochs=(2, 5, 5)).fit(X, y)
+    model = fitted
     with pytest.raises(InputError, match="`method` must be"):
         model.predict(X, method="quick")
     with pytest.raises(InputError, match="strictly between 0 and 1"):

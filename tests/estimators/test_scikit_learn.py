@@ -47,7 +47,7 @@ def classifier(**arguments: Any) -> SparseGPClassifier:
     [
         regressor(),
         classifier(),
-        DeepGPRegressor(**ONE_LAYER, epochs=(0, 200, 2, 100)),
+        DeepGPRegressor(**ONE_LAYER, epochs=(0, 80, 2, 40)),
         DeepGPClassifier(**ONE_LAYER, epochs=(0, 30, 2, 10)),
     ]
 )

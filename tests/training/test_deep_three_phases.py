@@ -53,6 +53,7 @@ def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> No
     assert torch.equal(found, fitted.model.posterior().predict(data.X).mean)
 
 
+@pytest.mark.unchecked
 def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
     data, model = step_data(), started(K=6)
     plan = {"layerwise": 5, "pre": 15, "process": 60, "post": 0}

@@ -19,6 +19,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.unchecked
 def test_it_keeps_few_points_and_most_of_the_bound() -> None:
     data = hills()
     gp = model(data)
@@ -47,6 +48,7 @@ def test_it_keeps_few_points_and_most_of_the_bound() -> None:
     assert trace[-60:].mean() > trace[:60].mean()
 
 
+@pytest.mark.unchecked
 def test_stronger_priors_keep_fewer_points() -> None:
     data = hills()
     gp = model(data)

@@ -1,12 +1,16 @@
 """The processes that work on one fit together."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from winnowgp.errors import LostProcessError
 
 Value = TypeVar("Value")
 
@@ -58,10 +62,11 @@ class Ranks:
         flat = torch.cat([part.reshape(-1) for part in sums])
         place, dtype = flat.device, flat.dtype
         flat = _sendable(flat)
-        if self.of & (self.of - 1):
-            dist.all_reduce(flat)
-        else:
-            flat = self._paired(flat)
+        with _heard():
+            if self.of & (self.of - 1):
+                dist.all_reduce(flat)
+            else:
+                flat = self._paired(flat)
         parts = flat.to(device=place, dtype=dtype).split([part.numel() for part in sums])
         return tuple(new.reshape(old.shape) for new, old in zip(parts, sums, strict=True))
 
@@ -70,15 +75,33 @@ class Ranks:
         if self.of == 1:
             return value
         held: list[Any] = [value]
-        dist.broadcast_object_list(held)
+        with _heard():
+            dist.broadcast_object_list(held)
         return held[0]
+
+    def decided(self, compute: Callable[[], Value]) -> Value:
+        """What `compute` gives the first process; it is not called in the others.
+
+        An error that it raises there is raised in all.
+        """
+        value, error = None, None
+        if self.first:
+            try:
+                value = compute()
+            except Exception as raised:
+                error = raised
+        value, error = self.agreed((value, error))
+        if error is not None:
+            raise error
+        return value  # pyright: ignore[reportReturnType]
 
     def gathered(self, value: Value) -> list[Value]:
         """That of every process, in order."""
         if self.of == 1:
             return [value]
         held: list[Any] = [None] * self.of
-        dist.all_gather_object(held, value)
+        with _heard():
+            dist.all_gather_object(held, value)
         return held
 
     def _paired(self, mine: Tensor) -> Tensor:
@@ -94,6 +117,18 @@ class Ranks:
             # a + b and b + a are the same number.
             mine, distance = mine + theirs, 2 * distance
         return mine
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Errors of the engine in our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcessError(
+            "another process that shares this fit has ended or does not answer; what it said last "
+            f"is the reason ({str(error).splitlines()[0]})."
+        ) from error
 
 
 def _sendable(flat: Tensor) -> Tensor:

@@ -59,6 +59,9 @@ class SharedSource(Source):
     def observations(self) -> int | float:
         return self.whole.observations
 
+    def to(self, device: torch.device) -> "SharedSource":
+        return SharedSource(self.whole.to(device), self.ranks)
+
     def held(self) -> Dataset | None:
         return self.whole.held()
 
@@ -101,4 +104,11 @@ def shared(source: Source, *, device: torch.device | str | None = None) -> Share
     Args:
         device: where the fit is to be: processes on GPUs talk by NCCL, others by gloo.
     """
-    return SharedSource(source, Ranks.started(None if device is None else torch.device(device)))
+    ranks = Ranks.started(None if device is None else torch.device(device))
+    shapes = ranks.gathered(f"{source.N} rows with {source.D} inputs and {source.P} targets")
+    if len(set(shapes)) > 1:
+        raise InputError(
+            f"every process must make the whole source, of which `shared` gives it a part; got "
+            f"{', '.join(shapes)}."
+        )
+    return SharedSource(source, ranks)

@@ -57,6 +57,10 @@ class Source(ABC):
         """Where they are."""
         return torch.device("cpu")
 
+    def to(self, device: torch.device) -> "Source":
+        """The same on another device, where they are in memory; others move as they are read."""
+        return self
+
     @property
     def observations(self) -> int | float:
         """How many observations the rows stand for: N, unless they have weights."""
@@ -96,9 +100,9 @@ class Source(ABC):
         held = self.held()
         if held is None:
             raise InputError(
-                f"{user} needs all {self.N} rows in memory at once, and they are in a "
-                f"{type(self).__name__}; read them with `next(source.chunks(source.N))`, or use "
-                "`SparseGP` and `Fast`, which read some rows at a time."
+                f"{user} needs all {self.N} rows in memory at once; read them with "
+                "`next(source.chunks(source.N))`. Regression with Gaussian noise and the fast "
+                "schedule reads some rows at a time."
             )
         return held
 

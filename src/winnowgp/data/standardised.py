@@ -13,6 +13,7 @@ from torch import Tensor
 from winnowgp.data.column_moments import ColumnMoments
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.ranks import Ranks
+from winnowgp.data.shared_source import SharedSource
 from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
 
@@ -69,6 +70,15 @@ class StandardisedSource(Source):
     def held(self) -> Dataset | None:
         held = self.source.held()
         return None if held is None else self._forward(held)
+
+    def converted(self) -> Source:
+        """The same rows; where they are in memory, in these units from now on."""
+        held = self.held()
+        if held is None:
+            return self
+        return (
+            SharedSource(held, self.source.ranks) if isinstance(self.source, SharedSource) else held
+        )
 
     def lanes(self) -> tuple[Source, ...]:
         return tuple(map(self._lane, self.source.lanes()))

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser
+from winnowgp.data import Dataset, StandardisedSource, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
@@ -24,7 +24,7 @@ from winnowgp.estimators.tensors import tensor
 from winnowgp.io import save
 from winnowgp.models import InducingModel, Prediction
 from winnowgp.selection import Frontier
-from winnowgp.training import Fit, OnProgress, fit
+from winnowgp.training import Fit, OnProgress, fit, identity
 
 # Rows predicted at once: bounds memory at this many times the number of points.
 ROWS = 16_384
@@ -56,7 +56,7 @@ class InducingEstimator(BaseEstimator, ABC):
 
     def _fit(
         self,
-        rows: Dataset,
+        rows: Dataset | StandardisedSource,
         *,
         model: Callable[[Kernel, Tensor], InducingModel],
         n_candidates: int,
@@ -64,7 +64,8 @@ class InducingEstimator(BaseEstimator, ABC):
         """Fit a model to inputs as users have them and targets that it understands.
 
         Args:
-            rows: merged, so that repeating rows and weighting them come to the same.
+            rows: in the user's units, and merged, so that repeating rows and weighting them come to
+                the same; or in standard units already.
             model: makes one of a kernel and candidates, both for standardised inputs.
             n_candidates: how many candidates the fast schedule has unless the user says.
         """
@@ -81,12 +82,15 @@ class InducingEstimator(BaseEstimator, ABC):
             default_candidates=n_candidates,
         )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, X=rows.X, y=rows.Y, sample_weight=rows.weights)
+        journal = journal_of(self, checkpoint, ranks=rows.ranks, **identity(rows))
         seed = drawn_seed(self.random_state, journal)
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
-        units = Standardiser.of(rows.X, weights=rows.weights)
-        data = replace(rows, X=units.forward(rows.X))
+        if isinstance(rows, StandardisedSource):
+            units, data = rows.x_units, rows.converted()
+        else:
+            units = Standardiser.of(rows.X, weights=rows.weights)
+            data = replace(rows, X=units.forward(rows.X))
         names = getattr(self, "feature_names_in_", ())
         columns = {str(name): [place] for place, name in enumerate(names)}
         kernel = kernel_from(self.kernel, data.D, columns=columns, scale=units.scale)
@@ -151,13 +155,15 @@ class InducingEstimator(BaseEstimator, ABC):
 
 
 def _checked_device(name: str) -> torch.device:
-    """A device that this machine has."""
+    """A device that this machine has; "auto" is a GPU if it has one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise InputError(
-            f"`device` must be one this machine has, such as 'cpu' or 'cuda'; got {name!r}: "
-            f"{str(error).splitlines()[0]}"
+            "`device` must be one this machine has, such as 'cpu' or 'cuda', or 'auto'; got "
+            f"{name!r}: {str(error).splitlines()[0]}"
         ) from error
     return device

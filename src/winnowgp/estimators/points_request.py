@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser
+from winnowgp.data import Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.arguments import positive, whole
 from winnowgp.estimators.tensors import tensor
@@ -103,7 +103,7 @@ class PointsRequest:
             batch_size=None if batch_size is None else whole("batch_size", batch_size),
         )
 
-    def locations(self, data: Dataset, units: Standardiser, *, kernel: Kernel, seed: int) -> Tensor:
+    def locations(self, data: Source, units: Standardiser, *, kernel: Kernel, seed: int) -> Tensor:
         """Where points may be, in standard units; none if the schedule is to look for itself."""
         if isinstance(self.candidates, Tensor):
             if self.candidates.shape[1] != data.D:
@@ -113,9 +113,10 @@ class PointsRequest:
                 )
             return units.forward(self.candidates)
         if self.candidates in ("auto", "greedy") and self.schedule == "fast":
-            return data.X[:0]
+            return units.shift.new_zeros(0, data.D)
         generator = torch.Generator().manual_seed(seed)
-        rows = data.X[torch.randperm(data.N, generator=generator)]
+        order = torch.randperm(data.N, generator=generator)
+        rows = data.part(order[: max(MOST_ROWS, self.n_candidates)]).X
         part = rows[:MOST_ROWS]
         if self.candidates == "greedy":
             start = deepcopy(kernel).to(part)
@@ -127,7 +128,7 @@ class PointsRequest:
             return torch.from_numpy(clusters.fit(part.numpy()).cluster_centers_)
         return rows[: self.n_candidates]
 
-    def plan(self, model: InducingModel, data: Dataset, journal: Journal) -> Schedule:
+    def plan(self, model: InducingModel, data: Source, journal: Journal) -> Schedule:
         """The schedule that does what was asked for; what a clock decides is in the journal."""
         if self.schedule == "paper":
             assert self.alpha is not None
@@ -138,7 +139,7 @@ class PointsRequest:
             )
         return Fast(self._goal(model, data, journal), n_candidates=self.n_candidates)
 
-    def _goal(self, model: InducingModel, data: Dataset, journal: Journal) -> Goal:
+    def _goal(self, model: InducingModel, data: Source, journal: Journal) -> Goal:
         if self.alpha is not None:
             return FixedAlpha(self.alpha)
         if self.max_points is not None:

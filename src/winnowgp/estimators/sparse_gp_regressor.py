@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source, standardised
 from winnowgp.errors import InputError
 from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
@@ -58,7 +58,10 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
         batch_size: rows a step of the paper's schedule looks at; all of them if not given.
         random_state: a seed or RandomState; the same seed gives the same fit.
-        device: where the fit is computed, "cpu" or "cuda"; predictions are always on the CPU.
+        device: where the fit is computed, "cpu" or "cuda", or "auto" for a GPU if there is one;
+            predictions are always on the CPU.
+        precision: "double", or "mixed" for a quicker fit with Gaussian noise, in which blocks of
+            rows are in float32 and sums over rows in float64.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
@@ -104,6 +107,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         batch_size: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
+        precision: str = "double",
         on_progress: OnProgress = silent,
         checkpoint: Folder | None = None,
     ) -> None:
@@ -120,36 +124,57 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.batch_size = batch_size
         self.random_state = random_state
         self.device = device
+        self.precision = precision
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SparseGPRegressor":
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "SparseGPRegressor":
         """Learn kernel, noise, locations, and which candidates to keep.
 
         Args:
-            X: inputs `[N D]`.
-            y: targets `[N]` or `[N P]`.
+            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`, which may
+                be larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`) or shared
+                among processes (`shared`).
+            y: targets `[N]` or `[N P]`; left out with a source.
             sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
                 is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
                 given.
         """
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
-        )
-        X, y, weights = counted_rows(X, y, sample_weight)
         likelihood = likelihood_from(self.likelihood)
-        rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
-        units = TargetUnits.of(rows, likelihood, single=np.ndim(y) == 1)
-        data = replace(rows, Y=units.columns.forward(rows.Y))
+        if isinstance(X, Source):
+            _check_alone(y, sample_weight)
+            self.n_features_in_ = X.D
+            rows = data = standardised(X, targets=has_noise(likelihood))
+            units = TargetUnits(data.y_units, single=data.P == 1)
+        else:
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float64,
+                multi_output=True,
+                y_numeric=True,
+                ensure_min_samples=1,
+            )
+            X, y, weights = counted_rows(X, y, sample_weight)
+            rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
+            units = TargetUnits.of(rows, likelihood, single=np.ndim(y) == 1)
+            data = replace(rows, Y=units.columns.forward(rows.Y))
 
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
             if self.likelihood == "gaussian" and self.batch_size is None:
-                return SparseGP(kernel, points)
+                return SparseGP(kernel, points, precision=self.precision)
+            if self.precision != "double":
+                raise InputError(
+                    "`precision` must be 'double' unless noise is Gaussian and there is no "
+                    f"`batch_size`; got {self.precision!r}."
+                )
             made = VariationalGP(kernel, points, likelihood=likelihood, targets=data.P)
             made.check(data)
             if not has_noise(likelihood):
                 # Counts may be far from zero, further than the paper's small steps would get.
-                made.mean.initialize(constant=best_level(made.likelihood, data))
+                held = data.in_memory("a likelihood without noise")
+                made.mean.initialize(constant=best_level(made.likelihood, held))
             return made
 
         fitted = self._fit(data, model=model, n_candidates=N_CANDIDATES)
@@ -211,3 +236,11 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         inputs = self._inputs(X)
         targets = self._y_units.seen(y, self.likelihood_, inputs=inputs)
         return self._y_units.log_densities(self._log_density(inputs, targets))
+
+
+def _check_alone(y: Any, sample_weight: Any) -> None:
+    if y is not None or sample_weight is not None:
+        raise InputError(
+            "`X` is a source, which has targets and weights of its own; leave out `y` and "
+            "`sample_weight`."
+        )

@@ -49,7 +49,7 @@ def posterior_from(found: Packed) -> Posterior:
 def _packed_sparse(model: SparseGP) -> Packed:
     return Packed(
         "SparseGP",
-        {"frozen": not model.candidates.requires_grad},
+        {"frozen": not model.candidates.requires_grad, "precision": model.precision},
         {"candidates": model.candidates},
         _parts(model),
     )
@@ -60,6 +60,7 @@ def _sparse_from(found: Packed) -> SparseGP:
         kernel_from_packed(found.parts["kernel"]),
         found.tensors["candidates"],
         mean=mean_from_packed(found.parts["mean"]),
+        precision=found.said("precision", str),
     )
     model.likelihood = likelihood_from(found.parts["likelihood"])
     model.candidates.requires_grad_(not found.about["frozen"])

@@ -5,6 +5,7 @@ lie.
 """
 
 from math import pi, sqrt
+from typing import Any
 
 import torch
 from gpytorch.likelihoods import LaplaceLikelihood, StudentTLikelihood
@@ -52,15 +53,49 @@ def student_expectation(
     E e^{−az²} = (1 + 2av)^{−½} exp(−a z̄²/(1 + 2av)).
     """
     nu, square = likelihood.deg_free, (Y - mean).square()
-    log_t = torch.linspace(-36, 4, 161, dtype=mean.dtype, device=mean.device)
-    t = log_t.exp().reshape(-1, *([1] * mean.dim()))
-    a = t / (nu * likelihood.noise)
-    widened = 1 + 2 * a * variance
-    kept = -torch.expm1(-0.5 * widened.log() - a * square / widened)
-    logarithm = (kept * (-t).exp()).sum(0) * (log_t[1] - log_t[0])
-    zero = torch.zeros_like(mean)
+    logarithm: Any = _Logarithm.apply(square, variance, (nu * likelihood.noise).reshape(()))
+    zero = mean.new_zeros(1)
     peak = likelihood.forward(zero).log_prob(zero)
     return peak - 0.5 * (nu + 1) * logarithm
+
+
+class _Logarithm(torch.autograd.Function):
+    """E log(1 + z²/s) for a Gaussian z of mean square z̄² and variance v, once differentiable.
+
+    With a = t/s, r = a/(1 + 2av) and k = E e^{−az²} = (1 + 2av)^{−½} e^{−r z̄²}, integrals over t of
+
+        ∂(1 − k)/∂z̄² = k r,   ∂(1 − k)/∂v = k r (1 − 2 r z̄²);
+
+    it depends on z̄²/s and v/s alone, which gives the derivative of s. Autograd's own took twice as
+    long on 2,000 rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, square: Tensor, variance: Tensor, s: Tensor) -> Tensor:
+        log_t = torch.linspace(-36, 4, 161, dtype=square.dtype, device=square.device)
+        t = log_t.exp()
+        weights = (-t).exp() * (log_t[1] - log_t[0])
+        q, v = square.flatten(), variance.flatten()
+        a = (t / s)[:, None]
+        widened = torch.addcmul(a.new_ones(()), a, v, value=2)
+        r = a / widened
+        logarithm = widened.log_().mul_(-0.5).addcmul_(r, q, value=-1)
+        kept = torch.expm1(logarithm)
+        if any(ctx.needs_input_grad):
+            r_k = (kept + 1).mul_(r)
+            once, twice = weights @ r_k, weights @ r_k.mul_(r)
+            by_v = torch.addcmul(once, q, twice, value=-2)
+            by_s = -(q * once + v * by_v) / s
+            ctx.save_for_backward(*(part.reshape(square.shape) for part in (once, by_v, by_s)))
+        return -(weights @ kept).reshape(square.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *output: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        by_square, by_v, by_s = (output[0] * part for part in ctx.saved_tensors)
+        return by_square, by_v, by_s.sum()
 
 
 def student_log_density(

@@ -20,6 +20,7 @@ from winnowgp.training.fast import Fast
 from winnowgp.training.fast_latent import FastLatent
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.identity import identity
 from winnowgp.training.joint_latent import JointLatent
 from winnowgp.training.journal import Journal
 from winnowgp.training.latent_scale import best_level
@@ -85,6 +86,7 @@ __all__ = [
     "fit",
     "fit_deep",
     "fit_latent",
+    "identity",
     "inclusions",
     "measured_predict_us",
     "opened",

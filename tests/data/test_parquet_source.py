@@ -1,0 +1,123 @@
+"""Rows of Parquet files and folders: row groups, columns, and what is wrong with them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parquet_files import spoil
+from source_problems import CHOICE, N, Y, folder_of_files, row_groups
+from winnowgp.data import (
+    ParquetSource,
+)
+from winnowgp.errors import InputError
+
+
+def test_a_bad_value_in_row_group_37_is_named(tmp_path: Path) -> None:
+    for name, value, word in (("b", np.nan, "nan"), ("z", np.inf, "inf"), ("c", None, "no value")):
+        values: list[float | None] = [0.5] * 200
+        values[37 * 5 + 2] = value
+        long = np.ones((200, 3))
+        path = row_groups(tmp_path / "a.parquet", [5] * 40, long, long, **{name: values})
+        source = ParquetSource(path, **CHOICE)
+        told = rf"a\.parquet: column '{name}' has {word} in row 188 \(row group 37, counted from 0"
+        for ask in (
+            lambda s=source: list(s.chunks(1000)),
+            lambda s=source: list(s.share(3, 4).chunks(7)),
+            lambda s=source: s.part(torch.tensor([199, 187])),
+        ):
+            with pytest.raises(InputError, match=told):
+                ask()
+        # Rows before it can be had.
+        assert source.part(torch.tensor([184])).N == 1
+
+
+def test_row_groups_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    """Damage to them goes unseen; damage to those asked for is named."""
+    rng = np.random.default_rng(0)
+    path = row_groups(
+        tmp_path / "a", [50] * 4, rng.normal(size=(200, 3)), rng.normal(size=(200, 3))
+    )
+    spoil(path, group=2, column=0)
+    source = ParquetSource(path, **CHOICE)
+    assert source.part(torch.tensor([99, 0])).N == 2
+    assert sum(chunk.N for chunk in source.share(3, 4).chunks(9)) == 50
+    with pytest.raises(InputError, match=r"a: row group 2 \(counted from 0\) cannot be read"):
+        list(source.chunks(9))
+
+
+@pytest.mark.parametrize("kept", [-60, 30])
+def test_a_cut_off_file_of_a_folder_is_named(kept: int, tmp_path: Path) -> None:
+    folder = folder_of_files(tmp_path)
+    last = folder / "later" / "0.parquet"
+    last.write_bytes(last.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"later/0\.parquet cannot be read as Parquet.*cut off"):
+        ParquetSource(folder, **CHOICE)
+
+
+def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+    path = row_groups(tmp_path / "a", [50, 53])
+    source = ParquetSource(path, **CHOICE)
+    row_groups(path, [53, 50])
+    with pytest.raises(InputError, match="a has changed since it was opened"):
+        list(source.chunks(9))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"targets": ["y"]}, "column 'word' holds string; a source takes numbers"),
+        ({"targets": ["y"], "inputs": ["a", "q"]}, "no column 'q'; its columns are 'a', 'y', 'b'"),
+        ({"targets": ["y"], "inputs": ["a", "y"]}, "named once in .*'y' twice"),
+        ({"targets": [], "inputs": ["a"]}, r"must each name a column; got \['a'\] and \[\]"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_named(
+    words: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = row_groups(tmp_path / "a", [N])
+    with pytest.raises(InputError, match=message):
+        ParquetSource(path, **words)
+
+
+def test_places_without_rows_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nope cannot be read: there is no such"):
+        ParquetSource(tmp_path / "nope", **CHOICE)
+    with pytest.raises(InputError, match="is a folder without files"):
+        ParquetSource(tmp_path, **CHOICE)
+    path = row_groups(tmp_path / "a", [0])
+    with pytest.raises(InputError, match="has no rows"):
+        ParquetSource(path, **CHOICE)
+
+
+def test_inputs_are_all_columns_but_the_targets(tmp_path: Path) -> None:
+    path = row_groups(tmp_path / "a", [N], word=np.arange(N))
+    source = ParquetSource(path, targets=["z", "y"])
+    assert source.inputs == ("a", "b", "word", "c")
+    assert torch.equal(next(source.chunks(N)).Y, torch.tensor(Y[:, ::-1].copy()))
+
+
+def test_a_pass_over_a_large_row_group_holds_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    monkeypatch.setattr("winnowgp.data.parquet_source._BATCH", 1000)
+
+    def peak(rows: int) -> int:
+        values = np.random.default_rng(0).normal(size=rows)
+        parquet.write_table(
+            pyarrow.table({"a": values, "y": values}), tmp_path / "a", row_group_size=rows
+        )
+        source = ParquetSource(tmp_path / "a", targets=["y"])
+        before, most, count = pyarrow.total_allocated_bytes(), 0, 0
+        for chunk in source.chunks(2500):
+            most = max(most, pyarrow.total_allocated_bytes() - before)
+            count += chunk.N
+        assert count == rows
+        return most
+
+    assert peak(1_200_000) < 1.2 * peak(400_000)

@@ -1,0 +1,97 @@
+"""Estimators fitted to sources, against the same estimator fitted to arrays."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from winnowgp import SparseGPRegressor
+from winnowgp.data import ArraySource, BatchSource, Dataset, ParquetSource, Source, shared
+from winnowgp.errors import InputError
+
+
+def table(N: int = 300, P: int = 1) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (N, 2)) * [1, 100] + [0, 1000]
+    y = np.sin(X[:, :1]) + 0.004 * X[:, 1:] @ np.ones((1, P)) + 0.1 * rng.standard_normal((N, P))
+    return X, 50 * y
+
+
+def regressor(**more: Any) -> SparseGPRegressor:
+    return SparseGPRegressor(n_candidates=40, random_state=0, **more)
+
+
+def sources(tmp_path: Path) -> dict[str, Source]:
+    import pyarrow
+    import pyarrow.parquet
+
+    X, y = table()
+    columns = {"a": X[:, 0], "b": X[:, 1], "y": y[:, 0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet", row_group_size=70)
+    pieces = [(X[i : i + 90], y[i : i + 90]) for i in range(0, 300, 90)]
+    held = Dataset.of(torch.from_numpy(X), torch.from_numpy(y))
+    return {
+        "dataset": held,
+        "array": ArraySource(X, y[:, 0]),
+        "parquet": ParquetSource(tmp_path / "t.parquet", targets=["y"]),
+        "batches": BatchSource(lambda: iter(pieces)),
+        "shared": shared(held),
+        "shared parquet": shared(ParquetSource(tmp_path / "t.parquet", targets=["y"])),
+    }
+
+
+@pytest.fixture(scope="module")
+def expected() -> SparseGPRegressor:
+    X, y = table()
+    return regressor().fit(X, y[:, 0])
+
+
+@pytest.mark.parametrize(
+    "kind", ["dataset", "array", "parquet", "batches", "shared", "shared parquet"]
+)
+@pytest.mark.unchecked
+def test_a_source_gives_the_fit_of_its_rows(
+    kind: str, expected: SparseGPRegressor, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    found = regressor().fit(sources(tmp_path)[kind])
+    assert found.n_inducing_ == expected.n_inducing_
+    assert found.elbo_ == pytest.approx(expected.elbo_, abs=1e-3)
+    X, y = table()
+    for ours, theirs in zip(
+        found.predict(X, return_std=True), expected.predict(X, return_std=True), strict=True
+    ):
+        assert ours.shape == (300,)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=0.02)
+    assert found.score(X, y[:, 0]) > 0.9
+
+
+@pytest.mark.unchecked
+def test_several_targets_and_mixed_precision() -> None:
+    X, y = table(P=2)
+    double, mixed = (regressor(precision=p).fit(ArraySource(X, y)) for p in ("double", "mixed"))
+    assert double.predict(X).shape == (300, 2)
+    assert mixed.elbo_ == pytest.approx(double.elbo_, rel=1e-3)
+
+
+def test_a_source_comes_with_its_targets() -> None:
+    X, y = table()
+    with pytest.raises(InputError, match="leave out `y`"):
+        regressor().fit(ArraySource(X, y), y)
+
+
+def test_what_needs_all_rows_at_once_says_so() -> None:
+    X, y = table()
+    with pytest.raises(InputError, match=r"needs all 300 rows in memory at once"):
+        regressor(likelihood="student-t").fit(ArraySource(X, y[:, 0]))
+
+
+def test_precision_is_checked() -> None:
+    X, y = table(20)
+    with pytest.raises(InputError, match="`precision` must be"):
+        regressor(precision="half").fit(X, y[:, 0])
+    with pytest.raises(InputError, match="unless noise is Gaussian"):
+        regressor(precision="mixed", likelihood="student-t").fit(X, y[:, 0])

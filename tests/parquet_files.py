@@ -1,0 +1,31 @@
+"""Parquet files whose row groups are chosen, and spoilt, by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def write_row_groups(path: Path, columns: dict[str, Any], sizes: list[int]) -> Path:
+    """The columns, in row groups of these sizes."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    whole = pyarrow.table(columns)
+    with parquet.ParquetWriter(path, whole.schema) as writer:
+        start = 0
+        for size in sizes:
+            writer.write_table(whole.slice(start, size))
+            start += size
+    return path
+
+
+def spoil(path: Path, *, group: int, column: int) -> None:
+    """Write nonsense over one column of one row group."""
+    from pyarrow import parquet
+
+    chunk = parquet.ParquetFile(path).metadata.row_group(group).column(column)
+    content = bytearray(path.read_bytes())
+    size, start = chunk.total_compressed_size, chunk.dictionary_page_offset
+    content[start : start + size] = b"\xff" * size
+    path.write_bytes(bytes(content))
