@@ -10,11 +10,14 @@ count, what each process answered. Processes are forked from one that has import
 does it in those that torchrun started, and leaves the answer of each in the folder.
 """
 
+import errno
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,26 @@ from winnowgp.data import (
     Dataset,
     ParquetSource,
     Ranks,
+    SharedSource,
     Source,
     shared,
     standardised,
 )
-from winnowgp.errors import InputError
+from winnowgp.errors import CheckpointWarning, InputError, WinnowError
 from winnowgp.models import SparseGP
-from winnowgp.training import Fast, MaxPoints, Tolerance, fit
+from winnowgp.training import (
+    Checkpoint,
+    EndPhase,
+    Fast,
+    MaxPoints,
+    OnProgress,
+    Progress,
+    Tolerance,
+    fit,
+    opened,
+    silent,
+)
+from winnowgp.training import checkpoint as checkpoint_module
 
 N, D = 203, 2
 ASKED = [0, 202, 7, 7, 101, 50, 151, 25]
@@ -88,9 +104,21 @@ def model() -> SparseGP:
     return SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
 
 
-def fitted(source: Source, **plan: Any) -> dict[str, Any]:
+def fitted(
+    source: Source,
+    *,
+    checkpoint: Checkpoint | None = None,
+    on_progress: OnProgress = silent,
+    **plan: Any,
+) -> dict[str, Any]:
     """All that a fit finds."""
-    found = fit(model(), source, schedule=Fast(**{"n_candidates": 20, "rounds": 1, **plan}))
+    found = fit(
+        model(),
+        source,
+        schedule=Fast(**{"n_candidates": 20, "rounds": 1, **plan}),
+        checkpoint=checkpoint,
+        on_progress=on_progress,
+    )
     X = standardised(dataset()).part(torch.arange(0, N, 10)).X
     predicted = found.posterior.predict(X)
     assert found.selection.frontier is not None
@@ -127,6 +155,131 @@ def more_fits(ranks: Ranks) -> dict[str, Any]:
         "count of points": fitted(standardised(shared(array())), goal=MaxPoints(5), iterations=40),
         "tighter": fitted(standardised(shared(array())), goal=few, tighter=True),
     }
+
+
+def curve(ranks: Ranks) -> SharedSource:
+    """A fit of these takes little time."""
+    X, y, _ = rows()
+    return shared(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
+
+
+class Stopped(Exception):
+    """A fit that was stopped from outside."""
+
+
+class Stops:
+    """A watcher that stops the fit at its n-th step, and counts what it is told."""
+
+    def __init__(self, at: int = -1, error: type[Exception] = Stopped) -> None:
+        self.at, self.error, self.told = at, error, 0
+
+    def __call__(self, progress: Progress) -> None:
+        self.told += 1
+        if self.told == self.at:
+            raise self.error
+
+
+def checkpoints(ranks: Ranks) -> dict[str, Any]:
+    """Each process is given a folder of its own, to see who writes."""
+    of, own = ranks.of, ranks.rank
+    unbroken = fitted_curve(ranks)
+    where = Checkpoint(f"{of}-kept-{own}", 0)
+    with suppress(Stopped):
+        fitted_curve(ranks, checkpoint=where, on_progress=Stops(8))
+    goes_on = Stops()
+    again = fitted_curve(ranks, checkpoint=where, on_progress=goes_on)
+    ended = Stops()
+    once_more = fitted_curve(ranks, checkpoint=where, on_progress=ended)
+    journal = opened(Checkpoint(f"{of}-once-{own}"), "once", ranks=ranks)
+    unkept = opened(None, "once", ranks=ranks)
+    early = Stops(4, EndPhase) if ranks.first else Stops()
+    return {
+        "unbroken": unbroken,
+        "again": again,
+        "once more": once_more,
+        "told": [goes_on.told, ended.told],
+        "folder": os.path.isdir(where.folder),
+        "once": [journal.once(lambda: own + 3), unkept.once(lambda: own + 4)],
+        "early": [fitted_curve(ranks, on_progress=early), early.told],
+        "full": full_disk(ranks),
+        "damaged": damaged(ranks),
+        "different": different(ranks),
+        "shards": shards(ranks),
+    }
+
+
+def fitted_curve(ranks: Ranks, **words: Any) -> dict[str, Any]:
+    found = fit(line(), curve(ranks), schedule=Fast(n_candidates=8, rounds=1), **words)
+    return {"bound": found.bound, "points": plain(found.posterior.Z)}
+
+
+def line(noise: float = 0.1) -> SparseGP:
+    return SparseGP(ScaleKernel(RBFKernel()), torch.zeros(0, 1).double(), noise=noise)
+
+
+def full_disk(ranks: Ranks) -> list[Any]:
+    """From the third writing on."""
+    real, seen = checkpoint_module.write_packed, [0]
+
+    def write(*words: Any) -> Any:
+        seen[0] += 1
+        if seen[0] > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*words)
+
+    checkpoint_module.write_packed = write  # type: ignore[assignment]
+    where = Checkpoint(f"{ranks.of}-full-{ranks.rank}", 0)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = fitted_curve(ranks, checkpoint=where)
+    finally:
+        checkpoint_module.write_packed = real  # type: ignore[assignment]
+    said = {str(each.message) for each in caught if each.category is CheckpointWarning}
+    # What was written before is whole, and can be gone on from.
+    return [found, sorted(said), fitted_curve(ranks, checkpoint=where)]
+
+
+def damaged(ranks: Ranks) -> list[str]:
+    """The file of the first process, and of no other."""
+    where = Checkpoint(f"{ranks.of}-damaged-{ranks.rank}", 0)
+    if ranks.first:
+        where.path("fit").parent.mkdir()
+        where.path("fit").write_bytes(b"nothing of ours")
+    return said(lambda: fitted_curve(ranks, checkpoint=where))
+
+
+def different(ranks: Ranks) -> list[str]:
+    """A model of its own in each process."""
+    return said(lambda: fit(line(0.1 + ranks.rank), curve(ranks), schedule=Fast(n_candidates=8)))
+
+
+def shards(ranks: Ranks) -> list[str]:
+    """Rows of its own in each process."""
+    X, y, _ = rows()
+    return said(lambda: shared(ArraySource(X[ranks.rank :], y[ranks.rank :])))
+
+
+def said(work: Callable[[], Any]) -> list[str]:
+    try:
+        work()
+    except WinnowError as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def elastic(ranks: Ranks) -> dict[str, Any]:
+    """Under torchrun: the second process is killed in the first try, the first in the second."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    steps = Stops()
+
+    def watch(progress: Progress) -> None:
+        steps(progress)
+        if attempt < 2 and steps.told == 6 and ranks.rank == 1 - attempt:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    found = fitted_curve(ranks, checkpoint=Checkpoint("kept", 0), on_progress=watch)
+    return {"attempt": attempt, "told": steps.told, "found": found}
 
 
 def sums(ranks: Ranks) -> dict[str, Any]:
@@ -201,6 +354,8 @@ PIECES: dict[str, Callable[[Ranks], Any]] = {
     "more fits": more_fits,
     "sums": sums,
     "sources": sources,
+    "checkpoints": checkpoints,
+    "elastic": elastic,
 }
 
 

@@ -43,7 +43,7 @@ class Ranks:
             if "TORCHELASTIC_RUN_ID" not in os.environ and "MASTER_ADDR" not in os.environ:
                 return cls.alone()
             gpu = device is not None and device.type == "cuda"
-            dist.init_process_group("nccl" if gpu else "gloo")
+            dist.init_process_group("nccl" if gpu else "gloo", **_meeting_place())
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -117,6 +117,27 @@ class Ranks:
             # a + b and b + a are the same number.
             mine, distance = mine + theirs, 2 * distance
         return mine
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Where processes leave their addresses: what the environment says, or a place for each try.
+
+    After a restart torchrun's store still has the addresses of processes that were killed, and
+    those that are new may wait for them for ever (PyTorch 2.5 and later). On one machine the number
+    of the try tells them apart; on several it is not the same everywhere, and torchrun makes a new
+    store each time if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    """
+    here = os.environ
+    agent = here.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not agent or here.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    store = dist.TCPStore(here["MASTER_ADDR"], int(here["MASTER_PORT"]), is_master=False)
+    attempt = here["TORCHELASTIC_RESTART_COUNT"]
+    return {
+        "store": dist.PrefixStore(f"winnowgp {attempt}", store),
+        "rank": int(here["RANK"]),
+        "world_size": int(here["WORLD_SIZE"]),
+    }
 
 
 @contextmanager
