@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import winnowgp
+
 SHARED_WORK = Path(__file__).parent / "shared_work.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
@@ -34,6 +36,8 @@ def torchrun(
         folder: where it is run.
         more: variables of the environment.
     """
+    # The package under test, wherever the command is run.
+    package = str(Path(winnowgp.__file__).parents[1])
     counted = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     return subprocess.run(
         [*TORCHRUN, *counted, *words],
@@ -42,5 +46,5 @@ def torchrun(
         timeout=600,
         check=False,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(more or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": package, **(more or {})},
     )
