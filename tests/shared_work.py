@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 
 from winnowgp.data import (
@@ -39,7 +40,9 @@ from winnowgp.data import (
     standardised,
 )
 from winnowgp.errors import CheckpointWarning, InputError, WinnowError
-from winnowgp.models import SparseGP
+from winnowgp.gradients import Relaxed
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     Checkpoint,
     EndPhase,
@@ -47,6 +50,7 @@ from winnowgp.training import (
     MaxPoints,
     OnProgress,
     Progress,
+    ThreePhases,
     Tolerance,
     fit,
     opened,
@@ -282,6 +286,50 @@ def elastic(ranks: Ranks) -> dict[str, Any]:
     return {"attempt": attempt, "told": steps.told, "found": found}
 
 
+def minibatches(ranks: Ranks) -> dict[str, Any]:
+    """By the paper's schedule; each process looks at a part of every minibatch."""
+    X, y, _ = rows()
+    inputs = torch.tensor(X[:60])
+    targets = {"gaussian": torch.tensor(y[:60]), "classes": torch.tensor(y[:60] > 2).double()}
+    data = {name: Dataset.of(inputs, each) for name, each in targets.items()}
+    words = {"process": 12, "post": 6, "pre": 8, "learning_rate": 0.05}
+    plan = ThreePhases(SquaredCardinality(12, 0.1), batch_size=20, **words)
+    relaxed = ThreePhases(
+        SquaredCardinality(12, 0.1), batch_size=20, gradient=Relaxed(samples=2), **words
+    )
+    whole = ThreePhases(SquaredCardinality(12, 0.1), **words)
+    odd = ThreePhases(SquaredCardinality(12, 0.1), batch_size=21, **words)
+    gaussian, classes = GaussianLikelihood(), BernoulliLikelihood()
+    kept = Checkpoint(f"{ranks.of}-minibatches-{ranks.rank}", 0)
+    with suppress(Stopped):
+        by_steps(gaussian, data["gaussian"], plan, checkpoint=kept, on_progress=Stops(13))
+    return {
+        "gaussian": by_steps(gaussian, data["gaussian"], plan),
+        "again": by_steps(gaussian, data["gaussian"], plan, checkpoint=kept),
+        "classes": by_steps(classes, data["classes"], plan),
+        "relaxed": by_steps(gaussian, data["gaussian"], relaxed),
+        "whole": by_steps(gaussian, data["gaussian"], whole),
+        "odd": said(lambda: by_steps(gaussian, data["gaussian"], odd)),
+    }
+
+
+def by_steps(
+    likelihood: Likelihood, data: Dataset, plan: ThreePhases, **words: Any
+) -> dict[str, Any]:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
+    start = VariationalGP(kernel, data.X[:12], likelihood=likelihood)
+    values: list[float] = []
+    watcher = words.pop("on_progress", lambda progress: values.append(progress.objective))
+    found = fit(start, shared(data), schedule=plan, on_progress=watcher, **words)
+    return {
+        "values": values,
+        "bound": found.bound,
+        "inclusion": plain(found.selection.inclusion),
+        "points": plain(found.posterior.Z),
+        "mean": plain(found.posterior.predict_mean(data.X[:9])),
+    }
+
+
 def sums(ranks: Ranks) -> dict[str, Any]:
     """What processes tell each other."""
     own = torch.full((2, 3), 10.0**ranks.rank, dtype=torch.float64)
@@ -356,6 +404,7 @@ PIECES: dict[str, Callable[[Ranks], Any]] = {
     "sources": sources,
     "checkpoints": checkpoints,
     "elastic": elastic,
+    "minibatches": minibatches,
 }
 
 
