@@ -41,10 +41,11 @@ from winnowgp.data import (
 )
 from winnowgp.errors import CheckpointWarning, InputError, WinnowError
 from winnowgp.gradients import Relaxed
-from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models import DeepGP, DeepLayer, SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     Checkpoint,
+    DeepThreePhases,
     EndPhase,
     Fast,
     MaxPoints,
@@ -53,6 +54,7 @@ from winnowgp.training import (
     ThreePhases,
     Tolerance,
     fit,
+    fit_deep,
     opened,
     silent,
 )
@@ -313,6 +315,21 @@ def minibatches(ranks: Ranks) -> dict[str, Any]:
     }
 
 
+def deep(ranks: Ranks) -> dict[str, Any]:
+    """The paper's schedule for two layers."""
+    X, y, _ = rows()
+    data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
+    layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]
+    model = DeepGP(layers, likelihood=GaussianLikelihood())
+    plan = DeepThreePhases(0.1, layerwise=2, pre=6, process=6, post=6, batch_size=20)
+    values: list[float] = []
+    found = fit_deep(
+        model, data, schedule=plan, on_progress=lambda step: values.append(step.objective)
+    )
+    state = {name: plain(value) for name, value in sorted(found.model.state_dict().items())}
+    return {"values": values, "bound": found.bound, "state": repr(state)}
+
+
 def by_steps(
     likelihood: Likelihood, data: Dataset, plan: ThreePhases, **words: Any
 ) -> dict[str, Any]:
@@ -405,6 +422,7 @@ PIECES: dict[str, Callable[[Ranks], Any]] = {
     "checkpoints": checkpoints,
     "elastic": elastic,
     "minibatches": minibatches,
+    "deep": deep,
 }
 
 

@@ -17,8 +17,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are f
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    answers = forked("minibatches", tmp_path_factory.mktemp("minibatches"), (1, 2))
-    return {of: [each["minibatches"] for each in answers[of]] for of in answers}
+    answers = forked("minibatches,deep", tmp_path_factory.mktemp("minibatches"), (1, 2))
+    return {
+        of: [{**each["minibatches"], "deep": each["deep"]} for each in answers[of]]
+        for of in answers
+    }
 
 
 @pytest.mark.parametrize("name", ["gaussian", "classes", "relaxed", "whole"])
@@ -48,6 +51,15 @@ def test_processes_look_at_as_many_rows_each(found: dict[int, list[Any]]) -> Non
     for each in found[2]:
         assert each["odd"][0] == "InputError"
         assert "`batch_size` must be a multiple of the number of processes, 2" in each["odd"][1]
+
+
+def test_layers_stay_the_same_in_all_processes(found: dict[int, list[Any]]) -> None:
+    first, second = (each["deep"] for each in found[2])
+    assert first == second
+    # Each process propagates samples of its own rows: other draws than one process makes.
+    alone = found[1][0]["deep"]
+    assert len(first["values"]) == len(alone["values"]) > 18
+    assert first["values"][0] == pytest.approx(alone["values"][0], rel=0.2)
 
 
 def test_each_looks_at_its_part_of_the_same_minibatch() -> None:

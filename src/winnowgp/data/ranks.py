@@ -131,10 +131,13 @@ def _meeting_place() -> dict[str, Any]:
     agent = here.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not agent or here.get("GROUP_WORLD_SIZE") != "1":
         return {}
-    store = dist.TCPStore(here["MASTER_ADDR"], int(here["MASTER_PORT"]), is_master=False)
+    # Not in a PyTorch that was built without its engine.
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    store = TCPStore(here["MASTER_ADDR"], int(here["MASTER_PORT"]), is_master=False)
     attempt = here["TORCHELASTIC_RESTART_COUNT"]
     return {
-        "store": dist.PrefixStore(f"winnowgp {attempt}", store),
+        "store": PrefixStore(f"winnowgp {attempt}", store),
         "rank": int(here["RANK"]),
         "world_size": int(here["WORLD_SIZE"]),
     }

@@ -136,9 +136,9 @@ def _differentiate(
     except NotPositiveDefiniteError:
         return None
     if ranks.of > 1:
-        held = [p for p in parameters if p.grad is not None]
-        for p, total in zip(held, ranks.total(*(p.grad for p in held)), strict=True):
-            p.grad = total / ranks.of
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        for mine, total in zip(gradients, ranks.total(*gradients), strict=True):
+            mine.copy_(total / ranks.of)
     usable = torch.isfinite(value) and all(
         p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters
     )

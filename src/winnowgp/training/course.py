@@ -26,6 +26,8 @@ class Course(Generic[Told]):
     generator: torch.Generator
     on_progress: Callable[[Told], None]
     journal: Journal = UNKEPT
+    ranks: Ranks = _ALONE
+    """The processes that share the fit."""
 
     def tell_once(self, progress: Told) -> None:
         """Tell of something that happens between stages, unless an earlier run has told of it.
@@ -59,7 +61,7 @@ def kept_course(
         checkpoint, name, generator=generator, watcher=on_progress, ranks=ranks, **parts
     )
     told = on_progress if ranks.of == 1 else _told_together(on_progress, ranks)
-    yield Course(generator, told, journal)
+    yield Course(generator, told, journal, ranks)
     journal.finish()
 
 
