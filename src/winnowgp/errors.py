@@ -46,5 +46,9 @@ class ToleranceWarning(UserWarning):
     """More nats were given up than the tolerance allows, and no try at keeping it succeeded."""
 
 
+class LostProcessError(WinnowError, RuntimeError):
+    """Another process that shares a fit has ended, or does not answer."""
+
+
 class MissingExtraError(WinnowError, ImportError):
     """An optional package is needed; the message has the line that installs it."""

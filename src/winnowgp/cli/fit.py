@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from winnowgp.cli.launched import launched, speaks
 from winnowgp.cli.options import Encoding, Json, Quiet, Seed
 from winnowgp.cli.output import checked_output
 from winnowgp.errors import InputError
@@ -77,18 +78,22 @@ def fit(
     """Learn to predict a column of a table, and save the model.
 
     Numbers are used as they are, dates in ISO form as days, words as one 0/1 column each.
+
+    Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) processes share the rows of a
+    regression; the first one speaks and writes.
     """
-    checked_output(output)
+    if speaks():
+        checked_output(output)
     strength = _alpha(alpha)
     from rich.console import Console
 
     from winnowgp.cli.phase_bars import PhaseBars
-    from winnowgp.data import read_columns
+    from winnowgp.data import Ranks, read_columns
     from winnowgp.estimators import fit_table
 
     table = read_columns(data, encoding=encoding)
     # Progress goes to stderr: stdout is for the result.
-    with PhaseBars(Console(stderr=True), quiet=quiet or json) as bars:
+    with PhaseBars(Console(stderr=True), quiet=quiet or json or not speaks()) as bars:
         model = fit_table(
             table,
             target,
@@ -112,7 +117,10 @@ def fit(
             },
             on_progress=bars.update,
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
+            ranks=Ranks.started() if launched() else None,
         )
+    if not speaks():
+        return
     model.save(output)
     _say(model, output, left_out=table.N - model.findings["rows"], quiet=quiet, json=json)
 

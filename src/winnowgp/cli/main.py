@@ -16,6 +16,7 @@ from winnowgp.cli.export import export
 from winnowgp.cli.fit import fit
 from winnowgp.cli.frontier import frontier
 from winnowgp.cli.info import info
+from winnowgp.cli.launched import name
 from winnowgp.cli.plot import plot
 from winnowgp.cli.predict import predict
 from winnowgp.cli.report import report
@@ -90,13 +91,13 @@ def run(words: list[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FINE
     except (WinnowError, OSError) as error:
-        typer.echo(f"winnow: {_one_line(error)}", err=True)
+        typer.echo(f"{name()}: {_one_line(error)}", err=True)
         return YOURS
     except Exception as error:
         if os.environ.get("WINNOW_TRACEBACK"):
             raise
         typer.echo(
-            f"winnow: a mistake of ours ({type(error).__name__}: {_one_line(error)}); please "
+            f"{name()}: a mistake of ours ({type(error).__name__}: {_one_line(error)}); please "
             "report it. WINNOW_TRACEBACK=1 shows where.",
             err=True,
         )
@@ -106,7 +107,7 @@ def run(words: list[str]) -> int:
 
 def _show(message: Warning | str, *_: object) -> None:
     """What a user should know, on a line of its own."""
-    typer.echo(f"winnow: {message}", err=True)
+    typer.echo(f"{name()}: {message}", err=True)
 
 
 def _one_line(error: BaseException) -> str:

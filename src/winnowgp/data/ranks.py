@@ -1,12 +1,16 @@
 """The processes that work on one fit together."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from winnowgp.errors import LostProcessError
 
 Value = TypeVar("Value")
 
@@ -39,7 +43,7 @@ class Ranks:
             if "TORCHELASTIC_RUN_ID" not in os.environ and "MASTER_ADDR" not in os.environ:
                 return cls.alone()
             gpu = device is not None and device.type == "cuda"
-            dist.init_process_group("nccl" if gpu else "gloo")
+            dist.init_process_group("nccl" if gpu else "gloo", **_meeting_place())
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -58,10 +62,11 @@ class Ranks:
         flat = torch.cat([part.reshape(-1) for part in sums])
         place, dtype = flat.device, flat.dtype
         flat = _sendable(flat)
-        if self.of & (self.of - 1):
-            dist.all_reduce(flat)
-        else:
-            flat = self._paired(flat)
+        with _heard():
+            if self.of & (self.of - 1):
+                dist.all_reduce(flat)
+            else:
+                flat = self._paired(flat)
         parts = flat.to(device=place, dtype=dtype).split([part.numel() for part in sums])
         return tuple(new.reshape(old.shape) for new, old in zip(parts, sums, strict=True))
 
@@ -70,15 +75,33 @@ class Ranks:
         if self.of == 1:
             return value
         held: list[Any] = [value]
-        dist.broadcast_object_list(held)
+        with _heard():
+            dist.broadcast_object_list(held)
         return held[0]
+
+    def decided(self, compute: Callable[[], Value]) -> Value:
+        """What `compute` gives the first process; it is not called in the others.
+
+        An error that it raises there is raised in all.
+        """
+        value, error = None, None
+        if self.first:
+            try:
+                value = compute()
+            except Exception as raised:
+                error = raised
+        value, error = self.agreed((value, error))
+        if error is not None:
+            raise error
+        return value  # pyright: ignore[reportReturnType]
 
     def gathered(self, value: Value) -> list[Value]:
         """That of every process, in order."""
         if self.of == 1:
             return [value]
         held: list[Any] = [None] * self.of
-        dist.all_gather_object(held, value)
+        with _heard():
+            dist.all_gather_object(held, value)
         return held
 
     def _paired(self, mine: Tensor) -> Tensor:
@@ -94,6 +117,42 @@ class Ranks:
             # a + b and b + a are the same number.
             mine, distance = mine + theirs, 2 * distance
         return mine
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Where processes leave their addresses: what the environment says, or a place for each try.
+
+    After a restart torchrun's store still has the addresses of processes that were killed, and
+    those that are new may wait for them for ever (PyTorch 2.5 and later). On one machine the number
+    of the try tells them apart; on several it is not the same everywhere, and torchrun makes a new
+    store each time if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    """
+    here = os.environ
+    agent = here.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not agent or here.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    # Not in a PyTorch that was built without its engine.
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    store = TCPStore(here["MASTER_ADDR"], int(here["MASTER_PORT"]), is_master=False)
+    attempt = here["TORCHELASTIC_RESTART_COUNT"]
+    return {
+        "store": PrefixStore(f"winnowgp {attempt}", store),
+        "rank": int(here["RANK"]),
+        "world_size": int(here["WORLD_SIZE"]),
+    }
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Errors of the engine in our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcessError(
+            "another process that shares this fit has ended or does not answer; what it said last "
+            f"is the reason ({str(error).splitlines()[0]})."
+        ) from error
 
 
 def _sendable(flat: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.ranks import Ranks
 from winnowgp.data.row_numbers import checked_rows, share_range
-from winnowgp.data.source import Source, Value
+from winnowgp.data.source import Source
 from winnowgp.errors import InputError
 
 # Whoever shares rows sums them in so many runs, and the digits do not depend on who sums which.
@@ -29,7 +29,11 @@ class SharedSource(Source):
     """
 
     whole: Source
-    ranks: Ranks
+    among: Ranks
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.among
 
     @property
     def N(self) -> int:
@@ -88,12 +92,6 @@ class SharedSource(Source):
         each = _LANES // of
         return tuple(self.whole.share(rank * each + i, _LANES) for i in range(each))
 
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        return self.ranks.total(*sums)
-
-    def gathered(self, value: Value) -> list[Value]:
-        return self.ranks.gathered(value)
-
 
 def shared(source: Source, *, device: torch.device | str | None = None) -> SharedSource:
     """The rows of a source, shared among the processes that `torchrun` has started.
@@ -106,4 +104,11 @@ def shared(source: Source, *, device: torch.device | str | None = None) -> Share
     Args:
         device: where the fit is to be: processes on GPUs talk by NCCL, others by gloo.
     """
-    return SharedSource(source, Ranks.started(None if device is None else torch.device(device)))
+    ranks = Ranks.started(None if device is None else torch.device(device))
+    shapes = ranks.gathered(f"{source.N} rows with {source.D} inputs and {source.P} targets")
+    if len(set(shapes)) > 1:
+        raise InputError(
+            f"every process must make the whole source, of which `shared` gives it a part; got "
+            f"{', '.join(shapes)}."
+        )
+    return SharedSource(source, ranks)

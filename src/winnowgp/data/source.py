@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from winnowgp.data.ranks import Ranks
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Source(ABC):
         """How many observations the rows stand for: N, unless they have weights."""
         return self.N
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the rows; this one alone, unless they are `shared`."""
+        return Ranks.alone()
+
     @abstractmethod
     def chunks(self, size: int) -> "Iterator[Dataset]":
         """All rows in order, `size` at a time and what is left at the end."""
@@ -109,8 +115,8 @@ class Source(ABC):
 
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Sums over all rows, from sums over those that this process reads."""
-        return sums
+        return self.ranks.total(*sums)
 
     def gathered(self, value: Value) -> list[Value]:
         """What each process that reads some of the rows found, in the order of the rows."""
-        return [value]
+        return self.ranks.gathered(value)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from winnowgp.data.column_moments import ColumnMoments
 from winnowgp.data.dataset import Dataset
+from winnowgp.data.ranks import Ranks
 from winnowgp.data.shared_source import SharedSource
-from winnowgp.data.source import Source, Value
+from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
 
 _ROWS = 65_536
@@ -39,6 +40,10 @@ class StandardisedSource(Source):
     @property
     def observations(self) -> int | float:
         return self.source.observations
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.source.ranks
 
     @property
     def N(self) -> int:
@@ -77,12 +82,6 @@ class StandardisedSource(Source):
 
     def lanes(self) -> tuple[Source, ...]:
         return tuple(map(self._lane, self.source.lanes()))
-
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        return self.source.total(*sums)
-
-    def gathered(self, value: Value) -> list[Value]:
-        return self.source.gathered(value)
 
     def _lane(self, lane: Source) -> Source:
         held = lane.held()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
-from winnowgp.data import Columns, TableEncoder
+from winnowgp.data import Columns, Dataset, Ranks, SharedSource, TableEncoder
 from winnowgp.data.column_encoding import check_finite, decimal_comma_advice, odd_word
 from winnowgp.errors import InputError
 from winnowgp.estimators.effects import relevances
@@ -29,6 +29,7 @@ from winnowgp.estimators.table_findings import (
     training,
 )
 from winnowgp.estimators.tabular_model import TASKS, TabularModel, prediction_names
+from winnowgp.estimators.tensors import tensor
 from winnowgp.report.findings import Findings, Quality
 from winnowgp.training import OnProgress, silent
 
@@ -55,6 +56,7 @@ def fit_table(
     settings: dict[str, str] | None = None,
     on_progress: OnProgress = silent,
     checkpoint: Folder | None = None,
+    ranks: Ranks | None = None,
 ) -> TabularModel:
     """Learn to predict one column of a table from the others.
 
@@ -68,6 +70,9 @@ def fit_table(
         missing: "error" or "impute"; see `TableEncoder`.
         max_words: most categories of a column of words.
         settings: further words to keep with the model, such as the command that made it.
+        ranks: processes that were given the same table and share its rows, if any; all return the
+            same model. For classes and counts each does all of the work, and the first one writes
+            the checkpoint.
 
     The other arguments are those of the estimators.
     """
@@ -108,7 +113,14 @@ def fit_table(
     )
     X = encoder.encode(inputs)
     start = perf_counter()
-    estimator.fit(X[train], y[train])
+    if ranks is None:
+        estimator.fit(X[train], y[train])
+    elif task == "regression":
+        rows = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
+        estimator.fit(SharedSource(rows, ranks))
+    else:
+        estimator.checkpoint = checkpoint if ranks.first else None
+        estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
     estimator.on_progress, estimator.checkpoint = silent, None
     relevant = relevances(estimator.kernel_, encoder)

@@ -82,8 +82,8 @@ class InducingEstimator(BaseEstimator, ABC):
             default_candidates=n_candidates,
         )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, **identity(rows))
-        seed = rows.gathered(drawn_seed(self.random_state, journal))[0]
+        journal = journal_of(self, checkpoint, ranks=rows.ranks, **identity(rows))
+        seed = drawn_seed(self.random_state, journal)
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
         if isinstance(rows, StandardisedSource):

@@ -6,11 +6,13 @@ from typing import Any, TypeAlias
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
+from winnowgp.data import Ranks
 from winnowgp.errors import InputError
 from winnowgp.training import Checkpoint, Journal, opened
 
 Folder: TypeAlias = str | os.PathLike[str] | Checkpoint
 """What users may say for a checkpoint."""
+_ALONE = Ranks.alone()
 
 
 def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
@@ -22,7 +24,13 @@ def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
     return Checkpoint(folder)
 
 
-def journal_of(estimator: BaseEstimator, checkpoint: Checkpoint | None, **rows: Any) -> Journal:
+def journal_of(
+    estimator: BaseEstimator,
+    checkpoint: Checkpoint | None,
+    *,
+    ranks: Ranks = _ALONE,
+    **rows: Any,
+) -> Journal:
     """What is drawn or measured once for a fit to these rows, of an estimator with this request.
 
     Raises:
@@ -30,7 +38,8 @@ def journal_of(estimator: BaseEstimator, checkpoint: Checkpoint | None, **rows: 
     """
     watching = ("on_progress", "checkpoint")
     asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}
-    return opened(checkpoint, "estimator", **rows, estimator=type(estimator).__name__, **asked)
+    kind = type(estimator).__name__
+    return opened(checkpoint, "estimator", ranks=ranks, **rows, estimator=kind, **asked)
 
 
 def drawn_seed(random_state: Any, journal: Journal) -> int:

@@ -9,12 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from winnowgp.data import Ranks
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.progress import EndPhase
 from winnowgp.training.stateful import Stateful
 from winnowgp.typing import Scalar
 
+_ALONE = Ranks.alone()
 MOST_REJECTIONS = 20
 # Steps beyond the limit that are a fall, and how often a place to go back to is remembered.
 CLIFF, ANCHORED = 3, 10
@@ -59,6 +61,7 @@ class Adam:
         on_step: Callable[[int, float], None],
         journal: Journal = UNKEPT,
         memory: Mapping[str, Stateful] | None = None,
+        ranks: Ranks = _ALONE,
     ) -> None:
         """Take `steps` steps.
 
@@ -71,6 +74,8 @@ class Adam:
                 those that are spent on going back; may raise `EndPhase`.
             journal: where this is a stage of.
             memory: what objective and `on_step` change besides the parameters.
+            ranks: processes that take the same steps, along the mean of their gradients; the
+                objective must be the same number in each.
         """
         listed = [{"params": list(p), "lr": lr} for p, lr in groups]
         learnt = [group for group in listed if group["params"]]
@@ -82,7 +87,7 @@ class Adam:
         stage = journal.stage(kept, start=parameters, scratch={"loop": loop})
         while loop.step < self.steps and not stage.ended:
             loop.set_rates(self._share(loop.step))
-            value = _differentiate(loop.optimiser, objective, parameters, scale)
+            value = _differentiate(loop.optimiser, objective, parameters, scale, ranks)
             if value is None:
                 loop.reject()
                 continue
@@ -99,7 +104,7 @@ class Adam:
             loop.optimiser.step()
             stage.save()
         while loop.falling:
-            value = _differentiate(loop.optimiser, objective, parameters, scale)
+            value = _differentiate(loop.optimiser, objective, parameters, scale, ranks)
             loop.fell(-inf if value is None else value / scale, self.deepest, kept)
         stage.end()
 
@@ -120,14 +125,20 @@ def _differentiate(
     objective: Callable[[], Scalar],
     parameters: list[Tensor],
     scale: float,
+    ranks: Ranks,
 ) -> float | None:
-    """Fill in gradients and return the objective; None if either is unusable."""
+    """Fill in gradients, the mean over processes, and return the objective; None if either is
+    unusable."""
     optimiser.zero_grad()
     try:
         value = objective()
         (-value / scale).backward()
     except NotPositiveDefiniteError:
         return None
+    if ranks.of > 1:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        for mine, total in zip(gradients, ranks.total(*gradients), strict=True):
+            mine.copy_(total / ranks.of)
     usable = torch.isfinite(value) and all(
         p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters
     )

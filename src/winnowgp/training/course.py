@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 
+from winnowgp.data import Ranks
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.opened import opened
@@ -14,6 +15,7 @@ from winnowgp.training.progress import EndPhase
 
 Told = TypeVar("Told")
 """What a watcher is told: `Progress` or `DeepProgress`."""
+_ALONE = Ranks.alone()
 
 
 @final
@@ -24,6 +26,8 @@ class Course(Generic[Told]):
     generator: torch.Generator
     on_progress: Callable[[Told], None]
     journal: Journal = UNKEPT
+    ranks: Ranks = _ALONE
+    """The processes that share the fit."""
 
     def tell_once(self, progress: Told) -> None:
         """Tell of something that happens between stages, unless an earlier run has told of it.
@@ -42,6 +46,7 @@ def kept_course(
     *,
     generator: torch.Generator,
     on_progress: Callable[[Any], None],
+    ranks: Ranks = _ALONE,
     **parts: Any,
 ) -> Iterator[Course[Any]]:
     """The course of a piece of work, which has ended once the block is left without an error.
@@ -49,8 +54,28 @@ def kept_course(
     Args:
         checkpoint: where it is written down, if anywhere.
         name: of the file in the checkpoint's folder.
+        ranks: the processes that share the work.
         parts: all that the result depends on, besides the generator.
     """
-    journal = opened(checkpoint, name, generator=generator, watcher=on_progress, **parts)
-    yield Course(generator, on_progress, journal)
+    journal = opened(
+        checkpoint, name, generator=generator, watcher=on_progress, ranks=ranks, **parts
+    )
+    told = on_progress if ranks.of == 1 else _told_together(on_progress, ranks)
+    yield Course(generator, told, journal, ranks)
     journal.finish()
+
+
+def _told_together(on_progress: Callable[[Any], None], ranks: Ranks) -> Callable[[Any], None]:
+    """A watcher in each process, of which the first decides when a phase ends."""
+
+    def told(progress: Any) -> None:
+        enough = False
+        try:
+            on_progress(progress)
+        except EndPhase:
+            enough = True
+        # A watcher may look at a clock, or be in the first process only.
+        if ranks.agreed(enough):
+            raise EndPhase
+
+    return told

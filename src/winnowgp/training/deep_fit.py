@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepPosterior
 from winnowgp.selection import Selection
@@ -71,7 +71,7 @@ class DeepSchedule(ABC):
 
 def fit_deep(
     model: DeepGP,
-    data: Dataset,
+    data: Source,
     *,
     schedule: DeepSchedule,
     generator: torch.Generator | None = None,
@@ -81,11 +81,14 @@ def fit_deep(
     """Train a copy of a deep model, choose among each layer's candidates, return what is left.
 
     Args:
+        data: rows in memory. Processes that share them look at a part of each minibatch of
+            `DeepThreePhases`; with `DeepFast` each does all of the work.
         schedule: `DeepFast()`, or the paper's `DeepThreePhases`.
         generator: where randomness comes from; the same seed gives the same fit.
         on_progress: told of every step.
         checkpoint: where to write down how far it has come, and go on from if it was stopped.
     """
+    ranks, data = data.ranks, data.in_memory("a deep model")
     points = model.layers[0].candidates
     if points.dtype != data.X.dtype or points.device != data.X.device:
         raise InputError(
@@ -100,6 +103,7 @@ def fit_deep(
         "fit",
         generator=generator,
         on_progress=on_progress,
+        ranks=ranks,
         inputs=data.X,
         targets=data.Y,
         weights=data.weights,

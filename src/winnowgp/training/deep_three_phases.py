@@ -84,7 +84,7 @@ class DeepThreePhases(DeepSchedule):
     def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
         generator = course.generator
         alphas = layer_alphas(self.alpha, len(model.layers))
-        parts = Parts(data, self.batch_size, generator)
+        parts = Parts(data, self.batch_size, generator, ranks=course.ranks)
         # Gradients as long as they come, as in the paper; falls are undone all the same.
         training = LayerTraining(self.learning_rate, self.samples, longest=inf)
         train_layerwise(model, parts, training=training, steps=self.layerwise, course=course)
@@ -127,7 +127,9 @@ class DeepThreePhases(DeepSchedule):
             subsets = model.subset_objective(
                 rows, total=parts.total, samples=self.samples, generator=course.generator
             )
-            surrogate = estimates.next(Bernoulli(logits), subsets.value)
+            surrogate = estimates.next(
+                Bernoulli(logits), lambda masks: parts.together(subsets.value(masks))
+            )
             pairs = zip(_split(logits, model), alphas, strict=True)
             kl = [kl_divergence(q, SquaredCardinality(q.K, alpha)) for q, alpha in pairs]
             return surrogate - torch.stack(kl).sum()
@@ -148,6 +150,7 @@ class DeepThreePhases(DeepSchedule):
             on_step=report,
             journal=course.journal,
             memory={"parts": parts, "estimates": estimates},
+            ranks=parts.ranks,
         )
         return _split(logits.detach(), model), estimates.trace(like)
 

@@ -61,6 +61,7 @@ def fit(
         "fit",
         generator=generator,
         on_progress=on_progress,
+        ranks=data.ranks,
         **identity(data),
         model=model,
         schedule=schedule,

@@ -14,12 +14,14 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
+from winnowgp.data import Ranks
 from winnowgp.errors import CheckpointError, CheckpointWarning
 from winnowgp.io import State
 from winnowgp.training.fingerprint import digest
 from winnowgp.training.stateful import Randomness, Remembered, Stateful
 
 Value = TypeVar("Value")
+_ALONE = Ranks.alone()
 
 
 @final
@@ -92,6 +94,7 @@ class Journal:
         heading: written at the top.
         entries: what an earlier run wrote, by the number of the stage.
         finished: whether that run had ended.
+        ranks: the processes that share the fit.
     """
 
     def __init__(
@@ -104,8 +107,9 @@ class Journal:
         heading: Mapping[str, str] | None = None,
         entries: Mapping[int, State] | None = None,
         finished: bool = False,
+        ranks: Ranks = _ALONE,
     ) -> None:
-        self._finished = finished
+        self._finished, self._ranks = finished, ranks
         self._write, self._every, self._heading = write, every, dict(heading or {})
         self._generator, self._entries = generator, dict(entries or {})
         self._always: dict[str, Stateful] = {"watcher": Remembered(watcher)}
@@ -143,13 +147,16 @@ class Journal:
         return Stage(self, kept=self._always | dict(kept), scratch=scratch or {}, start=start)
 
     def once(self, compute: Callable[[], Value]) -> Value:
-        """What `compute` gave the first time, for what chance or a clock decides."""
+        """What `compute` gave the first time, for what chance or a clock decides.
+
+        Processes that share a fit all get what it gave the first of them.
+        """
         number, found = self.next_entry()
         if found is not None:
             if "value" not in found:
                 raise _unsuitable()
             return found["value"]
-        value = compute()
+        value = self._ranks.decided(compute)
         if self.kept:
             self.put(number, {"ended": True, "value": value})
             self.write()

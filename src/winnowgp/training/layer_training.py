@@ -70,7 +70,7 @@ class LayerTraining:
                 found.passed.last.mean.retain_grad()
                 found.passed.last.variance.retain_grad()
                 latest[:] = [(rows, found)]
-            return found.bound
+            return parts.together(found.bound)
 
         def on_step(step: int, value: float) -> None:
             if natural is not None:
@@ -84,6 +84,7 @@ class LayerTraining:
             on_step=on_step,
             journal=course.journal,
             memory={"parts": parts, "last layer": last},
+            ranks=parts.ranks,
         )
 
 

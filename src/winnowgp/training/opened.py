@@ -1,16 +1,20 @@
 """The journal of a piece of work that has a checkpoint."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import torch
 
-from winnowgp.errors import CheckpointError
+from winnowgp.data import Ranks
+from winnowgp.errors import CheckpointError, InputError
 from winnowgp.io import State, packed_state
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.fingerprint import fingerprint
 from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.stateful import Remembered, decided_by
+
+_ALONE = Ranks.alone()
 
 
 def opened(
@@ -19,28 +23,69 @@ def opened(
     *,
     generator: torch.Generator | None = None,
     watcher: object = None,
+    ranks: Ranks = _ALONE,
     **parts: Any,
 ) -> Journal:
     """The journal of a piece of work: a new one, or that of the same work stopped before.
+
+    Of processes that share the work only the first one reads and writes; the others go on from what
+    it has read.
 
     Args:
         name: of the file in the checkpoint's folder.
         generator: where the work's randomness comes from.
         watcher: reminded of what it remembered, if it is stateful.
+        ranks: the processes that share the work.
         parts: all that the result depends on.
 
     Raises:
         CheckpointError: the folder holds other work that has not ended, or something that is not
             the journal of any, or cannot be written to.
+        InputError: processes share the work, and not all are given the same.
         NotSaveableError: the watcher remembers something that a file has no words for.
     """
-    if checkpoint is None:
+    if checkpoint is None and ranks.of == 1:
         return UNKEPT
     if generator is not None:
         parts["generator"] = generator
     heading = fingerprint(**parts, on_progress=decided_by(watcher))
+    _check_same(ranks.gathered(heading))
+    if checkpoint is None:
+        return Journal(ranks=ranks)
     # What a file has no words for is found out now rather than at the first writing.
     packed_state("Watcher", Remembered(watcher).state_dict())
+    found = ranks.decided(lambda: _found(checkpoint, name, heading))
+    return Journal(
+        (lambda state: checkpoint.write(name, state)) if ranks.first else _unwritten,
+        every=checkpoint.every if ranks.first else inf,
+        generator=generator,
+        watcher=watcher,
+        heading=heading,
+        entries=found["entries"] if found else {},
+        finished=bool(found and found["finished"]),
+        ranks=ranks,
+    )
+
+
+def _unwritten(state: State) -> None:
+    """The first process writes for all."""
+
+
+def _check_same(headings: list[dict[str, str]]) -> None:
+    """Processes that share a fit must do the same, or they wait for each other in vain."""
+    first = headings[0]
+    for number, heading in enumerate(headings):
+        # Who watches may differ: the first decides.
+        for name in [name for name in first if name != "on_progress"]:
+            if heading.get(name) != first[name]:
+                raise InputError(
+                    f"all processes must be given the same fit; `{name}` is {_short(first[name])} "
+                    f"in the first and {_short(heading.get(name))} in number {number + 1}."
+                )
+
+
+def _found(checkpoint: Checkpoint, name: str, heading: dict[str, str]) -> State | None:
+    """What was written of this work before; a new journal is begun if nothing was."""
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):
@@ -51,15 +96,7 @@ def opened(
         found = None
     if found is None:
         _begin(checkpoint, name, heading)
-    return Journal(
-        lambda state: checkpoint.write(name, state),
-        every=checkpoint.every,
-        generator=generator,
-        watcher=watcher,
-        heading=heading,
-        entries=found["entries"] if found else {},
-        finished=bool(found and found["finished"]),
-    )
+    return found
 
 
 def _is_journal(found: State) -> bool:

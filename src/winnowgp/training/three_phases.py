@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset, Source
+from winnowgp.data import Dataset, Ranks, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import Model
@@ -44,7 +44,10 @@ class ThreePhases(Schedule):
     initial_inclusion: float = 0.5
     draws: int = 1
     batch_size: int | None = None
-    """Rows a step looks at, for models that can learn from a part of them; all if None."""
+    """Rows a step looks at, for models that can learn from a part of them; all if None.
+
+    Processes that share the data look at a part of them each.
+    """
 
     def __post_init__(self) -> None:
         if min(self.pre, self.process, self.post) < 0 or self.draws < 1:
@@ -60,15 +63,18 @@ class ThreePhases(Schedule):
             )
 
     def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
-        return self._run(model, data.in_memory("`ThreePhases`"), course=course)
+        held = data.in_memory("`ThreePhases`")
+        return self._run(model, held, ranks=data.ranks, course=course)
 
-    def _run(self, model: Model, data: Dataset, *, course: Course[Progress]) -> Fit[Model]:
+    def _run(
+        self, model: Model, data: Dataset, *, ranks: Ranks, course: Course[Progress]
+    ) -> Fit[Model]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
                 f"build it with K={model.K}."
             )
-        parts = Parts(data, self.batch_size, course.generator)
+        parts = Parts(data, self.batch_size, course.generator, ranks=ranks)
         self._train(model, parts, "pre-train", steps=self.pre, course=course)
         q, trace = self._learn_inclusion(model, parts, course)
         mask = self._draw(model, data, q, course.generator)
@@ -108,12 +114,13 @@ class ThreePhases(Schedule):
 
         groups = [(_trainable(model), self.learning_rate)]
         Adam(steps).maximise(
-            lambda: model.bound(parts.next(), total=parts.total),
+            lambda: parts.together(model.bound(parts.next(), total=parts.total)),
             groups,
             scale=parts.scale,
             on_step=report,
             journal=course.journal,
             memory={"parts": parts},
+            ranks=parts.ranks,
         )
 
     def _learn_inclusion(
@@ -127,7 +134,8 @@ class ThreePhases(Schedule):
         def objective() -> Scalar:
             q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            return estimates.next(q, score) - kl_divergence(q, self.prior)
+            found = estimates.next(q, lambda masks: parts.together(score(masks)))
+            return found - kl_divergence(q, self.prior)
 
         def report(step: int, value: float) -> None:
             estimates.record(value)
@@ -146,6 +154,7 @@ class ThreePhases(Schedule):
             on_step=report,
             journal=course.journal,
             memory={"parts": parts, "estimates": estimates},
+            ranks=parts.ranks,
         )
         return Bernoulli(logits.detach()), estimates.trace(logits)
 
