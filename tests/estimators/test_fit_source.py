@@ -61,12 +61,14 @@ def test_a_source_gives_the_fit_of_its_rows(
     assert found.n_inducing_ == expected.n_inducing_
     assert found.elbo_ == pytest.approx(expected.elbo_, abs=1e-3)
     X, y = table()
+    pandas = pytest.importorskip("pandas")
+    named = pandas.DataFrame(X, columns=["a", "b"]) if "parquet" in kind else X
     for ours, theirs in zip(
-        found.predict(X, return_std=True), expected.predict(X, return_std=True), strict=True
+        found.predict(named, return_std=True), expected.predict(X, return_std=True), strict=True
     ):
         assert ours.shape == (300,)
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=0.02)
-    assert found.score(X, y[:, 0]) > 0.9
+    assert found.score(named, y[:, 0]) > 0.9
 
 
 @pytest.mark.unchecked
@@ -95,3 +97,34 @@ def test_precision_is_checked() -> None:
         regressor(precision="half").fit(X, y[:, 0])
     with pytest.raises(InputError, match="unless noise is Gaussian"):
         regressor(precision="mixed", likelihood="student-t").fit(X, y[:, 0])
+
+
+@pytest.mark.parametrize("N", [300, 1000])
+@pytest.mark.unchecked
+def test_a_constant_column_has_no_say(N: int) -> None:
+    X, y = table(N)
+    X = np.column_stack([X, np.full(N, 273.15)])
+    found = regressor(max_points=10).fit(ArraySource(X, y[:, 0]))
+    near = X.copy()
+    near[:, 2] = np.float32(273.15)
+    np.testing.assert_allclose(found.predict(near), found.predict(X), rtol=1e-3)
+
+
+@pytest.mark.unchecked
+def test_rows_in_float32_can_be_predicted_from() -> None:
+    X, y = table()
+    single = ArraySource(X.astype(np.float32), y[:, 0], dtype=torch.float32)
+    found = regressor(max_points=10, candidates=X[:30]).fit(single)
+    assert found.predict(X).dtype == np.float64
+    assert found.score(X, y[:, 0]) > 0.8
+
+
+@pytest.mark.unchecked
+def test_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    X, y = table(60)
+    model = regressor(max_points=5).fit(pandas.DataFrame(X, columns=["u", "v"]), y[:, 0])
+    model.fit(ArraySource(X[:, :1], y[:, 0]))
+    assert not hasattr(model, "feature_names_in_")
+    model.fit(sources(tmp_path)["shared parquet"])
+    assert list(model.feature_names_in_) == ["a", "b"]

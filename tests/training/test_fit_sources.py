@@ -1,6 +1,7 @@
 """A fit from any source is the fit of the same rows in memory; what is wrong with one is said."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.Mon
     monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows tell a checkpoint which rows they are.
-    monkeypatch.setattr("winnowgp.training.identity._ROWS", 10)
+    monkeypatch.setattr(sys.modules["winnowgp.training.row_identity"], "FIRST", 10)
     source = Tracked(WHOLE)
     found = fitted(source)
     assert source.most <= 10 + 10 + 3 * 5
@@ -178,11 +179,11 @@ def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
     source = opened(parquet_file(tmp_path / "a.parquet"))
     kernel = ScaleKernel(RBFKernel())
     variational = VariationalGP(kernel, WHOLE.X[:5], likelihood=GaussianLikelihood())
-    told = r"needs all 60 rows in memory at once, and they are in a ParquetSource; read them with"
+    told = r"needs all 60 rows in memory at once; read them with"
     with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
         fit(variational, source)
     plan = ThreePhases(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
-    with pytest.raises(InputError, match=f"`ThreePhases` {told}.*or use `SparseGP` and `Fast`"):
+    with pytest.raises(InputError, match=f"`ThreePhases` {told}.*Regression with Gaussian noise"):
         fit(gp(5), source, schedule=plan)
     # What the message says to do is enough.
     read = next(source.chunks(source.N))

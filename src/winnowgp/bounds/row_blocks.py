@@ -97,13 +97,14 @@ class RowBlocks:
         return self._source.total(*pairwise_sum(lanes))
 
     def _read_lanes(self) -> Iterator[Iterator[RowBlock]]:
+        lanes = zip(self._source.lanes(), self._source.lane_chunks(self._size), strict=True)
         first = 0
-        for lane in self._source.lanes():
-            yield self._read(lane, first)
+        for lane, chunks in lanes:
+            yield self._read(chunks, first)
             first += lane.N
 
-    def _read(self, source: Source, first: int) -> Iterator[RowBlock]:
-        for chunk in source.chunks(self._size):
+    def _read(self, chunks: Iterator[Dataset], first: int) -> Iterator[RowBlock]:
+        for chunk in chunks:
             rows = chunk.to(self._device)
             X = rows.X
             features = rbf_features(X - self.centre)

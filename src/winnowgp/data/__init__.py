@@ -15,6 +15,7 @@ from winnowgp.data.ranks import Ranks
 from winnowgp.data.read_columns import read_columns
 from winnowgp.data.regrouped import regrouped
 from winnowgp.data.row_batches import RowBatches
+from winnowgp.data.row_numbers import sampled_rows
 from winnowgp.data.shared_source import SharedSource, shared
 from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
@@ -43,6 +44,7 @@ __all__ = [
     "load_table",
     "read_columns",
     "regrouped",
+    "sampled_rows",
     "shared",
     "standardised",
     "table_names",

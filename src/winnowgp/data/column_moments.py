@@ -46,6 +46,8 @@ class ColumnMoments:
             weights = torch.ones_like(A[:, 0])
         weight = weights.sum()
         centre = weights @ scaled / weight
+        # Once more, so that the mean of a constant column is that constant.
+        centre = centre + weights @ (scaled - centre) / weight
         return cls(weight, centre, weights @ (scaled - centre).square(), unit)
 
     @property

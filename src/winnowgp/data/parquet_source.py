@@ -80,6 +80,10 @@ class ParquetSource(StreamedSource):
         return self._dtype
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return self.inputs
+
+    @property
     def N(self) -> int:
         return self._parts[-1].stop
 
@@ -115,6 +119,8 @@ class ParquetSource(StreamedSource):
                         if wanted.num_rows:
                             yield self._dataset(wanted, part, row + skipped)
                         row += batch.num_rows
+                        if row >= stop:
+                            return
                 first = end
 
     def _dataset(self, batch: Any, part: _Part, row: int) -> Dataset:
@@ -125,7 +131,13 @@ class ParquetSource(StreamedSource):
             )
             for names in (self.inputs, self.targets)
         )
-        return Dataset(X.to(self._dtype), Y.to(self._dtype))
+        X, Y = X.to(self._dtype), Y.to(self._dtype)
+        if not bool(torch.isfinite(X).all() and torch.isfinite(Y).all()):
+            raise InputError(
+                f"{part.path}: some number from {origin.place(0)} on is too large for "
+                f"{self._dtype}; use float64, or scale the column."
+            )
+        return Dataset(X, Y)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -40,10 +40,14 @@ class Ranks:
         By gloo, or NCCL for a fit on GPUs, unless the caller has already introduced them.
         """
         if not dist.is_initialized():
-            if "TORCHELASTIC_RUN_ID" not in os.environ and "MASTER_ADDR" not in os.environ:
+            if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
                 return cls.alone()
             gpu = device is not None and device.type == "cuda"
-            dist.init_process_group("nccl" if gpu else "gloo", **_meeting_place())
+            if gpu:
+                # Processes of one machine must not meet on one card.
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            engine = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+            dist.init_process_group(engine, **_meeting_place())
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -57,7 +61,7 @@ class Ranks:
         A power of two of them add up in pairs, so that the digits are those of
         `bounds.pairwise_sum` in one process.
         """
-        if self.of == 1:
+        if self.of == 1 or not sums:
             return sums
         flat = torch.cat([part.reshape(-1) for part in sums])
         place, dtype = flat.device, flat.dtype
@@ -157,4 +161,4 @@ def _heard() -> Iterator[None]:
 
 def _sendable(flat: Tensor) -> Tensor:
     """On the device that the engine talks through."""
-    return flat.cpu() if dist.get_backend() == "gloo" else flat
+    return flat if "nccl" in dist.get_backend_config() else flat.cpu()

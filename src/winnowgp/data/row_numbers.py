@@ -1,5 +1,6 @@
 """Checks of numbers of rows, said once for every source."""
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -33,3 +34,16 @@ def share_range(N: int, rank: int, of: int) -> range:
     if of > N:
         raise InputError(f"{of} processes cannot share {N} rows; start at most {N}.")
     return range(rank * N // of, (rank + 1) * N // of)
+
+
+def sampled_rows(N: int, count: int, generator: torch.Generator) -> Int[Tensor, " B"]:
+    """Up to `count` different rows of N in random order, on the generator's device.
+
+    Memory is that of `count` rows: an order of all would take some for each row.
+    """
+    device = generator.device
+    if 4 * count >= N:
+        return torch.randperm(N, generator=generator, device=device)[:count]
+    # Few of them are drawn twice.
+    rows = torch.randint(N, (2 * count,), generator=generator, device=device).unique()
+    return rows[torch.randperm(len(rows), generator=generator, device=device)[:count]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import final
 
 import torch
@@ -13,6 +13,7 @@ from winnowgp.data.dataset import Dataset
 from winnowgp.data.ranks import Ranks
 from winnowgp.data.row_numbers import checked_rows, share_range
 from winnowgp.data.source import Source
+from winnowgp.data.streamed_source import StreamedSource, chunk_sizes, cut
 from winnowgp.errors import InputError
 
 # Whoever shares rows sums them in so many runs, and the digits do not depend on who sums which.
@@ -34,6 +35,10 @@ class SharedSource(Source):
     @property
     def ranks(self) -> Ranks:
         return self.among
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        return self.whole.names
 
     @property
     def N(self) -> int:
@@ -66,7 +71,17 @@ class SharedSource(Source):
         return self.whole.held()
 
     def chunks(self, size: int) -> Iterator[Dataset]:
-        return chain.from_iterable(lane.chunks(size) for lane in self.lanes())
+        return chain.from_iterable(self.lane_chunks(size))
+
+    def lane_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
+        """Of rows that come one after another, in one pass over all lanes."""
+        lanes = self.lanes()
+        if not isinstance(self.whole, StreamedSource):
+            return (lane.chunks(size) for lane in lanes)
+        sizes = [list(chunk_sizes(lane.N, size)) for lane in lanes]
+        own = share_range(self.N, self.ranks.rank, self.ranks.of)
+        stream = cut(self.whole.between(own.start, own.stop), chain.from_iterable(sizes))
+        return (islice(stream, len(counts)) for counts in sizes)
 
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
         """Each process reads those that are its own, and all get all of them."""

@@ -53,6 +53,11 @@ class Source(ABC):
         """Of the tensors that rows become."""
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of the inputs, where they have any."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         """Where they are."""
         return torch.device("cpu")
@@ -86,6 +91,10 @@ class Source(ABC):
         Args:
             rank: of the process, from 0.
         """
+
+    def lane_chunks(self, size: int) -> "Iterator[Iterator[Dataset]]":
+        """The chunks of each lane, to be read one lane after another."""
+        return (lane.chunks(size) for lane in self.lanes())
 
     def held(self) -> "Dataset | None":
         """All rows, where this process has them in memory."""

@@ -46,6 +46,10 @@ class StandardisedSource(Source):
         return self.source.ranks
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        return self.source.names
+
+    @property
     def N(self) -> int:
         return self.source.N
 
@@ -82,6 +86,9 @@ class StandardisedSource(Source):
 
     def lanes(self) -> tuple[Source, ...]:
         return tuple(map(self._lane, self.source.lanes()))
+
+    def lane_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
+        return (map(self._forward, lane) for lane in self.source.lane_chunks(size))
 
     def _lane(self, lane: Source) -> Source:
         held = lane.held()
@@ -125,9 +132,10 @@ def _of_lane(source: Source) -> _Pair:
 
 
 def _moments(rows: Dataset) -> _Pair:
+    there = rows.to(torch.device("cpu"))
     return (
-        ColumnMoments.of(rows.X, weights=rows.weights),
-        ColumnMoments.of(rows.Y, weights=rows.weights),
+        ColumnMoments.of(there.X, weights=there.weights),
+        ColumnMoments.of(there.Y, weights=there.weights),
     )
 
 

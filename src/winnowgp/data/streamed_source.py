@@ -1,7 +1,7 @@
 """Rows that come one after another, from a beginning to an end."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.row_numbers import checked_rows, checked_size, share_range
 from winnowgp.data.source import Source
+from winnowgp.errors import InputError
 
 
 class StreamedSource(Source):
@@ -22,18 +23,7 @@ class StreamedSource(Source):
 
     @final
     def chunks(self, size: int) -> Iterator[Dataset]:
-        checked_size(size)
-        held: list[Dataset] = []
-        for piece in self.between(0, self.N):
-            while piece.N:
-                room = size - sum(part.N for part in held)
-                held.append(piece.part(slice(room)))
-                piece = piece.part(slice(room, None))
-                if sum(part.N for part in held) == size:
-                    yield _joined(held)
-                    held = []
-        if held:
-            yield _joined(held)
+        return cut(self.between(0, self.N), chunk_sizes(self.N, size))
 
     @final
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
@@ -78,6 +68,31 @@ class _Share(StreamedSource):
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         return self._source.between(self._rows.start + start, self._rows.start + stop)
+
+
+def chunk_sizes(N: int, size: int) -> Iterator[int]:
+    """Of N rows, `size` at a time and what is left at the end."""
+    for start in range(0, N, checked_size(size)):
+        yield min(size, N - start)
+
+
+def cut(pieces: Iterable[Dataset], sizes: Iterable[int]) -> Iterator[Dataset]:
+    """Rows that come in pieces of any size, in pieces of these."""
+    coming, piece = iter(pieces), None
+    for size in sizes:
+        held: list[Dataset] = []
+        while size:
+            if piece is None or not piece.N:
+                piece = next(coming, None)
+                if piece is None:
+                    raise InputError("a source gave fewer rows than it said; open it again.")
+            held.append(piece.part(slice(size)))
+            size -= held[-1].N
+            piece = piece.part(slice(held[-1].N, None))
+        yield _joined(held)
+    # What a source says at its end, that it has changed for example, is to be heard.
+    for _ in coming:
+        pass
 
 
 def _joined(parts: list[Dataset]) -> Dataset:

@@ -24,7 +24,7 @@ from winnowgp.estimators.tensors import tensor
 from winnowgp.io import save
 from winnowgp.models import InducingModel, Prediction
 from winnowgp.selection import Frontier
-from winnowgp.training import Fit, OnProgress, fit, identity
+from winnowgp.training import Fit, OnProgress, fit, row_identity
 
 # Rows predicted at once: bounds memory at this many times the number of points.
 ROWS = 16_384
@@ -82,7 +82,9 @@ class InducingEstimator(BaseEstimator, ABC):
             default_candidates=n_candidates,
         )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, ranks=rows.ranks, **identity(rows))
+        journal = journal_of(
+            self, checkpoint, ranks=rows.ranks, **row_identity(rows, kept=checkpoint is not None)
+        )
         seed = drawn_seed(self.random_state, journal)
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -106,7 +108,7 @@ class InducingEstimator(BaseEstimator, ABC):
             checkpoint=checkpoint,
         )
         journal.finish()
-        self._x_units = units
+        self._x_units = plain_units(units)
         self._keep(fitted, data.observations)
         return fitted
 
@@ -116,9 +118,9 @@ class InducingEstimator(BaseEstimator, ABC):
 
     def _keep(self, fitted: Fit[InducingModel], N: int | float) -> None:
         """What was learnt about points, in the user's units."""
-        selection, candidates = fitted.selection, fitted.candidates.cpu()
+        selection, candidates = fitted.selection, fitted.candidates.cpu().double()
         frontier = selection.frontier
-        self.posterior_ = fitted.posterior.cpu()
+        self.posterior_ = fitted.posterior.cpu().double()
         self.kernel_ = self.posterior_.kernel
         self.elbo_ = fitted.bound
         self.given_up_ = fitted.given_up / N
@@ -152,6 +154,11 @@ class InducingEstimator(BaseEstimator, ABC):
         """Of each row and target, in standard units."""
         pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
         return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])
+
+
+def plain_units(units: Standardiser) -> Standardiser:
+    """As predictions need them, whatever a source's rows were."""
+    return Standardiser(units.shift.cpu().double(), units.scale.cpu().double())
 
 
 def _checked_device(name: str) -> torch.device:

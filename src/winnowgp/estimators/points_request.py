@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from winnowgp.data import Source, Standardiser
+from winnowgp.data import Source, Standardiser, sampled_rows
 from winnowgp.errors import InputError
 from winnowgp.estimators.arguments import positive, whole
 from winnowgp.estimators.tensors import tensor
@@ -111,12 +111,12 @@ class PointsRequest:
                     f"`candidates` must be [K {data.D}], one column for each of `X`; "
                     f"got shape {list(self.candidates.shape)}."
                 )
-            return units.forward(self.candidates)
+            return units.forward(self.candidates).to(data.dtype)
         if self.candidates in ("auto", "greedy") and self.schedule == "fast":
-            return units.shift.new_zeros(0, data.D)
+            return torch.zeros(0, data.D, dtype=data.dtype)
         generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(data.N, generator=generator)
-        rows = data.part(order[: max(MOST_ROWS, self.n_candidates)]).X
+        count = max(MOST_ROWS, self.n_candidates)
+        rows = data.part(sampled_rows(data.N, count, generator)).X.cpu()
         part = rows[:MOST_ROWS]
         if self.candidates == "greedy":
             start = deepcopy(kernel).to(part)
@@ -145,10 +145,12 @@ class PointsRequest:
         if self.max_points is not None:
             return MaxPoints(self.max_points)
         if self.max_predict_us is not None:
+            # Read by all processes, and measured by one of them.
+            some = data.part(torch.arange(min(data.N, max(1000, self.n_candidates))))
             measured = partial(
                 points_within,
                 self.max_predict_us,
-                predict_us=partial(measured_predict_us, model, data),
+                predict_us=partial(measured_predict_us, model, some),
                 most=min(self.n_candidates, data.N),
             )
             return MaxPoints(journal.once(measured))

@@ -16,7 +16,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source, standardised
 from winnowgp.errors import InputError
 from winnowgp.estimators.counted_rows import counted_rows
-from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator
+from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator, plain_units
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.target_units import TargetUnits
@@ -144,8 +144,12 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         if isinstance(X, Source):
             _check_alone(y, sample_weight)
             self.n_features_in_ = X.D
+            if hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+            if X.names is not None:
+                self.feature_names_in_ = np.array(X.names, dtype=object)
             rows = data = standardised(X, targets=has_noise(likelihood))
-            units = TargetUnits(data.y_units, single=data.P == 1)
+            units = TargetUnits(plain_units(data.y_units), single=data.P == 1)
         else:
             X, y = validate_data(
                 self,

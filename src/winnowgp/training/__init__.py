@@ -20,7 +20,6 @@ from winnowgp.training.fast import Fast
 from winnowgp.training.fast_latent import FastLatent
 from winnowgp.training.fit import fit
 from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
-from winnowgp.training.identity import identity
 from winnowgp.training.joint_latent import JointLatent
 from winnowgp.training.journal import Journal
 from winnowgp.training.latent_scale import best_level
@@ -35,6 +34,7 @@ from winnowgp.training.predict_time import measured_predict_us, points_within
 from winnowgp.training.principal import principal_latents
 from winnowgp.training.progress import EndPhase, OnProgress, Progress, silent
 from winnowgp.training.readings import inclusions, readings
+from winnowgp.training.row_identity import row_identity
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.training.stateful import Remembered, Stateful, decided_by
 from winnowgp.training.three_phases import ThreePhases
@@ -86,7 +86,6 @@ __all__ = [
     "fit",
     "fit_deep",
     "fit_latent",
-    "identity",
     "inclusions",
     "measured_predict_us",
     "opened",
@@ -95,6 +94,7 @@ __all__ = [
     "principal_latents",
     "random_rows",
     "readings",
+    "row_identity",
     "silent",
     "train_layerwise",
 ]

@@ -7,7 +7,7 @@ from typing import Generic, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source
+from winnowgp.data import Dataset, Source, sampled_rows
 from winnowgp.errors import TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
@@ -217,14 +217,7 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
     if data.N <= SAMPLE:
         sample = data.part(torch.arange(data.N)).to(device)
         return sample, torch.randperm(data.N, generator=generator, device=device)
-    if data.N <= 4 * SAMPLE:
-        rows = torch.randperm(data.N, generator=generator, device=device)[:SAMPLE]
-    else:
-        # Few of them are drawn twice; an order of all would take memory for each row.
-        drawn = torch.randint(data.N, (2 * SAMPLE,), generator=generator, device=device)
-        rows = drawn.unique()
-        order = torch.randperm(len(rows), generator=generator, device=device)
-        rows = rows[order[:SAMPLE]]
+    rows = sampled_rows(data.N, SAMPLE, generator)
     sample = data.part(rows.cpu()).to(device)
     return sample, torch.arange(sample.N, device=device)
 

@@ -4,14 +4,14 @@ from copy import deepcopy
 
 import torch
 
-from winnowgp.data import Source
+from winnowgp.data import Source, StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.models import Model
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.course import kept_course
 from winnowgp.training.fast import Fast
-from winnowgp.training.identity import identity
 from winnowgp.training.progress import OnProgress, silent
+from winnowgp.training.row_identity import row_identity
 from winnowgp.training.schedule import Fit, Schedule
 
 _DEFAULT = Fast()
@@ -45,6 +45,8 @@ def fit(
     >>> fitted.posterior.M < 20 < model.K
     True
     """
+    if isinstance(data, StandardisedSource):
+        data = data.converted()
     points, held = model.candidates, data.held()
     # Rows that are read during the fit are moved then.
     device = points.device if held is None else held.device
@@ -62,7 +64,7 @@ def fit(
         generator=generator,
         on_progress=on_progress,
         ranks=data.ranks,
-        **identity(data),
+        **row_identity(data, kept=checkpoint is not None),
         model=model,
         schedule=schedule,
     ) as course:

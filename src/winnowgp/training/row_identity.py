@@ -4,19 +4,25 @@ from typing import Any
 
 import torch
 
-from winnowgp.data import Source, StandardisedSource
+from winnowgp.data import Source, StandardisedSource, standardised
 
-_ROWS = 1000
+FIRST = 1000
 
 
-def identity(data: Source) -> dict[str, Any]:
+def row_identity(data: Source, *, kept: bool) -> dict[str, Any]:
     """The rows themselves where they are in memory; else their number, the first ones, and units.
 
-    The units of a standardised source depend on all of its rows.
+    Means and deviations of all columns depend on all rows: those of a standardised source are
+    known, others are found in a pass over it.
+
+    Args:
+        kept: whether the fit has a checkpoint, which may be that of other rows.
     """
     held = data.held()
     if held is not None:
         return {"inputs": held.X, "targets": held.Y, "weights": held.weights}
-    first = data.part(torch.arange(min(data.N, _ROWS)))
+    first = data.part(torch.arange(min(data.N, FIRST)))
+    if kept and not isinstance(data, StandardisedSource):
+        data = standardised(data)
     units = (data.x_units, data.y_units) if isinstance(data, StandardisedSource) else ()
     return {"rows": data.N, "inputs": first.X, "targets": first.Y, "weights": None, "units": units}
