@@ -60,6 +60,10 @@ class Standardiser:
         """For columns that stay in their own units."""
         return cls(torch.zeros_like(A[0]), torch.ones_like(A[0]))
 
+    def to(self, device: torch.device) -> "Standardiser":
+        """The same for columns on another device."""
+        return Standardiser(self.shift.to(device), self.scale.to(device))
+
     def forward(self, A: Float[Tensor, "*batch C"]) -> Float[Tensor, "*batch C"]:
         """Original units to standard ones."""
         return (A - self.shift) / self.scale

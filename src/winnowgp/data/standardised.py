@@ -112,7 +112,7 @@ def standardised(source: Source, *, targets: bool = True) -> StandardisedSource:
         targets: whether they change as well; classes and counts must not.
     """
     x, y = _over_all(source)
-    x_units, y_units = Standardiser.of_moments(x), Standardiser.of_moments(y)
+    x_units, y_units = (Standardiser.of_moments(m).to(source.device) for m in (x, y))
     if not targets:
         y_units = Standardiser.none(y_units.shift[None])
     return StandardisedSource(source, x_units, y_units)
