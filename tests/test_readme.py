@@ -20,7 +20,7 @@ README = Path(__file__).parents[1] / "README.md"
 def test_the_examples_run(capsys) -> None:
     text = README.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, object] = {}
     for block in blocks:
         exec(block, names)

@@ -230,7 +230,8 @@ def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) ->
     last.q_factor.requires_grad_(frozen == "all the rest")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     parts, course = Parts(data, None, seeded()), Course(seeded(), deep_silent)
-    LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=3, course=course)
+    # One step: of more, with so few rows, chance can look like a fall that is undone.
+    LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=1, course=course)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is not parameter.requires_grad, name
 

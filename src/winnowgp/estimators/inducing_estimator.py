@@ -82,9 +82,10 @@ class InducingEstimator(BaseEstimator, ABC):
             default_candidates=n_candidates,
         )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(
-            self, checkpoint, ranks=rows.ranks, **row_identity(rows, kept=checkpoint is not None)
-        )
+        about = row_identity(rows, kept=checkpoint is not None)
+        said = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
+        told = {said.get(name, name): part for name, part in about.items()}
+        journal = journal_of(self, checkpoint, ranks=rows.ranks, **told)
         seed = drawn_seed(self.random_state, journal)
         device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
