@@ -123,6 +123,27 @@ def test_an_unbounded_objective_ends_at_the_edge_of_sensible_scales() -> None:
     assert 25 < found.value <= 30
 
 
+@pytest.mark.parametrize("units", [1.0, 1e-9, 1e6])
+def test_lengthscales_stay_where_distances_are_more_than_their_rounding(units: float) -> None:
+    rows = data()
+    scaled = Dataset(units * rows.X, rows.Y)
+    gp = model(scaled, K=0)
+    rbf = gp.kernel.base_kernel
+    assert isinstance(rbf, RBFKernel)
+    rbf.lengthscale = scaled.X.new_tensor([[units]])
+    climb(gp, scaled.X, objective=lambda: -rbf.lengthscale.log().sum(), stop=STOP)
+    shortest = 1e-4 * scaled.X.std(0, correction=0).min().item()
+    assert shortest * (1 - 1e-6) <= rbf.lengthscale.min().item() < 1.1 * shortest
+
+
+def test_lengthscales_may_start_below_that() -> None:
+    rows = data()
+    far = Dataset(1e6 * rows.X, rows.Y)
+    gp = model(far, K=0)
+    before = gp.dense_bound(far)().item()
+    assert climb(gp, far.X, objective=gp.dense_bound(far), stop=STOP).value > before
+
+
 def test_it_climbs_where_gradients_are_switched_off() -> None:
     rows = data()
     gp = model(rows)

@@ -1,18 +1,23 @@
 """A model's parameters as one vector in which steps of equal length mean about the same."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import log, sqrt
 from typing import final
 
 import torch
+from gpytorch import Module
 from gpytorch.constraints import GreaterThan, Positive
+from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.models import InducingModel, LatentModel
 
 _FARTHEST = 30.0
+# In spreads of an input. All rows are then independent of each other, and squared distances in
+# lengthscales are so large that their rounding is about to make covariances of them.
+_SHORTEST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,8 @@ class _Entry:
     scale: Float[Tensor, " n"]
     origin: Float[Tensor, " n"]
     """What a coordinate of zero stands for."""
+    least: float = -_FARTHEST
+    """Below it lies no sensible scale of a positive parameter."""
 
     def read(self) -> Float[Tensor, " n"]:
         raw = self.parameter.detach()
@@ -73,10 +80,15 @@ class Coordinates:
             entry.write(part)
 
     def sensible(self, x: Float[Tensor, " n"]) -> bool:
-        """Whether every positive parameter is within e^±30: beyond lies no sensible scale."""
+        """Whether every positive parameter has a sensible scale: within e^±30, and lengthscales
+        not below a ten-thousandth of the narrowest input's spread.
+        """
         sizes = [len(e.scale) for e in self._entries]
         parts = zip(self._entries, x.split(sizes), strict=True)
-        return all(e.constraint is None or float(p.abs().max()) <= _FARTHEST for e, p in parts)
+        return all(
+            e.constraint is None or (e.least <= float(p.min()) and float(p.max()) <= _FARTHEST)
+            for e, p in parts
+        )
 
     def gradient(self) -> Float[Tensor, " n"]:
         """The parameters' gradients in these coordinates."""
@@ -99,16 +111,19 @@ class Coordinates:
 
 
 def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
+    spread = X.std(0, correction=0)
     means = (model.mean,) if isinstance(model, InducingModel) else ()
     for module in (model.kernel, *means, model.likelihood):
-        for _, parameter, constraint in module.named_parameters_and_constraints():
+        for name, parameter, constraint in module.named_parameters_and_constraints():
             if parameter.requires_grad:
                 logarithmic = isinstance(constraint, Positive | GreaterThan)
                 scale = X.new_ones(parameter.numel())
-                yield _Entry(parameter, constraint if logarithmic else None, scale, 0 * scale)
+                entry = _Entry(parameter, constraint if logarithmic else None, scale, 0 * scale)
+                if logarithmic and _is_distance(module, name):
+                    entry = replace(entry, least=_shortest(spread, entry.read()))
+                yield entry
     if model.candidates.requires_grad and model.K:
-        spread = X.std(0, correction=0) * sqrt(X.shape[1])
-        scale = torch.where(spread > 0, spread, 1.0).repeat(model.K)
+        scale = torch.where(spread > 0, spread * sqrt(X.shape[1]), 1.0).repeat(model.K)
         yield _Entry(model.candidates, None, scale, X.mean(0).repeat(model.K))
     if isinstance(model, LatentModel):
         mean, log_variance = model.latents.mean, model.latents.log_variance
@@ -118,3 +133,16 @@ def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Ite
         if log_variance.requires_grad:
             zero = torch.zeros_like(mean.detach()).flatten()
             yield _Entry(log_variance, None, torch.ones_like(zero), zero)
+
+
+def _is_distance(module: Module, name: str) -> bool:
+    """Whether a parameter is a lengthscale in the units of the inputs."""
+    owner, _, last = name.rpartition(".")
+    known = isinstance(module.get_submodule(owner), RBFKernel | MaternKernel | RQKernel)
+    return known and last == "raw_lengthscale"
+
+
+def _shortest(spread: Float[Tensor, " D"], start: Float[Tensor, " n"]) -> float:
+    """Least logarithm of a lengthscale; one that starts below it may stay there."""
+    narrowest = spread[spread > 0].amin().item() if (spread > 0).any() else 1.0
+    return min(log(_SHORTEST * narrowest), start.min().item())
