@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import chain
 from typing import TypeAlias, final
 
@@ -79,6 +79,11 @@ class RowBlocks:
         """
         place = source.device if device is None else device
         return cls(source, device=place, size=size or _size(place, points))
+
+    @cached_property
+    def free(self) -> int:
+        """Bytes of the GPU that nobody used when this was first asked for."""
+        return free_memory(self._device)
 
     @property
     def device(self) -> torch.device:

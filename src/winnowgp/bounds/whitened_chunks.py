@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums, free_memory
+from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 
 # Numbers that may be kept between passes to save another evaluation of the kernel: 512 MiB; on a
@@ -110,7 +110,7 @@ class WhitenedChunks:
         self.dtype = dtype or L.dtype
         self.kernel, self.blocks, self.L, self._L_inverse = kernel, blocks, L, L_inverse
         self.N = blocks.N
-        most = _keep(blocks.device) if keep is None else keep
+        most = _keep(blocks) if keep is None else keep
         self._keeps = blocks.in_memory and 2 * self.N * L.shape[0] <= most
         self._kept: list[list[WhitenedChunk]] | None = None
 
@@ -178,8 +178,8 @@ class WhitenedChunks:
         return lower_product(self._L_inverse.to(self.dtype), Kuf)
 
 
-def _keep(device: torch.device) -> int:
-    return free_memory(device) // 32 if device.type == "cuda" else KEEP
+def _keep(blocks: RowBlocks) -> int:
+    return blocks.free // 32 if blocks.device.type == "cuda" else KEEP
 
 
 def _remembered(

@@ -70,7 +70,8 @@ def flip_step(
     E: Float[Tensor, "J K"],
     *,
     rows: Int[Tensor, " J"],
-    included: Bool[Tensor, " J"],
+    same: Bool[Tensor, " J"] | None,
+    leaves: bool,
     at: int,
 ) -> tuple[Float[Tensor, " J"], Float[Tensor, " K"]]:
     """Rank-one change of the resolved rows when one of them changes sides: E becomes E + a qᵀ, O(J
@@ -84,15 +85,15 @@ def flip_step(
         L: all rows.
         E: resolved rows, of all K candidates or of some.
         rows: which row of L each row of E belongs to.
-        included: which side each row of E is on before the flip.
+        same: which rows of E are on the side of the one that flips; None if all are.
+        leaves: whether that side is the subset.
         at: position in E of the row that flips.
     """
     norm = torch.linalg.vector_norm(E[at])
     q = E[at] / norm
-    if included[at]:
-        across = L[rows] @ q if not bool(included.all()) else torch.zeros_like(E[:, 0])
-    else:
-        across = -(E @ L[rows[at]]) / norm
-    a = torch.where(included == included[at], -(E @ q), across)
+    a = -(E @ q)
+    if same is not None:
+        across = L[rows] @ q if leaves else -(E @ L[rows[at]]) / norm
+        a = torch.where(same, a, across)
     a[at] = 1 / norm - norm
     return a, q

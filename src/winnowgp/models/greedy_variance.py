@@ -30,9 +30,10 @@ def greedy_variance(
     chosen: list[int] = []
     for k in range(len(factor)):
         # A row without prior variance has nothing to add.
-        pivot = int(torch.where(prior > 0, residual / prior, 0.0).argmax())
-        if residual[pivot] <= LEAST * prior[pivot]:
+        left, where = torch.where(prior > 0, residual / prior, 0.0).max(0)
+        if left <= LEAST:
             break
+        pivot = int(where)
         row = covariance(kernel, X[pivot : pivot + 1], X)[0]
         row = row - factor[:k].mT @ factor[:k, pivot] - base.mT @ base[:, pivot]
         torch.div(row, residual[pivot].sqrt(), out=factor[k])

@@ -48,14 +48,15 @@ def backward_path(statistics: WalkObjective, *, start: Bool[Tensor, " K"] | None
     mask = torch.ones(K, dtype=torch.bool, device=device) if start is None else start
     state = statistics.tableau(mask)
     state = state.only(state.included)
-    masks, bounds, anchor = [mask], [state.bound], int(mask.sum())
-    while bool(state.included.any()):
+    masks, bounds = [mask], [state.bound]
+    inside = anchor = int(mask.sum())
+    while inside:
         worth = state.flips().masked_fill(~state.included, torch.inf)
         at = int(worth.argmin())
         state = state.flip(at, worth=worth[at])
         masks.append(state.mask)
         bounds.append(state.bound)
-        inside = int(state.included.sum())
+        inside -= 1
         if 2 * inside <= anchor:
             anchor = inside
             state = statistics.tableau(state.mask)

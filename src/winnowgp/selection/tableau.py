@@ -13,6 +13,7 @@ a fresh tableau is O(K² M).
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,7 +61,7 @@ class Tableau(Place):
     def mask(self) -> Bool[Tensor, " K"]:
         """The subset as a mask over all candidates."""
         mask = torch.zeros(self.roots.K, dtype=torch.bool, device=self.E.device)
-        mask[self.rows[self.included]] = True
+        mask[self.rows] = self.included
         return mask
 
     def flips(self) -> Float[Tensor, " J"]:
@@ -83,14 +84,17 @@ class Tableau(Place):
             worth: entry `at` of `flips`; the bound gains it when the row enters, loses it when it
                 leaves.
         """
-        a, q = flip_step(self.roots.L, self.E, rows=self.rows, included=self.included, at=at)
+        leaves = bool(self.included[at])
+        same = self.included == leaves
+        among = None if bool(same.all()) else same
+        step = partial(flip_step, rows=self.rows, same=among, leaves=leaves, at=at)
+        a, q = step(self.roots.L, self.E)
         norm = torch.linalg.vector_norm(self.E[at])
         data = []
         for root, part in zip(self.roots.data, self.data, strict=True):
-            b, p = flip_step(root.LR, part.H, rows=self.rows, included=self.included, at=at)
+            b, p = step(root.LR, part.H)
             ER = torch.addr(part.ER, a, part.ER[at] / norm)
             data.append(DataRows(ER=ER, H=torch.addr(part.H, b, p)))
-        leaves = bool(self.included[at])
         included = self.included.clone()
         included[at] = not leaves
         return Tableau(
