@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +176,20 @@ def whole_fit(
         **seconds.row(),
         "kept": fitted.posterior.M,
         "bound": fitted.bound,
+        "own_bound": own_bound(fitted.model, data, precision),
+        "double_bound": own_bound(fitted.model, data, "double"),
         "given_up": fitted.given_up / rows,
         "peak_mib": peak_mib(),
         "gpu_mib": gpu_mib(),
     }
+
+
+@torch.no_grad()
+def own_bound(model: SparseGP, data: Source, precision: str) -> float:
+    """The bound that climbs see, at the model's parameters."""
+    seen = deepcopy(model)
+    seen.precision = precision
+    return seen.chunked_bound(data)().item()
 
 
 def protein(*, device: str, rows: int) -> Row:

@@ -117,7 +117,11 @@ def of_gpu(found: list[Row]) -> str:
         bounds = {row["precision"]: row["bound"] for row in rows}
         if len(bounds) == 2:
             apart = abs(bounds["mixed"] / bounds["double"] - 1)
-            words.append(f"The two bounds differ by {apart:.1e} of their size.")
+            words.append(f"The two bounds differ by {apart:.1e} of their size: other points.")
+        for row in rows:
+            if row["precision"] == "mixed":
+                apart = abs(row["own_bound"] / row["double_bound"] - 1)
+                words.append(f"Where the mixed fit ends, mixed and double differ by {apart:.1e}.")
     for row in kinds.get("protein", []):
         words.append(
             row.get("skipped")
