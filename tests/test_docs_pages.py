@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from executed_page import FENCE, ExampleError, ExecutedPage, executed_page
-from given import SKETCHES, given
+from given import given
 from room_pages import drawers, room_page, rooms
 from winnowgp.errors import MissingExtraError
 
@@ -17,7 +17,8 @@ DOCS = ROOT / "docs"
 PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
 PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
 # More than a few seconds.
-LONG = {"alpha.md", "deep.md", "large-data.md", "likelihoods.md", "regression.md", "start.md"}
+LONG = {"alpha.md", "checkpoints.md", "deep.md", "large-data.md", "likelihoods.md"}
+LONG |= {"regression.md", "start.md"}
 # Run by tests of their own, which also look at what they print.
 LONG |= {"botorch.md", "gpytorch.md", "kernels.md", "scikit-learn.md"}
 REFERENCE = re.compile(r"\]\[(winnowgp[\w.]*)\]")
@@ -33,7 +34,7 @@ def executed(page: str) -> ExecutedPage:
 
 
 def executable() -> list:
-    pages = [page for page in PAGES if FENCE.search(text(page)) and page not in SKETCHES]
+    pages = [page for page in PAGES if FENCE.search(text(page))]
     return [pytest.param(p, marks=[pytest.mark.slow] if p in LONG else []) for p in pages]
 
 
