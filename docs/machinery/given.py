@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-# Pages whose blocks are sketches around names of the reader's own, and why they cannot be run.
-SKETCHES = {"checkpoints.md": "it trains for minutes, and MLflow is not for everyone"}
-
 
 def given() -> Mapping[str, Any]:
     """Rows `X` of two columns, a smooth target `y`, new rows `X_new`, and a file `houses.csv`."""

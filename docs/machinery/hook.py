@@ -6,7 +6,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from executed_page import ExecutedPage, executed_page
-from given import SKETCHES, given
+from given import given
 from mathematics import with_mathematics, write_font
 from room_pages import room_page, rooms
 
@@ -26,7 +26,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """The page with what its examples print and draw."""
     name = page.file.src_uri
-    if name in SKETCHES or name.startswith("reference/"):
+    if name.startswith("reference/"):
         return markdown
     EXECUTED[name] = executed_page(markdown, name=name, given=given)
     return EXECUTED[name].markdown

@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from winnowgp.selection.frontier import Frontier
 
-WEAKEST_ALPHA, STRONGEST_ALPHA = 1e-8, 1e8
+WEAKEST_ALPHA = 1e-8
+"""The least α that is searched for: below it the prior says nothing."""
+_STRONGEST_ALPHA = 1e8
 _BISECTIONS = 40
 
 
@@ -54,7 +56,7 @@ def strongest_alpha(holds: Callable[[float], bool]) -> float:
 
     For one α over several sets of points: a nat then costs the same wherever it is bought.
     """
-    low, high = WEAKEST_ALPHA, STRONGEST_ALPHA
+    low, high = WEAKEST_ALPHA, _STRONGEST_ALPHA
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -28,8 +28,8 @@ def copied(module: _Same) -> _Same:
             memo |= {id(term): None for term in part._added_loss_terms.values() if term is not None}
     try:
         return deepcopy(module, memo)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise InputError(
-            f"{type(module).__name__} cannot be copied: {error} Does it hold a list of losses, or "
-            "what it has returned? Keep these elsewhere, or `detach` them."
+            f"{type(module).__name__} cannot be copied: {error} Does it hold a list of losses, "
+            "what it has returned, a file or a lock? Keep these elsewhere, or `detach` them."
         ) from error

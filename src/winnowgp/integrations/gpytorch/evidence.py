@@ -7,18 +7,24 @@ from typing import Any, final
 
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood, SoftmaxLikelihood
 from gpytorch.models.deep_gps import DeepGP
 from gpytorch.models.gplvm import BayesianGPLVM
 from gpytorch.variational import DeltaVariationalDistribution
 from torch import Tensor
 
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, WinnowError
 from winnowgp.integrations.gpytorch.copied import copied
 from winnowgp.integrations.gpytorch.frame import Frame, prior_blocks
 from winnowgp.integrations.gpytorch.gaussian_q import GaussianQ
 from winnowgp.integrations.gpytorch.recorder import Call, Recorder
+from winnowgp.integrations.gpytorch.refusals import (
+    check_output,
+    check_prior,
+    check_samples,
+    check_targets,
+)
 from winnowgp.integrations.gpytorch.site_sums import SiteTotals
 from winnowgp.integrations.gpytorch.strategies import InducingStrategy, inducing_strategies
 from winnowgp.models import expected_log_prob
@@ -179,9 +185,12 @@ class Evidence:
         """Some rows through the model: errors are the user's to see now; q(u) gets its start."""
         try:
             nats = self._first_rows()
-        except (RuntimeError, IndexError, TypeError) as error:
+        except WinnowError:
+            raise
+        except Exception as error:  # the user's code may raise any
             x = "latent inputs" if self.x is None else f"`train_x` {list(self.x.shape)}"
-            said = f"{type(error).__name__}: {error}".rstrip(".")
+            first = next(iter(str(error).splitlines()), "")
+            said = f"{type(error).__name__}: {first}".rstrip(".: ")
             raise InputError(
                 f"`model` and `likelihood` cannot be evaluated on {x} and targets "
                 f"{list(self.y.shape)}: {said}. Does their bound take these tensors as they are? A "
@@ -196,29 +205,15 @@ class Evidence:
 
     def _first_rows(self) -> Tensor:
         """Σ_i E[log p(y_i | f_i)] of the first rows, whose shapes are looked at."""
+        for found in self.strategies:
+            check_prior(found)
         with self._same_draws():
             output, y = next(self._evaluated())
-            if not isinstance(output, MultivariateNormal):
-                raise InputError(
-                    "`model` must return a MultivariateNormal or a MultitaskMultivariateNormal; "
-                    f"got {type(output).__name__}."
-                )
-            self._check_targets(output)
+            check_output(output, self.likelihood)
+            for found in self.strategies:
+                check_samples(found, _recorder(self.model, found).calls)
+            check_targets(self.y, output, self.N)
             return self._expected(output, y)
-
-    def _check_targets(self, output: MultivariateNormal) -> None:
-        """GPyTorch would broadcast [N 1] against [N] to [N N], and sum."""
-        tasks = isinstance(output, MultitaskMultivariateNormal)
-        axis, batch = (0, torch.Size()) if tasks else (-1, self.y.shape[:-1])
-        widened = torch.broadcast_shapes(batch, output.batch_shape) != output.batch_shape
-        if self.y.shape[axis] != self.N or widened:
-            need = f"[{self.N} T], a column a task" if tasks else f"[{self.N}]"
-            if not tasks and output.batch_shape.numel() > 1:
-                need = f"{[*output.batch_shape, self.N]}, a row of targets for each function"
-            raise InputError(
-                f"`train_y` must be {need}, as the bound of `model` takes it; got "
-                f"{list(self.y.shape)}."
-            )
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:

@@ -20,6 +20,11 @@ class Rows:
     y: Tensor
     """`[N]`, `[N T]` of several tasks, or `[batch N]` of a batch of functions."""
 
+    @property
+    def N(self) -> int:
+        """Number of rows."""
+        return self.y.shape[-1] if self.x is None else len(self.x)
+
     @classmethod
     def of(cls, model: Any, data: tuple[Tensor, Tensor] | Tensor) -> "Rows":
         """Check what was given."""
@@ -50,6 +55,8 @@ class Rows:
 def _checked(name: str, values: Tensor) -> Tensor:
     if values.numel() == 0:
         raise InputError(f"`{name}` has no rows; choosing needs at least one.")
+    # Sites are gradients, which tensors of inference mode can take no part in.
+    values = values.clone() if values.is_inference() else values
     if not values.dtype.is_floating_point:
         return values if name != "train_x" else values.double()
     if not bool(torch.isfinite(values).all()):

@@ -12,12 +12,14 @@ from gpytorch.variational import (
     CholeskyVariationalDistribution,
     DeltaVariationalDistribution,
     IndependentMultitaskVariationalStrategy,
+    LargeBatchVariationalStrategy,
     LMCVariationalStrategy,
     MeanFieldVariationalDistribution,
     NaturalVariationalDistribution,
     TrilNaturalVariationalDistribution,
     UnwhitenedVariationalStrategy,
     VariationalStrategy,
+    _VariationalStrategy,
 )
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -28,6 +30,7 @@ from winnowgp.integrations.gpytorch.recorder import Recorder
 _WRAPPERS = (IndependentMultitaskVariationalStrategy, LMCVariationalStrategy, Recorder)
 _STRATEGIES = (
     BatchDecoupledVariationalStrategy,
+    LargeBatchVariationalStrategy,
     VariationalStrategy,
     UnwhitenedVariationalStrategy,
 )
@@ -38,8 +41,10 @@ DISTRIBUTIONS = (
     NaturalVariationalDistribution,
     TrilNaturalVariationalDistribution,
 )
-# What makes a strategy the one that we know.
-_METHODS = ("forward", "kl_divergence", "prior_distribution", "variational_distribution")
+# What a subclass may do in its own way: neither q(f) nor the KL depend on it.
+_FREE = {"__init__", "_clear_cache", "amortized_exact_gp", "get_fantasy_model", "pseudo_points"}
+# Around a strategy q(f) is evaluated as it is; its KL is ours.
+_FREE_AROUND = {*_FREE, "__call__", "forward"}
 _INSTEAD = {
     "CiqVariationalStrategy": "It whitens with a symmetric root that it never forms; train with "
     "VariationalStrategy, whose bound is the same.",
@@ -153,19 +158,20 @@ def _inner(model: object) -> str:
 
 
 def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
-    steps, strategy = ["variational_strategy"], owner.variational_strategy
-    while isinstance(strategy, _WRAPPERS):
-        steps, strategy = [*steps, "base_variational_strategy"], strategy.base_variational_strategy
-    name = ".".join([path, *steps] if path else steps)
-    kind = next((k for k in _STRATEGIES if isinstance(strategy, k)), None)
-    # A subclass that computes q(f) or the KL in its own way is not its parent.
-    if kind is None or any(getattr(type(strategy), m) is not getattr(kind, m) for m in _METHODS):
+    steps, strategy = [*path.split("."), "variational_strategy"], owner.variational_strategy
+    name = ".".join(steps).removeprefix(".")
+    while (around := _kind(strategy, _WRAPPERS)) is not None:
+        _check_own_way(name, strategy, around, _FREE_AROUND)
+        name, strategy = f"{name}.base_variational_strategy", strategy.base_variational_strategy
+    kind = _kind(strategy, _STRATEGIES)
+    if kind is None:
         given = type(strategy).__name__
         raise InputError(
             f"`{name}` must be a VariationalStrategy, UnwhitenedVariationalStrategy or "
             "BatchDecoupledVariationalStrategy, or a multitask strategy around one; got "
             f"{given}. {_INSTEAD.get(given, 'Train with VariationalStrategy.')}"
         )
+    _check_own_way(name, strategy, kind, _FREE)
     q = strategy._variational_distribution
     if not any(isinstance(q, d) and type(q).forward is d.forward for d in DISTRIBUTIONS):
         raise InputError(
@@ -178,6 +184,28 @@ def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
     )
     _check_batches(found)
     return found
+
+
+def _kind(strategy: object, kinds: tuple[type, ...]) -> type | None:
+    return next((kind for kind in kinds if isinstance(strategy, kind)), None)
+
+
+def _check_own_way(name: str, strategy: object, kind: type, free: set[str]) -> None:
+    """A subclass that computes q(f) or the KL in its own way is not its parent."""
+    lineage = type(strategy).__mro__
+    known = {n for c in kind.__mro__ if issubclass(c, _VariationalStrategy) for n in vars(c)}
+    new = {n for c in lineage[: lineage.index(kind)] for n, v in vars(c).items() if _is_code(v)}
+    own = sorted((new & known) - free)
+    if own:
+        raise InputError(
+            f"`{name}` must compute q(f) and the KL as {kind.__name__} does; got "
+            f"{type(strategy).__name__}, which has its own `{'`, `'.join(own)}`. Train with "
+            f"{kind.__name__}, or put what is special into the model's mean and kernel."
+        )
+
+
+def _is_code(value: object) -> bool:
+    return callable(value) or isinstance(value, property)
 
 
 def _check_batches(found: InducingStrategy) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from winnowgp.integrations.gpytorch.evidence import Evidence
 from winnowgp.integrations.gpytorch.pruned import pruned
+from winnowgp.integrations.gpytorch.refusals import check_likelihood
 from winnowgp.integrations.gpytorch.rows import Rows
 from winnowgp.selection import SubsetObjective
 from winnowgp.typing import Masks, Nats
@@ -40,6 +41,7 @@ class PrunedObjective(SubsetObjective):
         return self.evidence.with_model(pruned(self.evidence.model, keep)).bound()
 
 
+@torch.inference_mode(False)
 def subset_objective(
     model: Any, likelihood: Likelihood, data: tuple[Tensor, Tensor] | Tensor, *, seed: int = 0
 ) -> PrunedObjective:
@@ -50,4 +52,5 @@ def subset_objective(
         seed: of the samples that deep and latent models draw, the same for every subset.
     """
     rows = Rows.of(model, data)
+    check_likelihood(likelihood, rows)
     return PrunedObjective(Evidence.of(model, likelihood, rows.x, rows.y, seed=seed))

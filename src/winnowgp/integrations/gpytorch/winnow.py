@@ -18,6 +18,7 @@ from winnowgp.integrations.gpytorch.evidence import Evidence
 from winnowgp.integrations.gpytorch.gaussian_q import GaussianQ
 from winnowgp.integrations.gpytorch.pruned import Same, kept_points, pruned, put_points
 from winnowgp.integrations.gpytorch.refit import Refit, refitted
+from winnowgp.integrations.gpytorch.refusals import check_likelihood
 from winnowgp.integrations.gpytorch.rows import Rows
 from winnowgp.integrations.gpytorch.strategies import inducing_strategies
 from winnowgp.selection import Selection
@@ -81,6 +82,7 @@ class Winnowed(Generic[Same]):
         return "\n".join([*lines, nats])
 
 
+@torch.inference_mode(False)
 def winnow(
     model: Same,
     likelihood: Likelihood,
@@ -131,9 +133,9 @@ def winnow(
     (True, 'Line')
     """
     goal = _goal(alpha, tolerance, max_points)
-    _check_likelihood(likelihood)
+    draws = _checked_generator(generator)
     rows = Rows.of(model, data)
-    draws = torch.Generator().manual_seed(0) if generator is None else generator
+    check_likelihood(likelihood, rows)
     seed = int(torch.randint(2**31, (), generator=draws, device=draws.device))
     given = Evidence.of(model, likelihood, rows.x, rows.y, seed=seed)
     original = given.bound()
@@ -181,7 +183,8 @@ def _pruned_to(goal: Goal, whole: Refit, choices: list[StrategyChoice]) -> _Foun
         f"the best of {_TRIES} tries, {lost:.3g} are given up. Scores are of first order for this "
         "model; ask for a smaller `tolerance`, or say `max_points`.",
         ToleranceWarning,
-        stacklevel=3,
+        # Beyond `winnow`, and what torch has around it.
+        stacklevel=4,
     )
     return best
 
@@ -228,12 +231,15 @@ def _sets(
     return tuple(sets)
 
 
-def _check_likelihood(likelihood: object) -> None:
-    if not isinstance(likelihood, Likelihood):
+def _checked_generator(generator: object) -> torch.Generator:
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
         raise InputError(
-            "`likelihood` must be a Likelihood of GPyTorch, the one that `model` was trained "
-            f"with; got {type(likelihood).__name__}."
+            f"`generator` must be a torch.Generator or None; got {generator!r}. Of a seed it is "
+            "`torch.Generator().manual_seed(seed)`."
         )
+    return generator
 
 
 def _goal(alpha: float | str, tolerance: float, max_points: int | None) -> Goal:
