@@ -14,6 +14,12 @@ ROOT = Path(__file__).parents[2]
 EXECUTED: dict[str, ExecutedPage] = {}
 
 
+def on_config(config: Any) -> Any:
+    """What searches a page that is opened from a folder; it must come before Material's own."""
+    config.extra["polyfills"] = ["folder_search.js"]
+    return config
+
+
 def on_files(files: Files, *, config: Any) -> Files:
     """Pages that are made from the code, and the one that lies where contributors look for it."""
     made = {f"reference/{room}.md": room_page(room) for room in rooms()}
