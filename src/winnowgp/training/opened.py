@@ -75,8 +75,8 @@ def _check_same(headings: list[dict[str, str]]) -> None:
     """Processes that share a fit must do the same, or they wait for each other in vain."""
     first = headings[0]
     for number, heading in enumerate(headings):
-        # Who watches may differ: the first decides.
-        for name in [name for name in first if name != "on_progress"]:
+        # Who watches and how many threads round the last digits may differ: the first decides.
+        for name in [name for name in first if name not in ("on_progress", "threads")]:
             if heading.get(name) != first[name]:
                 raise InputError(
                     f"all processes must be given the same fit; `{name}` is {_short(first[name])} "
