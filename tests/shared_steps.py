@@ -25,21 +25,30 @@ from torch import Tensor
 
 from winnowgp.bounds import RowBlocks
 from winnowgp.data import ArraySource, Dataset, Ranks, SharedSource, shared, standardised
-from winnowgp.errors import InputError, NotPositiveDefiniteError
+from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import DeepGP, DeepLayer, SparseGP
 from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks
+from winnowgp.selection import Frontier
 from winnowgp.training import (
     Adam,
+    Checkpoint,
+    Course,
     DeepFast,
     DeepSchedule,
     DeepThreePhases,
     Fast,
+    Journal,
     MaxPoints,
     Tolerance,
+    fast_steps,
     fit,
     fit_deep,
+    opened,
+    silent,
 )
+from winnowgp.training.fast_steps import FastSteps
+from winnowgp.training.lbfgs import Stop
 from winnowgp.training.opened import _check_same
 from winnowgp.training.parts import Parts
 
@@ -108,14 +117,76 @@ def one_fails(ranks: Ranks) -> dict[str, Any]:
     return {"calls": calls, "values": values, "slope": slope.tolist()}
 
 
-def uneven(ranks: Ranks) -> list[float]:
-    """Parts of which one is far larger than the other."""
+def uneven(ranks: Ranks) -> list[list[float]]:
+    """Parts that are far larger than their mean."""
     parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
-    own = torch.tensor([0.1, -3e5][ranks.rank % 2], dtype=torch.float64, requires_grad=True)
+    some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
+    own = (0.1 - 3e5 * some if ranks.rank else 3e5 * some).requires_grad_()
     found = parts.together(lambda: own / 3)
-    found.backward()
+    found.sum().backward()
     assert own.grad is not None
-    return [found.item(), own.grad.item()]
+    return [found.tolist(), own.grad.tolist()]
+
+
+def starts(ranks: Ranks) -> list[list[float]]:
+    """A stage that begins elsewhere in each process."""
+    own = torch.nn.Parameter(torch.tensor([1.0, 0.1 * ranks.rank]))
+    Journal(ranks=ranks).stage({}, start=[own, torch.ones(0)])
+    return own.tolist()
+
+
+class Unwritable:
+    """A watcher with a memory that a checkpoint has no words for."""
+
+    def __call__(self, progress: Any) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": object()}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def watched(ranks: Ranks) -> str:
+    """Only the first process has such a watcher."""
+    watcher = Unwritable() if ranks.first else silent
+    try:
+        opened(Checkpoint(f"kept-{ranks.of}"), "fit", watcher=watcher, ranks=ranks)
+    except NotSaveableError as error:
+        return str(error)
+    return ""
+
+
+def choices(ranks: Ranks) -> dict[str, Any]:
+    """What the fast schedule decides by, which each process but the first sees differently."""
+    if not ranks.first:
+        _differ()
+    data = shared(rows())
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
+    course = Course(torch.Generator().manual_seed(0), silent, Journal(ranks=ranks), ranks)
+    steps = FastSteps(model, data, rows=80, course=course)
+    pool = steps.with_fresh(model, 12)
+    frontier = steps.frontier(pool.subset_statistics(data))
+    kept = steps.chosen(pool, frontier.masks[6], 0.0)
+    return {
+        "own": kept.fixed_bound(data),
+        "fresh": pool.candidates.tolist(),
+        "frontier": [frontier.bounds.tolist(), frontier.masks.tolist()],
+        "climbed": [steps.climb(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
+    }
+
+
+def _differ() -> None:
+    greedy, path = fast_steps.greedy_variance, fast_steps.path_frontier
+    bound = SparseGP.fixed_bound
+
+    def reversed_path(statistics: Any) -> Frontier:
+        found = path(statistics)
+        return Frontier(found.bounds + 1e-3, found.masks.flip(1), found.N)
+
+    fast_steps.greedy_variance = lambda *given, **words: greedy(*given, **words).flip(0)
+    fast_steps.path_frontier = reversed_path
+    SparseGP.fixed_bound = lambda self, data: bound(self, data) + 1e-3
 
 
 def other_machines(ranks: Ranks) -> dict[str, Any]:
@@ -233,6 +304,9 @@ PIECES: dict[str, Callable[[Ranks], Any]] = {
         words,
         one_fails,
         uneven,
+        starts,
+        choices,
+        watched,
         other_machines,
         more_machines,
         threads,
