@@ -46,6 +46,10 @@ class ToleranceWarning(UserWarning):
     """More nats were given up than the tolerance allows, and no try at keeping it succeeded."""
 
 
+class UnsharedWarning(UserWarning):
+    """Several processes were started, and each does all the work of a fit by itself."""
+
+
 class LostProcessError(WinnowError, RuntimeError):
     """Another process that shares a fit has ended, or does not answer."""
 

@@ -75,5 +75,6 @@ def test_counts_are_not_shared_and_written_once(tmp_path: Path) -> None:
     words = ("--target", "y", "--task", "counts", "-o", "model.winnow", "--checkpoint", "kept")
     done = launched(tmp_path, *words)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("winnow: each of 2 processes does all the work") == 1
     alone = fit_table(read_columns(tmp_path / "table.csv"), "y", task="counts", tolerance=0.3)
     assert said(load(tmp_path / "model.winnow")) == said(alone)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from winnowgp.data import BatchSource, Ranks, SharedSource, sampled_rows, standardised
+from winnowgp.data import BatchSource, Dataset, Ranks, SharedSource, sampled_rows, standardised
+from winnowgp.errors import InputError
 
 
 @pytest.mark.parametrize("of", [1, 2, 3])
@@ -31,6 +32,36 @@ def test_lanes_are_cut_from_one_stream(of: int, N: int) -> None:
         assert all(len(chunk) <= 4 for lane in lanes for chunk in lane)
         found += [row for lane in lanes for row in torch.cat(lane).tolist()]
     assert found == list(range(N))
+
+
+@pytest.mark.parametrize("later", [39, 41])
+def test_a_stream_that_changes_is_noticed_at_its_end(later: int) -> None:
+    counts = iter([40])
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rows = torch.arange(next(counts, later), dtype=torch.float64)
+        yield from zip(rows[:, None].split(8), rows.split(8), strict=True)
+
+    shared = SharedSource(BatchSource(batches), Ranks.alone())
+    with pytest.raises(InputError, match="`batches` gave 40 rows when they were counted and"):
+        list(shared.chunks(5))
+
+
+def test_rows_that_are_in_standard_units_twice_stay_shared() -> None:
+    rows = torch.arange(40, dtype=torch.float64)
+    shared = SharedSource(Dataset.of(rows[:, None], rows), Ranks.alone())
+    for source in (standardised(shared), standardised(standardised(shared))):
+        found = source.converted()
+        assert isinstance(found, SharedSource)
+        assert found.ranks == shared.ranks
+        assert isinstance(found.held(), Dataset)
+
+
+def test_every_process_needs_a_row() -> None:
+    rows = Dataset.of(torch.zeros(3, 1), torch.zeros(3))
+    assert SharedSource(rows, Ranks(2, 3)).lanes()[0].N == 1
+    with pytest.raises(InputError, match=r"a row for each of 4 processes; got 3 rows\. Start few"):
+        SharedSource(rows, Ranks(0, 4))
 
 
 def test_standard_units_reach_every_lane() -> None:

@@ -56,10 +56,9 @@ def test_processes_look_at_as_many_rows_each(found: dict[int, list[Any]]) -> Non
 def test_layers_stay_the_same_in_all_processes(found: dict[int, list[Any]]) -> None:
     first, second = (each["deep"] for each in found[2])
     assert first == second
-    # Each process propagates samples of its own rows: other draws than one process makes.
     alone = found[1][0]["deep"]
-    assert len(first["values"]) == len(alone["values"]) > 18
-    assert first["values"][0] == pytest.approx(alone["values"][0], rel=0.2)
+    assert len(alone["values"]) > 18
+    np.testing.assert_allclose(first["values"], alone["values"], rtol=1e-8)
 
 
 def test_each_looks_at_its_part_of_the_same_minibatch() -> None:

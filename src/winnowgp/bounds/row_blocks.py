@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source
+from winnowgp.data import Dataset, Ranks, Source
 
 # Rows of a block on a CPU, where what is made of them should stay in the caches.
 CHUNK = 2048
@@ -50,13 +50,18 @@ class RowBlocks:
         source: the rows.
         device: where blocks are wanted.
         size: rows of a block.
+        ranks: processes whose rows are added up, if others than those that share the source.
     """
 
-    def __init__(self, source: Source, *, device: torch.device, size: int) -> None:
+    def __init__(
+        self, source: Source, *, device: torch.device, size: int, ranks: Ranks | None = None
+    ) -> None:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self._source, self._device, self._size = source, device, size
+        self._ranks = source.ranks if ranks is None else ranks
         held = source.held()
-        first = source.part(torch.arange(min(source.N, size))) if held is None else held
+        # Read by all processes together, and so the same rows in each, however much memory it has.
+        first = source.part(torch.arange(min(source.N, CHUNK))) if held is None else held
         self.centre = first.X.mean(0).to(device)
         self.in_memory = all(isinstance(lane, Dataset) for lane in source.lanes())
         self._cut = [list(lane) for lane in self._read_lanes()] if self.in_memory else None
@@ -69,6 +74,7 @@ class RowBlocks:
         points: int = 0,
         device: torch.device | None = None,
         size: int | None = None,
+        ranks: Ranks | None = None,
     ) -> "RowBlocks":
         """Blocks whose size suits the device and its free memory.
 
@@ -76,9 +82,10 @@ class RowBlocks:
             points: how many there are for each row, at most.
             device: that of the rows if None.
             size: rows of a block, for those who know better.
+            ranks: processes whose rows are added up, if others than those that share the source.
         """
         place = source.device if device is None else device
-        return cls(source, device=place, size=size or _size(place, points))
+        return cls(source, device=place, size=size or _size(place, points), ranks=ranks)
 
     @cached_property
     def free(self) -> int:
@@ -99,7 +106,7 @@ class RowBlocks:
 
     def summed(self, lanes: Iterable[Sums]) -> Sums:
         """Sums over the rows of all processes, from those of each lane of this one."""
-        return self._source.total(*pairwise_sum(lanes))
+        return self._ranks.total(*pairwise_sum(lanes))
 
     def _read_lanes(self) -> Iterator[Iterator[RowBlock]]:
         lanes = zip(self._source.lanes(), self._source.lane_chunks(self._size), strict=True)

@@ -14,6 +14,7 @@ from winnowgp.cli.output import checked_output
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
+    from winnowgp.data import Ranks
     from winnowgp.estimators import TabularModel
     from winnowgp.training import Checkpoint
 
@@ -80,7 +81,7 @@ def fit(
     Numbers are used as they are, dates in ISO form as days, words as one 0/1 column each.
 
     Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) processes share the rows of a
-    regression; the first one speaks and writes.
+    regression; the first one speaks and writes. Classes and counts are not shared.
     """
     if speaks():
         checked_output(output)
@@ -88,7 +89,7 @@ def fit(
     from rich.console import Console
 
     from winnowgp.cli.phase_bars import PhaseBars
-    from winnowgp.data import Ranks, read_columns
+    from winnowgp.data import read_columns
     from winnowgp.estimators import fit_table
 
     table = read_columns(data, encoding=encoding)
@@ -117,7 +118,7 @@ def fit(
             },
             on_progress=bars.update,
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
-            ranks=Ranks.started() if launched() else None,
+            ranks=_ranks(device) if launched() else None,
         )
     if not speaks():
         return
@@ -138,6 +139,15 @@ def _checkpoint(folder: Path | None, every: float) -> "Checkpoint | None":
     from winnowgp.training import Checkpoint
 
     return None if folder is None else Checkpoint(folder, every)
+
+
+def _ranks(device: str) -> "Ranks":
+    import torch
+
+    from winnowgp.data import Ranks
+
+    gpu = device != "cpu" and torch.cuda.is_available()
+    return Ranks.started(torch.device("cuda") if gpu else None)
 
 
 def _digest(data: Path) -> str:

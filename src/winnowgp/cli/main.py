@@ -21,7 +21,7 @@ from winnowgp.cli.plot import plot
 from winnowgp.cli.predict import predict
 from winnowgp.cli.report import report
 from winnowgp.cli.reproduce import reproduce
-from winnowgp.errors import CheckpointWarning, WinnowError
+from winnowgp.errors import CheckpointWarning, UnsharedWarning, WinnowError
 
 FINE, OURS, YOURS, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 NOTHING = "nothing was written."
@@ -86,6 +86,7 @@ def run(words: list[str]) -> int:
             # Of libraries, about themselves; ours are messages of their own.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", CheckpointWarning)
+            warnings.simplefilter("always", UnsharedWarning)
             warnings.showwarning = _show
             app(words, prog_name="winnow")
     except SystemExit as end:

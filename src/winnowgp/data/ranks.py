@@ -1,6 +1,7 @@
 """The processes that work on one fit together."""
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from winnowgp.errors import LostProcessError
+from winnowgp.errors import InputError, LostProcessError
 
 Value = TypeVar("Value")
 
@@ -34,18 +35,27 @@ class Ranks:
         return cls(0, 1)
 
     @classmethod
+    def launched(cls) -> "Ranks":
+        """Those that `torchrun` started, not yet introduced to each other; one without it."""
+        here = os.environ
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= here.keys():
+            return cls.alone()
+        return cls(int(here["RANK"]), int(here["WORLD_SIZE"]))
+
+    @classmethod
     def started(cls, device: torch.device | None = None) -> "Ranks":
         """Those that `torchrun` started, introduced to each other; one without it.
 
         By gloo, or NCCL for a fit on GPUs, unless the caller has already introduced them.
         """
         if not dist.is_initialized():
-            if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
-                return cls.alone()
+            found = cls.launched()
+            if found.of == 1:
+                return found
             gpu = device is not None and device.type == "cuda"
             if gpu:
                 # Processes of one machine must not meet on one card.
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+                torch.cuda.set_device(_own_card())
             engine = "cpu:gloo,cuda:nccl" if gpu else "gloo"
             dist.init_process_group(engine, **_meeting_place())
         return cls(dist.get_rank(), dist.get_world_size())
@@ -61,18 +71,15 @@ class Ranks:
         A power of two of them add up in pairs, so that the digits are those of
         `bounds.pairwise_sum` in one process.
         """
-        if self.of == 1 or not sums:
-            return sums
-        flat = torch.cat([part.reshape(-1) for part in sums])
-        place, dtype = flat.device, flat.dtype
-        flat = _sendable(flat)
-        with _heard():
-            if self.of & (self.of - 1):
-                dist.all_reduce(flat)
-            else:
-                flat = self._paired(flat)
-        parts = flat.to(device=place, dtype=dtype).split([part.numel() for part in sums])
-        return tuple(new.reshape(old.shape) for new, old in zip(parts, sums, strict=True))
+        return self._exchanged(sums, self._summed)
+
+    def led(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Those of the first process, for what another machine may round differently.
+
+        Processes that decide by numbers which differ in their last digits part sooner or later, and
+        then wait for each other in vain.
+        """
+        return self._exchanged(values, _of_first)
 
     def agreed(self, value: Value) -> Value:
         """That of the first process, for what a clock or chance decides."""
@@ -88,16 +95,19 @@ class Ranks:
 
         An error that it raises there is raised in all.
         """
-        value, error = None, None
+        found: list[Value] = []
+        error: Exception | None = None
         if self.first:
             try:
-                value = compute()
+                found.append(compute())
             except Exception as raised:
                 error = raised
-        value, error = self.agreed((value, error))
+        found, told = self.agreed((found, None if error is None else _sendable_error(error)))
         if error is not None:
             raise error
-        return value  # pyright: ignore[reportReturnType]
+        if told is not None:
+            raise told
+        return found[0]
 
     def gathered(self, value: Value) -> list[Value]:
         """That of every process, in order."""
@@ -107,6 +117,26 @@ class Ranks:
         with _heard():
             dist.all_gather_object(held, value)
         return held
+
+    def _exchanged(
+        self, values: tuple[Tensor, ...], exchange: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, ...]:
+        """In one message, whatever devices and dtypes they have."""
+        if self.of == 1 or not values:
+            return values
+        flat = torch.cat([value.detach().reshape(-1) for value in values])
+        flat = _sendable(flat)
+        with _heard():
+            flat = exchange(flat)
+        parts = zip(flat.split([value.numel() for value in values]), values, strict=True)
+        # Copies: where in a message a tensor lay must not decide how it is aligned, and so rounded.
+        return tuple(new.reshape(old.shape).to(old, copy=True) for new, old in parts)
+
+    def _summed(self, mine: Tensor) -> Tensor:
+        if self.of & (self.of - 1):
+            dist.all_reduce(mine)
+            return mine
+        return self._paired(mine)
 
     def _paired(self, mine: Tensor) -> Tensor:
         distance = 1
@@ -121,6 +151,17 @@ class Ranks:
             # a + b and b + a are the same number.
             mine, distance = mine + theirs, 2 * distance
         return mine
+
+
+def _own_card() -> int:
+    """The number of the GPU of this process, one of several on its machine."""
+    number, cards = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= cards:
+        raise InputError(
+            f"each process needs a GPU of its own; got {cards} for process {number + 1} of this "
+            f"machine. Start torchrun with `--nproc-per-node {cards}`."
+        )
+    return number
 
 
 def _meeting_place() -> dict[str, Any]:
@@ -147,6 +188,22 @@ def _meeting_place() -> dict[str, Any]:
     }
 
 
+def _of_first(mine: Tensor) -> Tensor:
+    dist.broadcast(mine, 0)
+    return mine
+
+
+def _sendable_error(error: Exception) -> Exception:
+    """The error, or one that says the same where others could not read it."""
+    try:
+        if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
+            return error
+    except Exception:
+        # Whatever an error of somebody else's needs to be made again.
+        pass
+    return LostProcessError(f"the first process has failed: {type(error).__name__}: {error}")
+
+
 @contextmanager
 def _heard() -> Iterator[None]:
     """Errors of the engine in our words."""
@@ -160,5 +217,8 @@ def _heard() -> Iterator[None]:
 
 
 def _sendable(flat: Tensor) -> Tensor:
-    """On the device that the engine talks through."""
-    return flat if "nccl" in dist.get_backend_config() else flat.cpu()
+    """On a device that the engine talks through: gloo does from the CPU, NCCL from a GPU."""
+    engines = dist.get_backend_config()
+    if "nccl" not in engines:
+        return flat.cpu()
+    return flat if "gloo" in engines else flat.cuda()

@@ -14,6 +14,7 @@ from winnowgp.data.ranks import Ranks
 from winnowgp.data.row_numbers import checked_rows, share_range
 from winnowgp.data.source import Source
 from winnowgp.data.streamed_source import StreamedSource, chunk_sizes, cut
+from winnowgp.data.wrapped_source import WrappedSource
 from winnowgp.errors import InputError
 
 # Whoever shares rows sums them in so many runs, and the digits do not depend on who sums which.
@@ -22,53 +23,34 @@ _LANES = 8
 
 @final
 @dataclass(frozen=True, slots=True)
-class SharedSource(Source):
+class SharedSource(WrappedSource):
     """All rows of a source, of which each process reads its own share only.
 
     Numbers of rows are those of the whole; `chunks` and `lanes` give what this process reads, and
     `total` adds up what all of them found.
     """
 
-    whole: Source
     among: Ranks
+
+    def __post_init__(self) -> None:
+        if self.among.of > self.N:
+            raise InputError(
+                f"there must be a row for each of {self.among.of} processes; got {self.N} rows. "
+                "Start fewer processes."
+            )
 
     @property
     def ranks(self) -> Ranks:
         return self.among
 
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        return self.whole.names
-
-    @property
-    def N(self) -> int:
-        return self.whole.N
-
-    @property
-    def D(self) -> int:
-        return self.whole.D
-
-    @property
-    def P(self) -> int:
-        return self.whole.P
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.whole.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.whole.device
-
-    @property
-    def observations(self) -> int | float:
-        return self.whole.observations
-
     def to(self, device: torch.device) -> "SharedSource":
-        return SharedSource(self.whole.to(device), self.ranks)
+        return SharedSource(self.source.to(device), self.ranks)
 
     def held(self) -> Dataset | None:
-        return self.whole.held()
+        return self.source.held()
+
+    def alike(self, rows: Dataset) -> "SharedSource":
+        return SharedSource(rows, self.among)
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         return chain.from_iterable(self.lane_chunks(size))
@@ -76,12 +58,16 @@ class SharedSource(Source):
     def lane_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
         """Of rows that come one after another, in one pass over all lanes."""
         lanes = self.lanes()
-        if not isinstance(self.whole, StreamedSource):
-            return (lane.chunks(size) for lane in lanes)
+        if not isinstance(self.source, StreamedSource):
+            yield from (lane.chunks(size) for lane in lanes)
+            return
         sizes = [list(chunk_sizes(lane.N, size)) for lane in lanes]
         own = share_range(self.N, self.ranks.rank, self.ranks.of)
-        stream = cut(self.whole.between(own.start, own.stop), chain.from_iterable(sizes))
-        return (islice(stream, len(counts)) for counts in sizes)
+        stream = cut(self.source.between(own.start, own.stop), chain.from_iterable(sizes))
+        yield from (islice(stream, len(counts)) for counts in sizes)
+        # What the source says at its end, that it has changed for example, is to be heard.
+        for _ in stream:
+            pass
 
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
         """Each process reads those that are its own, and all get all of them."""
@@ -91,7 +77,7 @@ class SharedSource(Source):
         checked_rows(rows, self.N)
         own = share_range(self.N, self.ranks.rank, self.ranks.of)
         mine = ((rows >= own.start) & (rows < own.stop)).cpu()
-        found = self.whole.share(self.ranks.rank, self.ranks.of).part(rows.cpu()[mine] - own.start)
+        found = self.source.share(self.ranks.rank, self.ranks.of).part(rows.cpu()[mine] - own.start)
         X = found.X.new_zeros(len(rows), self.D)
         Y = found.Y.new_zeros(len(rows), self.P)
         X[mine], Y[mine] = found.X, found.Y
@@ -103,9 +89,9 @@ class SharedSource(Source):
     def lanes(self) -> tuple[Source, ...]:
         rank, of = self.ranks.rank, self.ranks.of
         if _LANES % of or self.N < _LANES:
-            return (self.whole.share(rank, of),)
+            return (self.source.share(rank, of),)
         each = _LANES // of
-        return tuple(self.whole.share(rank * each + i, _LANES) for i in range(each))
+        return tuple(self.source.share(rank * each + i, _LANES) for i in range(each))
 
 
 def shared(source: Source, *, device: torch.device | str | None = None) -> SharedSource:

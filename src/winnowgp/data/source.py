@@ -100,6 +100,10 @@ class Source(ABC):
         """All rows, where this process has them in memory."""
         return None
 
+    def alike(self, rows: "Dataset") -> "Source":
+        """Other rows, shared among processes as these are."""
+        return rows
+
     def in_memory(self, user: str) -> "Dataset":
         """All rows, for one who needs them at once.
 

@@ -13,53 +13,24 @@ from torch import Tensor
 from winnowgp.data.column_moments import ColumnMoments
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.ranks import Ranks
-from winnowgp.data.shared_source import SharedSource
 from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
+from winnowgp.data.wrapped_source import WrappedSource
 
 _ROWS = 65_536
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class StandardisedSource(Source):
+class StandardisedSource(WrappedSource):
     """The rows of another source, each in standard units when it is read."""
 
-    source: Source
     x_units: Standardiser
     y_units: Standardiser
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
-    def observations(self) -> int | float:
-        return self.source.observations
-
-    @property
     def ranks(self) -> Ranks:
         return self.source.ranks
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        return self.source.names
-
-    @property
-    def N(self) -> int:
-        return self.source.N
-
-    @property
-    def D(self) -> int:
-        return self.source.D
-
-    @property
-    def P(self) -> int:
-        return self.source.P
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         return map(self._forward, self.source.chunks(size))
@@ -78,11 +49,10 @@ class StandardisedSource(Source):
     def converted(self) -> Source:
         """The same rows; where they are in memory, in these units from now on."""
         held = self.held()
-        if held is None:
-            return self
-        return (
-            SharedSource(held, self.source.ranks) if isinstance(self.source, SharedSource) else held
-        )
+        return self if held is None else self.alike(held)
+
+    def alike(self, rows: Dataset) -> Source:
+        return self.source.alike(rows)
 
     def lanes(self) -> tuple[Source, ...]:
         return tuple(map(self._lane, self.source.lanes()))

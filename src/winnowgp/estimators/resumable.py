@@ -8,7 +8,7 @@ from sklearn.utils import check_random_state
 
 from winnowgp.data import Ranks
 from winnowgp.errors import InputError
-from winnowgp.training import Checkpoint, Journal, opened
+from winnowgp.training import Checkpoint, Journal, opened, warn_unshared
 
 Folder: TypeAlias = str | os.PathLike[str] | Checkpoint
 """What users may say for a checkpoint."""
@@ -33,9 +33,17 @@ def journal_of(
 ) -> Journal:
     """What is drawn or measured once for a fit to these rows, of an estimator with this request.
 
+    Warns where `torchrun` has started several processes, and the rows are not shared among them.
+
     Raises:
         CheckpointError: the folder belongs to a fit of other rows or another request.
     """
+    if ranks.of == 1:
+        warn_unshared(
+            Ranks.launched(),
+            "rows are shared as a source, `SparseGPRegressor().fit(shared(source))`, for "
+            "regression with Gaussian noise",
+        )
     watching = ("on_progress", "checkpoint")
     asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}
     kind = type(estimator).__name__

@@ -151,13 +151,18 @@ class DeepGP(nn.Module):
         total: int | None = None,
         samples: int = 1,
         generator: torch.Generator | None = None,
+        noise: Sequence[Tensor] | None = None,
     ) -> DeepObjective:
-        """What is the bound, in nats, if each layer uses only a subset of its candidates?"""
+        """What is the bound, in nats, if each layer uses only a subset of its candidates?
+
+        Args:
+            noise: ε of the hidden layers, instead of drawing them.
+        """
         return DeepObjective(
             layers=self.layers,
             X=data.X,
             expected_log_prob=self._expected(data),
-            noise=self.noise(data.N, samples, generator),
+            noise=self.noise(data.N, samples, generator) if noise is None else noise,
             scale=1.0 if total is None else total / data.N,
             connected=self.connected,
         )

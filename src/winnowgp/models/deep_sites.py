@@ -20,12 +20,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds import RowBlocks, Sites, SiteSums, WhitenedChunks, site_moments, site_sums
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Ranks
 from winnowgp.linalg import definite_cholesky
 from winnowgp.models.chunked_bound import chunked_kernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.selection import SubsetStatistics, subset_statistics
+
+_ALONE = Ranks.alone()
 
 
 @final
@@ -38,10 +40,14 @@ class LayerSites:
     """Of the functions less their prior mean, weighted so that all samples count once."""
 
     @torch.no_grad()
-    def sums(self, layer: DeepLayer) -> tuple[WhitenedChunks, SiteSums]:
-        """What the sites add up to for a layer's candidates, O(P R K²)."""
+    def sums(self, layer: DeepLayer, *, ranks: Ranks = _ALONE) -> tuple[WhitenedChunks, SiteSums]:
+        """What the sites add up to for a layer's candidates, O(P R K²).
+
+        Args:
+            ranks: processes with sites of their own, all of which are added.
+        """
         rows = Dataset(self.inputs, self.inputs[:, :0])
-        blocks = RowBlocks.of(rows, points=layer.K)
+        blocks = RowBlocks.of(rows, points=layer.K, ranks=ranks)
         kernel, _ = chunked_kernel(layer.kernel, layer.candidates, blocks)
         chunks = WhitenedChunks.for_values(kernel, blocks)
         return chunks, site_sums(chunks, self.sites)
@@ -62,13 +68,13 @@ class LayerSites:
 
     @torch.no_grad()
     def natural_step(
-        self, layer: DeepLayer, *, rate: float
+        self, layer: DeepLayer, *, rate: float, ranks: Ranks = _ALONE
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
         """Mean and factor of a layer's q(v) after a natural-gradient step; the best at rate one.
 
         B ← (1 − rate) Λ + rate B,  D ← (1 − rate) Λ m + rate D,  with Λ the precision of q.
         """
-        _, sums = self.sums(layer)
+        _, sums = self.sums(layer, ranks=ranks)
         if rate < 1:
             sums = _towards(layer, sums, rate)
         q_mean, factor = sums.posterior()

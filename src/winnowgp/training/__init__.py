@@ -38,6 +38,7 @@ from winnowgp.training.row_identity import row_identity
 from winnowgp.training.schedule import Fit, Schedule
 from winnowgp.training.stateful import Remembered, Stateful, decided_by
 from winnowgp.training.three_phases import ThreePhases
+from winnowgp.training.unshared import warn_unshared
 from winnowgp.training.watchers import Watchers
 
 __all__ = [
@@ -97,4 +98,5 @@ __all__ = [
     "row_identity",
     "silent",
     "train_layerwise",
+    "warn_unshared",
 ]

@@ -69,13 +69,13 @@ def _told_together(on_progress: Callable[[Any], None], ranks: Ranks) -> Callable
     """A watcher in each process, of which the first decides when a phase ends."""
 
     def told(progress: Any) -> None:
-        enough = False
+        enough = torch.zeros(())
         try:
             on_progress(progress)
         except EndPhase:
-            enough = True
+            enough = torch.ones(())
         # A watcher may look at a clock, or be in the first process only.
-        if ranks.agreed(enough):
+        if bool(ranks.led(enough)[0]):
             raise EndPhase
 
     return told

@@ -66,7 +66,7 @@ class DeepFast(DeepSchedule):
     natural_rate: float = 0.3
     samples: int = 1
     batch_size: int | None = None
-    """Rows a step looks at; all if None."""
+    """Rows a step looks at; all if None. Processes that share the data look at a part each."""
     inclusion_steps: int = 60
     """Subsets drawn at most to learn a layer's probabilities of inclusion."""
 
@@ -82,7 +82,7 @@ class DeepFast(DeepSchedule):
 
     def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
         generator = course.generator
-        parts = Parts(data, self.batch_size, generator)
+        parts = Parts(data, self.batch_size, generator, ranks=course.ranks)
         before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
         train_layerwise(model, parts, training=before, steps=self.layerwise, course=course)
         chosen: list[_Chosen] = []

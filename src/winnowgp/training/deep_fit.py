@@ -81,8 +81,8 @@ def fit_deep(
     """Train a copy of a deep model, choose among each layer's candidates, return what is left.
 
     Args:
-        data: rows in memory. Processes that share them look at a part of each minibatch of
-            `DeepThreePhases`; with `DeepFast` each does all of the work.
+        data: rows in memory. Processes that share them look at a part of each minibatch; where the
+            schedule has none, and where points are chosen, each does all of the work.
         schedule: `DeepFast()`, or the paper's `DeepThreePhases`.
         generator: where randomness comes from; the same seed gives the same fit.
         on_progress: told of every step.

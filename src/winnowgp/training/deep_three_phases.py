@@ -124,11 +124,10 @@ class DeepThreePhases(DeepSchedule):
 
         def objective() -> Scalar:
             rows = parts.next()
-            subsets = model.subset_objective(
-                rows, total=parts.total, samples=self.samples, generator=course.generator
-            )
+            noise = parts.own(model.noise(parts.rows, self.samples, course.generator))
+            subsets = model.subset_objective(rows, total=parts.total, noise=noise)
             surrogate = estimates.next(
-                Bernoulli(logits), lambda masks: parts.together(subsets.value(masks))
+                Bernoulli(logits), lambda masks: parts.together(lambda: subsets.value(masks))
             )
             pairs = zip(_split(logits, model), alphas, strict=True)
             kl = [kl_divergence(q, SquaredCardinality(q.K, alpha)) for q, alpha in pairs]

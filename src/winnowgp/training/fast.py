@@ -8,13 +8,13 @@ import torch
 
 from winnowgp.data import Source
 from winnowgp.errors import InputError
-from winnowgp.models import Model
+from winnowgp.models import Model, SparseGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
+    Frontier,
     Selection,
     SubsetStatistics,
     alpha_at,
-    path_frontier,
     select_naturally,
 )
 from winnowgp.training.course import Course
@@ -23,6 +23,7 @@ from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.progress import Progress
 from winnowgp.training.schedule import Fit, Schedule
+from winnowgp.training.unshared import warn_unshared
 
 
 @final
@@ -63,6 +64,9 @@ class Fast(Schedule):
             )
 
     def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
+        if not isinstance(model, SparseGP):
+            # Sites are kept for each row, and found by sweeps in which rows see those before them.
+            warn_unshared(course.ranks, "the fast schedule shares rows for Gaussian noise only")
         steps = FastSteps(model, data, rows=self.selection_rows, course=course)
         if isinstance(self.goal, MaxPoints):
             fitted, reference = self._to_count(steps, self.goal.points)
@@ -79,8 +83,7 @@ class Fast(Schedule):
         pool = steps.with_fresh(current, self.n_candidates)
         reference, fits = -inf, []
         for index in range(self.rounds):
-            statistics = pool.subset_statistics(data)
-            frontier = path_frontier(statistics)
+            frontier = steps.frontier(pool.subset_statistics(data))
             reference = max(reference, frontier.bounds.max().item())
             M = min(self.goal.size(frontier, reference=reference), steps.most)
             settled = index > 0 and abs(M - size) <= 0.03 * size
@@ -113,7 +116,7 @@ class Fast(Schedule):
         best, bound = steps.climb(leader, stop=self._stop(data, 1.0))
         for _ in range(1, self.rounds):
             pool = steps.with_fresh(best, max(50, M // 2))
-            frontier = path_frontier(pool.subset_statistics(data))
+            frontier = steps.frontier(pool.subset_statistics(data))
             size = frontier.at_most(M)
             if frontier.bounds[size].item() < bound + 1e-5 * data.observations:
                 break
@@ -135,7 +138,7 @@ class Fast(Schedule):
         pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
         statistics = pool.subset_statistics(data)
         mask = torch.arange(pool.K, device=pool.candidates.device) < fitted.K
-        selection = self._selection(statistics, mask, generator)
+        selection = self._selection(statistics, steps.frontier(statistics), mask, generator)
         bound, kept = fitted.fixed_bound(data), fitted.with_best_q(data)
         return Fit(
             model=kept,
@@ -148,9 +151,12 @@ class Fast(Schedule):
         )
 
     def _selection(
-        self, statistics: SubsetStatistics, mask: torch.Tensor, generator: torch.Generator
+        self,
+        statistics: SubsetStatistics,
+        frontier: Frontier,
+        mask: torch.Tensor,
+        generator: torch.Generator,
     ) -> Selection:
-        frontier = path_frontier(statistics)
         goal, M = self.goal, int(mask.sum())
         alpha = goal.alpha if isinstance(goal, FixedAlpha) else alpha_at(frontier, M)
         learnt = select_naturally(

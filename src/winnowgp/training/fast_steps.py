@@ -7,7 +7,7 @@ from typing import Generic, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, sampled_rows
+from winnowgp.data import Dataset, Ranks, Source, sampled_rows
 from winnowgp.errors import TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
@@ -17,7 +17,7 @@ from winnowgp.models import (
     greedy_variance,
     latent_functions,
 )
-from winnowgp.selection import path_frontier
+from winnowgp.selection import Frontier, SubsetStatistics, path_frontier
 from winnowgp.training.climb import climb
 from winnowgp.training.course import Course
 from winnowgp.training.latent_scale import noise_of
@@ -68,6 +68,10 @@ class FastSteps(Generic[Model]):
         self._latents = latent_functions(model.likelihood, data.P)
 
     @property
+    def _ranks(self) -> Ranks:
+        return self._course.ranks
+
+    @property
     def most(self) -> int:
         """No more points than candidates that were given, nor than rows."""
         return len(self._given) or self.data.N
@@ -91,8 +95,17 @@ class FastSteps(Generic[Model]):
     def with_fresh(self, model: Model, count: int) -> Model:
         """The model's points and up to `count` candidates of greatest conditional variance."""
         source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
-        chosen = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
+        found = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
+        chosen = torch.tensor(self._ranks.agreed(found.tolist()), dtype=torch.long).to(found.device)
         return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
+
+    def frontier(self, statistics: SubsetStatistics) -> Frontier:
+        """Of one backward path, as the first of several processes walks it.
+
+        Of points that are worth nearly the same another machine may drop another one.
+        """
+        found = path_frontier(statistics)
+        return Frontier(*self._ranks.led(found.bounds, found.masks), N=found.N)
 
     def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
         """The pool pruned; its bound is known from the statistics."""
@@ -124,10 +137,10 @@ class FastSteps(Generic[Model]):
             ),
             journal=self._course.journal,
         )
-        after = moved.fixed_bound(rows)
+        after = self._ranks.agreed(moved.fixed_bound(rows))
         if tighter:
             return moved, after
-        before = model.fixed_bound(rows)
+        before = self._ranks.agreed(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
 
     def starts(self, M: int) -> list[Model]:
@@ -174,7 +187,7 @@ class FastSteps(Generic[Model]):
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
             return pool
-        frontier = path_frontier(pool.subset_statistics(self.part(self._rows)))
+        frontier = self.frontier(pool.subset_statistics(self.part(self._rows)))
         return pool.prune(frontier.masks[M])
 
     def _held(self, model: Model, M: int) -> Model:
@@ -200,7 +213,8 @@ class FastSteps(Generic[Model]):
         found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
             source.cpu().numpy()
         )
-        return model.with_candidates(torch.as_tensor(found.cluster_centers_).to(source))
+        (centres,) = self._ranks.led(torch.as_tensor(found.cluster_centers_).to(source))
+        return model.with_candidates(centres)
 
     def _random(self, model: Model, M: int, *, first: bool) -> Model:
         """Points at random rows, from either end of the fixed order."""

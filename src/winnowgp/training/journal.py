@@ -71,8 +71,8 @@ class Stage:
         if found.get("start") != self._start:
             raise CheckpointError(
                 "going on from the checkpoint came to another place than before it was stopped: "
-                "another processor or another library rounds differently. Go on where it was "
-                "begun, or delete the checkpoint to start again."
+                "another processor, another library or another number of processes rounds "
+                "differently. Go on as it was begun, or delete the checkpoint to start again."
             )
         parts = self._kept if self.ended else {**self._kept, **self._scratch}
         try:
@@ -109,7 +109,7 @@ class Journal:
         finished: bool = False,
         ranks: Ranks = _ALONE,
     ) -> None:
-        self._finished, self._ranks = finished, ranks
+        self._finished, self.ranks = finished, ranks
         self._write, self._every, self._heading = write, every, dict(heading or {})
         self._generator, self._entries = generator, dict(entries or {})
         self._always: dict[str, Stateful] = {"watcher": Remembered(watcher)}
@@ -140,8 +140,12 @@ class Journal:
         Args:
             kept: what the loop changes that matters afterwards.
             start: what it starts from: if that differs from last time, going on would be wrong.
+                Processes that share the fit all start where the first of them does.
             scratch: what the loop needs to go on, and nobody needs afterwards.
         """
+        if self.ranks.of > 1:
+            for own, first in zip(start, self.ranks.led(*start), strict=True):
+                own.detach().copy_(first)
         if self._generator is not None:
             start = [*start, self._generator.get_state()]
         return Stage(self, kept=self._always | dict(kept), scratch=scratch or {}, start=start)
@@ -156,7 +160,7 @@ class Journal:
             if "value" not in found:
                 raise _unsuitable()
             return found["value"]
-        value = self._ranks.decided(compute)
+        value = self.ranks.decided(compute)
         if self.kept:
             self.put(number, {"ended": True, "value": value})
             self.write()

@@ -64,13 +64,17 @@ class LayerTraining:
 
         def objective() -> Scalar:
             rows = parts.next()
-            noise = model.noise(rows.N, self.samples, course.generator)
-            found = model.evaluated(rows, total=parts.total, noise=noise)
-            if natural is not None:
-                found.passed.last.mean.retain_grad()
-                found.passed.last.variance.retain_grad()
-                latest[:] = [(rows, found)]
-            return parts.together(found.bound)
+            noise = parts.own(model.noise(parts.rows, self.samples, course.generator))
+
+            def bound() -> Scalar:
+                found = model.evaluated(rows, total=parts.total, noise=noise)
+                if natural is not None:
+                    found.passed.last.mean.retain_grad()
+                    found.passed.last.variance.retain_grad()
+                    latest[:] = [(rows, found)]
+                return found.bound
+
+            return parts.together(bound)
 
         def on_step(step: int, value: float) -> None:
             if natural is not None:
@@ -96,7 +100,9 @@ def _improve(
 
     Where noise is not Gaussian a whole step can lead far away: it is shortened until it gains.
     """
-    last, top, scale = model.layers[-1], found.passed.last, parts.scale
+    last, top, ranks = model.layers[-1], found.passed.last, parts.ranks
+    # Processes add up their sites, of which each has taken its rows for the whole minibatch.
+    scale = parts.scale / ranks.of
     slope, curvature = top.mean.grad, top.variance.grad
     assert slope is not None
     assert curvature is not None
@@ -104,12 +110,15 @@ def _improve(
     inputs = found.passed.inputs[-1]
     sites = layer_sites(last, inputs, top.mean, -scale * slope, precision)
     old = last.q_mean.clone(), last.q_factor.clone()
-    before = found.fit - last.points().kl()
+    before = parts.together(lambda: found.fit - last.points().kl())
+
+    def worth() -> Scalar:
+        return parts.together(lambda: model.last_bound(rows, inputs, total=parts.total))
+
     for _ in range(_SHORTENED):
         try:
-            _set(last, *sites.natural_step(last, rate=rate))
-            exact = isinstance(model.likelihood, GaussianLikelihood)
-            if exact or model.last_bound(rows, inputs, total=parts.total) >= before:
+            _set(last, *ranks.led(*sites.natural_step(last, rate=rate, ranks=ranks)))
+            if isinstance(model.likelihood, GaussianLikelihood) or worth() >= before:
                 return
         except NotPositiveDefiniteError:
             # Like any step that cannot be computed: not taken.

@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.data import Ranks
 from winnowgp.errors import TrainingError
 from winnowgp.training.journal import UNKEPT, Journal
 from winnowgp.training.progress import EndPhase
 from winnowgp.training.stateful import Stateful
 
+_ALONE = Ranks.alone()
 # Pairs after which the curvature is believed.
 _TRUSTED = 5
 
@@ -79,7 +81,8 @@ def maximise(
     Raises:
         TrainingError: the objective cannot be computed at `start`.
     """
-    line, pairs, way = _Line(objective), _Pairs(memory, start.device), _Way(start)
+    line = _Line(objective, journal.ranks)
+    pairs, way = _Pairs(memory, start.device), _Way(start)
     stage = journal.stage(
         {"way": way, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
     )
@@ -140,10 +143,14 @@ class _Way:
 
 @final
 class _Line:
-    """Evaluations, with the failed ones counted, and the line search over them."""
+    """Evaluations, with the failed ones counted, and the line search over them.
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
+    Processes that share the climb all take where the first of them is for the place, and see what
+    it sees: on machines that round differently each would soon be on a way of its own.
+    """
+
+    def __init__(self, objective: Objective, ranks: Ranks = _ALONE) -> None:
+        self._objective, self._ranks = objective, ranks
         self.rejected = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,9 +160,11 @@ class _Line:
         self.rejected = state["rejected"]
 
     def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
-        result = self._objective(x)
-        if result is not None and math.isfinite(result[0]) and bool(result[1].isfinite().all()):
-            return _Point(x, *result)
+        value, gradient = self._objective(x) or (math.nan, torch.zeros_like(x))
+        seen = torch.tensor(value, dtype=torch.float64)
+        seen, x, gradient = self._ranks.led(seen, x, gradient)
+        if math.isfinite(value := seen.item()) and bool(gradient.isfinite().all()):
+            return _Point(x, value, gradient)
         self.rejected += 1
         return None
 

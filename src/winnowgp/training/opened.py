@@ -52,9 +52,7 @@ def opened(
     _check_same(ranks.gathered(heading))
     if checkpoint is None:
         return Journal(ranks=ranks)
-    # What a file has no words for is found out now rather than at the first writing.
-    packed_state("Watcher", Remembered(watcher).state_dict())
-    found = ranks.decided(lambda: _found(checkpoint, name, heading))
+    found = ranks.decided(lambda: _found(checkpoint, name, heading, watcher))
     return Journal(
         (lambda state: checkpoint.write(name, state)) if ranks.first else _unwritten,
         every=checkpoint.every if ranks.first else inf,
@@ -75,8 +73,8 @@ def _check_same(headings: list[dict[str, str]]) -> None:
     """Processes that share a fit must do the same, or they wait for each other in vain."""
     first = headings[0]
     for number, heading in enumerate(headings):
-        # Who watches may differ: the first decides.
-        for name in [name for name in first if name != "on_progress"]:
+        # Who watches and how many threads round the last digits may differ: the first decides.
+        for name in [name for name in first if name not in ("on_progress", "threads")]:
             if heading.get(name) != first[name]:
                 raise InputError(
                     f"all processes must be given the same fit; `{name}` is {_short(first[name])} "
@@ -84,8 +82,12 @@ def _check_same(headings: list[dict[str, str]]) -> None:
                 )
 
 
-def _found(checkpoint: Checkpoint, name: str, heading: dict[str, str]) -> State | None:
+def _found(
+    checkpoint: Checkpoint, name: str, heading: dict[str, str], watcher: object
+) -> State | None:
     """What was written of this work before; a new journal is begun if nothing was."""
+    # What a file has no words for is found out now rather than at the first writing.
+    packed_state("Watcher", Remembered(watcher).state_dict())
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):

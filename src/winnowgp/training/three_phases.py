@@ -114,7 +114,7 @@ class ThreePhases(Schedule):
 
         groups = [(_trainable(model), self.learning_rate)]
         Adam(steps).maximise(
-            lambda: parts.together(model.bound(parts.next(), total=parts.total)),
+            lambda: parts.together(lambda: model.bound(parts.next(), total=parts.total)),
             groups,
             scale=parts.scale,
             on_step=report,
@@ -134,7 +134,7 @@ class ThreePhases(Schedule):
         def objective() -> Scalar:
             q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            found = estimates.next(q, lambda masks: parts.together(score(masks)))
+            found = estimates.next(q, lambda masks: parts.together(lambda: score(masks)))
             return found - kl_divergence(q, self.prior)
 
         def report(step: int, value: float) -> None:

@@ -1,0 +1,43 @@
+"""What is said where several processes do the same work."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from winnowgp.data import Dataset, Ranks
+from winnowgp.errors import UnsharedWarning
+from winnowgp.estimators import SparseGPClassifier
+from winnowgp.training import warn_unshared
+from winnowgp.training.parts import Parts
+
+
+def test_the_first_of_several_says_it() -> None:
+    with pytest.warns(UnsharedWarning, match=r"each of 3 processes does all .* itself: so be it\."):
+        warn_unshared(Ranks(0, 3), "so be it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_unshared(Ranks(1, 3), "so be it")
+        warn_unshared(Ranks(0, 1), "so be it")
+
+
+def test_all_rows_at_every_step_are_not_shared() -> None:
+    data = Dataset.of(torch.zeros(8, 1), torch.zeros(8))
+    generator = torch.Generator()
+    for size in (None, 8):
+        with pytest.warns(UnsharedWarning, match="with a `batch_size` below all rows"):
+            Parts(data, size, generator, ranks=Ranks(0, 2))
+    Parts(data, 4, generator, ranks=Ranks(0, 2))
+
+
+def test_an_estimator_of_arrays_under_torchrun_is_not_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X = np.linspace(0, 1, 8)[:, None]
+    words = {"schedule": "paper", "alpha": 0.1, "epochs": (0, 1, 0), "n_candidates": 3}
+    classifier = SparseGPClassifier(**words, random_state=0)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(UnsharedWarning, match=r"2 processes .* `SparseGPRegressor\(\)\.fit\(shared"):
+        classifier.fit(X, X[:, 0] > 0.5)
