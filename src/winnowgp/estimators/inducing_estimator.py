@@ -3,9 +3,10 @@
 import os
 from abc import ABC
 from collections.abc import Callable
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -137,24 +138,37 @@ class InducingEstimator(BaseEstimator, ABC):
         self.inclusion_ = selection.inclusion.cpu().numpy()
 
     def _inputs(self, X: Any) -> Tensor:
-        """Checked inputs in standard units."""
+        """Checked inputs in standard units, where the predictor is."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_units.forward(tensor(X))
+        return self._x_units.forward(tensor(X)).to(self.posterior_.Z.device)
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor, *, observed: bool) -> Prediction:
         """Mean and variance of each row, in standard units."""
         parts = [self.posterior_.predict(rows, observed=observed) for rows in inputs.split(ROWS)]
-        return Prediction(
-            torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
-        )
+        mean, variance = ([part.mean for part in parts], [part.variance for part in parts])
+        return Prediction(torch.cat(mean).cpu(), torch.cat(variance).cpu())
 
     @torch.no_grad()
     def _log_density(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Of each row and target, in standard units."""
-        pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
-        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])
+        pairs = zip(inputs.split(ROWS), targets.to(inputs.device).split(ROWS), strict=True)
+        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs]).cpu()
+
+
+Estimator = TypeVar("Estimator", bound=InducingEstimator)
+
+
+def predicting_on(device: str, estimator: Estimator) -> Estimator:
+    """A copy of a fitted estimator that computes predictions on another device.
+
+    Args:
+        device: "cpu" or "cuda", or "auto" for a GPU if there is one.
+    """
+    moved = copy(estimator)
+    moved.posterior_ = deepcopy(estimator.posterior_).to(_checked_device(device))
+    return moved
 
 
 def plain_units(units: Standardiser) -> Standardiser:
