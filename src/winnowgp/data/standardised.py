@@ -17,7 +17,8 @@ from winnowgp.data.shared_source import SharedSource
 from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
 
-_ROWS = 65_536
+# Rows read at once, and numbers: fewer rows of wide tables.
+_ROWS, _NUMBERS = 65_536, 2**22
 
 
 @final
@@ -60,6 +61,12 @@ class StandardisedSource(Source):
     @property
     def P(self) -> int:
         return self.source.P
+
+    def to(self, device: torch.device) -> "StandardisedSource":
+        moved = self.source.to(device)
+        return StandardisedSource(
+            moved, self.x_units.to(moved.device), self.y_units.to(moved.device)
+        )
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         return map(self._forward, self.source.chunks(size))
@@ -128,7 +135,8 @@ def _over_all(source: Source) -> _Pair:
 
 
 def _of_lane(source: Source) -> _Pair:
-    return reduce(_merged, map(_moments, source.chunks(_ROWS)))
+    size = max(1, min(_ROWS, _NUMBERS // (source.D + source.P)))
+    return reduce(_merged, map(_moments, source.chunks(size)))
 
 
 def _moments(rows: Dataset) -> _Pair:
