@@ -43,7 +43,7 @@ def test_parquet_is_decoded_fewer_rows_at_a_time(
 
     monkeypatch.setattr(ParquetFile, "batches", batches)
     source = ParquetSource(wide, targets="price")
-    for numbers, most in ((26 * 3, 6), (5, 1), (2**22, N)):
+    for numbers, most in ((26 * 3, 6), (5, 1), (2**23, N)):
         sizes.clear()
         monkeypatch.setattr("winnowgp.data.parquet_source._NUMBERS", numbers)
         found = next(source.chunks(N))

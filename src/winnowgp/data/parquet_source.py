@@ -18,7 +18,7 @@ from winnowgp.data.streamed_source import StreamedSource
 from winnowgp.errors import InputError
 
 # Rows decoded at once, however large a row group is, and numbers: fewer rows of wide tables.
-_BATCH, _NUMBERS = 8192, 2**22
+_BATCH, _NUMBERS = 8192, 2**23
 
 
 @dataclass(frozen=True, slots=True)

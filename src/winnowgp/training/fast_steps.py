@@ -219,7 +219,7 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
     if held is not None:
         return held, torch.randperm(data.N, generator=generator, device=device)
     most = min(SAMPLE, max(_LEAST, NUMBERS // (data.D + data.P)))
-    if data.N <= most:
+    if most >= data.N:
         sample = data.part(torch.arange(data.N)).to(device)
         return sample, torch.randperm(data.N, generator=generator, device=device)
     rows = sampled_rows(data.N, most, generator)
