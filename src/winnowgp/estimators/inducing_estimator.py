@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, StandardisedSource, Standardiser
+from winnowgp.data import Dataset, Source, StandardisedSource, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
@@ -70,34 +71,20 @@ class InducingEstimator(BaseEstimator, ABC):
             model: makes one of a kernel and candidates, both for standardised inputs.
             n_candidates: how many candidates the fast schedule has unless the user says.
         """
-        request = PointsRequest.checked(
-            alpha=self.alpha,
-            tolerance=self.tolerance,
-            max_points=self.max_points,
-            max_predict_us=self.max_predict_us,
-            candidates=self.candidates,
-            n_candidates=self.n_candidates,
-            schedule=self.schedule,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            default_candidates=n_candidates,
-        )
+        request, device = self._request(n_candidates)
         checkpoint = checkpoint_of(self.checkpoint)
         about = row_identity(rows, kept=checkpoint is not None)
         said = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
         told = {said.get(name, name): part for name, part in about.items()}
         journal = journal_of(self, checkpoint, ranks=rows.ranks, **told)
         seed = drawn_seed(self.random_state, journal)
-        device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
         if isinstance(rows, StandardisedSource):
             units, data = rows.x_units, rows.converted()
         else:
             units = Standardiser.of(rows.X, weights=rows.weights)
             data = replace(rows, X=units.forward(rows.X))
-        names = getattr(self, "feature_names_in_", ())
-        columns = {str(name): [place] for place, name in enumerate(names)}
-        kernel = kernel_from(self.kernel, data.D, columns=columns, scale=units.scale)
+        kernel = self._kernel(units.scale)
         points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)
         data = data.to(device)
@@ -113,6 +100,28 @@ class InducingEstimator(BaseEstimator, ABC):
         self._x_units = plain_units(units)
         self._keep(fitted, data.observations)
         return fitted
+
+    def _request(self, n_candidates: int) -> tuple[PointsRequest, torch.device]:
+        """How many points, and where the fit is to be; an error that says what to do if not."""
+        request = PointsRequest.checked(
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            max_points=self.max_points,
+            max_predict_us=self.max_predict_us,
+            candidates=self.candidates,
+            n_candidates=self.n_candidates,
+            schedule=self.schedule,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            default_candidates=n_candidates,
+        )
+        return request, _checked_device(self.device)
+
+    def _kernel(self, scale: Float[Tensor, " D"]) -> Kernel:
+        """For standardised inputs, of which these are the units."""
+        names = getattr(self, "feature_names_in_", ())
+        columns = {str(name): [place] for place, name in enumerate(names)}
+        return kernel_from(self.kernel, len(scale), columns=columns, scale=scale)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
@@ -140,6 +149,11 @@ class InducingEstimator(BaseEstimator, ABC):
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units, where the predictor is."""
         check_is_fitted(self)
+        if isinstance(X, Source):
+            raise InputError(
+                f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows some at a "
+                "time: `for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
+            )
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return self._x_units.forward(tensor(X)).to(self.posterior_.Z.device)
 

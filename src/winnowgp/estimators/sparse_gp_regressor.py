@@ -148,6 +148,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
                 del self.feature_names_in_
             if X.names is not None:
                 self.feature_names_in_ = np.array(X.names, dtype=object)
+            self._check_before_reading(X)
             rows = data = standardised(X, targets=has_noise(likelihood))
             units = TargetUnits(plain_units(data.y_units), single=data.P == 1)
         else:
@@ -187,6 +188,15 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.likelihood_ = fitted.posterior.likelihood
         self.noise_ = self._y_units.noise(self.likelihood_)
         return self
+
+    def _check_before_reading(self, rows: Source) -> None:
+        """What is wrong with a request is said before a pass over all rows."""
+        self._request(N_CANDIDATES)
+        kernel = self._kernel(torch.ones(rows.D))
+        if self.schedule == "paper" or self.likelihood != "gaussian":
+            rows.in_memory("this fit")
+        else:
+            SparseGP(kernel, torch.zeros(0, rows.D), precision=self.precision)
 
     def predict(
         self,
