@@ -156,7 +156,11 @@ def whole_fit(
     device: str = "cpu",
     precision: str = "double",
 ) -> Row:
-    """A fit with selection, standardising and reading included."""
+    """A fit with selection; beside it, seconds of finding the units and of making the rows.
+
+    Making includes what a GPU takes to start, and the way of the rows to it; files are written
+    before. The report adds the units to the fit.
+    """
     start = time.perf_counter()
     source = rows_of(path, rows, device)
     made = time.perf_counter()

@@ -106,8 +106,9 @@ def fitted(source: Source, **words: Any) -> Fit[SparseGP]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several to a pass, of which none falls together with a row group or a batch."""
+    """Several to a pass, of which none falls together with a row group or a batch; all are read."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
+    monkeypatch.setattr("winnowgp.training.fast_steps.HELD", 0)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,7 @@ def expected() -> Fit[SparseGP]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
+        patch.setattr("winnowgp.training.fast_steps.HELD", 0)
         return fitted(opened(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 

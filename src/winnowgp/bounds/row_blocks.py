@@ -14,8 +14,9 @@ from winnowgp.data import Dataset, Ranks, Source
 
 # Rows of a block on a CPU, where what is made of them should stay in the caches.
 CHUNK = 2048
-# On a GPU: many, so that its products are large, and few enough for its memory.
-_MOST = 65_536
+# On a GPU: many, so that its products are large, and few enough for its memory; the inputs of a
+# block, on their way, are at most so many numbers.
+_MOST, _INPUTS = 65_536, 2**26
 # Matrices of a block's rows by all points that a pass holds at once.
 _HELD = 6
 
@@ -85,7 +86,8 @@ class RowBlocks:
             ranks: processes whose rows are added up, if others than those that share the source.
         """
         place = source.device if device is None else device
-        return cls(source, device=place, size=size or _size(place, points), ranks=ranks)
+        size = size or _size(place, points, source.D)
+        return cls(source, device=place, size=size, ranks=ranks)
 
     @cached_property
     def free(self) -> int:
@@ -150,10 +152,17 @@ def rbf_features(X: Float[Tensor, "N D"]) -> Float[Tensor, "N F"]:
     return torch.cat([X, X.square(), X.new_ones(X.shape[0], 1)], 1)
 
 
-def _size(device: torch.device, points: int) -> int:
+def _size(device: torch.device, points: int, D: int) -> int:
     if device.type != "cuda":
         return CHUNK
-    return max(CHUNK, min(_MOST, free_memory(device) // (2 * 8 * _HELD * max(points, 1))))
+    return gpu_size(free_memory(device), points, D)
+
+
+def gpu_size(free: int, points: int, D: int) -> int:
+    """Rows of a block for which half of so many free bytes are enough."""
+    # For each point what a pass holds; for each input itself, two features, and copies of them.
+    numbers = _HELD * (points + D)
+    return max(CHUNK, min(_MOST, _INPUTS // max(D, 1), free // (2 * 8 * max(numbers, 1))))
 
 
 def free_memory(device: torch.device) -> int:

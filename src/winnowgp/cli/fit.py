@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from winnowgp.cli.launched import launched, speaks
-from winnowgp.cli.options import Encoding, Json, Quiet, Seed
+from winnowgp.cli.options import Device, Encoding, Json, Quiet, Seed
 from winnowgp.cli.output import checked_output
 from winnowgp.errors import InputError
 
@@ -60,7 +60,7 @@ def fit(
         float, typer.Option(help="Share of rows held out to measure quality; 0 for none.")
     ] = 0.2,
     encoding: Encoding = "utf-8",
-    device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     checkpoint: Annotated[
         Path | None,
         typer.Option(

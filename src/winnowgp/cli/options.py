@@ -15,6 +15,10 @@ Seed: TypeAlias = Annotated[
 Encoding: TypeAlias = Annotated[
     str, typer.Option("--encoding", help="Of a CSV file, such as latin-1.")
 ]
+Device: TypeAlias = Annotated[
+    str,
+    typer.Option("--device", help="Where to compute: cpu or cuda, or auto for a GPU if any."),
+]
 ModelFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A file that `winnow fit` wrote.", show_default=False)
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from winnowgp.cli.options import Encoding, ModelFile, Quiet
+from winnowgp.cli.options import Device, Encoding, ModelFile, Quiet
 from winnowgp.cli.output import checked_output
 from winnowgp.cli.written_predictions import (
     FORMATS,
@@ -31,6 +31,7 @@ def predict(
     ] = None,
     level: Annotated[float, typer.Option(help="Probability that an interval holds.")] = 0.95,
     encoding: Encoding = "utf-8",
+    device: Device = "cpu",
     quiet: Quiet = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print predictions as JSON, one object a row.")
@@ -59,7 +60,7 @@ def predict(
             writers.append(opened.enter_context(printed_predictions(sys.stdout, rows)))
         if output is not None:
             writers.append(opened.enter_context(written_predictions(output)))
-        for found in fitted.predict_blocks(blocks, level=level):
+        for found in fitted.predict_blocks(blocks, level=level, device=device):
             for write in writers:
                 write(found)
             count += len(next(iter(found.values())))

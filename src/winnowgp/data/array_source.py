@@ -36,6 +36,11 @@ class ArraySource(Source):
         self, X: NDArray[Any], y: NDArray[Any], *, dtype: torch.dtype = torch.float64
     ) -> None:
         for name, array, axes in (("X", X, (2,)), ("y", y, (1, 2))):
+            if not isinstance(array, np.ndarray):
+                raise InputError(
+                    f"`{name}` must be a numpy array; got a {type(array).__name__}. Tensors are "
+                    "for `Dataset.of`; `np.asarray` makes arrays of most other things."
+                )
             if array.ndim not in axes or array.dtype.kind not in "fiub":
                 raise InputError(
                     f"`{name}` must be numbers in {' or '.join(map(str, axes))} dimensions; got "

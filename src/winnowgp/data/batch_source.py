@@ -1,6 +1,6 @@
 """Rows from any iterator that can be started again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +24,8 @@ class BatchSource(StreamedSource):
     (6, [[0.0, 0.0, 1.0, 1.0], [2.0, 2.0]])
 
     Args:
-        batches: makes a new iterator of pairs of arrays or tensors.
+        batches: makes a new iterator of pairs of arrays or tensors, which are copied: it may fill
+            the same ones again.
         dtype: of the tensors that they become.
     """
 
@@ -34,9 +35,14 @@ class BatchSource(StreamedSource):
         *,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        if not callable(batches):
+            raise InputError(
+                f"`batches` must be a function that makes a new iterator each time it is called; "
+                f"got a {type(batches).__name__}. Rows that are there already: `lambda: iter(...)`."
+            )
         self._batches, self._dtype = batches, dtype
         self._N, self._shape = 0, None
-        for batch in self._pieces(batches()):
+        for batch in self._pieces():
             self._shape = (batch.D, batch.P)
             self._N += batch.N
         if self._shape is None:
@@ -62,7 +68,7 @@ class BatchSource(StreamedSource):
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         before = 0
-        for batch in self._pieces(self._batches()):
+        for batch in self._pieces():
             wanted = slice(max(start - before, 0), max(stop - before, 0))
             before += batch.N
             if before > self._N:
@@ -74,9 +80,15 @@ class BatchSource(StreamedSource):
         if before < self._N:
             raise self._changed(str(before))
 
-    def _pieces(self, batches: Iterator[tuple[Any, Any]]) -> Iterator[Dataset]:
-        for number, (X, y) in enumerate(batches):
+    def _pieces(self) -> Iterator[Dataset]:
+        batches: Any = self._batches()
+        if not isinstance(batches, Iterable):
+            raise InputError(
+                f"`batches` must make an iterator of pairs; it made a {type(batches).__name__}."
+            )
+        for number, pair in enumerate(batches):
             try:
+                X, y = _pair(pair)
                 inputs, targets = _tensor("X", X, self._dtype), _tensor("y", y, self._dtype)
                 if not len(inputs) and not len(targets):
                     continue
@@ -98,9 +110,19 @@ class BatchSource(StreamedSource):
         )
 
 
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        parts = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        raise InputError(
+            f"must be a pair of inputs and targets; got a {type(batch).__name__}{parts}."
+        )
+    return batch[0], batch[1]
+
+
 def _tensor(name: str, values: Any, dtype: torch.dtype) -> Tensor:
+    """A copy: rows wait for those of the next batch, which may come in the same place."""
     if isinstance(values, Tensor):
-        return values.to(dtype)
+        return values.detach().to("cpu", dtype, copy=True)
     try:
         return torch.from_numpy(np.array(values, dtype=np.float64, order="C")).to(dtype)
     except (TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Rows in Parquet files, one row group after another; needs pyarrow."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from winnowgp.data.parquet_file import ParquetFile
 from winnowgp.data.streamed_source import StreamedSource
 from winnowgp.errors import InputError
 
-# Rows decoded at once: memory is this many for each column, however large a row group is.
-_BATCH = 8192
+# Rows decoded at once, however large a row group is, and numbers: fewer rows of wide tables.
+_BATCH, _NUMBERS = 8192, 2**23
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class ParquetSource(StreamedSource):
 
     Args:
         path: a file or a folder; what begins with a dot or an underscore in it is passed over.
-        targets: names of the columns to predict.
-        inputs: names of the columns to predict from; all others if None.
+        targets: names of the columns to predict, or the name of one.
+        inputs: the same of those to predict from; all others if None.
         dtype: of the tensors that rows become.
     """
 
@@ -54,15 +55,16 @@ class ParquetSource(StreamedSource):
         self,
         path: str | os.PathLike[str],
         *,
-        targets: Sequence[str],
-        inputs: Sequence[str] | None = None,
+        targets: str | Sequence[str],
+        inputs: str | Sequence[str] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         files = _files(Path(path))
+        self.targets, self._dtype = _names(targets), dtype
         if inputs is None:
             with ParquetFile(files[0]) as file:
-                inputs = [name for name in file.schema.names if name not in targets]
-        self.inputs, self.targets, self._dtype = tuple(inputs), tuple(targets), dtype
+                inputs = [name for name in file.schema.names if name not in self.targets]
+        self.inputs = _names(inputs)
         _check_choice(self.inputs, self.targets)
         self._parts: list[_Part] = []
         for name in files:
@@ -103,6 +105,7 @@ class ParquetSource(StreamedSource):
     def _rows(self, part: _Part, start: int, stop: int) -> Iterator[Dataset]:
         """Those of one file; row groups that hold none of them are not touched."""
         columns = [*self.inputs, *self.targets]
+        size = max(1, min(_BATCH, _NUMBERS // len(columns)))
         if _stamp(part.path) != part.stamp:
             raise InputError(
                 f"{part.path} has changed since it was opened; passes over it must agree. Open it "
@@ -113,7 +116,7 @@ class ParquetSource(StreamedSource):
             for group, end in enumerate(part.group_ends):
                 if first < stop and start < end:
                     row = first
-                    for batch in file.batches(group, _BATCH, columns=columns):
+                    for batch in file.batches(group, size, columns=columns):
                         skipped = min(max(start - row, 0), batch.num_rows)
                         wanted = batch.slice(skipped, max(stop - row - skipped, 0))
                         if wanted.num_rows:
@@ -138,6 +141,10 @@ class ParquetSource(StreamedSource):
                 f"{self._dtype}; use float64, or scale the column."
             )
         return Dataset(X, Y)
+
+
+def _names(said: str | Sequence[str]) -> tuple[str, ...]:
+    return (said,) if isinstance(said, str) else tuple(said)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -169,8 +176,7 @@ def _check_choice(inputs: tuple[str, ...], targets: tuple[str, ...]) -> None:
             f"`inputs` and `targets` must each name a column; got {list(inputs)} and "
             f"{list(targets)}."
         )
-    names = [*inputs, *targets]
-    twice = [name for name in names if names.count(name) > 1]
+    twice = [name for name, count in Counter([*inputs, *targets]).items() if count > 1]
     if twice:
         raise InputError(
             f"a column must be named once in `inputs` and `targets`; got {twice[0]!r} twice."
@@ -180,15 +186,16 @@ def _check_choice(inputs: tuple[str, ...], targets: tuple[str, ...]) -> None:
 def _check_columns(file: ParquetFile, names: list[str]) -> None:
     from pyarrow import types
 
+    schema = file.schema
     for name in names:
-        found = [field.type for field in file.schema if field.name == name]
+        found = schema.get_all_field_indices(name)
         if len(found) != 1:
             number = "no column" if not found else "more than one column"
             raise InputError(
                 f"{file.path} has {number} {name!r}; its columns are "
-                f"{', '.join(map(repr, file.schema.names[:12]))}."
+                f"{', '.join(map(repr, schema.names[:12]))}."
             )
-        kind = found[0]
+        kind = schema.field(found[0]).type
         if not any(
             test(kind)
             for test in (types.is_floating, types.is_integer, types.is_decimal, types.is_boolean)

@@ -17,7 +17,8 @@ from winnowgp.data.source import Source
 from winnowgp.data.standardise import Standardiser
 from winnowgp.data.wrapped_source import WrappedSource
 
-_ROWS = 65_536
+# Rows read at once, and numbers: fewer rows of wide tables.
+_ROWS, _NUMBERS = 65_536, 2**22
 
 
 @final
@@ -31,6 +32,12 @@ class StandardisedSource(WrappedSource):
     @property
     def ranks(self) -> Ranks:
         return self.source.ranks
+
+    def to(self, device: torch.device) -> "StandardisedSource":
+        moved = self.source.to(device)
+        return StandardisedSource(
+            moved, self.x_units.to(moved.device), self.y_units.to(moved.device)
+        )
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         return map(self._forward, self.source.chunks(size))
@@ -98,7 +105,8 @@ def _over_all(source: Source) -> _Pair:
 
 
 def _of_lane(source: Source) -> _Pair:
-    return reduce(_merged, map(_moments, source.chunks(_ROWS)))
+    size = max(1, min(_ROWS, _NUMBERS // (source.D + source.P)))
+    return reduce(_merged, map(_moments, source.chunks(size)))
 
 
 def _moments(rows: Dataset) -> _Pair:

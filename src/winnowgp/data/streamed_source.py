@@ -31,12 +31,17 @@ class StreamedSource(Source):
         if not len(wanted):
             return next(self.chunks(1)).part(slice(0))
         # Rows are picked as pieces pass; only what is asked for is kept.
-        start, found = int(wanted[0]), []
+        X, Y = (torch.empty(len(wanted), n, dtype=self.dtype) for n in (self.D, self.P))
+        start, done = int(wanted[0]), 0
         for piece in self.between(start, int(wanted[-1]) + 1):
-            inside = wanted[(wanted >= start) & (wanted < start + piece.N)]
-            found.append(piece.part(inside - start))
-            start += piece.N
-        return _joined(found).part(place)
+            stop = start + piece.N
+            until = int(torch.searchsorted(wanted, stop))
+            inside = piece.part(wanted[done:until] - start)
+            X[done:until], Y[done:until] = inside.X, inside.Y
+            start, done = stop, until
+        if done < len(wanted):
+            raise _fewer()
+        return Dataset(X, Y).part(place)
 
     @final
     def share(self, rank: int, of: int) -> Source:
@@ -85,7 +90,7 @@ def cut(pieces: Iterable[Dataset], sizes: Iterable[int]) -> Iterator[Dataset]:
             if piece is None or not piece.N:
                 piece = next(coming, None)
                 if piece is None:
-                    raise InputError("a source gave fewer rows than it said; open it again.")
+                    raise _fewer()
             held.append(piece.part(slice(size)))
             size -= held[-1].N
             piece = piece.part(slice(held[-1].N, None))
@@ -93,6 +98,10 @@ def cut(pieces: Iterable[Dataset], sizes: Iterable[int]) -> Iterator[Dataset]:
     # What a source says at its end, that it has changed for example, is to be heard.
     for _ in coming:
         pass
+
+
+def _fewer() -> InputError:
+    return InputError("a source gave fewer rows than it said; open it again.")
 
 
 def _joined(parts: list[Dataset]) -> Dataset:

@@ -3,19 +3,21 @@
 import os
 from abc import ABC
 from collections.abc import Callable
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, StandardisedSource, Standardiser
+from winnowgp.data import Dataset, Source, StandardisedSource, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
@@ -69,34 +71,20 @@ class InducingEstimator(BaseEstimator, ABC):
             model: makes one of a kernel and candidates, both for standardised inputs.
             n_candidates: how many candidates the fast schedule has unless the user says.
         """
-        request = PointsRequest.checked(
-            alpha=self.alpha,
-            tolerance=self.tolerance,
-            max_points=self.max_points,
-            max_predict_us=self.max_predict_us,
-            candidates=self.candidates,
-            n_candidates=self.n_candidates,
-            schedule=self.schedule,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            default_candidates=n_candidates,
-        )
+        request, device = self._request(n_candidates)
         checkpoint = checkpoint_of(self.checkpoint)
         about = row_identity(rows, kept=checkpoint is not None)
         said = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
         told = {said.get(name, name): part for name, part in about.items()}
         journal = journal_of(self, checkpoint, ranks=rows.ranks, **told)
         seed = drawn_seed(self.random_state, journal)
-        device = _checked_device(self.device)
         generator = torch.Generator(device=device).manual_seed(seed)
         if isinstance(rows, StandardisedSource):
             units, data = rows.x_units, rows.converted()
         else:
             units = Standardiser.of(rows.X, weights=rows.weights)
             data = replace(rows, X=units.forward(rows.X))
-        names = getattr(self, "feature_names_in_", ())
-        columns = {str(name): [place] for place, name in enumerate(names)}
-        kernel = kernel_from(self.kernel, data.D, columns=columns, scale=units.scale)
+        kernel = self._kernel(units.scale)
         points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)
         data = data.to(device)
@@ -112,6 +100,28 @@ class InducingEstimator(BaseEstimator, ABC):
         self._x_units = plain_units(units)
         self._keep(fitted, data.observations)
         return fitted
+
+    def _request(self, n_candidates: int) -> tuple[PointsRequest, torch.device]:
+        """How many points, and where the fit is to be; an error that says what to do if not."""
+        request = PointsRequest.checked(
+            alpha=self.alpha,
+            tolerance=self.tolerance,
+            max_points=self.max_points,
+            max_predict_us=self.max_predict_us,
+            candidates=self.candidates,
+            n_candidates=self.n_candidates,
+            schedule=self.schedule,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            default_candidates=n_candidates,
+        )
+        return request, _checked_device(self.device)
+
+    def _kernel(self, scale: Float[Tensor, " D"]) -> Kernel:
+        """For standardised inputs, of which these are the units."""
+        names = getattr(self, "feature_names_in_", ())
+        columns = {str(name): [place] for place, name in enumerate(names)}
+        return kernel_from(self.kernel, len(scale), columns=columns, scale=scale)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
@@ -137,24 +147,42 @@ class InducingEstimator(BaseEstimator, ABC):
         self.inclusion_ = selection.inclusion.cpu().numpy()
 
     def _inputs(self, X: Any) -> Tensor:
-        """Checked inputs in standard units."""
+        """Checked inputs in standard units, where the predictor is."""
         check_is_fitted(self)
+        if isinstance(X, Source):
+            raise InputError(
+                f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows some at a "
+                "time: `for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
+            )
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_units.forward(tensor(X))
+        return self._x_units.forward(tensor(X)).to(self.posterior_.Z.device)
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor, *, observed: bool) -> Prediction:
         """Mean and variance of each row, in standard units."""
         parts = [self.posterior_.predict(rows, observed=observed) for rows in inputs.split(ROWS)]
-        return Prediction(
-            torch.cat([part.mean for part in parts]), torch.cat([part.variance for part in parts])
-        )
+        mean, variance = ([part.mean for part in parts], [part.variance for part in parts])
+        return Prediction(torch.cat(mean).cpu(), torch.cat(variance).cpu())
 
     @torch.no_grad()
     def _log_density(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Of each row and target, in standard units."""
-        pairs = zip(inputs.split(ROWS), targets.split(ROWS), strict=True)
-        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs])
+        pairs = zip(inputs.split(ROWS), targets.to(inputs.device).split(ROWS), strict=True)
+        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs]).cpu()
+
+
+Estimator = TypeVar("Estimator", bound=InducingEstimator)
+
+
+def predicting_on(device: str, estimator: Estimator) -> Estimator:
+    """A copy of a fitted estimator that computes predictions on another device.
+
+    Args:
+        device: "cpu" or "cuda", or "auto" for a GPU if there is one.
+    """
+    moved = copy(estimator)
+    moved.posterior_ = deepcopy(estimator.posterior_).to(_checked_device(device))
+    return moved
 
 
 def plain_units(units: Standardiser) -> Standardiser:

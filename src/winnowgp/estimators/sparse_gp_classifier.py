@@ -10,7 +10,8 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
+from winnowgp.errors import InputError
 from winnowgp.estimators.class_labels import ClassLabels, check_missing
 from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import InducingEstimator
@@ -120,6 +121,11 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
                 is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
                 given.
         """
+        if isinstance(X, Source):
+            raise InputError(
+                f"`X` must be inputs [N D]; got a {type(X).__name__}. Sources are for "
+                "`SparseGPRegressor`; classes need all rows in memory."
+            )
         check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
         X, y, weights = counted_rows(X, y, sample_weight)

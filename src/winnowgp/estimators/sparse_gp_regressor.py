@@ -148,6 +148,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
                 del self.feature_names_in_
             if X.names is not None:
                 self.feature_names_in_ = np.array(X.names, dtype=object)
+            self._check_before_reading(X)
             rows = data = standardised(X, targets=has_noise(likelihood))
             units = TargetUnits(plain_units(data.y_units), single=data.P == 1)
         else:
@@ -188,6 +189,15 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.noise_ = self._y_units.noise(self.likelihood_)
         return self
 
+    def _check_before_reading(self, rows: Source) -> None:
+        """What is wrong with a request is said before a pass over all rows."""
+        self._request(N_CANDIDATES)
+        kernel = self._kernel(torch.ones(rows.D))
+        if self.schedule == "paper" or self.likelihood != "gaussian":
+            rows.in_memory("this fit")
+        else:
+            SparseGP(kernel, torch.zeros(0, rows.D), precision=self.precision)
+
     def predict(
         self,
         X: Any,
@@ -211,13 +221,13 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             raise InputError("ask for `return_std` or `return_cov`, not both.")
         inputs = self._inputs(X)
         if return_cov:
-            mean = self.posterior_.predict_mean(inputs)
+            mean = self.posterior_.predict_mean(inputs).cpu()
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
-            return self._y_units.values(mean), self._y_units.variances(covariance)
+            return self._y_units.values(mean), self._y_units.variances(covariance.cpu())
         if not return_std and (has_noise(self.likelihood_) or not observed):
             # The mean of the function is that of an observation, and O(M) a row.
             mean = torch.cat([self.posterior_.predict_mean(rows) for rows in inputs.split(ROWS)])
-            return self._y_units.values(mean)
+            return self._y_units.values(mean.cpu())
         found = self._predicted(inputs, observed=observed)
         mean = self._y_units.values(found.mean)
         return (mean, self._y_units.deviations(found.variance.sqrt())) if return_std else mean
@@ -230,9 +240,9 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
     ) -> NDArray[np.float64]:
         """Latent functions drawn jointly at the rows, `[N n_samples]` or `[N P n_samples]`."""
         seed = int(check_random_state(random_state).randint(2**31))
-        generator = torch.Generator().manual_seed(seed)
         inputs = self._inputs(X)
-        draws = self.posterior_.sample(inputs, n_samples, generator=generator)
+        generator = torch.Generator(inputs.device).manual_seed(seed)
+        draws = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
         return np.moveaxis(self._y_units.values(draws), 0, -1)
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from winnowgp.data import Columns, TableEncoder, regrouped
-from winnowgp.estimators.inducing_estimator import ROWS
+from winnowgp.estimators.inducing_estimator import ROWS, predicting_on
 from winnowgp.estimators.predictive import predictive
 from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
 from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
@@ -77,16 +77,21 @@ class TabularModel:
         return found | {"mean": ahead.mean, "sd": ahead.sd, "lower": lower, "upper": upper}
 
     def predict_blocks(
-        self, blocks: Iterable[Columns], *, level: float = 0.95
+        self, blocks: Iterable[Columns], *, level: float = 0.95, device: str = "cpu"
     ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         """`predict` for a table that comes in parts, such as `column_blocks` of a large file.
 
         The answers are those for the whole table, to the last bit, however it was cut: rows are
         gathered to be predicted as many at a time as `predict` itself takes. Memory is that of
         these rows and one block.
+
+        Args:
+            level: probability that the interval holds.
+            device: where to compute: "cpu" or "cuda", or "auto" for a GPU if there is one.
         """
+        there = replace(self, estimator=predicting_on(device, self.estimator))
         for rows in regrouped(blocks, ROWS):
-            yield self.predict(rows, level=level)
+            yield there.predict(rows, level=level)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""

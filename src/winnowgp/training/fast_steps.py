@@ -34,8 +34,11 @@ from winnowgp.training.warm_up import (
 )
 from winnowgp.typing import Mask
 
-# Rows that a source which is not in memory is sampled for.
-SAMPLE = 2**18
+# Rows that a source which is not in memory is sampled for; fewer of a wide table, of which so many
+# numbers are enough, but not fewer than schedules look at.
+SAMPLE, NUMBERS, _LEAST = 2**18, 2**25, 4096
+# Rows that are all in the sample are not read again for each pass, if they are no more than this.
+HELD = SAMPLE
 # Floating-point operations one climb may take before its iterations are cut: minutes, not hours.
 _WORK = 2.5e12
 
@@ -45,7 +48,7 @@ class FastSteps(Generic[Model]):
     """Data, a fixed order of their rows, and where fresh candidates come from.
 
     What few rows can tell is learnt from some in memory: all of them, or a random sample of those
-    that are not.
+    that are not. Of a source that is no larger than the sample, all rows are learnt from there.
 
     Args:
         model: its own candidates, if it has any, are what fresh candidates are drawn from; the rows
@@ -61,9 +64,10 @@ class FastSteps(Generic[Model]):
         rows: int,
         course: Course[Progress],
     ) -> None:
-        self.model, self.data = model, data
+        self.model = model
         self._rows, self._course = rows, course
         self.sample, self._order = _sampled(data, course.generator)
+        self.data = self.sample if _is_held(data, self.sample) else data
         self._given = model.candidates.detach().clone()
         self._latents = latent_functions(model.likelihood, data.P)
 
@@ -228,12 +232,18 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
     held = data.held()
     if held is not None:
         return held, torch.randperm(data.N, generator=generator, device=device)
-    if data.N <= SAMPLE:
+    most = min(SAMPLE, max(_LEAST, NUMBERS // (data.D + data.P)))
+    if most >= data.N:
         sample = data.part(torch.arange(data.N)).to(device)
         return sample, torch.randperm(data.N, generator=generator, device=device)
-    rows = sampled_rows(data.N, SAMPLE, generator)
+    rows = sampled_rows(data.N, most, generator)
     sample = data.part(rows.cpu()).to(device)
     return sample, torch.arange(sample.N, device=device)
+
+
+def _is_held(data: Source, sample: Dataset) -> bool:
+    """Whether the sample is all rows; several processes sum their own rows, wherever they are."""
+    return sample.N == data.N <= HELD and len(data.lanes()) == data.ranks.of == 1
 
 
 def _progress(phase: str, step: int, steps: int, value: float, model: InducingModel) -> Progress:

@@ -161,7 +161,7 @@ class _Line:
 
     def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
         value, gradient = self._objective(x) or (math.nan, torch.zeros_like(x))
-        seen = torch.tensor(value, dtype=torch.float64)
+        seen = x.new_tensor(value)
         seen, x, gradient = self._ranks.led(seen, x, gradient)
         if math.isfinite(value := seen.item()) and bool(gradient.isfinite().all()):
             return _Point(x, value, gradient)

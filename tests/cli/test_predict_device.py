@@ -1,0 +1,118 @@
+"""`winnow predict --device`: points and rows go there, numbers come back."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import winnowgp
+from winnowgp.cli.main import run
+from winnowgp.data import Columns
+from winnowgp.estimators import TabularModel, fit_table
+from winnowgp.models import Posterior, Prediction
+
+N = 40
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def table() -> Columns:
+    x = np.linspace(0, 6, N)
+    label = np.where(np.cos(2 * x) > 0, "up", "down")
+    return Columns.of({"x": x, "y": np.sin(x), "label": label, "n": np.round(3 + 2 * np.sin(x))})
+
+
+def fitted(target: str, **words: Any) -> TabularModel:
+    rows = table()
+    others = [name for name in rows.names if name not in ("x", target)]
+    return fit_table(rows.without(others), target, tolerance=0.3, test_size=0, **words)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("device")
+    rows = folder / "rows.csv"
+    rows.write_text("x\n" + "\n".join(map(str, table().values["x"])) + "\n", encoding="utf-8")
+    return fitted("y").save(folder / "y.winnow"), rows
+
+
+def predicted(saved: tuple[Path, Path], *words: str) -> int:
+    return run(["predict", *map(str, saved), *words])
+
+
+def test_the_device_that_was_asked_for_has_points_and_rows(
+    saved: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The meta device has shapes and no numbers, so that they are made up here."""
+    asked = []
+
+    def predict(self: Posterior, X: torch.Tensor, *, observed: bool = False) -> Prediction:
+        # A file is tried out when it is loaded, on one row.
+        if len(X) == N:
+            asked.append((X.device.type, self.Z.device.type, self.weights.device.type))
+        return Prediction(*(torch.full((len(X), 1), v).double() for v in (0.0, 4.0)))
+
+    monkeypatch.setattr(Posterior, "predict", predict)
+    assert predicted(saved, "--device", "meta") == 0
+    assert predicted(saved) == 0
+    # And a model that was asked once stays where it was.
+    model = winnowgp.load(saved[0])
+    for device in ("meta", "cpu"):
+        next(model.predict_blocks([table()], device=device))
+    assert asked == [("meta",) * 3, ("cpu",) * 3] * 2
+    assert len(capsys.readouterr().out.splitlines()) == 2 * (N + 1)
+
+
+def test_auto_is_what_this_machine_has(
+    saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    printed = []
+    for device in ("auto", best):
+        assert predicted(saved, "--device", device) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
+def test_a_device_that_is_not_there_is_named(
+    saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.csv"
+    assert predicted(saved, "--device", "quantum", "-o", str(out)) == 2
+    assert "`device` must be one this machine has" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_both_commands_say_the_same_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = []
+    for command in ("fit", "predict"):
+        assert run([command, "--help"]) == 0
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        lines.append(said.partition("Where to compute:")[2].partition("]")[0])
+    assert lines[0] == lines[1]
+    assert "auto for a GPU if any" in lines[0]
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [("y", {}), ("label", {}), ("n", {"task": "counts"})],
+    ids=["regression", "classes", "counts"],
+)
+def test_predictions_of_a_gpu_are_those_of_the_cpu(
+    device: str, target: str, words: dict[str, Any]
+) -> None:
+    model = fitted(target, **words)
+    here, there = (next(model.predict_blocks([table()], device=d)) for d in ("cpu", device))
+    assert list(here) == list(there)
+    for name, column in here.items():
+        if column.dtype.kind == "f":
+            np.testing.assert_allclose(there[name], column, rtol=1e-8, atol=1e-10)
+        else:
+            assert list(there[name]) == list(column)

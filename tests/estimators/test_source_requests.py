@@ -1,0 +1,57 @@
+"""What is wrong with a request is said before a pass over all rows of a source."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from winnowgp import SparseGPClassifier, SparseGPRegressor
+from winnowgp.data import ArraySource, Dataset
+from winnowgp.errors import InputError
+
+X = np.linspace(0, 6, 30)[:, None]
+Y = np.sin(X[:, 0])
+
+
+class Unread(np.ndarray[Any, Any]):
+    """An array of which nobody is to see a row."""
+
+    def __getitem__(self, key: Any) -> Any:
+        raise AssertionError(f"rows {key} were read")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"device": "abacus"}, "`device` must be one"),
+        ({"alpha": -1.0}, "`alpha` must be a positive number"),
+        ({"kernel": "rbx"}, "`kernel` cannot have 'rbx'"),
+        ({"kernel": "rbf[3]"}, "`kernel`"),
+        ({"precision": "half"}, "`precision` must be"),
+        ({"schedule": "paper", "alpha": 0.1}, "needs all 30 rows in memory at once"),
+        ({"likelihood": "poisson"}, "needs all 30 rows in memory at once"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_request_is_checked_before_rows_are_read(words: dict[str, Any], message: str) -> None:
+    source = ArraySource(X.view(Unread), Y)
+    with pytest.raises(InputError, match=message):
+        SparseGPRegressor(**words).fit(source)
+    with pytest.raises(AssertionError, match="were read"):
+        SparseGPRegressor().fit(source)
+
+
+def test_who_does_not_take_a_source_says_so() -> None:
+    source = ArraySource(X, Y)
+    with pytest.raises(InputError, match=r"ArraySource\. Sources are for `SparseGPRegressor`"):
+        SparseGPClassifier().fit(source, Y > 0)
+    model = SparseGPRegressor(n_candidates=5, tolerance=0.5, random_state=0).fit(source)
+    for ask in (model.predict, lambda rows: model.log_density(rows, Y)):
+        with pytest.raises(
+            InputError, match=r"got a ArraySource\. Predict its rows some at a time"
+        ):
+            ask(source)
+    # What the message says to do gives the predictions of all rows.
+    parts: list[Dataset] = list(source.chunks(7))
+    found = np.concatenate([model.predict(rows.X.numpy()) for rows in parts])
+    np.testing.assert_allclose(found, model.predict(X), rtol=1e-10)

@@ -1,0 +1,71 @@
+"""Sources that are no larger than the sample are read a few times, not once a pass."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from tracked_source import Tracked
+from winnowgp.data import BatchSource, Dataset, Source, shared, standardised
+from winnowgp.models import SparseGP
+from winnowgp.training import Fast, Fit, fit
+
+N = 40
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-2, 2, size=(N, 1))
+Y = np.sin(2 * X[:, 0]) + 0.3 * RNG.normal(size=N)
+WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
+PLAN = Fast(n_candidates=6, rounds=1, selection_rows=20, gain=1e-3, inclusion_steps=5)
+
+
+def fitted(source: Source) -> Fit[SparseGP]:
+    model = SparseGP(ScaleKernel(RBFKernel()), WHOLE.X[:0], noise=0.1)
+    return fit(model, source, schedule=PLAN)
+
+
+def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> None:
+    passes = 0
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        nonlocal passes
+        passes += 1
+        yield from ((X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7))
+
+    found = fitted(standardised(BatchSource(batches)))
+    # Counting, units, all of them.
+    assert passes == 3
+    expected = fitted(standardised(WHOLE))
+    assert found.bound == pytest.approx(expected.bound, rel=1e-10)
+    torch.testing.assert_close(found.posterior.Z, expected.posterior.Z)
+
+
+def test_a_larger_source_is_read_for_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnowgp.training.fast_steps.HELD", N - 1)
+    source = Tracked(WHOLE)
+    fitted(source)
+    assert source.read > 20 * N
+
+
+def test_processes_that_share_a_small_source_keep_their_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of them sums in as many runs as several do, for the same digits."""
+    bounds = []
+    for most in (0, N):
+        monkeypatch.setattr("winnowgp.training.fast_steps.HELD", most)
+        source = BatchSource(lambda: iter([(X, Y)]))
+        bounds.append(fitted(shared(source)).bound)
+    assert bounds[0] == bounds[1]
+
+
+def test_a_sample_of_a_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Dataset.of(torch.randn(N, 9).double(), torch.randn(N).double())
+    monkeypatch.setattr("winnowgp.training.fast_steps.NUMBERS", 120)
+    monkeypatch.setattr("winnowgp.training.fast_steps._LEAST", 2)
+    from winnowgp.training.fast_steps import _sampled
+
+    sample, order = _sampled(Tracked(rows), torch.Generator().manual_seed(0))
+    assert sample.N == len(order) == 12
