@@ -161,9 +161,10 @@ class _Line:
 
     def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
         value, gradient = self._objective(x) or (math.nan, torch.zeros_like(x))
-        seen = x.new_tensor(value)
-        seen, x, gradient = self._ranks.led(seen, x, gradient)
-        if math.isfinite(value := seen.item()) and bool(gradient.isfinite().all()):
+        if self._ranks.of > 1:
+            seen, x, gradient = self._ranks.led(x.new_tensor(value), x, gradient)
+            value = seen.item()
+        if math.isfinite(value) and bool(gradient.isfinite().all()):
             return _Point(x, value, gradient)
         self.rejected += 1
         return None
