@@ -80,7 +80,8 @@ class InducingEstimator(BaseEstimator, ABC):
         seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator(device=device).manual_seed(seed)
         if isinstance(rows, StandardisedSource):
-            units, data = rows.x_units, rows.converted()
+            # Kernels and candidates that users name are on the CPU until the model is made.
+            units, data = rows.x_units.to(torch.device("cpu")), rows.converted()
         else:
             units = Standardiser.of(rows.X, weights=rows.weights)
             data = replace(rows, X=units.forward(rows.X))
