@@ -39,8 +39,10 @@ from winnowgp.typing import Mask
 SAMPLE, NUMBERS, _LEAST = 2**18, 2**25, 4096
 # Rows that are all in the sample are not read again for each pass, if they are no more than this.
 HELD = SAMPLE
-# Floating-point operations one climb may take before its iterations are cut: minutes, not hours.
-_WORK = 2.5e12
+# Floating-point operations one climb may take before its iterations are cut, to no fewer than
+# `_LEAST`: minutes, not hours, on a few cores and on a modest GPU.
+_WORK = {"cpu": 2.5e12, "cuda": 1e14}
+_LEAST = 20
 
 
 @final
@@ -129,8 +131,9 @@ class FastSteps(Generic[Model]):
         seen = rows.held()
         seen = self.sample if seen is None else seen
         _lift_noise(moved, seen)
-        affordable = int(_WORK / max(model.chunked_cost(rows), 1.0))
-        stop = Stop(stop.gain, stop.window, min(stop.iterations, max(20, affordable)))
+        work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
+        affordable = int(work / max(model.chunked_cost(rows), 1.0))
+        stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
         climb(
             moved,
             seen.X,
