@@ -103,6 +103,11 @@ class Layer(DeepGPLayer):
         kernel = RBFKernel(batch_shape=batch, ard_num_dims=inputs)
         self.covar_module = ScaleKernel(kernel, batch_shape=batch)
         self.double()
+        if linear:
+            # GPyTorch draws them from the global generator; some draws miss all points.
+            weights = self.mean_module.weights.data, self.mean_module.bias.data
+            for each in weights:
+                each.normal_(generator=generator)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
