@@ -1,9 +1,9 @@
 """Steps that several processes take together, each in a process of its own; a script.
 
-    python shared_steps.py PIECE FOLDER COUNT ...
+    python shared_steps.py PIECE,PIECE... FOLDER COUNT ...
 
-does a piece of work in COUNT processes at once, for each COUNT, and writes one JSON object: by the
-count, what each process answered.
+does pieces of work in COUNT processes at once, for each COUNT, and writes one JSON object: by the
+piece and the count, what each process answered.
 """
 
 import json
@@ -258,21 +258,25 @@ def standard_twice(ranks: Ranks) -> dict[str, Any]:
 
     SharedSource.lanes = lanes  # type: ignore[method-assign]
     estimator = SparseGPRegressor(tolerance=0.3, n_candidates=10, random_state=0)
-    estimator.fit(standardised(shared(rows())))
+    estimator.fit(standardised(shared(rows(30))))
     return {"read": max(read[2:]), "elbo": estimator.elbo_}
 
 
 def deep_layers(ranks: Ranks) -> dict[str, Any]:
     """Two layers by both schedules, for Gaussian noise and for classes."""
     paper = DeepThreePhases(0.1, layerwise=2, pre=4, process=4, post=4, batch_size=20, samples=2)
-    fast = DeepFast(layerwise=2, pre=6, post=4, rounds=2, batch_size=20)
-    data = rows(60)
+    fast = DeepFast(layerwise=2, pre=4, post=4, rounds=2, batch_size=20, inclusion_steps=4)
+    data = rows(40)
     level = data.Y.mean()
     classes = Dataset(data.X, (level < data.Y).double())
     return {
         "paper": _deep(data, GaussianLikelihood(), paper),
         "fast": _deep(data, GaussianLikelihood(), fast),
-        "all rows": _deep(data, GaussianLikelihood(), DeepFast(layerwise=2, pre=3, post=3)),
+        "all rows": _deep(
+            data,
+            GaussianLikelihood(),
+            DeepFast(layerwise=2, pre=3, post=3, rounds=1, inclusion_steps=4),
+        ),
         "classes": _deep(classes, BernoulliLikelihood(), fast),
     }
 
@@ -317,13 +321,13 @@ PIECES: dict[str, Callable[[Ranks], Any]] = {
 }
 
 
-def in_processes(piece: str, folder: Path, *counts: int) -> dict[int, list[Any]]:
-    """By the number of processes, what each answered."""
-    asked = [sys.executable, __file__, piece, str(folder), *map(str, counts)]
+def in_processes(pieces: str, folder: Path, *counts: int) -> dict[str, dict[int, list[Any]]]:
+    """By the piece and the number of processes, what each answered."""
+    asked = [sys.executable, __file__, pieces, str(folder), *map(str, counts)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    return {count: found[str(count)] for count in counts}
+    return {name: {count: each[str(count)] for count in counts} for name, each in found.items()}
 
 
 def _forked(piece: str, of: int) -> list[Any]:
@@ -335,17 +339,17 @@ def _forked(piece: str, of: int) -> list[Any]:
             continue
         signal.alarm(_LONGEST)
         try:
-            met = Path(f"met-{of}").absolute()
+            met = Path(f"met-{piece}-{of}").absolute()
             dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=of)
             answer = PIECES[piece](Ranks.started())
-            Path(f"{of}-{rank}.json").write_text(json.dumps(answer))
+            Path(f"{piece}-{of}-{rank}.json").write_text(json.dumps(answer))
             os._exit(0)
         except BaseException as error:
             sys.stderr.write(f"process {rank} of {of}: {type(error).__name__}: {error}\n")
             os._exit(1)
     ended = [os.waitpid(child, 0)[1] for child in children]
     assert not any(ended), ended
-    return [json.loads(Path(f"{of}-{rank}.json").read_text()) for rank in range(of)]
+    return [json.loads(Path(f"{piece}-{of}-{rank}.json").read_text()) for rank in range(of)]
 
 
 if __name__ == "__main__":
@@ -353,4 +357,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     asked, place, *numbers = sys.argv[1:]
     os.chdir(place)
-    sys.stdout.write(json.dumps({each: _forked(asked, int(each)) for each in numbers}))
+    answers = {
+        piece: {number: _forked(piece, int(number)) for number in numbers}
+        for piece in asked.split(",")
+    }
+    sys.stdout.write(json.dumps(answers))

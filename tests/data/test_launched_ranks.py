@@ -46,7 +46,7 @@ def test_each_needs_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 def test_the_first_speaks_for_all(tmp_path: Path) -> None:
-    found = in_processes("words", tmp_path, 1, 2, 3)
+    found = in_processes("words", tmp_path, 1, 2, 3)["words"]
     for of, answers in found.items():
         assert [each["led"] for each in answers] == [[[0.1, 1.0], [[True, True]], 3.0]] * of
         kinds = ["torch.float64", "torch.bool", "torch.float32", "torch.float64", "torch.float32"]
