@@ -2,11 +2,12 @@
 
 The rim (estimators, integrations, cli) is left out: it meets whatever users bring, and must say
 itself what is wrong with it. Its tests run whole fits, and run the inner rooms unchecked too, as
-users do: the checks, made by each room's own tests, would take more than half of the time. Whole
-fits of the inner rooms are checked once for each path, and marked `unchecked` beyond that.
+users do. Whole fits of the inner rooms are checked once for each path, and marked `unchecked`
+beyond that.
 """
 
 import os
+from collections.abc import Iterator
 
 # One thread for a worker of the tests, and for every process that a test starts: more of them
 # would wait for each other in turns. Read when the libraries are loaded.
@@ -14,9 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from jaxtyping import config, install_import_hook
+from jaxtyping import install_import_hook
 
-from typechecker import leave_inner_functions
+from forks import Forks
+from typechecker import begin_test, check_first_calls
 
 INNER_ROOMS = [
     "linalg",
@@ -45,8 +47,8 @@ INNER_ROOMS += [
         "site_sums",
     )
 ]
-RIM = ["estimators", "report", "experiments", "cli", "tests"]
-leave_inner_functions()
+RIM = ["estimators", "report", "integrations", "experiments", "cli", "tests"]
+check_first_calls()
 install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
 torch.set_num_threads(1)
 
@@ -55,12 +57,22 @@ torch.set_num_threads(1)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture, for those that fit a model."""
     unchecked = item.get_closest_marker("unchecked") is not None
-    config.update("jaxtyping_disable", unchecked or item.path.parent.name in RIM)
+    # GPyTorch's door has inner drawers, and tests of them.
+    inner = item.path.parent.name not in RIM or item.path.name.startswith("test_gpytorch_")
+    begin_test(wanted=inner and not unchecked)
 
 
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20210727)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """For work in processes of its own."""
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

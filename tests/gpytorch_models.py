@@ -15,11 +15,23 @@ from gpytorch.models.gplvm import BayesianGPLVM, VariationalLatentVariable
 from gpytorch.priors import NormalPrior
 from gpytorch.variational import (
     CholeskyVariationalDistribution,
+    DeltaVariationalDistribution,
     IndependentMultitaskVariationalStrategy,
     LMCVariationalStrategy,
+    MeanFieldVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
     VariationalStrategy,
 )
 from torch import Tensor, nn
+
+DISTRIBUTIONS: list[Any] = [
+    CholeskyVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    DeltaVariationalDistribution,
+    NaturalVariationalDistribution,
+    TrilNaturalVariationalDistribution,
+]
 
 
 def curve(N: int = 60, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Any, Any]:
@@ -35,6 +47,11 @@ def tasks(N: int = 60, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     x, y = curve(N, seed=seed)
     other = torch.cos(x[:, 0]) + 0.1 * (y - torch.sin(2 * x[:, 0])).roll(1)
     return x, torch.stack([y, other, 0.5 * y + 0.05 * torch.cos(9 * x[:, 0])], dim=1)
+
+
+def three_classes(y: Tensor) -> Tensor:
+    """Low, middle and high."""
+    return (y > -0.4).long() + (y > 0.4).long()
 
 
 def points(count: int) -> Tensor:
@@ -100,6 +117,9 @@ class Layer(DeepGPLayer):
         q = CholeskyVariationalDistribution(points, batch_shape=batch)
         super().__init__(VariationalStrategy(self, Z, q), inputs, outputs)
         self.mean_module = LinearMean(inputs) if linear else ConstantMean(batch_shape=batch)
+        if linear:
+            # GPyTorch draws them, and tests would depend on those before them.
+            self.mean_module.weights.data = torch.randn(inputs, 1, generator=generator)
         kernel = RBFKernel(batch_shape=batch, ard_num_dims=inputs)
         self.covar_module = ScaleKernel(kernel, batch_shape=batch)
         self.double()

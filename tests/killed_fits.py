@@ -1,25 +1,15 @@
-"""Fits killed with SIGKILL and run again, each in a process of its own; a script.
+"""Fits killed with SIGKILL and run again, each in a process of its own."""
 
-    python killed_fits.py PROBLEM POINTS FOLDER
-
-Writes one JSON object: the answer of a fit that nobody disturbed, and that of each fit that was
-killed at one of POINTS moments spread over it, twice in every fourth, and gone on with. Processes
-are forked from one that has imported everything, so that a fit takes what a fit takes.
-"""
-
-import json
 import os
 import signal
-import sys
-import warnings
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from forks import Fork, returned
 from winnowgp import (
     GPLVM,
     Checkpoint,
@@ -192,24 +182,14 @@ def die_at_tick(number: int) -> list[int]:
 
 def in_a_process(work: Callable[[], Any], seed: int) -> Any:
     """What the work returned; None if the process was killed."""
-    result = Path(f"result-{os.getpid()}.json")
-    result.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
+
+    def seeded() -> Any:
         # The seed of a fit without `random_state`.
         np.random.seed(seed)  # noqa: NPY002
-        try:
-            result.write_text(json.dumps(work()))
-            os._exit(0)
-        except BaseException as error:
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return None
-    assert os.WEXITSTATUS(status) == 0
-    return json.loads(result.read_text())
+        return work()
+
+    answer = Fork.of(seeded, Path("answer")).ended()
+    return None if answer is None else returned(answer)
 
 
 def events(problem: Callable[[Any], dict[str, str]], *, sparse: bool) -> int:
@@ -223,7 +203,9 @@ def events(problem: Callable[[Any], dict[str, str]], *, sparse: bool) -> int:
     return in_a_process(work, 7)
 
 
-def main(name: str, points: int) -> dict[str, Any]:
+def killed(name: str, points: int) -> dict[str, Any]:
+    """The answer of a fit that nobody disturbed, and that of each fit that was killed at one of
+    so many moments spread over it, twice in every fourth, and gone on with."""
     problem = PROBLEMS[name]
     expected = in_a_process(lambda: problem(None), 7)
     most = {sparse: events(problem, sparse=sparse) for sparse in (False, True)}
@@ -236,18 +218,18 @@ def main(name: str, points: int) -> dict[str, Any]:
         moment = 3 + int(share * (most[sparse] - 3))
         where = Checkpoint(f"killed-{point}", SPARSE if sparse else 0)
 
-        def killed(moment: int = moment, kind: str = kind, where: Checkpoint = where) -> Any:
+        def dies(moment: int = moment, kind: str = kind, where: Checkpoint = where) -> Any:
             if kind == "between":
                 die_at_tick(moment)
             else:
                 die_at_writing(moment, midway=kind == "midway")
             return problem(where)
 
-        def killed_again(where: Checkpoint = where) -> Any:
+        def dies_again(where: Checkpoint = where) -> Any:
             die_at_writing(2, midway=True)
             return problem(where)
 
-        deaths = [killed, killed_again] if kind == "twice" else [killed]
+        deaths = [dies, dies_again] if kind == "twice" else [dies]
         # Another seed afterwards: the one that was drawn belongs to the checkpoint.
         for seed, death in enumerate(deaths, start=7):
             kills += in_a_process(death, seed) is None
@@ -255,12 +237,3 @@ def main(name: str, points: int) -> dict[str, Any]:
         left += [path.name for path in Path(where.folder).iterdir() if path.name.startswith(".")]
     counts = {"kills": kills, "events": most[False]}
     return {"expected": expected, "found": found, "left": left, **counts}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    # Optimisers import half of PyTorch when they are first made: here, not in every process.
-    torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()
-    os.chdir(sys.argv[3])
-    sys.stdout.write(json.dumps(main(sys.argv[1], int(sys.argv[2]))))

@@ -1,24 +1,9 @@
-"""Steps that several processes take together, each in a process of its own; a script.
+"""Steps that several processes take together, each in a process of its own."""
 
-    python shared_steps.py PIECE,PIECE... FOLDER COUNT ...
-
-does pieces of work in COUNT processes at once, for each COUNT, and writes one JSON object: by the
-piece and the count, what each process answered.
-"""
-
-import json
-import os
-import signal
-import subprocess
-import sys
-import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from torch import Tensor
@@ -51,9 +36,6 @@ from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.opened import _check_same
 from winnowgp.training.parts import Parts
-
-# Seconds after which a process that waits for another one in vain is ended.
-_LONGEST = 60
 
 
 def rows(N: int = 80) -> Dataset:
@@ -300,65 +282,3 @@ def _deep(data: Dataset, likelihood: Likelihood, plan: DeepSchedule) -> dict[str
         "sizes": list(found.model.sizes),
         "state": [number for _, part in state for number in part.flatten().tolist()],
     }
-
-
-PIECES: dict[str, Callable[[Ranks], Any]] = {
-    each.__name__: each
-    for each in (
-        words,
-        one_fails,
-        uneven,
-        starts,
-        choices,
-        watched,
-        other_machines,
-        more_machines,
-        threads,
-        blocks,
-        standard_twice,
-        deep_layers,
-    )
-}
-
-
-def in_processes(pieces: str, folder: Path, *counts: int) -> dict[str, dict[int, list[Any]]]:
-    """By the piece and the number of processes, what each answered."""
-    asked = [sys.executable, __file__, pieces, str(folder), *map(str, counts)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    return {name: {count: each[str(count)] for count in counts} for name, each in found.items()}
-
-
-def _forked(piece: str, of: int) -> list[Any]:
-    children = []
-    for rank in range(of):
-        child = os.fork()
-        if child:
-            children.append(child)
-            continue
-        signal.alarm(_LONGEST)
-        try:
-            met = Path(f"met-{piece}-{of}").absolute()
-            dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=of)
-            answer = PIECES[piece](Ranks.started())
-            Path(f"{piece}-{of}-{rank}.json").write_text(json.dumps(answer))
-            os._exit(0)
-        except BaseException as error:
-            sys.stderr.write(f"process {rank} of {of}: {type(error).__name__}: {error}\n")
-            os._exit(1)
-    ended = [os.waitpid(child, 0)[1] for child in children]
-    assert not any(ended), ended
-    return [json.loads(Path(f"{piece}-{of}-{rank}.json").read_text()) for rank in range(of)]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    asked, place, *numbers = sys.argv[1:]
-    os.chdir(place)
-    answers = {
-        piece: {number: _forked(piece, int(number)) for number in numbers}
-        for piece in asked.split(",")
-    }
-    sys.stdout.write(json.dumps(answers))

@@ -1,6 +1,13 @@
-"""beartype, except that an int is a float as it is for every type checker."""
+"""beartype for the first calls of every function in every test.
+
+A fit calls some functions ten thousand times, with shapes that repeat: to check every call would
+take more than half of the time of all tests. Checks are made when they are first needed, for to
+make them takes long too.
+"""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from functools import wraps
 from inspect import CO_NESTED
 from types import FunctionType
 from typing import Any
@@ -8,25 +15,58 @@ from typing import Any
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
+ENOUGH = 4
+"""Calls of a function that are checked in one test."""
+
+# An int is a float, as it is for every type checker.
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 _jaxtyped = jaxtyping.jaxtyped
+_wanted, _test = True, 0
 
 
-def leave_inner_functions() -> None:
-    """Have the import hook pass over functions that are made inside others.
+def begin_test(*, wanted: bool) -> None:
+    """Count calls anew; no checks where they are not wanted."""
+    global _wanted, _test
+    _wanted, _test = wanted, _test + 1
 
-    They are made anew at every call, and each time their checks were compiled anew, whether checks
-    are on or off: a quarter of the time of a checked fit. Their signatures name no shapes.
+
+def check_first_calls() -> None:
+    """Have the import hook check the first calls, and pass over functions made inside others.
+
+    Those are made anew at every call, their checks too. Their signatures name no shapes.
     """
 
     def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
         def decorated(made: Any) -> Any:
-            if isinstance(made, FunctionType) and made.__code__.co_flags & CO_NESTED:
-                return made
-            return _jaxtyped(made, typechecker=typechecker)
+            if is_dataclass(made):
+                made.__init__ = _checked_at_first(made.__init__, typechecker)
+            elif isinstance(made, FunctionType) and not made.__code__.co_flags & CO_NESTED:
+                return _checked_at_first(made, typechecker)
+            return made
 
         return decorated
 
     # What the hook writes above every function is `@jaxtyping.jaxtyped(typechecker=...)`.
     jaxtyping.jaxtyped = jaxtyped
+
+
+def _checked_at_first(made: Any, typechecker: Any) -> Any:
+    checks, test, calls = None, -1, 0
+
+    @wraps(made)
+    def called(*args: Any, **words: Any) -> Any:
+        __tracebackhide__ = True
+        nonlocal checks, test, calls
+        if not _wanted:
+            return made(*args, **words)
+        if test != _test:
+            test, calls = _test, 0
+        calls += 1
+        if calls > ENOUGH:
+            return made(*args, **words)
+        if checks is None:
+            checks = _jaxtyped(made, typechecker=typechecker)
+        return checks(*args, **words)
+
+    return called

@@ -1,14 +1,18 @@
-"""`winnow fit` under torchrun."""
+"""`winnow fit`, and work of one's own, under torchrun."""
 
 import json
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
 import pytest
 
-from launched import torchrun
+from forks import Forks
+from launched import SHARED_WORK, torchrun
+from shared_fits import fits
+from shared_work import together
 from winnowgp import load
 from winnowgp.data import Ranks, read_columns
 from winnowgp.estimators import fit_table
@@ -37,24 +41,53 @@ def said(model: Any) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-def test_two_processes_write_the_model_of_one_and_speak_once(tmp_path: Path) -> None:
-    path = table(tmp_path)
-    done = launched(tmp_path, "--target", "y", "-o", "model.winnow", "--checkpoint", "kept")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("model: model.winnow") == 1
-    assert done.stderr.count("warm up") == 1
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
+    """A folder, and what torchrun said of all the work in it: to start it is most of its time."""
+    folder = tmp_path_factory.mktemp("launched")
+    words = ["fit", str(table(folder).name), "--tolerance", "0.3", "--target", "y"]
+    words += ["-o", "model.winnow", "--checkpoint", "kept"]
+    asked = (SHARED_WORK, "shared_rows:sums", "shared_fits:fits", "--", *words)
+    return folder, torchrun(*asked, processes=2, folder=folder)
+
+
+def answers(done: tuple[Path, CompletedProcess[str]], name: str) -> list[Any]:
+    """Of both processes."""
+    folder, torchrun = done
+    paths = [folder / f"{name}-{rank}.json" for rank in range(2)]
+    assert all(path.exists() for path in paths), torchrun.stderr
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def test_two_processes_write_the_model_of_one_and_speak_once(
+    done: tuple[Path, CompletedProcess[str]],
+) -> None:
+    folder, torchrun = done
+    assert answers(done, "command") == [0, 0], torchrun.stderr
+    assert torchrun.stdout.count("model: model.winnow") == 1
+    assert torchrun.stderr.count("warm up") == 1
     asked: dict[str, Any] = {"tolerance": 0.3, "seed": 0}
-    alone = fit_table(read_columns(path), "y", ranks=Ranks.alone(), **asked)
-    model = load(tmp_path / "model.winnow")
+    columns = read_columns(folder / "table.csv")
+    alone = fit_table(columns, "y", ranks=Ranks.alone(), **asked)
+    model = load(folder / "model.winnow")
     assert said(model) == said(alone)
     np.testing.assert_array_equal(
         model.estimator.inducing_points_, alone.estimator.inducing_points_
     )
     # Without torchrun rows are summed in another order.
-    plain = fit_table(read_columns(path), "y", **asked)
+    plain = fit_table(columns, "y", **asked)
     assert alone.estimator.elbo_ == pytest.approx(plain.estimator.elbo_, rel=1e-6)
-    names = sorted(each.name for each in (tmp_path / "kept").iterdir())
+    names = sorted(each.name for each in (folder / "kept").iterdir())
     assert names == ["estimator.checkpoint", "fit.checkpoint"]
+
+
+def test_processes_of_torchrun_are_introduced_to_each_other(
+    done: tuple[Path, CompletedProcess[str]], forks: Forks
+) -> None:
+    gathered = [each["gathered"] for each in answers(done, "sums")]
+    assert gathered == [[[0, ""], [1, "x"]]] * 2
+    assert answers(done, "fits") == forks.call(together, fits, 2)
+    assert done[1].returncode == 0, done[1].stderr
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """Processes that torchrun starts, and what the first of them says for all."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from shared_steps import in_processes
+import shared_steps as work
+from forks import Forks
+from shared_work import together
 from winnowgp.data import Ranks
 from winnowgp.errors import InputError
 
@@ -45,8 +46,8 @@ def test_each_needs_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_the_first_speaks_for_all(tmp_path: Path) -> None:
-    found = in_processes("words", tmp_path, 1, 2, 3)["words"]
+def test_the_first_speaks_for_all(forks: Forks) -> None:
+    found = {of: forks.call(together, work.words, of) for of in (1, 2, 3)}
     for of, answers in found.items():
         assert [each["led"] for each in answers] == [[[0.1, 1.0], [[True, True]], 3.0]] * of
         kinds = ["torch.float64", "torch.bool", "torch.float32", "torch.float64", "torch.float32"]

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from launched import forked
-from shared_work import ASKED, D, N, rows
+import shared_rows
+from forks import Forks
+from shared_rows import ASKED, D, N, rows
+from shared_work import together
 from winnowgp.data import Dataset, Ranks, SharedSource, shared, standardised
 
 COUNTS = (1, 2, 3, 4)
@@ -17,20 +19,23 @@ SOURCES = ("dataset", "weights", "array", "parquet", "batches")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    return forked("sums,sources", tmp_path_factory.mktemp("ranks"), COUNTS)
+@pytest.fixture
+def sums(forks: Forks) -> dict[int, list[Any]]:
+    """By the number of processes, what each of them answered."""
+    return {of: forks.call(together, shared_rows.sums, of) for of in COUNTS}
+
+
+@pytest.fixture(params=SOURCES)
+def name(request: pytest.FixtureRequest) -> str:
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    return request.param
 
 
 @pytest.fixture
-def sums(answers: dict[int, list[Any]]) -> dict[int, list[Any]]:
-    return {of: [each["sums"] for each in found] for of, found in answers.items()}
-
-
-@pytest.fixture
-def sources(answers: dict[int, list[Any]]) -> dict[int, list[Any]]:
-    return {of: [each["sources"] for each in found] for of, found in answers.items()}
+def source(forks: Forks, name: str) -> dict[int, list[Any]]:
+    work = getattr(shared_rows, f"of_{name}")
+    return {of: forks.call(together, work, of) for of in COUNTS}
 
 
 @pytest.fixture(params=COUNTS)
@@ -69,12 +74,9 @@ def test_all_agree_with_the_first_and_hear_of_each(sums: dict[int, list[Any]], o
         assert each["gathered"] == [[rank, "x" * rank] for rank in range(of)]
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_row_is_read_by_one_process(
-    sources: dict[int, list[Any]], of: int, name: str
-) -> None:
+def test_every_row_is_read_by_one_process(source: dict[int, list[Any]], of: int, name: str) -> None:
     X, y, weights = rows()
-    found = [each[name] for each in sources[of]]
+    found = source[of]
     read = [row for each in found for chunk in each["read"] for row in chunk]
     np.testing.assert_array_equal(read, np.column_stack([X, y]))
     if name == "weights":
@@ -90,33 +92,30 @@ def test_every_row_is_read_by_one_process(
         assert each["gathered"] == [len(one["read"]) for one in found]
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_lanes_are_the_same_whoever_sums_which(sources: dict[int, list[Any]], name: str) -> None:
-    lanes = {of: [lane for each in sources[of] for lane in each[name]["lanes"]] for of in COUNTS}
+def test_lanes_are_the_same_whoever_sums_which(source: dict[int, list[Any]], name: str) -> None:
+    lanes = {of: [lane for each in source[of] for lane in each["lanes"]] for of in COUNTS}
     assert lanes[1] == lanes[2] == lanes[4]
     assert len(lanes[1]) == 8
     assert len(lanes[3]) == 3
     assert sum(lanes[1]) == sum(lanes[3]) == N
     for of in COUNTS:
         assert max(lanes[of]) - min(lanes[of]) <= 1
-        for each in sources[of]:
-            assert sum(each[name]["sizes"]) == sum(each[name]["lanes"])
+        for each in source[of]:
+            assert sum(each["sizes"]) == sum(each["lanes"])
 
 
-@pytest.mark.parametrize("name", SOURCES)
 def test_all_get_the_rows_they_ask_for_whoever_has_them(
-    sources: dict[int, list[Any]], of: int, name: str
+    source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     X, y, weights = rows()
-    for each in sources[of]:
-        np.testing.assert_array_equal(each[name]["part"], np.column_stack([X, y])[ASKED])
+    for each in source[of]:
+        np.testing.assert_array_equal(each["part"], np.column_stack([X, y])[ASKED])
         expected = weights[ASKED].tolist() if name == "weights" else None
-        assert each[name]["part weights"] == expected
+        assert each["part weights"] == expected
 
 
-@pytest.mark.parametrize("name", SOURCES)
 def test_units_are_those_of_all_rows_to_the_last_digit(
-    sources: dict[int, list[Any]], of: int, name: str
+    source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     X, y, weights = rows()
     w = weights if name == "weights" else np.ones(N)
@@ -124,24 +123,27 @@ def test_units_are_those_of_all_rows_to_the_last_digit(
     scale = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=w))
     y_mean = np.average(y, weights=w)
     y_scale = np.sqrt(np.average((y - y_mean) ** 2, weights=w))
-    for each in sources[of]:
-        found = each[name]["units"]
+    for each in source[of]:
+        found = each["units"]
         for mine, right in zip(found, (mean, scale, [y_mean], [y_scale]), strict=True):
             np.testing.assert_allclose(np.ravel(mine), right, rtol=1e-13)
         if of != 3:
-            assert found == sources[1][0][name]["units"]
-        np.testing.assert_allclose(each[name]["standard part"], ((X - mean) / scale)[ASKED], 1e-12)
-    lanes = [row for each in sources[of] for lane in each[name]["standard lanes"] for row in lane]
+            assert found == source[1][0]["units"]
+        np.testing.assert_allclose(each["standard part"], ((X - mean) / scale)[ASKED], 1e-12)
+    lanes = [row for each in source[of] for lane in each["standard lanes"] for row in lane]
     np.testing.assert_allclose(lanes, (X - mean) / scale, rtol=1e-10, atol=1e-12)
 
 
 def test_what_cannot_be_asked_of_shared_rows_is_said(
-    sources: dict[int, list[Any]], of: int
+    source: dict[int, list[Any]], of: int, name: str
 ) -> None:
-    for each in sources[of]:
-        assert all("cannot be shared again" in each[name]["refused"] for name in SOURCES)
-        for name in ("array", "parquet", "batches"):
-            assert each[name]["missing"] == f"`rows` must be numbers from 0 to 202; got {N} to {N}."
+    for each in source[of]:
+        kind, words = each["refused"]
+        assert kind == "InputError"
+        assert "cannot be shared again" in words
+        if name in ("array", "parquet", "batches"):
+            required = f"`rows` must be numbers from 0 to 202; got {N} to {N}."
+            assert each["missing"] == ["InputError", required]
 
 
 def test_without_torchrun_one_process_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:

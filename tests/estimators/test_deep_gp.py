@@ -34,7 +34,7 @@ def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
     X, y = steps()
-    model = regressor(n_candidates=30, epochs=(50, 500, 500), hidden_mean="auto").fit(X, y)
+    model = regressor(n_candidates=20, epochs=(30, 220, 220), hidden_mean="auto").fit(X, y)
     mean, sd = model.predict(X, return_std=True)
     assert model.score(X, y) > 0.95
     assert 0.5 < np.sqrt(model.noise_[0]) < 6
@@ -42,11 +42,11 @@ def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
     inside = np.abs(y - mean) < 2 * sd
     assert inside.mean() > 0.85
     assert len(model.n_inducing_) == 2
-    assert all(0 < M <= 30 for M in model.n_inducing_)
+    assert all(0 < M <= 20 for M in model.n_inducing_)
     assert [len(p) for p in model.inducing_points_] == list(model.n_inducing_)
-    # The candidates of the last choice are what the rounds before left of thirty.
+    # The candidates of the last choice are what the rounds before left of twenty.
     pairs = list(zip(model.inclusion_, model.candidates_, model.n_inducing_, strict=True))
-    assert all(len(p) == len(z) and M <= len(p) < 30 for p, z, M in pairs)
+    assert all(len(p) == len(z) and M <= len(p) < 20 for p, z, M in pairs)
     assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
     assert model.alpha_[0] == model.alpha_[1]
 
@@ -68,8 +68,8 @@ def test_quantiles_and_density_agree_with_each_other(fitted: DeepGPRegressor) ->
 
 
 def test_a_prediction_does_not_depend_on_its_neighbours_nor_on_the_day() -> None:
-    X, y = steps()
-    short = regressor(epochs=(5, 20, 10))
+    X, y = steps(40)
+    short = regressor(epochs=(2, 6, 3))
     together = short.fit(X, y).predict(X)
     np.testing.assert_allclose(together[:3], short.predict(X[:3]), rtol=1e-10)
     np.testing.assert_array_equal(together, short.predict(X))
@@ -83,8 +83,8 @@ def test_the_matched_prediction_is_near_the_mixture(fitted: DeepGPRegressor) -> 
 
 
 def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
-    X, y = steps()
-    short = {"epochs": (10, 30, 10)}
+    X, y = steps(60)
+    short = {"epochs": (5, 15, 5)}
     weak = regressor(alpha=1e-3, **short).fit(X, y).n_inducing_
     strong = regressor(alpha=2.0, **short).fit(X, y).n_inducing_
     assert sum(strong) < sum(weak)
@@ -94,10 +94,10 @@ def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
 
 
 def test_several_targets_layers_widths_and_kernels() -> None:
-    X, y = steps()
+    X, y = steps(40)
     two = np.column_stack([y, -3 * y])
     kernels = ("matern52", ScaleKernel(MaternKernel(nu=1.5)), "rbf")
-    model = regressor(layers=3, width=(3, 2), kernel=kernels, epochs=(5, 20, 10)).fit(
+    model = regressor(layers=3, width=(3, 2), kernel=kernels, epochs=(2, 6, 3)).fit(
         np.hstack([X, X**2]), two
     )
     assert model.predict(np.hstack([X, X**2])).shape == two.shape
@@ -106,8 +106,8 @@ def test_several_targets_layers_widths_and_kernels() -> None:
 
 
 def test_connected_layers_see_the_inputs() -> None:
-    X, y = steps()
-    model = regressor(connected=True, hidden_mean="zero", epochs=(5, 20, 10)).fit(X, y)
+    X, y = steps(40)
+    model = regressor(connected=True, hidden_mean="zero", epochs=(2, 6, 3)).fit(X, y)
     # Points of the first layer are in the units of X.
     assert 90 < model.inducing_points_[0].mean() < 120
     assert [p.shape[1] for p in model.inducing_points_] == [1, 2]
@@ -116,8 +116,8 @@ def test_connected_layers_see_the_inputs() -> None:
 
 @pytest.mark.parametrize("likelihood", ["student-t", LaplaceLikelihood(), "poisson"])
 def test_other_likelihoods(likelihood: Any) -> None:
-    X, y = steps()
-    model = regressor(likelihood=likelihood, epochs=(5, 20, 10)).fit(X, np.round(np.abs(y)))
+    X, y = steps(40)
+    model = regressor(likelihood=likelihood, epochs=(2, 6, 3)).fit(X, np.round(np.abs(y)))
     assert np.isfinite(model.log_density(X, np.round(np.abs(y)))).all()
     with pytest.raises(InputError, match="observed=False"):
         model.predict_quantiles(X, 0.5)
@@ -125,12 +125,12 @@ def test_other_likelihoods(likelihood: Any) -> None:
 
 
 def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
-    X, y = steps()
+    X, y = steps(40)
     seen = []
     model = regressor(
         schedule="paper",
         alpha=(0.1, 0.2),
-        epochs=(5, 20, 30, 20),
+        epochs=(2, 6, 8, 6),
         on_progress=lambda p: seen.append(p.phase),
     ).fit(X, y)
     assert list(dict.fromkeys(seen)) == ["layer 2", "pre-train", "inclusion", "post-train"]
@@ -140,23 +140,23 @@ def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
 
 @pytest.mark.parametrize("C", [2, 3])
 def test_classes_are_learnt(C: int) -> None:
-    X, label = map(np.asarray, make_moons(150, noise=0.15, random_state=0))
+    X, label = map(np.asarray, make_moons(100, noise=0.15, random_state=0))
     label = label if C == 2 else np.where(X[:, 0] > 1.2, 2, label)
     y = np.array(["a", "b", "c"])[label]
-    model = classifier(n_candidates=20, epochs=(40, 150, 80)).fit(X, y)
+    model = classifier(epochs=(10, 40, 20)).fit(X, y)
     assert model.score(X, y) > 0.9
     probability = model.predict_proba(X)
     np.testing.assert_allclose(probability.sum(1), 1, rtol=1e-12)
     chosen = probability[np.arange(len(y)), np.searchsorted(model.classes_, y)]
     np.testing.assert_allclose(model.log_density(X, y), np.log(chosen), atol=1e-9)
     assert model.log_density(X[:1], ["never seen"]) == -np.inf
-    assert model.predict_proba(X, method="matched").shape == (150, C)
+    assert model.predict_proba(X, method="matched").shape == (100, C)
 
 
 def test_counts_may_be_large() -> None:
-    X, _ = steps()
+    X, _ = steps(60)
     y = np.random.default_rng(1).poisson(1000 * (1.5 + np.sin(X[:, 0]))).astype(float)
-    assert regressor(likelihood="poisson", epochs=(20, 100, 100)).fit(X, y).score(X, y) > 0.95
+    assert regressor(likelihood="poisson", epochs=(10, 40, 30)).fit(X, y).score(X, y) > 0.95
 
 
 @pytest.mark.parametrize(("N", "D", "width"), [(2, 5, 3), (1, 3, 2)])

@@ -118,11 +118,11 @@ def test_the_papers_schedule_on_minibatches() -> None:
     y = np.random.default_rng(1).poisson(np.exp(1.2 * WAVE))
     settings = {"schedule": "paper", "alpha": 0.02, "batch_size": 50, "n_candidates": 15}
     model = SparseGPRegressor(
-        likelihood="poisson", epochs=(150, 100, 150), random_state=0, **settings
+        likelihood="poisson", epochs=(60, 40, 60), random_state=0, **settings
     ).fit(X, y)
     assert 0 < model.n_inducing_ < 15
     assert model.log_density(X, y).mean() > -1.6
-    gaussian = SparseGPRegressor(epochs=(300, 50, 100), random_state=0, **settings).fit(X, WAVE)
+    gaussian = SparseGPRegressor(epochs=(150, 20, 50), random_state=0, **settings).fit(X, WAVE)
     assert gaussian.score(X, WAVE) > 0.8
 
 

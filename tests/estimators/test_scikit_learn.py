@@ -32,12 +32,12 @@ TWO_LAYERS: dict[str, Any] = {
 
 
 def regressor(**arguments: Any) -> SparseGPRegressor:
-    settings: dict[str, Any] = {"n_candidates": 10, "epochs": (60, 20, 60)}
+    settings: dict[str, Any] = {"n_candidates": 10, "epochs": (60, 3, 60)}
     return SparseGPRegressor(**(PAPER | settings | arguments))
 
 
 def classifier(**arguments: Any) -> SparseGPClassifier:
-    settings: dict[str, Any] = {"n_candidates": 10, "epochs": (30, 3, 25)}
+    settings: dict[str, Any] = {"n_candidates": 10, "epochs": (20, 3, 10)}
     return SparseGPClassifier(**(PAPER | settings | arguments))
 
 
@@ -48,7 +48,7 @@ def classifier(**arguments: Any) -> SparseGPClassifier:
         regressor(),
         classifier(),
         DeepGPRegressor(**ONE_LAYER, epochs=(0, 80, 2, 40)),
-        DeepGPClassifier(**ONE_LAYER, epochs=(0, 30, 2, 10)),
+        DeepGPClassifier(**ONE_LAYER, epochs=(0, 20, 2, 5)),
     ]
 )
 def test_scikit_learns_own_checks(estimator, check) -> None:

@@ -8,9 +8,7 @@ from gpytorch.likelihoods import (
     BernoulliLikelihood,
     GaussianLikelihood,
 )
-from gpytorch.variational import (
-    UnwhitenedVariationalStrategy,
-)
+from gpytorch.variational import UnwhitenedVariationalStrategy
 from torch import Tensor
 
 from gpytorch_models import (

@@ -5,9 +5,7 @@ from typing import Any, cast
 import gpytorch
 import pytest
 import torch
-from gpytorch.likelihoods import (
-    GaussianLikelihood,
-)
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.models.deep_gps import DeepGP
 
 from gpytorch_models import (
@@ -99,7 +97,7 @@ def test_layers_of_a_deep_model_lose_points(few_samples: None) -> None:
     x, y = curve(30)
     model, likelihood = Deep(6), gaussian(0.05)
     bound = elbo(likelihood, model, 30)
-    trained(model, bound, x - 3, y, 30)
+    trained(model, bound, x - 3, y, 60)
     before = untouched(model)
     result = winnow(model, likelihood, (x - 3, y))
     names = [each.name for each in result.sets]

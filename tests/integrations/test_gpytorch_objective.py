@@ -16,18 +16,16 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.variational import (
     BatchDecoupledVariationalStrategy,
-    CholeskyVariationalDistribution,
     DeltaVariationalDistribution,
     LargeBatchVariationalStrategy,
     MeanFieldVariationalDistribution,
-    NaturalVariationalDistribution,
-    TrilNaturalVariationalDistribution,
     UnwhitenedVariationalStrategy,
     VariationalStrategy,
 )
 from torch import Tensor
 
 from gpytorch_models import (
+    DISTRIBUTIONS,
     Deep,
     Latent,
     Model,
@@ -39,6 +37,7 @@ from gpytorch_models import (
     state,
     task_noise,
     tasks,
+    three_classes,
     with_random_q,
 )
 from winnowgp.gradients import ScoreFunction, all_masks
@@ -52,13 +51,6 @@ STRATEGIES = [
     LargeBatchVariationalStrategy,
     UnwhitenedVariationalStrategy,
     BatchDecoupledVariationalStrategy,
-]
-DISTRIBUTIONS = [
-    CholeskyVariationalDistribution,
-    MeanFieldVariationalDistribution,
-    DeltaVariationalDistribution,
-    NaturalVariationalDistribution,
-    TrilNaturalVariationalDistribution,
 ]
 PAIRS = [
     (s, d)
@@ -210,7 +202,7 @@ def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
 def test_softmax_is_integrated_by_nodes() -> None:
     """GPyTorch draws samples; the mean of very many is what we compute."""
     x, y = curve(N)
-    labels = (y > -0.4).long() + (y > 0.4).long()
+    labels = three_classes(y)
     likelihood = SoftmaxLikelihood(num_features=3, num_classes=3, mixing_weights=False)
     model = shared()
     value = subset_objective(model, likelihood, (x, labels)).value(torch.ones(1, K).bool()).item()
@@ -236,7 +228,7 @@ def test_mixed_tasks_are_sampled_as_in_training(kind: str) -> None:
             return torch.distributions.Normal((f[..., 0] - f[..., 1]).tanh(), 1.0)
 
     x, y = curve(N)
-    labels = (y > -0.4).long() + (y > 0.4).long()
+    labels = three_classes(y)
     softmax = SoftmaxLikelihood(num_features=3, num_classes=3, mixing_weights=False)
     model = three(mixed, prior=[3])
     model.variational_strategy.lmc_coefficients.data = 2 * torch.ones(3, 3).double()

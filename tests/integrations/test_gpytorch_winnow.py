@@ -13,17 +13,13 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
 )
 from gpytorch.variational import (
-    CholeskyVariationalDistribution,
-    DeltaVariationalDistribution,
-    MeanFieldVariationalDistribution,
-    NaturalVariationalDistribution,
-    TrilNaturalVariationalDistribution,
     UnwhitenedVariationalStrategy,
     VariationalStrategy,
 )
 from torch import Tensor
 
 from gpytorch_models import (
+    DISTRIBUTIONS,
     Model,
     curve,
     elbo,
@@ -31,6 +27,7 @@ from gpytorch_models import (
     independent,
     points,
     state,
+    three_classes,
     untouched,
     with_random_q,
 )
@@ -41,16 +38,7 @@ from winnowgp.models import SparseGP
 
 
 @pytest.mark.parametrize("strategy", [VariationalStrategy, UnwhitenedVariationalStrategy])
-@pytest.mark.parametrize(
-    "distribution",
-    [
-        CholeskyVariationalDistribution,
-        MeanFieldVariationalDistribution,
-        DeltaVariationalDistribution,
-        NaturalVariationalDistribution,
-        TrilNaturalVariationalDistribution,
-    ],
-)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_kernel_mean_and_likelihood_stay_bit_for_bit(strategy: Any, distribution: Any) -> None:
     x, y = curve(50)
     model = Model(points(24), strategy=strategy, distribution=distribution)
@@ -158,7 +146,7 @@ def test_other_likelihoods_lose_little(name: str) -> None:
         "classes": (BernoulliLikelihood(), (y > 0).double()),
         "softmax": (
             SoftmaxLikelihood(num_features=3, num_classes=4),
-            (y > -0.4).long() + (y > 0.4).long(),
+            three_classes(y),
         ),
         "counts": (PoissonLikelihood(), y.exp().round()),
         "own": (Own(), y),

@@ -11,7 +11,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.means import ConstantMean
 
-from gpytorch_models import curve, elbo, tasks
+from gpytorch_models import curve, elbo, points, tasks, three_classes
 from winnowgp import SparseGPClassifier, SparseGPRegressor, fit
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -72,7 +72,7 @@ def test_what_fit_returns_is_taken_too() -> None:
 def test_nearly_singular_points_predict_the_same() -> None:
     """Forty points a hundredth of a lengthscale apart."""
     x, y = curve(50)
-    Z = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    Z = points(40)
     kernel = ScaleKernel(RBFKernel())
     kernel.base_kernel.lengthscale = torch.tensor(15.0)
     posterior = SparseGP(kernel, Z, noise=0.1).posterior(Dataset.of(x, y))
@@ -113,7 +113,7 @@ def test_a_regressor_is_in_the_users_units(likelihood: str, several: bool) -> No
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_classifier_has_the_same_probabilities(classes: int) -> None:
     x, y = curve(60)
-    labels = (y > 0).long() if classes == 2 else (y > -0.4).long() + (y > 0.4).long()
+    labels = (y > 0).long() if classes == 2 else three_classes(y)
     names = np.array(["a", "b", "c"])[labels.numpy()]
     classifier = SparseGPClassifier(**QUICK).fit(x.numpy(), names)
     model, likelihood = to_gpytorch(classifier)

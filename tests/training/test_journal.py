@@ -166,14 +166,15 @@ def test_what_was_decided_once_stays_decided() -> None:
     assert run(UNKEPT) == (5, 6)
 
 
-@pytest.mark.parametrize("steps", [12, 13, 40])
-def test_a_phase_of_adam_that_falls(steps: int) -> None:
-    """After twelve or thirteen steps it ends while it falls."""
+def with_memory_of_falls(
+    steps: int, objective: Callable[[Tensor, Noise], Tensor]
+) -> Callable[[Journal], Any]:
+    """A phase of Adam from x = 0 that goes back to before a fall."""
 
     def run(journal: Journal) -> Any:
         x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
         Adam(steps, deepest=1.0).maximise(
-            lambda: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.52),
+            lambda: objective(x, noise),
             [([x], 0.05)],
             scale=1.0,
             on_step=lambda *_: None,
@@ -182,25 +183,22 @@ def test_a_phase_of_adam_that_falls(steps: int) -> None:
         )
         return x.item(), noise.next()
 
+    return run
+
+
+@pytest.mark.parametrize("steps", [12, 13, 40])
+def test_a_phase_of_adam_that_falls(steps: int) -> None:
+    """After twelve or thirteen steps it ends while it falls."""
+    run = with_memory_of_falls(
+        steps, lambda x, noise: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.52)
+    )
     assert from_every_state(run) == steps + 1
     assert run(UNKEPT)[0] < 0.52
 
 
 def test_a_phase_of_adam_in_noise_beyond_what_would_be_a_fall() -> None:
     """Whoever forgets how noisy it was sees falls where the others saw none."""
-
-    def run(journal: Journal) -> Any:
-        x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
-        Adam(60, deepest=1.0).maximise(
-            lambda: x + 4 * noise.next(),
-            [([x], 0.05)],
-            scale=1.0,
-            on_step=lambda *_: None,
-            journal=journal,
-            memory={"noise": noise},
-        )
-        return x.item(), noise.next()
-
+    run = with_memory_of_falls(60, lambda x, noise: x + 4 * noise.next())
     assert from_every_state(run) == 61
 
 

@@ -39,7 +39,6 @@ from winnowgp.bounds.whitened_chunks import (
     add_gram,
     add_product,
     from_panels,
-    tensor_cores,
 )
 from winnowgp.linalg import definite_cholesky, half_log_det
 
@@ -216,10 +215,9 @@ def _push_back(kernel: ChunkedKernel, mean: ChunkedMean, part: WhitenedChunk, ba
     pull = (y - V.mT @ back.beta) / back.noise
     # P/σ², or P/(σ² + t_i)
     weight = back.P / (back.noise + part.t.to(y.dtype) * back.tighter)
-    with tensor_cores(V):
-        gradient = torch.addmm(back.left @ y.mT.to(dtype), back.middle, V)
-        if back.tighter:
-            gradient.addmm_(back.L_inverse_T, V * weight.to(dtype))
+    gradient = torch.addmm(back.left @ y.mT.to(dtype), back.middle, V)
+    if back.tighter:
+        gradient.addmm_(back.L_inverse_T, V * weight.to(dtype))
     if counts is not None:
         gradient.mul_(counts.to(dtype))
         pull, weight = counts[:, None] * pull, counts * weight

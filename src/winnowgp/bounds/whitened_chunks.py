@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import final
@@ -216,25 +215,7 @@ def add_product(
     if A.dtype == total.dtype:
         total.addmm_(A, C)
     else:
-        with tensor_cores(A):
-            total.add_(A @ C)
-
-
-@contextmanager
-def tensor_cores(A: Tensor) -> Iterator[None]:
-    """Products of float32 on a GPU may round their factors to eleven bits, which is quicker.
-
-    For sums over many rows, in which the rounding of single entries averages out.
-    """
-    if not (A.is_cuda and A.dtype == torch.float32):
-        yield
-        return
-    settings = torch.backends.cuda.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "tf32"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
+        total.add_(A @ C)
 
 
 def from_panels(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:

@@ -64,7 +64,7 @@ class Parts:
         rows = next(self._batches).tensor_split(self.ranks.of)[self.ranks.rank]
         return self.data.part(rows)
 
-    def own(self, drawn: Sequence[Float[Tensor, "T B H"]]) -> list[Float[Tensor, "T b H"]]:
+    def own(self, drawn: Sequence[Float[Tensor, "T B _"]]) -> list[Float[Tensor, "T b _"]]:
         """Of what was drawn for each row of the whole minibatch, that of this process's rows.
 
         So that a row meets the same numbers whoever looks at it.

@@ -1,0 +1,147 @@
+"""What processes tell each other, and rows that they share."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from winnowgp.data import (
+    ArraySource,
+    BatchSource,
+    Dataset,
+    ParquetSource,
+    Ranks,
+    Source,
+    shared,
+    standardised,
+)
+from winnowgp.errors import WinnowError
+
+# What reads Parquet, where it is installed: before processes are forked, not in each of them.
+with suppress(ModuleNotFoundError):
+    import pyarrow.dataset
+    import pyarrow.parquet  # noqa: F401
+
+N, D = 203, 2
+ASKED = [0, 202, 7, 7, 101, 50, 151, 25]
+"""Numbers of rows, of every process and in no order."""
+
+
+def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and weights."""
+    rng = np.random.default_rng(11)
+    X = rng.uniform(0, 4, size=(N, D))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.normal(size=N)
+    return X, y, rng.uniform(0.5, 2, size=N)
+
+
+def dataset(*, weighted: bool = False) -> Dataset:
+    X, y, weights = map(torch.tensor, rows())
+    return Dataset.of(X, y, weights=weights if weighted else None)
+
+
+def array() -> ArraySource:
+    return ArraySource(*rows()[:2])
+
+
+def batches() -> BatchSource:
+    X, y, _ = rows()
+    return BatchSource(lambda: ((X[i : i + 30], y[i : i + 30]) for i in range(0, N, 30)))
+
+
+def parquet() -> ParquetSource:
+    """Of row groups that end where no share does; the first process writes them."""
+    if dist.get_rank() == 0:
+        _write_parquet()
+    dist.barrier()
+    return ParquetSource("table.parquet", inputs=["a", "b"], targets="y")
+
+
+def _write_parquet() -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    X, y, _ = rows()
+    table = pyarrow.table({"a": X[:, 0], "b": X[:, 1], "y": y})
+    parquet.write_table(table, "table.parquet", row_group_size=47)
+
+
+def plain(tensor: torch.Tensor) -> list[Any]:
+    return tensor.detach().tolist()
+
+
+def said(work: Callable[[], Any]) -> list[str]:
+    """Of the library's errors, their names and words."""
+    try:
+        work()
+    except WinnowError as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def sums(ranks: Ranks) -> dict[str, Any]:
+    own = torch.full((2, 3), 10.0**ranks.rank, dtype=torch.float64)
+    total, single = ranks.total(own, torch.tensor(0.1 * (ranks.rank + 1), dtype=torch.float64))
+    (float32,) = ranks.total(torch.tensor([1.0 + ranks.rank]))
+    return {
+        "rank": ranks.rank,
+        "of": ranks.of,
+        "first": ranks.first,
+        "own": plain(own),
+        "total": plain(total),
+        "single": single.item(),
+        "float32": [str(float32.dtype), *plain(float32)],
+        "agreed": ranks.agreed({"seed": 5 + ranks.rank, "text": "ü"}),
+        "gathered": ranks.gathered((ranks.rank, "x" * ranks.rank)),
+    }
+
+
+def of_dataset(ranks: Ranks) -> dict[str, Any]:
+    return _of_source(dataset())
+
+
+def of_weights(ranks: Ranks) -> dict[str, Any]:
+    return _of_source(dataset(weighted=True))
+
+
+def of_array(ranks: Ranks) -> dict[str, Any]:
+    return _of_source(array())
+
+
+def of_parquet(ranks: Ranks) -> dict[str, Any]:
+    return _of_source(parquet())
+
+
+def of_batches(ranks: Ranks) -> dict[str, Any]:
+    return _of_source(batches())
+
+
+def _of_source(whole: Source) -> dict[str, Any]:
+    """What each process reads, and what all of them know."""
+    source = shared(whole)
+    units = standardised(source)
+    read = list(source.chunks(20))
+    part = source.part(torch.tensor(ASKED))
+    missing = [] if source.held() is not None else said(lambda: source.part(torch.tensor([N])))
+    return {
+        "shape": [source.N, source.D, source.P, str(source.dtype), source.observations],
+        "sizes": [len(chunk.X) for chunk in read],
+        "lanes": [lane.N for lane in source.lanes()],
+        "read": [plain(torch.cat([chunk.X, chunk.Y], 1)) for chunk in read],
+        "weights": [None if chunk.weights is None else plain(chunk.weights) for chunk in read],
+        "part": plain(torch.cat([part.X, part.Y], 1)),
+        "part weights": None if part.weights is None else plain(part.weights),
+        "total": plain(source.total(torch.cat([chunk.X for chunk in read]).sum(0))[0]),
+        "gathered": source.gathered(len(read)),
+        "units": [
+            *(plain(u) for u in (units.x_units.shift, units.x_units.scale)),
+            *(plain(u) for u in (units.y_units.shift, units.y_units.scale)),
+        ],
+        "standard part": plain(units.part(torch.tensor(ASKED)).X),
+        "standard lanes": [plain(next(lane.chunks(N)).X) for lane in units.lanes()],
+        "refused": said(lambda: source.share(0, 2)),
+        "missing": missing,
+    }
