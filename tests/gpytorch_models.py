@@ -117,9 +117,6 @@ class Layer(DeepGPLayer):
         q = CholeskyVariationalDistribution(points, batch_shape=batch)
         super().__init__(VariationalStrategy(self, Z, q), inputs, outputs)
         self.mean_module = LinearMean(inputs) if linear else ConstantMean(batch_shape=batch)
-        if linear:
-            # GPyTorch draws them, and tests would depend on those before them.
-            self.mean_module.weights.data = torch.randn(inputs, 1, generator=generator)
         kernel = RBFKernel(batch_shape=batch, ard_num_dims=inputs)
         self.covar_module = ScaleKernel(kernel, batch_shape=batch)
         self.double()

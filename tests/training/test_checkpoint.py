@@ -1,6 +1,5 @@
 """Fits that are stopped and go on: what is computed again, what is refused."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +136,7 @@ def test_a_memory_without_words_is_named(tmp_path: Path) -> None:
     fitted(None, schedule=schedule)
 
 
-def test_a_loop_of_the_users_becomes_a_stage_as_the_docs_say(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(stage = .*?)```", text, flags=re.DOTALL)
-
+def test_a_loop_of_the_users_becomes_a_stage(tmp_path: Path) -> None:
     def run(stop: int) -> tuple[float, int]:
         model, steps = torch.nn.Linear(1, 1, bias=False), [0]
         torch.nn.init.zeros_(model.weight)
@@ -153,8 +149,11 @@ def test_a_loop_of_the_users_becomes_a_stage_as_the_docs_say(tmp_path: Path) -> 
 
         journal = opened(Checkpoint(tmp_path, 0), "loop")
         course = Course(seeded(), lambda progress: None, journal)
-        names = {"course": course, "model": model, "take_a_step": take_a_step}
-        exec(block, {**names, "not_done": lambda model: model.weight.item() < 5})
+        stage = course.journal.stage({"model": model}, start=list(model.parameters()))
+        while not stage.ended and model.weight.item() < 5:
+            take_a_step(model)
+            stage.save()
+        stage.end()
         return model.weight.item(), steps[0]
 
     with pytest.raises(Stopped):
