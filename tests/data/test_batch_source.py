@@ -62,7 +62,7 @@ def test_what_is_no_function_of_pairs_is_said(batches: Any, message: str) -> Non
 class Short(StreamedSource):
     """Says ten rows and has six."""
 
-    N, D, P, dtype = 10, 1, 1, torch.float64  # pyright: ignore
+    N, D, P, dtype = 10, 1, 1, torch.float64  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         rows: Tensor = torch.arange(start, min(stop, 6)).double()[:, None]

@@ -56,12 +56,12 @@ def expected() -> SparseGPRegressor:
 def test_a_source_gives_the_fit_of_its_rows(
     kind: str, expected: SparseGPRegressor, tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     found = regressor().fit(sources(tmp_path)[kind])
     assert found.n_inducing_ == expected.n_inducing_
     assert found.elbo_ == pytest.approx(expected.elbo_, abs=1e-3)
     X, y = table()
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     named = pandas.DataFrame(X, columns=["a", "b"]) if "parquet" in kind else X
     for ours, theirs in zip(
         found.predict(named, return_std=True), expected.predict(X, return_std=True), strict=True
@@ -121,7 +121,7 @@ def test_rows_in_float32_can_be_predicted_from() -> None:
 
 @pytest.mark.unchecked
 def test_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X, y = table(60)
     model = regressor(tolerance=1.0).fit(pandas.DataFrame(X, columns=["u", "v"]), y[:, 0])
     model.fit(ArraySource(X[:, :1], y[:, 0]))

@@ -1,5 +1,7 @@
 """Intervals and distribution functions against brute force."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import norm, poisson
@@ -64,8 +66,13 @@ def test_a_regressor_of_counts_covers_what_it_says() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 5, (150, 1))
     y = rng.poisson(np.exp(1 + np.sin(X[:, 0]))).astype(float)
-    quick = {"schedule": "paper", "alpha": 0.01, "epochs": (60, 10, 10), "n_candidates": 10}
-    model = SparseGPRegressor(likelihood="poisson", random_state=0, **quick).fit(X, y)  # type: ignore
+    quick: dict[str, Any] = {
+        "schedule": "paper",
+        "alpha": 0.01,
+        "epochs": (60, 10, 10),
+        "n_candidates": 10,
+    }
+    model = SparseGPRegressor(likelihood="poisson", random_state=0, **quick).fit(X, y)
     found = predictive(model, X)
     lower, upper = found.interval(0.9)
     assert 0.85 <= ((y >= lower) & (y <= upper)).mean() <= 1
