@@ -8,8 +8,8 @@ rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 poi
 and a choice of points from the statistics. points: the same of 1e5 rows against the number of
 points. ranks: the same in one and in two processes of one thread each, started by torchrun. fits:
 whole fits with selection from Parquet files, 256 candidates, two threads. gpu: a million rows and
-1024 candidates, in double and mixed precision, the paper's protein table, and the share of the
-device's float64 peak that the passes reach.
+1024 candidates, in double and mixed precision in turn, fits from three seeds; the paper's protein
+table; and the share of the device's float64 peak that the passes reach.
 
 Each measurement is made in a process of its own, of which the kernel says how much memory it had
 at most, and how much once everything was imported. Rows go to benchmarks/results/scale; `--report`
@@ -38,6 +38,7 @@ from winnowgp.errors import DataNotFoundError
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
 POINTS = [32, 64, 128, 256, 512]
 REPEATS = 3
+PRECISIONS = ("double", "mixed")
 
 
 class Tables:
@@ -131,9 +132,13 @@ def gpu(tables: Tables, said: argparse.Namespace) -> None:
 
     size = {"rows": count, "points": K}
     add("arithmetic", **size, size=16_384 if said.device != "cpu" else 2048)
-    for precision in ("double", "mixed"):
-        add("evaluation", **size, repeats=said.repeats, precision=precision)
-        add("fit", **size, precision=precision)
+    for points in (K // 4, K // 2, K):
+        for precision in PRECISIONS:
+            words = {"rows": count, "points": points, "precision": precision}
+            add("evaluation", **words, repeats=said.repeats)
+    for seed in range(said.repeats):
+        for precision in PRECISIONS:
+            add("fit", **size, precision=precision, seed=seed)
     for fewer in (count // 10, count):
         words = {"rows": fewer, "points": K, "repeats": said.repeats, "path": tables(fewer)}
         add("evaluation", **words)

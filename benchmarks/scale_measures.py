@@ -155,6 +155,7 @@ def whole_fit(
     path: str | None = None,
     device: str = "cpu",
     precision: str = "double",
+    seed: int = 0,
 ) -> Row:
     """A fit with selection; beside it, seconds of finding the units and of making the rows.
 
@@ -168,12 +169,14 @@ def whole_fit(
     empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
     model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
-    work = waited(lambda: fit(model, data, schedule=Fast(n_candidates=points)))
+    schedule, generator = Fast(n_candidates=points), torch.Generator(device).manual_seed(seed)
+    work = waited(lambda: fit(model, data, schedule=schedule, generator=generator))
     fitted, seconds = timed(work)
     return {
         "rows": rows,
         "points": points,
         "precision": precision,
+        "seed": seed,
         "source": "memory" if path is None else "parquet",
         "made_s": round(made - start, 2),
         "standardised_s": round(time.perf_counter() - made - seconds.wall, 2),

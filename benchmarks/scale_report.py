@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import log
+from statistics import mean
 
 from records import Row, recorded, table
 
@@ -17,6 +18,7 @@ COLUMNS: dict[str, Callable[[Row], object]] = {
     "points": lambda row: row["points"],
     "candidates": lambda row: row["points"],
     "precision": lambda row: row["precision"],
+    "seed": lambda row: row["seed"],
     "processes": lambda row: row["ranks"],
     "kept": lambda row: row["kept"],
     "s": lambda row: f"{row['wall_s']:.4g}",
@@ -116,15 +118,11 @@ def of_gpu(found: list[Row]) -> str:
     if rows := kinds.get("evaluation"):
         words += ["One bound and its gradient", shown(rows, "source", *names, "s", *more)]
     if rows := kinds.get("fit"):
-        words += ["Whole fits with selection", shown(rows, *names, "whole s", *more, "kept")]
-        bounds = {row["precision"]: row["bound"] for row in rows}
-        if len(bounds) == 2:
-            apart = abs(bounds["mixed"] / bounds["double"] - 1)
-            words.append(f"The two bounds differ by {apart:.1e} of their size: other points.")
-        for row in rows:
-            if row["precision"] == "mixed":
-                apart = abs(row["own_bound"] / row["double_bound"] - 1)
-                words.append(f"Where the mixed fit ends, mixed and double differ by {apart:.1e}.")
+        words += [
+            "Whole fits with selection",
+            shown(rows, "seed", *names, "whole s", *more, "kept"),
+        ]
+        words += of_precisions(rows)
     for row in kinds.get("protein", []):
         words.append(
             row.get("skipped")
@@ -132,6 +130,29 @@ def of_gpu(found: list[Row]) -> str:
             f"{row['second_wall_s']} s; {row['kept']} points."
         )
     return "\n".join(words)
+
+
+def of_precisions(fits: list[Row]) -> list[str]:
+    """Mixed fits against those in double precision."""
+    of = {name: [row for row in fits if row["precision"] == name] for name in ("double", "mixed")}
+    if not all(of.values()):
+        return []
+    seconds, bounds = (
+        {name: [told(row) for row in rows] for name, rows in of.items()}
+        for told in (lambda row: row["wall_s"] + row["standardised_s"], lambda row: row["bound"])
+    )
+    words = [
+        f"{name}: {mean(seconds[name]):.2f} s ({min(seconds[name]):.2f} to "
+        f"{max(seconds[name]):.2f}), bounds {min(bounds[name]):.0f} to {max(bounds[name]):.0f}"
+        for name in of
+    ]
+    apart = max(abs(row["own_bound"] / row["double_bound"] - 1) for row in of["mixed"])
+    ratio = mean(seconds["double"]) / mean(seconds["mixed"])
+    return [
+        *words,
+        f"Mixed fits are {ratio:.2f} times as fast. Where they end, mixed and double bounds differ "
+        f"by {apart:.1e} at most.",
+    ]
 
 
 TOLD: dict[str, Callable[[list[Row]], str]] = {

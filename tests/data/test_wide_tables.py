@@ -74,8 +74,9 @@ def test_units_are_found_from_fewer_rows_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_blocks_for_a_gpu_leave_half_of_it_free() -> None:
-    # 128 GiB are more than enough for few columns; the inputs of many are 512 MiB at most.
+    # 128 GiB are more than enough for few columns; a matrix of a block has 2^26 numbers at most.
     assert gpu_size(2**37, 1024, 9) == 65_536
+    assert gpu_size(2**37, 128, 9) == gpu_size(2**37, 0, 9) == 262_144
     assert gpu_size(2**37, 1024, 10_000) == 2**26 // 10_000
     # What is held of a row: six numbers for each point and each input, of eight bytes.
     for points, inputs in ((1000, 24), (24, 1000), (512, 512)):

@@ -33,6 +33,17 @@ def test_paths_are_greedy_and_their_bounds_are_values(
 
 
 @cases
+def test_a_path_down_may_start_from_any_subset(case: dict[str, Any]) -> None:
+    s = problem(30, **case).statistics
+    mask = torch.arange(s.K) % 3 != 0
+    path = backward_path(s, start=mask)
+    assert torch.equal(path.masks[0], mask)
+    assert path.masks.sum(dim=1).tolist() == list(range(int(mask.sum()), -1, -1))
+    assert bool((path.masks[:-1] >= path.masks[1:]).all())
+    torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-7, atol=1e-3)
+
+
+@cases
 def test_swaps_and_oscillations_never_lower_the_bound_and_keep_the_size(
     case: dict[str, Any],
 ) -> None:

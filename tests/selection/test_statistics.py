@@ -64,6 +64,22 @@ def test_a_walk_of_flips_stays_on_the_fresh_tableau(case: dict[str, Any]) -> Non
     torch.testing.assert_close(walk.bound, s.value(walk.mask[None])[0], rtol=1e-7, atol=1e-3)
 
 
+@cases
+def test_dropping_keeps_what_is_left_on_the_fresh_tableau(case: dict[str, Any]) -> None:
+    s = problem(3, **case).statistics
+    order = torch.randperm(s.K, generator=torch.Generator().manual_seed(0))
+    walk = s.tableau(torch.ones(s.K, dtype=torch.bool))
+    for at in order.split(1):
+        walk = walk.drop(at, worth=walk.flips()[at])
+        fresh = s.tableau(walk.mask)
+        assert not walk.mask[at]
+        torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
+        inside = walk.included
+        torch.testing.assert_close(
+            walk.flips()[inside], fresh.flips()[inside], rtol=1e-6, atol=1e-3
+        )
+
+
 def test_a_tableau_of_fewer_rows_walks_like_the_whole_one() -> None:
     s = problem(3).statistics
     mask = all_masks(8)[0b01101001]

@@ -51,6 +51,19 @@ def test_a_walk_down_has_the_bounds_of_its_sets() -> None:
     torch.testing.assert_close(s.empty, frontier.bounds[0], rtol=1e-7, atol=1e-6)
 
 
+def test_dropping_is_flipping_out() -> None:
+    s = SummedStatistics(parts())
+    state = s.tableau(torch.ones(K, dtype=torch.bool))
+    for at in (2, 5, 0):
+        worth = state.flips()[[at]]
+        flipped = s.tableau(state.mask).flip(at, worth=worth[0])
+        state = state.drop(torch.tensor([at]), worth=worth)
+        assert torch.equal(state.mask, flipped.mask)
+        torch.testing.assert_close(state.bound, flipped.bound, rtol=1e-10, atol=0)
+        left = state.included
+        torch.testing.assert_close(state.flips()[left], flipped.flips()[left], rtol=1e-8, atol=1e-8)
+
+
 def best_of_all(s: SummedStatistics, alpha: float) -> tuple[torch.Tensor, float]:
     masks = all_masks(K)
     scores = s.value(masks) - alpha * masks.sum(1).square()

@@ -14,9 +14,10 @@ from winnowgp.data import Dataset, Ranks, Source
 
 # Rows of a block on a CPU, where what is made of them should stay in the caches.
 CHUNK = 2048
-# On a GPU: many, so that its products are large, and few enough for its memory; the inputs of a
-# block, on their way, are at most so many numbers.
-_MOST, _INPUTS = 65_536, 2**26
+# On a GPU: many, so that work is more than waiting for it to be asked for, and few enough for its
+# memory. Rows at most, since what float32 adds up over more of them loses digits; numbers, of
+# points or inputs times rows, at most.
+_MOST, _NUMBERS = 262_144, 2**26
 # Matrices of a block's rows by all points that a pass holds at once.
 _HELD = 6
 
@@ -162,7 +163,8 @@ def gpu_size(free: int, points: int, D: int) -> int:
     """Rows of a block for which half of so many free bytes are enough."""
     # For each point what a pass holds; for each input itself, two features, and copies of them.
     numbers = _HELD * (points + D)
-    return max(CHUNK, min(_MOST, _INPUTS // max(D, 1), free // (2 * 8 * max(numbers, 1))))
+    wide = max(points, D, 1)
+    return max(CHUNK, min(_MOST, _NUMBERS // wide, free // (2 * 8 * max(numbers, 1))))
 
 
 def free_memory(device: torch.device) -> int:

@@ -215,7 +215,7 @@ def _push_back(kernel: ChunkedKernel, mean: ChunkedMean, part: WhitenedChunk, ba
     pull = (y - V.mT @ back.beta) / back.noise
     # P/σ², or P/(σ² + t_i)
     weight = back.P / (back.noise + part.t.to(y.dtype) * back.tighter)
-    gradient = torch.addmm(back.left @ y.mT.to(dtype), back.middle, V)
+    gradient = (back.left @ y.mT.to(dtype)).addmm_(back.middle, V)
     if back.tighter:
         gradient.addmm_(back.L_inverse_T, V * weight.to(dtype))
     if counts is not None:

@@ -24,11 +24,11 @@ from winnowgp.typing import Scalar
 
 
 def chunked_kernel(
-    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks
+    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks, dtype: torch.dtype | None = None
 ) -> tuple[ChunkedKernel, list[Tensor]]:
     """A kernel for blocks of rows, and what its gradient is with respect to.
 
-    The scaled RBF takes a short way.
+    The scaled RBF takes a short way, and makes its blocks in `dtype`.
     """
     if is_scaled_rbf(kernel):
         assert isinstance(kernel, ScaleKernel)
@@ -39,6 +39,7 @@ def chunked_kernel(
             Z=(Z - blocks.centre).detach(),
             variance=variance.detach(),
             lengthscales=lengthscales.detach(),
+            dtype=dtype,
         )
         return chunks, [variance, lengthscales, Z]
     inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
@@ -62,7 +63,7 @@ class ChunkedBound:
         self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: Scalar
     ) -> Scalar:
         """The bound in nats, differentiable in all that these hold."""
-        chunked, inputs = chunked_kernel(kernel, Z, self.blocks)
+        chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
         chunked_mean, more = _chunked_mean(mean)
 
         def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -59,6 +59,13 @@ class Place(ABC):
         """The subset with row `at` on the other side; `worth` is its entry of `flips`."""
 
     @abstractmethod
+    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "Place":
+        """The subset without its row `at`, which is not looked at any more: its flips mean nothing.
+
+        Where is a tensor, and never read: no step waits for a GPU.
+        """
+
+    @abstractmethod
     def only(self, keep: Bool[Tensor, " J"]) -> "Place":
         """The same subset, looking at fewer rows; those included must be kept."""
 

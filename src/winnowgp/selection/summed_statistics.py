@@ -42,6 +42,10 @@ class SummedPlace(Place):
         parts = tuple(part.flip(at, worth=torch.zeros_like(worth)) for part in self.parts)
         return SummedPlace.of(parts, bound=bound)
 
+    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "SummedPlace":
+        parts = tuple(part.drop(at, worth=torch.zeros_like(worth)) for part in self.parts)
+        return SummedPlace.of(parts, bound=self.bound - worth[0])
+
     def only(self, keep: Bool[Tensor, " J"]) -> "SummedPlace":
         return SummedPlace.of(tuple(part.only(keep) for part in self.parts), bound=self.bound)
 

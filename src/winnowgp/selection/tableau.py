@@ -106,6 +106,23 @@ class Tableau(Place):
             bound=self.bound - worth if leaves else self.bound + worth,
         )
 
+    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "Tableau":
+        a, e = _left(self.E, at)
+        data = []
+        for part in self.data:
+            b, h = _left(part.H, at)
+            data.append(
+                DataRows(ER=torch.addr(part.ER, a, part.ER[at][0]), H=torch.addr(part.H, b, h))
+            )
+        return Tableau(
+            roots=self.roots,
+            rows=self.rows,
+            included=self.included.index_fill(0, at, False),
+            E=torch.addr(self.E, a, e),
+            data=tuple(data),
+            bound=self.bound - worth[0],
+        )
+
     def only(self, keep: Bool[Tensor, " J"]) -> "Tableau":
         """The same subset, looking at fewer rows; included rows must be kept for `mask` to hold."""
         return Tableau(
@@ -116,6 +133,14 @@ class Tableau(Place):
             data=tuple(DataRows(ER=part.ER[keep], H=part.H[keep]) for part in self.data),
             bound=self.bound,
         )
+
+
+def _left(
+    E: Float[Tensor, "J K"], at: Int[Tensor, " 1"]
+) -> tuple[Float[Tensor, " J"], Float[Tensor, " K"]]:
+    """Duals, when one of them leaves, lose their components along it: E becomes E + a eᵀ."""
+    e = E[at][0]
+    return -(E @ e) / e.square().sum(), e
 
 
 def tableau(roots: Roots, mask: Bool[Tensor, " K"]) -> Tableau:
