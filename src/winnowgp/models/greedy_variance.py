@@ -24,18 +24,21 @@ def greedy_variance(
     """
     prior = prior_variance(kernel, X)
     L = cholesky(covariance(kernel, given, given)).L
-    base = solve_lower(L, covariance(kernel, given, X))
-    factor = X.new_empty(min(K, X.shape[0]), X.shape[0])
-    residual = prior - base.square().sum(0)
+    M, N = len(given), len(X)
+    factor = X.new_empty(M + min(K, N), N)
+    factor[:M] = solve_lower(L, covariance(kernel, given, X))
+    residual = prior - factor[:M].square().sum(0)
+    # A row without prior variance has nothing to add.
+    whole = torch.where(prior > 0, prior, torch.inf)
     chosen: list[int] = []
-    for k in range(len(factor)):
-        # A row without prior variance has nothing to add.
-        left, where = torch.where(prior > 0, residual / prior, 0.0).max(0)
+    for k in range(M, len(factor)):
+        # Read together: a GPU is waited for once.
+        left, where = torch.stack([*(residual / whole).max(0)]).tolist()
         if left <= LEAST:
             break
         pivot = int(where)
         row = covariance(kernel, X[pivot : pivot + 1], X)[0]
-        row = row - factor[:k].mT @ factor[:k, pivot] - base.mT @ base[:, pivot]
+        row = torch.addmv(row, factor[:k].mT, factor[:k, pivot], alpha=-1)
         torch.div(row, residual[pivot].sqrt(), out=factor[k])
         residual -= factor[k].square()
         residual[pivot] = 0
