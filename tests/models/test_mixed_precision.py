@@ -143,6 +143,25 @@ def test_what_has_as_many_columns_as_a_block_is_float32() -> None:
     assert {part.dtype for part in (found.value, found.noise, *found.kernel)} == {torch.float64}
 
 
+@pytest.mark.parametrize("lengthscale", [1.0, 0.5, 0.1, 0.01])
+def test_covariances_are_known_to_the_digits_of_float32_at_any_lengthscale(
+    lengthscale: float,
+) -> None:
+    """Of close neighbours far from the centre, exponents in float32 would be off by 1e-3."""
+    data = rows(200)
+    Z = data.X[:20] + 0.3 * lengthscale
+    kernel = KERNELS["rbf"]().double()
+    kernel.initialize(**{"base_kernel.lengthscale": lengthscale, "outputscale": 1.7})
+    blocks = RowBlocks.of(data)
+    block = next(iter(blocks))
+    exact, rounded = (
+        chunked_kernel(kernel, Z, blocks, dtype)[0].uf(block) for dtype in (None, torch.float32)
+    )
+    assert rounded.dtype == torch.float32
+    assert float(exact.max()) > 1
+    torch.testing.assert_close(rounded.double(), exact, rtol=0, atol=4e-6)
+
+
 def test_what_is_reported_is_in_double_precision() -> None:
     data = rows()
     double, mixed = pair(KERNELS["rbf"](), data)

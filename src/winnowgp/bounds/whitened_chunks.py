@@ -13,9 +13,9 @@ from torch import Tensor
 from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 
-# Numbers that may be kept between passes to save another evaluation of the kernel: 512 MiB; on a
-# GPU a quarter of its free memory.
-KEEP = 2**26
+# Bytes that may be kept between passes to save another evaluation of the kernel; on a GPU a quarter
+# of its free memory.
+KEEP = 2**29
 # Relative to the mean of diag K_uu. Part of the objective and of its gradient; at the 1e-12 of
 # `linalg.cholesky` the gradient of close points is mostly rounding.
 JITTER = 1e-8
@@ -109,7 +109,7 @@ class WhitenedChunks:
         self.dtype = dtype or L.dtype
         self.kernel, self.blocks, self.L, self._L_inverse = kernel, blocks, L, L_inverse
         self.N = blocks.N
-        most = _keep(blocks) if keep is None else keep
+        most = _keep(blocks) // self.dtype.itemsize if keep is None else keep
         self._keeps = blocks.in_memory and 2 * self.N * L.shape[0] <= most
         self._kept: list[list[WhitenedChunk]] | None = None
 
@@ -178,7 +178,7 @@ class WhitenedChunks:
 
 
 def _keep(blocks: RowBlocks) -> int:
-    return blocks.free // 32 if blocks.device.type == "cuda" else KEEP
+    return blocks.free // 4 if blocks.device.type == "cuda" else KEEP
 
 
 def _remembered(

@@ -19,6 +19,10 @@ from torch import Tensor
 from winnowgp.bounds import ChunkedKernel, RowBlock, Sums, add_product
 from winnowgp.typing import Scalar
 
+# Squared distance of a point from the centre, in lengthscales. Exponents are differences of numbers
+# as large: up to here float32 knows them to 2e-6, beyond they are computed in float64.
+_REACH = 32.0
+
 
 def is_scaled_rbf(kernel: Kernel) -> bool:
     """Whether this is exactly a ScaleKernel of an RBFKernel on all columns."""
@@ -36,8 +40,7 @@ class ScaledRBFChunks(ChunkedKernel):
 
     Args:
         Z: points, centred as the features of the rows are.
-        dtype: of blocks; that of Z if None. Exponents, differences of numbers that may be large,
-            are computed in that of Z always.
+        dtype: of blocks; that of Z if None.
     """
 
     def __init__(
@@ -53,10 +56,12 @@ class ScaledRBFChunks(ChunkedKernel):
         self._wZ = Z * self._w
         self._norm = (self._wZ * Z).sum(1)
         log_s = variance.log()
-        # A number: a tensor here, on a GPU, doubles the time of `clamp_max_`.
-        self._most = log_s.item()
+        # Numbers, read together: a tensor would make a GPU take twice as long for `clamp_max_`.
+        farthest = torch.cat([self._norm, log_s.new_zeros(1)]).amax()
+        self._most, reach = torch.stack([log_s, farthest]).tolist()
         constant = (log_s - 0.5 * self._norm)[:, None]
-        self._coefficients = torch.cat([self._wZ, (-0.5 * self._w).expand(Z.shape), constant], 1)
+        coefficients = torch.cat([self._wZ, (-0.5 * self._w).expand(Z.shape), constant], 1)
+        self._coefficients = coefficients.to(self._dtype if reach <= _REACH else Z.dtype)
         self._Kuu = self._covariance()
         self._zero()
 
@@ -66,7 +71,8 @@ class ScaledRBFChunks(ChunkedKernel):
     def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
         # Exponents are differences of large numbers where lengthscales are tiny, and their rounding
         # must not make a covariance larger than the variance.
-        exponent = torch.mm(self._coefficients, block.features.mT).to(self._dtype)
+        features = block.features.to(self._coefficients.dtype)
+        exponent = torch.mm(self._coefficients, features.mT).to(self._dtype)
         return exponent.clamp_max_(self._most).exp_()
 
     def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
