@@ -87,3 +87,12 @@ def test_a_row_without_prior_variance_is_passed_over() -> None:
     """A linear function is zero at zero; there is nothing to learn there, elsewhere there is."""
     X = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     assert len(greedy_variance(LinearKernel().double(), X, 3, given=X[:0])) == 1
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, lambda: ScaleKernel(RBFKernel())], ids=["1", "s"])
+@pytest.mark.parametrize("M", [0, 3])
+def test_rows_and_kernel_may_differ_in_precision(kernel, M: int) -> None:
+    X = rows(12)
+    expected = greedy_variance(kernel().double(), X, 6, given=X[:M])
+    for k, A in ((kernel().double(), X.float()), (kernel(), X)):
+        assert torch.equal(greedy_variance(k, A, 6, given=A[:M]), expected)

@@ -37,7 +37,7 @@ def greedy_variance(
         if left <= LEAST:
             break
         pivot = int(where)
-        row = covariance(kernel, X[pivot : pivot + 1], X)[0]
+        row = covariance(kernel, X[pivot : pivot + 1], X)[0].to(factor)
         row = torch.addmv(row, factor[:k].mT, factor[:k, pivot], alpha=-1)
         torch.div(row, residual[pivot].sqrt(), out=factor[k])
         residual -= factor[k].square()
