@@ -96,3 +96,11 @@ def test_rows_and_kernel_may_differ_in_precision(kernel, M: int) -> None:
     expected = greedy_variance(kernel().double(), X, 6, given=X[:M])
     for k, A in ((kernel().double(), X.float()), (kernel(), X)):
         assert torch.equal(greedy_variance(k, A, 6, given=A[:M]), expected)
+
+
+@pytest.mark.slow
+def test_rows_in_float32_may_be_more_than_it_can_count() -> None:
+    """Seventeen million, of which the last is the only one that is not known."""
+    X = torch.zeros(2**24 + 2, 1)
+    X[-1] = 3
+    assert greedy_variance(RBFKernel(), X, 1, given=X[:1]).tolist() == [2**24 + 1]

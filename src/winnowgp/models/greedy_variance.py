@@ -32,8 +32,8 @@ def greedy_variance(
     whole = torch.where(prior > 0, prior, torch.inf)
     chosen: list[int] = []
     for k in range(M, len(factor)):
-        # Read together: a GPU is waited for once.
-        left, where = torch.stack([*(residual / whole).max(0)]).tolist()
+        # Read together: a GPU is waited for once. float32 would round the number of a late row.
+        left, where = torch.stack([part.double() for part in (residual / whole).max(0)]).tolist()
         if left <= LEAST:
             break
         pivot = int(where)
