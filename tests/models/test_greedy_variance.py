@@ -44,10 +44,11 @@ def test_each_row_is_the_one_known_least_from_those_before(kernel, M: int, seed:
 
 
 @kernels
-def test_a_row_and_its_duplicates_are_chosen_once(kernel) -> None:
-    X = rows(8).repeat(3, 1)
-    chosen = greedy_variance(kernel().double(), X, 24, given=X[:0])
-    assert len(X[chosen].unique(dim=0)) == len(chosen) == 8
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_row_and_its_duplicates_are_chosen_once(kernel, dtype: torch.dtype) -> None:
+    X = rows(20).to(dtype).repeat(3, 1)
+    chosen = greedy_variance(kernel().to(dtype), X, 60, given=X[:0])
+    assert len(X[chosen].unique(dim=0)) == len(chosen) == 20
 
 
 @kernels
