@@ -44,10 +44,11 @@ def test_each_row_is_the_one_known_least_from_those_before(kernel, M: int, seed:
 
 
 @kernels
-def test_a_row_and_its_duplicates_are_chosen_once(kernel) -> None:
-    X = rows(8).repeat(3, 1)
-    chosen = greedy_variance(kernel().double(), X, 24, given=X[:0])
-    assert len(X[chosen].unique(dim=0)) == len(chosen) == 8
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_row_and_its_duplicates_are_chosen_once(kernel, dtype: torch.dtype) -> None:
+    X = rows(20).to(dtype).repeat(3, 1)
+    chosen = greedy_variance(kernel().to(dtype), X, 60, given=X[:0])
+    assert len(X[chosen].unique(dim=0)) == len(chosen) == 20
 
 
 @kernels
@@ -87,3 +88,20 @@ def test_a_row_without_prior_variance_is_passed_over() -> None:
     """A linear function is zero at zero; there is nothing to learn there, elsewhere there is."""
     X = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     assert len(greedy_variance(LinearKernel().double(), X, 3, given=X[:0])) == 1
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, lambda: ScaleKernel(RBFKernel())], ids=["1", "s"])
+@pytest.mark.parametrize("M", [0, 3])
+def test_rows_and_kernel_may_differ_in_precision(kernel, M: int) -> None:
+    X = rows(12)
+    expected = greedy_variance(kernel().double(), X, 6, given=X[:M])
+    for k, A in ((kernel().double(), X.float()), (kernel(), X)):
+        assert torch.equal(greedy_variance(k, A, 6, given=A[:M]), expected)
+
+
+@pytest.mark.slow
+def test_rows_in_float32_may_be_more_than_it_can_count() -> None:
+    """Seventeen million, of which the last is the only one that is not known."""
+    X = torch.zeros(2**24 + 2, 1)
+    X[-1] = 3
+    assert greedy_variance(RBFKernel(), X, 1, given=X[:1]).tolist() == [2**24 + 1]

@@ -5,6 +5,7 @@ from math import exp
 import numpy as np
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from scipy.optimize import minimize
@@ -142,6 +143,20 @@ def test_lengthscales_may_start_below_that() -> None:
     gp = model(far, K=0)
     before = gp.dense_bound(far)().item()
     assert climb(gp, far.X, objective=gp.dense_bound(far), stop=STOP).value > before
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e-5])
+def test_a_limit_of_the_users_is_reached(limit: float) -> None:
+    """A lengthscale is too short if it is, not if it is near a limit that is longer."""
+    rows = data()
+    base = RBFKernel(lengthscale_constraint=GreaterThan(limit)).initialize(lengthscale=1.0)
+    gp = SparseGP(ScaleKernel(base), rows.X[:0], noise=0.1)
+    rbf = gp.kernel.base_kernel
+    assert isinstance(rbf, RBFKernel)
+    found = climb(gp, rows.X, objective=lambda: -rbf.lengthscale.log().sum(), stop=STOP)
+    shortest = max(limit, 1e-4 * rows.X.std(0, correction=0).min().item())
+    assert shortest * (1 - 1e-6) <= rbf.lengthscale.item() < (1 + 1e-6) * shortest
+    assert found.rejected == 0 or limit < shortest
 
 
 def test_it_climbs_where_gradients_are_switched_off() -> None:

@@ -64,8 +64,19 @@ def test_processes_that_share_a_small_source_keep_their_lanes(
 def test_a_sample_of_a_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Dataset.of(torch.randn(N, 9).double(), torch.randn(N).double())
     monkeypatch.setattr("winnowgp.training.fast_steps.NUMBERS", 120)
-    monkeypatch.setattr("winnowgp.training.fast_steps._LEAST", 2)
+    monkeypatch.setattr("winnowgp.training.fast_steps._FEWEST", 2)
     from winnowgp.training.fast_steps import _sampled
 
     sample, order = _sampled(Tracked(rows), torch.Generator().manual_seed(0))
     assert sample.N == len(order) == 12
+
+
+def test_a_sample_of_a_table_however_wide_has_as_many_rows_as_schedules_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = Dataset.of(torch.randn(5000, 1).double(), torch.randn(5000).double())
+    monkeypatch.setattr("winnowgp.training.fast_steps.NUMBERS", 120)
+    from winnowgp.training.fast_steps import _sampled
+
+    sample, _ = _sampled(Tracked(rows), torch.Generator().manual_seed(0))
+    assert Fast().selection_rows <= sample.N == 4096

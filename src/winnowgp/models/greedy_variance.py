@@ -8,8 +8,9 @@ from torch import Tensor
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.kernel_blocks import covariance, prior_variance
 
-# Of the prior variance: below it a row is known from the others.
-LEAST = 1e-8
+# Of the prior variance: below it a row is known from the others. Nor is it told from rounding below
+# so many times the eps of its dtype, which in float32 is more.
+LEAST, _ROUNDING = 1e-8, 100
 
 
 @torch.no_grad()
@@ -19,8 +20,8 @@ def greedy_variance(
     """Up to K rows of largest prior variance conditional on `given` and on the rows before them.
 
     A pivoted Cholesky factorisation: O(N K (K + M)) time and O(N (K + M)) memory, so hand in a part
-    of the rows when N is large. Stops early once no row has a part in 1e8 of its variance left, so
-    duplicates are never chosen twice.
+    of the rows when N is large. Stops early once no row has a part in 1e8 of its variance left (1e5
+    in float32), so duplicates are never chosen twice.
     """
     prior = prior_variance(kernel, X)
     L = cholesky(covariance(kernel, given, given)).L
@@ -30,14 +31,15 @@ def greedy_variance(
     residual = prior - factor[:M].square().sum(0)
     # A row without prior variance has nothing to add.
     whole = torch.where(prior > 0, prior, torch.inf)
+    least = max(LEAST, _ROUNDING * torch.finfo(X.dtype).eps)
     chosen: list[int] = []
     for k in range(M, len(factor)):
-        # Read together: a GPU is waited for once.
-        left, where = torch.stack([*(residual / whole).max(0)]).tolist()
-        if left <= LEAST:
+        # Read together: a GPU is waited for once. float32 would round the number of a late row.
+        left, where = torch.stack([part.double() for part in (residual / whole).max(0)]).tolist()
+        if left <= least:
             break
         pivot = int(where)
-        row = covariance(kernel, X[pivot : pivot + 1], X)[0]
+        row = covariance(kernel, X[pivot : pivot + 1], X)[0].to(factor)
         row = torch.addmv(row, factor[:k].mT, factor[:k, pivot], alpha=-1)
         torch.div(row, residual[pivot].sqrt(), out=factor[k])
         residual -= factor[k].square()

@@ -60,7 +60,7 @@ class Place(ABC):
 
     @abstractmethod
     def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "Place":
-        """The subset without its row `at`, which is not looked at any more: its flips mean nothing.
+        """The subset without its row `at`, for walks down: flips of rows outside mean nothing then.
 
         Where is a tensor, and never read: no step waits for a GPU.
         """

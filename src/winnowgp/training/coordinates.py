@@ -132,7 +132,7 @@ def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Ite
                 scale = X.new_ones(parameter.numel())
                 entry = _Entry(parameter, constraint if logarithmic else None, scale, 0 * scale)
                 if logarithmic and _is_distance(module, name):
-                    entry = replace(entry, least=_shortest(spread, entry.read()))
+                    entry = replace(entry, least=_shortest(spread, entry))
                 yield entry
     if model.candidates.requires_grad and model.K:
         scale = torch.where(spread > 0, spread * sqrt(X.shape[1]), 1.0).repeat(model.K)
@@ -154,7 +154,10 @@ def _is_distance(module: Module, name: str) -> bool:
     return known and last == "raw_lengthscale"
 
 
-def _shortest(spread: Float[Tensor, " D"], start: Float[Tensor, " n"]) -> float:
-    """Least logarithm of a lengthscale; one that starts below it may stay there."""
+def _shortest(spread: Float[Tensor, " D"], entry: _Entry) -> float:
+    """Least coordinate of a lengthscale; one that starts below it may stay there."""
+    assert entry.constraint is not None
     narrowest = spread[spread > 0].amin().item() if (spread > 0).any() else 1.0
-    return min(log(_SHORTEST * narrowest), start.min().item())
+    # Coordinates are logarithms of what is above the user's own limit, which may be longer.
+    above = _SHORTEST * narrowest - entry.constraint.lower_bound.max().item()
+    return min(log(above) if above > 0 else -_FARTHEST, entry.read().min().item())

@@ -36,7 +36,7 @@ from winnowgp.typing import Mask
 
 # Rows that a source which is not in memory is sampled for; fewer of a wide table, of which so many
 # numbers are enough, but not fewer than schedules look at.
-SAMPLE, NUMBERS, _LEAST = 2**18, 2**25, 4096
+SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
 # Rows that are all in the sample are not read again for each pass, if they are no more than this.
 HELD = SAMPLE
 # Floating-point operations one climb may take before its iterations are cut, to no fewer than
@@ -235,7 +235,7 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
     held = data.held()
     if held is not None:
         return held, torch.randperm(data.N, generator=generator, device=device)
-    most = min(SAMPLE, max(_LEAST, NUMBERS // (data.D + data.P)))
+    most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))
     if most >= data.N:
         sample = data.part(torch.arange(data.N)).to(device)
         return sample, torch.randperm(data.N, generator=generator, device=device)
