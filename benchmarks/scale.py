@@ -8,9 +8,8 @@ rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 poi
 and a choice of points from the statistics. points: the same of 1e5 rows against the number of
 points. ranks: the same in one and in two processes of one thread each, started by torchrun. fits:
 whole fits with selection from Parquet files, 256 candidates, two threads. gpu: a million rows and
-1024 candidates, in double and mixed precision in turn, fits from three seeds, each once and once
-more in its process; the paper's protein table; and the share of the device's float64 peak that the
-passes reach.
+1024 candidates, in double and mixed precision in turn, fits from three seeds; the paper's
+protein table; and the share of the device's float64 peak that the passes reach.
 
 Each measurement is made in a process of its own, of which the kernel says how much memory it had
 at most, and how much once everything was imported. Rows go to benchmarks/results/scale; `--report`
@@ -139,7 +138,7 @@ def gpu(tables: Tables, said: argparse.Namespace) -> None:
             add("evaluation", **words, repeats=said.repeats)
     for seed in range(said.repeats):
         for precision in PRECISIONS:
-            add("fit", **size, precision=precision, seed=seed, again=True)
+            add("fit", **size, precision=precision, seed=seed)
     for fewer in (count // 10, count):
         words = {"rows": fewer, "points": K, "repeats": said.repeats, "path": tables(fewer)}
         add("evaluation", **words)

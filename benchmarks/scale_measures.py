@@ -17,7 +17,7 @@ from winnowgp import SparseGPRegressor
 from winnowgp.data import ParquetSource, Ranks, Source, load_table, shared, standardised
 from winnowgp.models import SparseGP
 from winnowgp.selection import path_frontier
-from winnowgp.training import Fast, Fit, fit
+from winnowgp.training import Fast, fit
 
 GPU = "cuda"
 
@@ -156,13 +156,11 @@ def whole_fit(
     device: str = "cpu",
     precision: str = "double",
     seed: int = 0,
-    again: bool = False,
 ) -> Row:
     """A fit with selection; beside it, seconds of finding the units and of making the rows.
 
     Making includes what a GPU takes to start, and the way of the rows to it; files are written
-    before. The report adds the units to the fit. `again` fits a second time, when the GPU has
-    loaded what it runs.
+    before. The report adds the units to the fit.
     """
     start = time.perf_counter()
     source = rows_of(path, rows, device)
@@ -171,15 +169,9 @@ def whole_fit(
     empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
     model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
-    schedule = Fast(n_candidates=points)
-
-    def fit_once() -> Fit[SparseGP]:
-        chance = torch.Generator(device).manual_seed(seed)
-        return fit(model, data, schedule=schedule, generator=chance)
-
-    fitted, seconds = timed(waited(fit_once))
-    standardised_s = time.perf_counter() - made - seconds.wall
-    second = timed(waited(fit_once))[1].row("second_") if again else {}
+    schedule, generator = Fast(n_candidates=points), torch.Generator(device).manual_seed(seed)
+    work = waited(lambda: fit(model, data, schedule=schedule, generator=generator))
+    fitted, seconds = timed(work)
     return {
         "rows": rows,
         "points": points,
@@ -187,9 +179,8 @@ def whole_fit(
         "seed": seed,
         "source": "memory" if path is None else "parquet",
         "made_s": round(made - start, 2),
-        "standardised_s": round(standardised_s, 2),
+        "standardised_s": round(time.perf_counter() - made - seconds.wall, 2),
         **seconds.row(),
-        **second,
         "kept": fitted.posterior.M,
         "bound": fitted.bound,
         "own_bound": own_bound(fitted.model, data, precision),

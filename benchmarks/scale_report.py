@@ -17,11 +17,6 @@ def whole_s(row: Row) -> float:
     return row["wall_s"] + row["standardised_s"]
 
 
-def again_s(row: Row) -> float:
-    """Of the same fit when the process has made it before, units known."""
-    return row["second_wall_s"]
-
-
 COLUMNS: dict[str, Callable[[Row], object]] = {
     "source": lambda row: row["source"],
     "rows": lambda row: f"{row['rows']:,}",
@@ -33,7 +28,6 @@ COLUMNS: dict[str, Callable[[Row], object]] = {
     "kept": lambda row: row["kept"],
     "s": lambda row: f"{row['wall_s']:.4g}",
     "whole s": lambda row: f"{whole_s(row):.4g}",
-    "again s": lambda row: f"{again_s(row):.4g}",
     "CPU s": lambda row: f"{row['cpu_s']:.4g}",
     "peak MiB": lambda row: f"{row['peak_mib']:.0f}",
     "of it work": lambda row: f"{work_mib(row):.0f}",
@@ -130,7 +124,7 @@ def of_gpu(found: list[Row]) -> str:
     if rows := kinds.get("fit"):
         words += [
             "Whole fits with selection",
-            shown(rows, "seed", *names, "whole s", "again s", *more, "kept"),
+            shown(rows, "seed", *names, "whole s", *more, "kept"),
         ]
         words += of_precisions(rows)
     for row in kinds.get("protein", []):
@@ -151,18 +145,15 @@ def of_precisions(fits: list[Row]) -> list[str]:
     for name, rows in of.items():
         bounds = [row["bound"] for row in rows]
         words.append(
-            f"{name}: {mean(map(whole_s, rows)):.2f} s, again {mean(map(again_s, rows)):.2f} s, "
-            f"bounds {min(bounds):.0f} to {max(bounds):.0f}"
+            f"{name}: {mean(map(whole_s, rows)):.2f} s, bounds {min(bounds):.0f} to "
+            f"{max(bounds):.0f}"
         )
-    once, again = (
-        mean(map(seconds, of["double"])) / mean(map(seconds, of["mixed"]))
-        for seconds in (whole_s, again_s)
-    )
+    ratio = mean(map(whole_s, of["double"])) / mean(map(whole_s, of["mixed"]))
     apart = max(abs(row["own_bound"] / row["double_bound"] - 1) for row in of["mixed"])
     return [
         *words,
-        f"Mixed fits are {once:.2f} times as fast, again {again:.2f} times. Where they end, mixed "
-        f"and double bounds differ by {apart:.1e} at most.",
+        f"Mixed fits are {ratio:.2f} times as fast. Where they end, mixed and double bounds differ "
+        f"by {apart:.1e} at most.",
     ]
 
 

@@ -60,8 +60,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         random_state: a seed or RandomState; the same seed gives the same fit.
         device: where the fit is computed, "cpu" or "cuda", or "auto" for a GPU if there is one;
             predictions are always on the CPU.
-        precision: "double", or "mixed" for a quicker fit with Gaussian noise, in which blocks of
-            rows are in float32 and sums over rows in float64.
+        precision: "double", or, with Gaussian noise, "mixed": blocks of rows are in float32 and
+            sums over rows in float64. Half the memory on a GPU, and quicker where float32 is.
         on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.

@@ -1,6 +1,6 @@
 """A model's parameters as one vector in which steps of equal length mean about the same."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import copysign, inf, log, sqrt
 from typing import final
@@ -15,7 +15,6 @@ from torch import Tensor
 from winnowgp.models import InducingModel, LatentModel
 
 _FARTHEST = 30.0
-_LONG = 2**14
 # In spreads of an input. All rows are then independent of each other, and squared distances in
 # lengthscales are so large that their rounding is about to make covariances of them.
 _SHORTEST = 1e-4
@@ -65,9 +64,6 @@ class Coordinates:
     iterations were needed on kin8nm. Latent means are measured in their own standard deviations,
     in which the bound is about equally curved for every row.
 
-    A vector that is not long is on the CPU even where the model is not: what an optimiser does with
-    it there takes less time than asking a GPU for it.
-
     Args:
         X: the inputs; those of a latent model are the means of its latents.
     """
@@ -75,22 +71,19 @@ class Coordinates:
     def __init__(self, model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> None:
         self.model = model
         self._entries = tuple(_entries(model, X))
-        length = sum(len(e.scale) for e in self._entries)
-        self._there, self._nothing = X.device, X.new_ones(0)
-        self._here = torch.device("cpu") if length <= _LONG else X.device
-        self.scale = self._joined(e.scale for e in self._entries)
-        self._least = self._joined(e.limit(e.least) for e in self._entries)
-        self._most = self._joined(e.limit(_FARTHEST) for e in self._entries)
+        nothing = X.new_ones(0)
+        self.scale = torch.cat([nothing, *(e.scale for e in self._entries)])
+        self._least = torch.cat([nothing, *(e.limit(e.least) for e in self._entries)])
+        self._most = torch.cat([nothing, *(e.limit(_FARTHEST) for e in self._entries)])
 
     def read(self) -> Float[Tensor, " n"]:
         """Where the model stands."""
-        return self._joined(e.read() for e in self._entries) / self.scale
+        return torch.cat([self.scale[:0], *(e.read() for e in self._entries)]) / self.scale
 
     def write(self, x: Float[Tensor, " n"]) -> None:
         """Move the model."""
         sizes = [len(e.scale) for e in self._entries]
-        parts = (x * self.scale).to(self._there).split(sizes)
-        for entry, part in zip(self._entries, parts, strict=True):
+        for entry, part in zip(self._entries, (x * self.scale).split(sizes), strict=True):
             entry.write(part)
 
     def sensible(self, x: Float[Tensor, " n"]) -> bool:
@@ -102,15 +95,12 @@ class Coordinates:
     def gradient(self) -> Float[Tensor, " n"]:
         """The parameters' gradients in these coordinates."""
         slopes = iter(self._slopes())
-        parts: list[Tensor] = []
+        parts = [self.scale[:0]]
         for entry in self._entries:
             given = entry.parameter.grad
             part = torch.zeros_like(entry.parameter) if given is None else given
             parts.append((part if entry.constraint is None else part * next(slopes)).flatten())
-        return self._joined(parts) * self.scale
-
-    def _joined(self, parts: Iterable[Tensor]) -> Float[Tensor, " n"]:
-        return torch.cat([self._nothing, *parts]).to(self._here)
+        return torch.cat(parts) * self.scale
 
     def _slopes(self) -> list[Tensor]:
         """∂raw/∂x = (t − lower) / (∂t/∂raw) of each constrained parameter, t = lower + eˣ."""
