@@ -107,8 +107,8 @@ def frame(N: int = 40) -> tuple[pd.DataFrame, np.ndarray]:
 
 COUNTS = np.array([1, 0, 3, 2, 1, 1, 0, 4] * 5)
 ESTIMATORS: dict[str, BaseEstimator] = {
-    "regressor": regressor(),
-    "minibatches": regressor(batch_size=10),
+    "regressor": regressor(epochs=(10, 3, 10)),
+    "minibatches": regressor(epochs=(3, 2, 3), batch_size=10),
     "classifier": classifier(),
 }
 LONGER: dict[str, BaseEstimator] = {
@@ -187,18 +187,19 @@ def test_weights_are_routed_through_a_grid_and_a_pipeline() -> None:
     X, y = frame()
     with config_context(enable_metadata_routing=True):
         scale: Any = StandardScaler().set_fit_request(sample_weight=False)
-        asked: Any = regressor().set_fit_request(sample_weight=True)
+        brief = {"epochs": (10, 3, 10)}
+        asked: Any = regressor(**brief).set_fit_request(sample_weight=True)
         pipe = Pipeline([("scale", scale), ("gp", asked.set_score_request(sample_weight=True))])
         grid = {"gp__tolerance": [0.01], "gp__kernel": ["rbf", "rbf + linear"], "gp__alpha": [0.01]}
         search = GridSearchCV(pipe, grid, cv=2).fit(X, y, sample_weight=COUNTS)
         kernel = search.best_params_["gp__kernel"]
-        alone = regressor(kernel=kernel).fit(scale.fit_transform(X), y, sample_weight=COUNTS)
+        alone = regressor(kernel=kernel, **brief).fit(scale.fit_transform(X), y, sample_weight=COUNTS)
         np.testing.assert_allclose(search.predict(X), alone.predict(scale.transform(X)), atol=1e-9)
 
 
 def test_frames_keep_their_names() -> None:
     X, y = frame()
-    model = regressor().fit(X, y)
+    model = regressor(epochs=(1, 1, 1)).fit(X, y)
     assert model.feature_names_in_.tolist() == ["width", "height"]
     with pytest.raises(ValueError, match="feature names"):
         model.predict(X.rename(columns={"width": "depth"}))
@@ -219,7 +220,7 @@ def test_copies_and_pages(name: str) -> None:
 
 def test_pipelines_cross_validate() -> None:
     X, y = frame()
-    pipe = make_pipeline(StandardScaler(), regressor())
+    pipe = make_pipeline(StandardScaler(), regressor(epochs=(10, 3, 10)))
     assert cross_val_score(pipe, X, y, cv=2).shape == (2,)
     labels = cross_val_score(make_pipeline(StandardScaler(), classifier()), X, y > 0, cv=2)
     assert (labels > 0.5).all()
