@@ -21,7 +21,7 @@ def table(N: int = 300, P: int = 1) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def regressor(**more: Any) -> SparseGPRegressor:
-    return SparseGPRegressor(n_candidates=40, random_state=0, **more)
+    return SparseGPRegressor(**({"n_candidates": 20, "random_state": 0} | more))
 
 
 def sources(tmp_path: Path) -> dict[str, Source]:
