@@ -193,7 +193,8 @@ def test_weights_are_routed_through_a_grid_and_a_pipeline() -> None:
         grid = {"gp__tolerance": [0.01], "gp__kernel": ["rbf", "rbf + linear"], "gp__alpha": [0.01]}
         search = GridSearchCV(pipe, grid, cv=2).fit(X, y, sample_weight=COUNTS)
         kernel = search.best_params_["gp__kernel"]
-        alone = regressor(kernel=kernel, **brief).fit(scale.fit_transform(X), y, sample_weight=COUNTS)
+        alone = regressor(kernel=kernel, **brief)
+        alone.fit(scale.fit_transform(X), y, sample_weight=COUNTS)
         np.testing.assert_allclose(search.predict(X), alone.predict(scale.transform(X)), atol=1e-9)
 
 
