@@ -75,7 +75,7 @@ def test_a_source_gives_the_fit_of_its_rows(
 def test_several_targets_and_mixed_precision() -> None:
     X, y = table(P=2)
     double, mixed = (
-        regressor(precision=p, n_candidates=10).fit(ArraySource(X, y)) for p in ("double", "mixed")
+        regressor(precision=p, n_candidates=40).fit(ArraySource(X, y)) for p in ("double", "mixed")
     )
     assert double.predict(X).shape == (300, 2)
     assert mixed.elbo_ == pytest.approx(double.elbo_, rel=1e-3)
