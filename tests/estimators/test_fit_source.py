@@ -21,7 +21,8 @@ def table(N: int = 300, P: int = 1) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def regressor(**more: Any) -> SparseGPRegressor:
-    return SparseGPRegressor(**({"n_candidates": 20, "random_state": 0} | more))
+    settings: dict[str, Any] = {"n_candidates": 20, "random_state": 0} | more
+    return SparseGPRegressor(**settings)
 
 
 def sources(tmp_path: Path) -> dict[str, Source]:

@@ -41,6 +41,10 @@ def classifier(**arguments: Any) -> SparseGPClassifier:
     return SparseGPClassifier(**(PAPER | settings | arguments))
 
 
+def copied(estimator: Any) -> Any:
+    return clone(estimator)
+
+
 BRIEF: dict[type, tuple[int, ...]] = {
     SparseGPRegressor: (2, 1, 2),
     SparseGPClassifier: (2, 1, 2),
@@ -63,7 +67,7 @@ LEARNT = ("check_regressors_train", "check_classifiers_train", "check_classifier
 )
 def test_scikit_learns_own_checks(estimator, check) -> None:
     if check.func.__name__ not in LEARNT:
-        estimator = clone(estimator).set_params(epochs=BRIEF[type(estimator)])
+        estimator = copied(estimator).set_params(epochs=BRIEF[type(estimator)])
     check(estimator)
 
 
@@ -93,10 +97,6 @@ def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) ->
 @parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
 def test_scikit_learns_own_checks_of_longer_maps(estimator, check) -> None:
     check(estimator)
-
-
-def copied(estimator: Any) -> Any:
-    return clone(estimator)
 
 
 def frame(N: int = 40) -> tuple[pd.DataFrame, np.ndarray]:
