@@ -54,7 +54,7 @@ def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
 @pytest.fixture(scope="module")
 def fitted() -> DeepGPRegressor:
     """Fitted to the steps, for tests that only ask it."""
-    return regressor(epochs=(20, 100, 100)).fit(*steps())
+    return regressor(epochs=(20, 60, 40)).fit(*steps())
 
 
 def test_quantiles_and_density_agree_with_each_other(fitted: DeepGPRegressor) -> None:
@@ -83,8 +83,8 @@ def test_the_matched_prediction_is_near_the_mixture(fitted: DeepGPRegressor) -> 
 
 
 def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
-    X, y = steps(60)
-    short = {"epochs": (5, 15, 5)}
+    X, y = steps(30)
+    short = {"epochs": (5, 15, 5), "n_candidates": 8}
     weak = regressor(alpha=1e-3, **short).fit(X, y).n_inducing_
     strong = regressor(alpha=2.0, **short).fit(X, y).n_inducing_
     assert sum(strong) < sum(weak)

@@ -21,7 +21,8 @@ def table(N: int = 300, P: int = 1) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def regressor(**more: Any) -> SparseGPRegressor:
-    return SparseGPRegressor(n_candidates=40, random_state=0, **more)
+    settings: dict[str, Any] = {"n_candidates": 20, "random_state": 0} | more
+    return SparseGPRegressor(**settings)
 
 
 def sources(tmp_path: Path) -> dict[str, Source]:
@@ -74,7 +75,9 @@ def test_a_source_gives_the_fit_of_its_rows(
 @pytest.mark.unchecked
 def test_several_targets_and_mixed_precision() -> None:
     X, y = table(P=2)
-    double, mixed = (regressor(precision=p).fit(ArraySource(X, y)) for p in ("double", "mixed"))
+    double, mixed = (
+        regressor(precision=p, n_candidates=40).fit(ArraySource(X, y)) for p in ("double", "mixed")
+    )
     assert double.predict(X).shape == (300, 2)
     assert mixed.elbo_ == pytest.approx(double.elbo_, rel=1e-3)
 
@@ -123,7 +126,8 @@ def test_rows_in_float32_can_be_predicted_from() -> None:
 def test_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X, y = table(60)
-    model = regressor(tolerance=1.0).fit(pandas.DataFrame(X, columns=["u", "v"]), y[:, 0])
+    frame = pandas.DataFrame(X, columns=["u", "v"])
+    model = regressor(tolerance=1.0, n_candidates=6).fit(frame, y[:, 0])
     model.fit(ArraySource(X[:, :1], y[:, 0]))
     assert not hasattr(model, "feature_names_in_")
     model.fit(sources(tmp_path)["shared parquet"])

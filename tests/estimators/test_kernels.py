@@ -196,7 +196,7 @@ def test_a_grid_of_kernels() -> None:
     model = SparseGPRegressor(
         schedule="paper", alpha=0.01, n_candidates=10, epochs=(60, 5, 20), random_state=0
     )
-    grid = {"kernel": ["rbf[1]", "rbf[0] + constant"], "alpha": [0.01, 1.0]}
+    grid = {"kernel": ["rbf[1]", "rbf[0] + constant"]}
     search = GridSearchCV(model, grid, cv=2).fit(X, np.sin(X[:, 0]))
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.best_params_["kernel"] == "rbf[0] + constant"

@@ -36,16 +36,26 @@ def paper(**arguments: Any) -> SparseGPClassifier:
     return classifier(**(settings | arguments))
 
 
-@pytest.mark.parametrize("C", [2, 3])
+FULL = paper(epochs=(300, 150, 150))
+
+
+# The paper's schedule once for each likelihood and once for each kind of step by default.
 @pytest.mark.parametrize(
-    "model",
+    ("model", "C"),
     [
-        classifier(),
-        paper(epochs=(300, 150, 150)),
+        pytest.param(classifier(), 2, id="fast-2"),
+        pytest.param(classifier(), 3, id="fast-3"),
+        pytest.param(FULL, 2, id="paper-2", marks=pytest.mark.slow),
+        pytest.param(FULL, 3, id="paper-3"),
+        pytest.param(paper(epochs=(100, 50, 50), batch_size=50), 2, id="minibatches-2"),
         # The paper keeps one draw from q(Z): that of seed 0 loses a bend of the three classes.
-        paper(random_state=1, epochs=(300, 150, 150), batch_size=50),
+        pytest.param(
+            paper(random_state=1, epochs=(300, 150, 150), batch_size=50),
+            3,
+            id="minibatches-3",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["fast", "paper", "minibatches"],
 )
 def test_it_learns_strings_with_few_points(model: SparseGPClassifier, C: int) -> None:
     X, y = bands(C)
@@ -64,8 +74,8 @@ def test_it_learns_strings_with_few_points(model: SparseGPClassifier, C: int) ->
 
 def test_log_density_is_the_log_of_the_probability() -> None:
     for C in (2, 3):
-        X, y = bands(C)
-        model = paper().fit(X, y)
+        X, y = bands(C, N=60)
+        model = paper(epochs=(20, 10, 20)).fit(X, y)
         chosen = model.predict_proba(X)[np.arange(len(y)), np.searchsorted(model.classes_, y)]
         np.testing.assert_allclose(model.log_density(X, y), np.log(chosen), atol=1e-9)
         assert model.log_density(X[:1], ["never seen"]) == -np.inf
@@ -104,13 +114,14 @@ def test_embedded_data(load) -> None:
 
 def test_the_same_seed_gives_the_same_fit() -> None:
     X, y = bands(N=60)
-    first, second = (classifier(random_state=3).fit(X[:40], y[:40]) for _ in range(2))
+    settings: dict[str, Any] = {"random_state": 3, "n_candidates": 12}
+    first, second = (classifier(**settings).fit(X[:30], y[:30]) for _ in range(2))
     np.testing.assert_array_equal(first.inducing_points_, second.inducing_points_)
     np.testing.assert_array_equal(first.predict_proba(X), second.predict_proba(X))
 
 
 def test_a_tighter_tolerance_keeps_more_points() -> None:
-    X, y = bands(N=60)
+    X, y = bands(N=40)
     few, many = (
         classifier(tolerance=t, n_candidates=12).fit(X, y).n_inducing_ for t in (0.1, 0.001)
     )
@@ -126,9 +137,10 @@ def test_points_can_be_asked_for() -> None:
 def test_booleans_integers_and_a_users_kernel() -> None:
     X, y = bands(N=60)
     kernel = ScaleKernel(MaternKernel(nu=1.5))
-    model = paper(kernel=kernel).fit(X, y == "low")
+    brief: dict[str, Any] = {"epochs": (30, 5, 10)}
+    model = paper(kernel=kernel, **brief).fit(X, y == "low")
     assert model.predict(X).dtype == bool
-    assert paper(kernel="matern52").fit(X, (y == "low") * 7).predict(X).max() == 7
+    assert paper(kernel="matern52", **brief).fit(X, (y == "low") * 7).predict(X).max() == 7
 
 
 class TestBadLabels:
@@ -156,7 +168,7 @@ class TestBadLabels:
 
     def test_labels_of_another_length(self) -> None:
         X, y = bands()
-        model = paper().fit(X, y)
+        model = paper(epochs=(1, 1, 1)).fit(X, y)
         with pytest.raises(InputError, match="one label a row, 150; got shape"):
             model.log_density(X, y[:3])
 

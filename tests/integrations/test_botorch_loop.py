@@ -60,6 +60,7 @@ def test_a_loop_with_a_fitted_regressor_finds_the_top() -> None:
     assert y.max() > 0.98
 
 
+@pytest.mark.slow
 def test_a_loop_with_the_allocator_finds_the_top() -> None:
     torch.manual_seed(0)
     X, y = start()

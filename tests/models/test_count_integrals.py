@@ -56,9 +56,9 @@ def log_count(likelihood: Likelihood, y: float, f: Tensor) -> Tensor:
 def test_counts_are_integrated_however_wide_the_latent_is(
     name: str, y: float, m: float, s: float, known: float | None
 ) -> None:
-    """Against a million trapezia; the logarithm of a density to 1e-4 nats, found to 2e-5."""
+    """Against 200,000 trapezia; the logarithm of a density to 1e-4 nats, found to 2e-5."""
     likelihood = COUNTING[name]
-    z = torch.linspace(-14, 14, 1_000_001, dtype=torch.float64)
+    z = torch.linspace(-14, 14, 200_001, dtype=torch.float64)
     log_weight = Normal(0.0, 1.0).log_prob(z) + (z[1] - z[0]).log()
     log_p = log_count(likelihood, y, m + s * z)
     Y, mean, variance = (torch.full((1, 1), v, dtype=torch.float64) for v in (y, m, s**2))

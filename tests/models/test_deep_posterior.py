@@ -238,8 +238,8 @@ def test_predictions_repeat_and_do_not_depend_on_the_company() -> None:
         lambda rows_, targets: posterior.log_density(rows_, targets),
         lambda rows_, _: posterior.quantiles(rows_, PROBABILITIES)[2],
     ):
-        alone = torch.cat([ask(X[i : i + 1], Y[i : i + 1]) for i in range(6)])
-        torch.testing.assert_close(ask(X, Y), alone, rtol=1e-9, atol=1e-9)
+        alone = torch.cat([ask(X[i : i + 1], Y[i : i + 1]) for i in range(3)])
+        torch.testing.assert_close(ask(X[:3], Y[:3]), alone, rtol=1e-9, atol=1e-9)
         assert ask(X[:0], Y[:0]).shape == (0, 2)
 
 

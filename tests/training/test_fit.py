@@ -41,7 +41,7 @@ def test_points_can_be_chosen_at_known_hyper_parameters() -> None:
 
 @pytest.mark.parametrize("goal", [Tolerance(100.0), FixedAlpha(30.0)])
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.unchecked) for seed in (1, 2))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
 def test_noise_can_rise_from_its_floor_when_few_points_are_left(seed: int, goal) -> None:
     g = torch.Generator().manual_seed(seed)

@@ -57,7 +57,7 @@ def test_stronger_priors_keep_fewer_points() -> None:
             gp,
             data,
             schedule=ThreePhases(
-                SquaredCardinality(20, alpha), pre=80, process=120, post=0, learning_rate=0.05
+                SquaredCardinality(20, alpha), pre=40, process=60, post=0, learning_rate=0.05
             ),
         ).selection.inclusion.sum()
         for alpha in (0.02, 0.5, 10.0)
@@ -98,9 +98,9 @@ def test_other_gradients_serve_too(gradient) -> None:
     data = hills()
     schedule = ThreePhases(
         SquaredCardinality(20, 2.0),
-        pre=80,
+        pre=40,
         process=150,
-        post=20,
+        post=5,
         gradient=gradient,
         learning_rate=0.05,
     )
