@@ -247,6 +247,7 @@ def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
     assert message.split(" (")[0] in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("quickly")
 def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
     """For a model that has no rule for what is missing."""
     rows, model = tmp_path / "rows.csv", str(tmp_path / "m.winnow")
