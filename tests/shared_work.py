@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node COUNT shared_work.py MODULE:FUNCTION ... [-- WORDS]
 
-runs `python -m winnowgp WORDS` in each of the processes that torchrun started, then calls the
-functions, and leaves what each returned in the folder.
+runs `python -m winnowgp WORDS`, its fit cut short, in each of the processes that torchrun started,
+then calls the functions, and leaves what each returned in the folder.
 """
 
 import json
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from forks import Fork, returned
+from short_fits import short_fits
 from winnowgp.data import Ranks
 
 
@@ -44,7 +45,8 @@ def together(work: Callable[[Ranks], Any], of: int) -> list[Any]:
 def _command(words: list[str]) -> int:
     sys.argv = ["winnow", *words]
     try:
-        run_module("winnowgp", run_name="__main__")
+        with short_fits(rounds=2):
+            run_module("winnowgp", run_name="__main__")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return -1

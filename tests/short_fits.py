@@ -12,14 +12,15 @@ from winnowgp.training import Fast, warm_up
 
 
 @contextmanager
-def short_fits() -> Iterator[None]:
-    """In it estimators choose and move once, from the first of the starts that are not given."""
+def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
+    """In it estimators begin from so few starts, the first of those that the data suggest, and
+    choose and move so few times."""
     every = warm_up.starting_points
 
-    def second(model: Model, *words: object) -> list[Model]:
-        return every(model, *words)[1:2]
+    def few(model: Model, *words: object) -> list[Model]:
+        return every(model, *words)[1 : 1 + starts]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_up, "starting_points", second)
-        patch.setattr(points_request, "Fast", partial(Fast, rounds=1, inclusion_steps=10))
+        patch.setattr(warm_up, "starting_points", few)
+        patch.setattr(points_request, "Fast", partial(Fast, rounds=rounds, inclusion_steps=10))
         yield

@@ -82,10 +82,17 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     drew(result.stdout, tmp_path)
 
 
+def test_a_mistake_has_the_exit_code_of_the_process(tmp_path: Path) -> None:
+    result = winnow("demo", "--output", "figure.doc", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "must end in one of .png" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("figure.doc", "must end in one of .png"),
         ("nowhere/figure.png", "folder that exists"),
         ("taken.png", "a file that can be written"),
     ],

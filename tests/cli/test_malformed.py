@@ -4,8 +4,6 @@ import gzip
 import io
 import pickle
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,17 +295,3 @@ def test_forged_models(
             assert "Traceback" not in said
             (tmp_path / "out.html").unlink(missing_ok=True)
     assert codes.count(2) > 0.8 * len(codes)
-
-
-def test_a_sample_in_a_process_of_its_own(small_model: Path, tmp_path: Path) -> None:
-    good = (small_model.parent / "clean.csv").read_text(encoding="utf-8")
-    (tmp_path / "bad").write_bytes(cut_parquet(random.Random(0), good))
-    result = subprocess.run(
-        [sys.executable, "-m", "winnowgp", "predict", str(small_model), "bad", "-o", "out.csv"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["bad"]
