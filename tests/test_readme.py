@@ -26,8 +26,8 @@ def shortened(text: str) -> str:
         (r"size=\(300, 1\)", "size=(100, 1)"),
         (r"size=300", "size=100"),
         (r"epochs=\(.*?\)", "epochs=(2, 4, 4)"),
-        (r"GPLVM\((?=n)", "GPLVM(max_iter=50, "),
-        (r"\[::6\]", "[::2]"),
+        (r"GPLVM\((?=n)", "GPLVM(max_iter=30, "),
+        (r"\[::6\]", "[::3]"),
         (r"pre=50, process=100, post=50", "pre=4, process=8, post=4"),
     ):
         text, count = re.subn(long, short, text)

@@ -5,6 +5,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import save as save_tensors
 
 from forgery import forged_outline, forged_tensor
 from short_fits import short_fits
+from winnowgp import load
 from winnowgp.cli.main import run
 
 Make = Callable[[random.Random, str], bytes]
@@ -241,8 +243,14 @@ def refused(words: list[str], folder: Path, before: set[Path], capfd: Any) -> st
 
 @pytest.mark.parametrize("make", TABLES, ids=lambda make: make.__name__)
 def test_damaged_tables(
-    make: Make, small_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make: Make,
+    small_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    # Whole, and the same for all of them.
+    monkeypatch.setattr("winnowgp.cli.loaded.load", cache(load))
     rng = random.Random(make.__name__)
     good = (small_model.parent / "clean.csv").read_text(encoding="utf-8")
     bad = tmp_path / "bad"
