@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shared_work
 from forks import Forks
 from launched import SHARED_WORK, torchrun
 from shared_rows import sums
-from shared_work import together
 from short_fits import short_fits
 from winnowgp import load
 from winnowgp.data import Ranks, read_columns
@@ -42,14 +42,23 @@ def said(model: Any) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
-    """A folder, and what torchrun said of all the work in it: to start it is most of its time."""
+@pytest.fixture(
+    scope="module", params=["told the same", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forks: Forks
+) -> tuple[Path, CompletedProcess[str]]:
+    """A folder, and what torchrun said of all the work in it, or processes that were told what it
+    tells them."""
     folder = tmp_path_factory.mktemp("launched")
     words = ["fit", str(table(folder).name), "--tolerance", "0.3", "--target", "y"]
     words += ["-o", "model.winnow", "--checkpoint", "kept"]
-    asked = (SHARED_WORK, "shared_rows:sums", "--", *words)
-    return folder, torchrun(*asked, processes=2, folder=folder)
+    asked = ("shared_rows:sums", "--", *words)
+    if request.param == "torchrun":
+        return folder, torchrun(SHARED_WORK, *asked, processes=2, folder=folder)
+    found = forks.call(shared_work.launched, str(folder), *asked)
+    said = f"{found['stderr']}\n{found['failed']}"
+    return folder, CompletedProcess(asked, found["returncode"], found["stdout"], said)
 
 
 def answers(done: tuple[Path, CompletedProcess[str]], name: str) -> list[Any]:
@@ -88,7 +97,7 @@ def test_processes_of_torchrun_are_introduced_to_each_other(
 ) -> None:
     found = answers(done, "sums")
     assert [each["gathered"] for each in found] == [[[0, ""], [1, "x"]]] * 2
-    assert found == forks.call(together, sums, 2)
+    assert found == forks.call(shared_work.together, sums, 2)
     assert done[1].returncode == 0, done[1].stderr
 
 

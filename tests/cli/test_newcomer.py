@@ -1,16 +1,14 @@
 """The whole way of a newcomer."""
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from winnowgp.cli import main
 from winnowgp.cli.main import run
-
-WINNOW = [sys.executable, "-W", "ignore", "-m", "winnowgp"]
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -20,17 +18,18 @@ def read(text: str) -> list[dict[str, str]]:
 def test_a_newcomer_s_whole_way(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder of their own; the fit in a process of its own."""
+    """In a folder of their own."""
     options = "--id id --drop up,visits --missing impute --tolerance 0.3"
     words = ["fit", str(shop), "--target", "y", *options.split(), "-o", "m.winnow"]
-    result = subprocess.run(
-        [*WINNOW, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    assert "regression: the target holds numbers" in result.stdout
-    assert "48 to learn from, 12 held out" in result.stdout
-    assert "model: m.winnow" in result.stdout
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["winnow", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "regression: the target holds numbers" in said
+    assert "48 to learn from, 12 held out" in said
+    assert "model: m.winnow" in said
     assert run(["predict", "m.winnow", str(shop), "-o", "out.csv"]) == 0
     found = read((tmp_path / "out.csv").read_text(encoding="utf-8"))
     assert list(found[0]) == ["id", "mean", "sd", "lower", "upper"]

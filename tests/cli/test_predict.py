@@ -274,7 +274,7 @@ def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
     """For a model that has no rule for what is missing."""
     rows, model = tmp_path / "rows.csv", str(tmp_path / "m.winnow")
     rows.write_text("x,y\n" + "".join(f"{i / 8},{i % 5}\n" for i in range(40)))
-    assert run(["fit", str(rows), "-t", "y", "-o", model, "-q", "--max-points", "3"]) == 0
+    assert run(["fit", str(rows), "-t", "y", "-o", model, "-q", "--tolerance", "1"]) == 0
     x = np.linspace(0, 1, ROWS)
     x[[1_199, 1_210]] = np.nan
     path = parts(tmp_path / "bad.parquet", ROWS, x=x)
