@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from winnowgp.data import Dataset
 from winnowgp.estimators import points_request
 from winnowgp.models import Model
 from winnowgp.training import Fast, warm_up
@@ -17,8 +18,8 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
     choose and move so few times."""
     every = warm_up.starting_points
 
-    def few(model: Model, *words: object) -> list[Model]:
-        return every(model, *words)[1 : 1 + starts]
+    def few(model: Model, data: Dataset) -> list[Model]:
+        return every(model, data)[1 : 1 + starts]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
