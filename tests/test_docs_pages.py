@@ -22,6 +22,13 @@ LONG = {"alpha.md", "checkpoints.md", "deep.md", "large-data.md", "likelihoods.m
 LONG |= {"regression.md", "start.md"}
 # Run by tests of their own, which also look at what they print.
 LONG |= {"botorch.md", "gpytorch.md", "kernels.md", "scikit-learn.md"}
+# What a page does for fewer steps, where it is not run whole.
+SHORTER = {
+    "latent.md": {
+        "GPLVM(n_components=1": "GPLVM(n_components=1, max_iter=50",
+        "FastLatent(MaxPoints(8))": "FastLatent(MaxPoints(8), rounds=1, iterations=60)",
+    }
+}
 REFERENCE = re.compile(r"\]\[(winnowgp[\w.]*)\]")
 
 
@@ -30,13 +37,21 @@ def text(page: str) -> str:
 
 
 @cache
-def executed(page: str) -> ExecutedPage:
-    return executed_page(text(page), name=page, given=given)
+def executed(page: str, *, whole: bool) -> ExecutedPage:
+    markdown = text(page)
+    shorter = {} if whole else SHORTER.get(page, {})
+    for long, short in shorter.items():
+        assert markdown.count(long) == 1, f"{long} is {markdown.count(long)} times in {page}"
+        markdown = markdown.replace(long, short)
+    return executed_page(markdown, name=page, given=given)
 
 
 def executable() -> list:
+    """Pages, and whether they are run whole."""
     pages = [page for page in PAGES if FENCE.search(text(page))]
-    return [pytest.param(p, marks=[pytest.mark.slow] if p in LONG else []) for p in pages]
+    quick = [pytest.param(page, False) for page in pages if page not in LONG]
+    slow = [page for page in pages if page in LONG | set(SHORTER)]
+    return quick + [pytest.param(page, True, marks=pytest.mark.slow) for page in slow]
 
 
 def resolved(name: str) -> object:
@@ -53,10 +68,10 @@ def resolved(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("page", executable())
-def test_every_example_of_a_page_runs(page: str) -> None:
+@pytest.mark.parametrize(("page", "whole"), executable())
+def test_every_example_of_a_page_runs(page: str, whole: bool) -> None:
     try:
-        executed(page)
+        executed(page, whole=whole)
     except ExampleError as error:
         if isinstance(error.__cause__, MissingExtraError):
             pytest.skip(str(error.__cause__))
@@ -64,7 +79,7 @@ def test_every_example_of_a_page_runs(page: str) -> None:
 
 
 def test_the_example_of_maps_fills_in_what_is_missing() -> None:
-    printed = executed("latent.md").printed
+    printed = executed("latent.md", whole=False).printed
     found = re.search(r"(\d+) points kept; Y\[3, 1\] is (\S+) ±", printed)
     assert found is not None
     assert 3 < int(found.group(1)) < 25
@@ -74,7 +89,7 @@ def test_the_example_of_maps_fills_in_what_is_missing() -> None:
 
 def test_the_theory_agrees_with_its_twins() -> None:
     """Numbers that stand side by side on the page are the same."""
-    printed = executed("theory.md").printed
+    printed = executed("theory.md", whole=False).printed
     pairs = re.findall(
         r"(?:closed form|collapsed|tighter|switched off|flip|through sites) +(-?[\d.]+),? +"
         r"(?:summed|dense|left out|difference of two bounds|collapsed) +(-?[\d.]+)",

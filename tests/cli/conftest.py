@@ -1,12 +1,14 @@
 """A newcomer's files: strings, holes, names of rows, dates; and models of them."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from short_fits import short_fits
 from winnowgp.cli.main import run
 
 N = 60
@@ -49,6 +51,13 @@ QUICK = ["--missing", "impute", "--id", "id", "--tolerance", "0.3", "--quiet"]
 DROPS = {"y": "up,visits", "up": "y,visits,day", "visits": "y,up,day,town"}
 
 
+@pytest.fixture
+def quickly() -> Iterator[None]:
+    """For fits that need not be good."""
+    with short_fits():
+        yield
+
+
 @pytest.fixture(scope="session")
 def models(shop: Path) -> dict[str, Path]:
     """A model for each task, by its target."""
@@ -57,5 +66,6 @@ def models(shop: Path) -> dict[str, Path]:
         found[target] = shop.parent / f"{target}.winnow"
         task = "counts" if target == "visits" else "auto"
         words = ["fit", str(shop), "-t", target, "--drop", drop, "--task", task, *QUICK]
-        assert run([*words, "-o", str(found[target])]) == 0
+        with short_fits():
+            assert run([*words, "-o", str(found[target])]) == 0
     return found

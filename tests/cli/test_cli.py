@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from winnowgp import __version__
+from winnowgp.cli.main import run
+from winnowgp.experiments import illustration
 
 WINNOW = [sys.executable, "-m", "winnowgp"]
 
@@ -54,28 +57,57 @@ def test_a_name_brings_in_only_what_it_needs() -> None:
     assert estimators == "['safetensors', 'sklearn', 'torch']"
 
 
-def test_the_demo_draws_a_picture_and_prints_a_table(tmp_path: Path) -> None:
+def drew(said: str, folder: Path) -> None:
+    """A table, and a picture that is all there is in the folder."""
+    assert "kept and refitted" in said
+    assert [p.name for p in folder.iterdir()] == ["winnow-demo.png"]
+    assert (folder / "winnow-demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_draws_a_picture_and_prints_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a training that is stopped early."""
+    short = partial(illustration.illustrate, pre=20, process=8, post=10)
+    monkeypatch.setattr(illustration, "illustrate", short)
+    monkeypatch.chdir(tmp_path)
+    assert run(["demo"]) == 0
+    drew(capsys.readouterr().out, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_whole_demo(tmp_path: Path) -> None:
     result = winnow("demo", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "kept and refitted" in result.stdout
-    assert [p.name for p in tmp_path.iterdir()] == ["winnow-demo.png"]
-    assert (tmp_path / "winnow-demo.png").read_bytes().startswith(b"\x89PNG")
+    drew(result.stdout, tmp_path)
+
+
+def test_a_mistake_has_the_exit_code_of_the_process(tmp_path: Path) -> None:
+    result = winnow("demo", "--output", "figure.doc", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "must end in one of .png" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("figure.doc", "must end in one of .png"),
         ("nowhere/figure.png", "folder that exists"),
         ("taken.png", "a file that can be written"),
     ],
 )
 def test_a_bad_output_is_one_line_and_exit_code_2(
-    tmp_path: Path, output: str, message: str
+    output: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.png").mkdir()
-    result = winnow("demo", "--output", output, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert message in result.stderr
+    assert run(["demo", "--output", output]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
     assert [p.name for p in tmp_path.iterdir()] == ["taken.png"]

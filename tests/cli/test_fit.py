@@ -1,22 +1,19 @@
 """`winnow fit`: seeds, rows held out, and tables that cannot mean what they say."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import winnowgp
+from forks import Forks
+from interrupted_fit import interrupted_fit
 from winnowgp.cli.main import run
 
-WINNOW = [sys.executable, "-W", "ignore", "-m", "winnowgp"]
 
-
+@pytest.mark.usefixtures("quickly")
 def test_the_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--tolerance", "1", "-q"]
     predictions = []
@@ -28,6 +25,7 @@ def test_the_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     assert (predictions[0] != predictions[2]).any()
 
 
+@pytest.mark.usefixtures("quickly")
 def test_a_fit_without_held_out_rows_says_nothing_of_quality(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +36,7 @@ def test_a_fit_without_held_out_rows_says_nothing_of_quality(
     assert run(["plot", str(out), "--what", "calibration", "-o", str(tmp_path / "a.png")]) == 2
 
 
+@pytest.mark.usefixtures("quickly")
 def test_names_of_columns_are_shown_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,30 +78,10 @@ def test_what_a_table_cannot_mean_is_said(
     assert message in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_nothing_behind(shop: Path, tmp_path: Path) -> None:
-    """A fit that would take minutes, interrupted once it has begun."""
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(1500, 6))
-    np.savetxt(tmp_path / "big.csv", table, delimiter=",", header="a,b,c,d,e,f", comments="")
-    before = (tmp_path / "m.winnow").write_bytes(b"what was there")
-    process = subprocess.Popen(
-        [*WINNOW, "fit", "big.csv", "-t", "f", "-o", "m.winnow"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "100", "FORCE_COLOR": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stderr is not None
-    os.set_blocking(process.stderr.fileno(), False)
-    seen, deadline = b"", time.monotonic() + 120
-    while b"warm up" not in seen and time.monotonic() < deadline and process.poll() is None:
-        seen += process.stderr.read() or b""
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    os.set_blocking(process.stderr.fileno(), True)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert b"interrupted; nothing was written" in said
-    assert {p.name for p in tmp_path.iterdir()} == {"big.csv", "m.winnow"}
-    assert (tmp_path / "m.winnow").stat().st_size == before
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_ctrl_c_leaves_nothing_behind(forks: Forks) -> None:
+    """A fit that would go on for seconds, interrupted once it has begun."""
+    code, said, left = forks.call(interrupted_fit)
+    assert code == 130, said
+    assert "interrupted; nothing was written" in said
+    assert left == {"big.csv": None, "m.winnow": "what was there"}

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shared_work
 from forks import Forks
 from launched import SHARED_WORK, torchrun
-from shared_fits import fits
-from shared_work import together
+from shared_rows import sums
+from short_fits import short_fits
 from winnowgp import load
 from winnowgp.data import Ranks, read_columns
 from winnowgp.estimators import fit_table
@@ -41,14 +42,23 @@ def said(model: Any) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
-    """A folder, and what torchrun said of all the work in it: to start it is most of its time."""
+@pytest.fixture(
+    scope="module", params=["told the same", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forks: Forks
+) -> tuple[Path, CompletedProcess[str]]:
+    """A folder, and what torchrun said of all the work in it, or processes that were told what it
+    tells them."""
     folder = tmp_path_factory.mktemp("launched")
     words = ["fit", str(table(folder).name), "--tolerance", "0.3", "--target", "y"]
     words += ["-o", "model.winnow", "--checkpoint", "kept"]
-    asked = (SHARED_WORK, "shared_rows:sums", "shared_fits:fits", "--", *words)
-    return folder, torchrun(*asked, processes=2, folder=folder)
+    asked = ("shared_rows:sums", "--", *words)
+    if request.param == "torchrun":
+        return folder, torchrun(SHARED_WORK, *asked, processes=2, folder=folder)
+    found = forks.call(shared_work.launched, str(folder), *asked)
+    said = f"{found['stderr']}\n{found['failed']}"
+    return folder, CompletedProcess(asked, found["returncode"], found["stdout"], said)
 
 
 def answers(done: tuple[Path, CompletedProcess[str]], name: str) -> list[Any]:
@@ -68,14 +78,15 @@ def test_two_processes_write_the_model_of_one_and_speak_once(
     assert torchrun.stderr.count("warm up") == 1
     asked: dict[str, Any] = {"tolerance": 0.3, "seed": 0}
     columns = read_columns(folder / "table.csv")
-    alone = fit_table(columns, "y", ranks=Ranks.alone(), **asked)
+    with short_fits(rounds=2):
+        alone = fit_table(columns, "y", ranks=Ranks.alone(), **asked)
+        # Without torchrun rows are summed in another order.
+        plain = fit_table(columns, "y", **asked)
     model = load(folder / "model.winnow")
     assert said(model) == said(alone)
     np.testing.assert_array_equal(
         model.estimator.inducing_points_, alone.estimator.inducing_points_
     )
-    # Without torchrun rows are summed in another order.
-    plain = fit_table(columns, "y", **asked)
     assert alone.estimator.elbo_ == pytest.approx(plain.estimator.elbo_, rel=1e-6)
     names = sorted(each.name for each in (folder / "kept").iterdir())
     assert names == ["estimator.checkpoint", "fit.checkpoint"]
@@ -84,9 +95,9 @@ def test_two_processes_write_the_model_of_one_and_speak_once(
 def test_processes_of_torchrun_are_introduced_to_each_other(
     done: tuple[Path, CompletedProcess[str]], forks: Forks
 ) -> None:
-    gathered = [each["gathered"] for each in answers(done, "sums")]
-    assert gathered == [[[0, ""], [1, "x"]]] * 2
-    assert answers(done, "fits") == forks.call(together, fits, 2)
+    found = answers(done, "sums")
+    assert [each["gathered"] for each in found] == [[[0, ""], [1, "x"]]] * 2
+    assert found == forks.call(shared_work.together, sums, 2)
     assert done[1].returncode == 0, done[1].stderr
 
 

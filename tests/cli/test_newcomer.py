@@ -1,16 +1,14 @@
 """The whole way of a newcomer."""
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from winnowgp.cli import main
 from winnowgp.cli.main import run
-
-WINNOW = [sys.executable, "-W", "ignore", "-m", "winnowgp"]
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -20,28 +18,25 @@ def read(text: str) -> list[dict[str, str]]:
 def test_a_newcomer_s_whole_way(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder of their own; the fit and its predictions in processes of their own."""
-
-    def winnow(*words: str) -> str:
-        result = subprocess.run(
-            [*WINNOW, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-
+    """In a folder of their own."""
     options = "--id id --drop up,visits --missing impute --tolerance 0.3"
-    said = winnow("fit", str(shop), "--target", "y", *options.split(), "-o", "m.winnow")
+    words = ["fit", str(shop), "--target", "y", *options.split(), "-o", "m.winnow"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["winnow", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    said = capsys.readouterr().out
     assert "regression: the target holds numbers" in said
     assert "48 to learn from, 12 held out" in said
     assert "model: m.winnow" in said
-    winnow("predict", "m.winnow", str(shop), "-o", "out.csv")
+    assert run(["predict", "m.winnow", str(shop), "-o", "out.csv"]) == 0
     found = read((tmp_path / "out.csv").read_text(encoding="utf-8"))
     assert list(found[0]) == ["id", "mean", "sd", "lower", "upper"]
     assert [row["id"] for row in found] == [f"r{i}" for i in range(60)]
     truth = [float(row["y"]) for row in read(shop.read_text(encoding="utf-8"))]
     error = np.array([float(row["mean"]) for row in found]) - truth
     assert np.sqrt(np.mean(error**2)) < 0.3
-    monkeypatch.chdir(tmp_path)
     assert run(["info", "m.winnow"]) == 0
     assert "command: winnow fit" in capsys.readouterr().out
     assert run(["frontier", "m.winnow", "-o", "f.png"]) == 0

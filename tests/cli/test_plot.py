@@ -31,6 +31,7 @@ def hills(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(("target", "drop"), [("height", "side"), ("side", "height")])
 def test_a_surface_over_two_numeric_inputs(
     target: str, drop: str, hills: Path, tmp_path: Path

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pytest
 
 import winnowgp
 from winnowgp.cli.main import run
-
-WINNOW = [sys.executable, "-W", "ignore", "-m", "winnowgp"]
+from winnowgp.data import column_blocks
+from winnowgp.estimators import inducing_estimator, sparse_gp_regressor, tabular_model
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -100,11 +101,14 @@ def test_a_table_without_names_of_rows_is_predicted_with_a_note(
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
     shop: Path, models: dict[str, Path]
 ) -> None:
-    """As `winnow predict … | head -1` does: no message, and the code of a broken pipe."""
+    """As `winnow predict … | head -1` does: no message, and the code of a broken pipe.
+
+    In a process of its own, with all that libraries say about themselves when they are imported.
+    """
     # So little is said that it waits in a buffer for the end, unless nothing is buffered.
     buffered = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
-        [*WINNOW, "predict", str(models["visits"]), str(shop)],
+        [sys.executable, "-m", "winnowgp", "predict", str(models["visits"]), str(shop)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=buffered,
@@ -116,8 +120,15 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
     assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
 
 
-ROWS = 20_000  # more than a model predicts at once
-GROUP = 500
+AT_ONCE, ROWS, GROUP = 1024, 1250, 32
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AT_ONCE` rows are read and predicted at once, fewer than a file holds."""
+    for module in (inducing_estimator, sparse_gp_regressor, tabular_model):
+        monkeypatch.setattr(module, "ROWS", AT_ONCE)
+    monkeypatch.setattr(winnowgp.data, "column_blocks", partial(column_blocks, size=AT_ONCE))
 
 
 def parts(path: Path, rows: int, **changes: Any) -> Path:
@@ -149,18 +160,8 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parts(tmp_path_factory.mktemp("new") / "new.parquet", ROWS)
 
 
-@pytest.mark.parametrize(
-    ("target", "size"),
-    [("y", 1), ("y", 4999), ("y", 16_384), ("y", ROWS), ("up", 4999), ("visits", 9999)],
-)
-def test_blocks_of_any_size_have_the_predictions_of_the_whole(
-    target: str, size: int, models: dict[str, Path], new: Path
-) -> None:
-    """To the last bit."""
-    model = winnowgp.load(models[target])
-    table = winnowgp.read_columns(new)
-    if target == "visits" or size == 1:  # slower ones
-        table = table.between(0, 16_500)
+def check_blocks(model: winnowgp.TabularModel, table: winnowgp.Columns, size: int) -> None:
+    """That they have the predictions of the whole, to the last bit."""
     whole = model.predict(table)
     pulled = 0
 
@@ -173,12 +174,31 @@ def test_blocks_of_any_size_have_the_predictions_of_the_whole(
 
     found: dict[str, list[Any]] = {name: [] for name in whole}
     for part in model.predict_blocks(blocks()):
-        assert pulled - len(found["id"]) < 16_384 + size
+        assert pulled - len(found["id"]) < tabular_model.ROWS + size
         for name, column in part.items():
             found[name].extend(column.tolist())
     assert found == {name: column.tolist() for name, column in whole.items()}
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("target", "size"),
+    [("y", 1), ("y", 311), ("y", AT_ONCE), ("y", ROWS), ("up", 311), ("visits", 623)],
+)
+def test_blocks_of_any_size_have_the_predictions_of_the_whole(
+    target: str, size: int, models: dict[str, Path], new: Path
+) -> None:
+    check_blocks(winnowgp.load(models[target]), winnowgp.read_columns(new), size)
+
+
+def test_so_they_have_where_a_model_predicts_as_much_at_once_as_it_does(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    new = parts(tmp_path / "new.parquet", tabular_model.ROWS + 116)
+    check_blocks(winnowgp.load(models["y"]), winnowgp.read_columns(new), 4999)
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
 def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
     kind: str, models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
@@ -201,6 +221,7 @@ def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
     assert out.read_bytes()[:4] != b"\x1f\x8b\x08\x08", "the name of a temporary file is in it"
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_what_is_printed_is_what_is_saved(
     models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
 ) -> None:
@@ -215,11 +236,12 @@ def test_what_is_printed_is_what_is_saved(
     assert [o["mean"] for o in objects] == [float(row["mean"]) for row in read(printed)]
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"x": np.inf}, "column 'x' has inf in row 18700 (row group 37, counted from 0)"),
-        ({"day": "soon"}, "it has 'soon' in row 18700 (row group 37, counted from 0)"),
+        ({"x": np.inf}, "column 'x' has inf in row 1200 (row group 37, counted from 0)"),
+        ({"day": "soon"}, "it has 'soon' in row 1200 (row group 37, counted from 0)"),
     ],
 )
 def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
@@ -233,7 +255,7 @@ def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
     table = winnowgp.read_columns(new)
     (name, value) = next(iter(bad.items()))
     column = table.values[name].copy()
-    column[18_699] = value
+    column[1_199] = value
     path = parts(tmp_path / "bad.parquet", ROWS, **{name: column})
     for words in ([], ["-o", str(tmp_path / "out.csv.gz")], ["-o", str(tmp_path / "out.parquet")]):
         assert run(["predict", str(models["y"]), str(path), *words]) == 2
@@ -247,21 +269,23 @@ def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
     assert message.split(" (")[0] in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("quickly", "small_blocks")
 def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
     """For a model that has no rule for what is missing."""
     rows, model = tmp_path / "rows.csv", str(tmp_path / "m.winnow")
     rows.write_text("x,y\n" + "".join(f"{i / 8},{i % 5}\n" for i in range(40)))
-    assert run(["fit", str(rows), "-t", "y", "-o", model, "-q", "--max-points", "3"]) == 0
+    assert run(["fit", str(rows), "-t", "y", "-o", model, "-q", "--tolerance", "1"]) == 0
     x = np.linspace(0, 1, ROWS)
-    x[[18_699, 18_800]] = np.nan
+    x[[1_199, 1_210]] = np.nan
     path = parts(tmp_path / "bad.parquet", ROWS, x=x)
     assert run(["predict", model, str(path), "-o", str(tmp_path / "out.csv")]) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert "'x' has missing values, the first in row 18700 (row group 37, counted from 0)" in said
+    assert "'x' has missing values, the first in row 1200 (row group 37, counted from 0)" in said
     assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_an_interruption_or_a_full_disk_leaves_what_was_there(
     models: dict[str, Path],
     new: Path,
@@ -292,12 +316,13 @@ def test_an_interruption_or_a_full_disk_leaves_what_was_there(
             out.unlink()
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_unseen_words_are_counted_over_all_blocks_and_not_without_end(
     models: dict[str, Path], tmp_path: Path, capfd: Any
 ) -> None:
-    for distinct, count in ((999, "999 words of"), (5_000, "1000 words or more of")):
-        towns = [f"town {i % distinct:05d}" for i in range(20_000)]
-        path = parts(tmp_path / "new.parquet", 20_000, town=towns)
+    for distinct, count in ((999, "999 words of"), (1_200, "1000 words or more of")):
+        towns = [f"town {i % distinct:05d}" for i in range(ROWS)]
+        path = parts(tmp_path / "new.parquet", ROWS, town=towns)
         out = str(tmp_path / "out.csv")
         assert run(["predict", str(models["y"]), str(path), "-o", out]) == 0
         said = capfd.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import winnowgp
+from short_fits import short_fits
 from winnowgp.cli.main import run
 from winnowgp.data import Columns
 from winnowgp.estimators import TabularModel, fit_table
@@ -37,7 +38,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("device")
     rows = folder / "rows.csv"
     rows.write_text("x\n" + "\n".join(map(str, table().values["x"])) + "\n", encoding="utf-8")
-    return fitted("y").save(folder / "y.winnow"), rows
+    with short_fits():
+        return fitted("y").save(folder / "y.winnow"), rows
 
 
 def predicted(saved: tuple[Path, Path], *words: str) -> int:
