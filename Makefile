@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Bytecode is kept, and made of what is imported alone: to make all of it takes longer than to
+# install.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test lint types unit slow bench peers docs dist clean
 .DEFAULT_GOAL := test
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 demo: $(INSTALLED)
@@ -26,9 +29,8 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/basedpyright --level error
 
-# Commands in processes of their own start sooner where bytecode is kept.
 unit: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
