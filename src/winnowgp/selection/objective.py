@@ -62,7 +62,7 @@ class Place(ABC):
     def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "Place":
         """The subset without its row `at`, for walks down: flips of rows outside mean nothing then.
 
-        Where is a tensor, and never read: no step waits for a GPU.
+        `at` is a tensor and never read: no step waits for a GPU.
         """
 
     @abstractmethod
