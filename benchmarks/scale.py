@@ -12,8 +12,9 @@ whole fits with selection from Parquet files, 256 candidates, two threads. gpu: 
 protein table; and the share of the device's float64 peak that the passes reach.
 
 Each measurement is made in a process of its own, of which the kernel says how much memory it had
-at most, and how much once everything was imported. Rows go to benchmarks/results/scale; `--report`
-prints and draws from those files alone.
+at most, and how much once everything was imported. Processes share compiled bytecode, as those of
+an installation do: modules that are imported at first use are not compiled while a clock runs. Rows
+go to benchmarks/results/scale; `--report` prints and draws from those files alone.
 """
 
 import argparse
@@ -170,6 +171,7 @@ def main() -> None:
         return measure(said.measure)
     if not said.report:
         with tempfile.TemporaryDirectory() as name:
+            os.environ |= {"PYTHONPYCACHEPREFIX": name, "PYTHONDONTWRITEBYTECODE": ""}
             for part in said.what:
                 PARTS[part](Tables(said.tables or Path(name)), said)
     report()

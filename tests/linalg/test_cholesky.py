@@ -59,6 +59,14 @@ def test_an_indefinite_matrix_is_refused_after_the_last_rung() -> None:
         definite_cholesky(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)))
 
 
+@pytest.mark.parametrize("entry", [torch.nan, torch.inf, -1.0])
+def test_one_bad_matrix_of_a_batch_is_refused(entry: float) -> None:
+    A = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
+    A[1, 1, 1] = entry
+    with pytest.raises(NotPositiveDefiniteError):
+        definite_cholesky(A)
+
+
 def test_the_empty_matrix_has_an_empty_factor() -> None:
     assert cholesky(torch.zeros(4, 0, 0, dtype=torch.float64)).L.shape == (4, 0, 0)
 

@@ -13,7 +13,7 @@ a fresh tableau is O(K² M).
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -67,14 +67,15 @@ class Tableau(Place):
     def flips(self) -> Float[Tensor, " J"]:
         """L(Z ∪ k) − L(Z \\ k) in nats for the J rows; positive favours including k. O(J K)."""
         prior = self.E.square().sum(dim=1)
-        sign = 1.0 - 2.0 * self.included.to(self.E.dtype)
-        worth = torch.zeros_like(prior)
+        parts = []
         for root, rows in zip(self.roots.data, self.data, strict=True):
             joint = rows.H.square().sum(dim=1)
             explained = rows.ER.square().sum(dim=1) / prior - 1
+            volume = (joint / prior).log()
             fit = (rows.H @ root.y).square().sum(dim=1) / joint
-            worth += 0.5 * (root.P * explained + fit - sign * root.P * (joint / prior).log())
-        return worth
+            learnt = explained + torch.where(self.included, volume, -volume)
+            parts.append(torch.add(fit, learnt, alpha=root.P))
+        return 0.5 * reduce(torch.add, parts)
 
     def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "Tableau":
         """Tableau of the subset with row `at` on the other side, O(J K).
@@ -112,13 +113,16 @@ class Tableau(Place):
         for part in self.data:
             b, h = _left(part.H, at)
             data.append(
-                DataRows(ER=torch.addr(part.ER, a, part.ER[at][0]), H=torch.addr(part.H, b, h))
+                DataRows(
+                    ER=torch.addr(part.ER, a, part.ER.index_select(0, at)[0], alpha=-1),
+                    H=torch.addr(part.H, b, h, alpha=-1),
+                )
             )
         return Tableau(
             roots=self.roots,
             rows=self.rows,
             included=self.included.index_fill(0, at, False),
-            E=torch.addr(self.E, a, e),
+            E=torch.addr(self.E, a, e, alpha=-1),
             data=tuple(data),
             bound=self.bound - worth[0],
         )
@@ -138,9 +142,10 @@ class Tableau(Place):
 def _left(
     E: Float[Tensor, "J K"], at: Int[Tensor, " 1"]
 ) -> tuple[Float[Tensor, " J"], Float[Tensor, " K"]]:
-    """Duals, when one of them leaves, lose their components along it: E becomes E + a eᵀ."""
-    e = E[at][0]
-    return -(E @ e) / e.square().sum(), e
+    """Duals, when one of them leaves, lose their components along it: E becomes E − a eᵀ."""
+    e = E.index_select(0, at)[0]
+    along = E @ e
+    return along / along.index_select(0, at), e
 
 
 def tableau(roots: Roots, mask: Bool[Tensor, " K"]) -> Tableau:
