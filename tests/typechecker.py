@@ -15,7 +15,7 @@ from typing import Any
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-ENOUGH = 4
+ENOUGH = 2
 """Calls of a function that are checked in one test."""
 
 # An int is a float, as it is for every type checker.

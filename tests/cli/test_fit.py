@@ -37,6 +37,23 @@ def test_a_fit_without_held_out_rows_says_nothing_of_quality(
 
 
 @pytest.mark.usefixtures("quickly")
+def test_precision_is_that_of_the_estimator_and_for_numbers_alone(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.winnow"
+    words = ["fit", str(shop), "--precision", "mixed", "-o", str(out), "-q"]
+    assert run([*words, "-t", "y", "--drop", "up,visits,day,id,x"]) == 0
+    saved = winnowgp.load(out)
+    assert saved.estimator.precision == "mixed"
+    assert saved.findings["settings"]["precision"] == "mixed"
+    out.unlink()
+    for task, target in (("classification", "up"), ("counts", "visits")):
+        assert run([*words, "-t", target, "--task", task, "--id", "id"]) == 2
+        assert f"must be 'double' for {task}; got 'mixed'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("quickly")
 def test_names_of_columns_are_shown_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

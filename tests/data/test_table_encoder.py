@@ -180,6 +180,25 @@ def test_what_is_no_encoder_is_refused(about: Any) -> None:
         TableEncoder.from_about(about)
 
 
+def test_what_is_missing_and_what_differs_in_numbers_and_in_words() -> None:
+    table = Columns.of({"text": ["1", "1.0", "", "b"], "size": [1.0, 1.0, np.nan, 2.0]})
+    for name, different in (("text", 3), ("size", 2)):
+        assert table.missing(name).tolist() == [False, False, True, False]
+        assert table.different(name) == different
+
+
+def test_numbers_written_as_text_are_read_once_and_nothing_else_is_touched() -> None:
+    read = TABLE.numbered(["size", "colour", "day"])
+    np.testing.assert_array_equal(read.values["size"], [1, 2.5, np.nan, 4])
+    assert read.values["size"].dtype == np.float64
+    assert all(read.values[name] is TABLE.values[name] for name in ("colour", "day", "code"))
+    assert TABLE.numbered([]).values["size"] is TABLE.values["size"]
+    for missing in ("impute", "error"):
+        assert TableEncoder.learn(read, missing=missing) == TableEncoder.learn(
+            TABLE, missing=missing
+        )
+
+
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(InputError, match="one length"):
         Columns.of({"a": [1], "b": [1, 2]})

@@ -61,6 +61,10 @@ def fit(
     ] = 0.2,
     encoding: Encoding = "utf-8",
     device: Device = "cpu",
+    precision: Annotated[
+        str,
+        typer.Option(help="double, or mixed: rows in float32, sums in float64."),
+    ] = "double",
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -111,6 +115,7 @@ def fit(
             max_predict_us=max_predict_us,
             seed=seed,
             device=device,
+            precision=precision,
             settings={
                 "command": shlex.join(["winnow", *sys.argv[1:]]),
                 "data": data.name,

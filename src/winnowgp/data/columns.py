@@ -74,9 +74,26 @@ class Columns:
         except ValueError:
             return None
 
+    def missing(self, name: str) -> NDArray[np.bool_]:
+        """Where the column has nothing."""
+        column = self.values[name]
+        if column.dtype != object:
+            return np.isnan(column)
+        return np.array([word is None for word in column], dtype=bool)
+
+    def different(self, name: str) -> int:
+        """How many different entries the column has."""
+        present = self.values[name][~self.missing(name)]
+        return len(set(present) if present.dtype == object else np.unique(present))
+
     def words(self, name: str) -> NDArray[np.object_]:
         """The column as words, None where missing; whole numbers without a decimal point."""
         return _words(self.values[name])
+
+    def numbered(self, names: Iterable[str]) -> "Columns":
+        """The same, with those of these columns that hold numbers as text read once and for all."""
+        read = {n: values for n in names if (values := self.numbers(n)) is not None}
+        return Columns({**self.values, **read}, self.origin)
 
     def without(self, names: Iterable[str]) -> "Columns":
         """All columns but these."""

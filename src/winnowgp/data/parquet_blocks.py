@@ -45,18 +45,24 @@ def _column(name: str, column: Any, path: Path) -> Column:
     if pyarrow.types.is_floating(kind):
         # Nulls become NaN; a copy, as pyarrow's own memory is read-only and soon used again.
         return np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+    if pyarrow.types.is_integer(kind) and _exact(column):
+        return np.array(column.cast("float64").to_numpy(zero_copy_only=False))
     values = column.to_pylist()
     if pyarrow.types.is_decimal(kind):
         return np.array([np.nan if v is None else float(v) for v in values])
-    if pyarrow.types.is_integer(kind):
-        given = [v for v in values if v is not None]
-        if not given or max(abs(v) for v in given) < 2**53:
-            return np.array([np.nan if v is None else float(v) for v in values])
     if pyarrow.types.is_boolean(kind):
         values = [None if v is None else str(v).lower() for v in values]
     if pyarrow.types.is_temporal(kind):
         values = [None if v is None else _iso(v) for v in values]
     return np.array([None if v is None else word_or_missing(str(v)) for v in values], dtype=object)
+
+
+def _exact(whole: Any) -> bool:
+    """Whether every whole number is also a float64."""
+    from pyarrow.compute import call_function
+
+    ends = [end for end in call_function("min_max", [whole]).as_py().values() if end is not None]
+    return all(abs(end) < 2**53 for end in ends)
 
 
 def _iso(value: Any) -> str:

@@ -1,6 +1,7 @@
 """From a table to a model of it, measured on rows held out."""
 
 import platform
+from functools import partial
 from importlib.metadata import version
 from time import perf_counter
 from typing import Any
@@ -53,6 +54,7 @@ def fit_table(
     max_predict_us: float | None = None,
     seed: int = 0,
     device: str = "cpu",
+    precision: str = "double",
     settings: dict[str, str] | None = None,
     on_progress: OnProgress = silent,
     checkpoint: Folder | None = None,
@@ -69,6 +71,7 @@ def fit_table(
         drop: columns to leave out.
         missing: "error" or "impute"; see `TableEncoder`.
         max_words: most categories of a column of words.
+        precision: "double", or, for regression, "mixed".
         settings: further words to keep with the model, such as the command that made it.
         ranks: processes that were given the same table and share its rows, if any; all return the
             same model. For classes and counts each does all of the work, and the first one writes
@@ -83,9 +86,11 @@ def fit_table(
         raise InputError(f"{target!r} cannot be the target and be left out; choose one.")
     if not 0 <= test_size < 1:
         raise InputError(f"`test_size` must be a share from 0 to below 1; got {test_size}.")
-    for name in table.without([target, *ignored]).names:
+    names = table.without([target, *ignored]).names
+    table = table.numbered(names)
+    for name in names:
         # Before any row is left out, so that the error names a row of the table.
-        if (values := table.numbers(name)) is not None:
+        if (values := table.values[name]).dtype != object:
             check_finite(table, name, values)
     table, number = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
@@ -103,7 +108,7 @@ def fit_table(
         "max_predict_us": max_predict_us,
     }
     D, places = len(encoder.features), _feature_numbers(encoder)
-    estimator = _estimator(task)(
+    estimator = _estimator(task, precision)(
         written(kernel_words(kernel, D, columns=places)),
         random_state=seed,
         device=device,
@@ -147,6 +152,7 @@ def fit_table(
             **{name: version(name) for name in ("torch", "gpytorch", "numpy", "scikit-learn")},
             "seed": str(seed),
             "device": device,
+            "precision": precision,
             "test_size": f"{test_size:g}",
             "missing": missing,
             **(settings or {}),
@@ -157,7 +163,7 @@ def fit_table(
 
 def _with_target(table: Columns, target: str, *, missing: str) -> tuple[Columns, NDArray[np.intp]]:
     """The rows that have a target, and their numbers in the table, from 1."""
-    absent = np.array([word is None for word in table.words(target)])
+    absent = table.missing(target)
     if absent.any() and missing == "error":
         raise InputError(
             f"the target {target!r} is missing in {int(absent.sum())} rows, first in row "
@@ -180,15 +186,13 @@ def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
 
 def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
     """What to do, and why in words."""
-    values = table.numbers(target)
-    different = len(set(table.words(target)))
     if task == "auto":
-        if values is None:
+        if table.numbers(target) is None:
             if advice := decimal_comma_advice(table.words(target)):
                 example = table.words(target)[0]
                 raise InputError(f"the target {target!r} holds words, such as {example!r}.{advice}")
             return _checked_task("classification", table, target), "the target holds words"
-        if different == 2:
+        if table.different(target) == 2:
             return "classification", "the target has two different values"
         return "regression", "the target holds numbers"
     if task not in TASKS:
@@ -199,7 +203,7 @@ def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
 def _checked_task(task: str, table: Columns, target: str) -> str:
     values = table.numbers(target)
     if task == "classification":
-        different = len(set(table.words(target)))
+        different = table.different(target)
         if not 2 <= different <= _MOST_CLASSES:
             raise InputError(
                 f"the target {target!r} has {different} different values; classification takes 2 "
@@ -219,7 +223,8 @@ def _checked_task(task: str, table: Columns, target: str) -> str:
 
 def _check_id(id_column: str | None, table: Columns, target: str, task: str) -> None:
     """A column of predictions would take its place."""
-    if id_column in prediction_names(task, table.words(target)):
+    classes = table.words(target) if task == "classification" else ()
+    if id_column in prediction_names(task, classes):
         raise InputError(
             f"`id_column` is {id_column!r}, and so is a column of predictions; rename it."
         )
@@ -267,15 +272,16 @@ def _split(N: int, test_size: float, *, seed: int) -> tuple[NDArray[Any], NDArra
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def _estimator(task: str) -> Any:
+def _estimator(task: str, precision: str) -> Any:
+    if task == "regression":
+        return partial(SparseGPRegressor, precision=precision)
+    if precision != "double":
+        raise InputError(
+            f"`precision` must be 'double' for {task}; got {precision!r}. Only regression has more."
+        )
     if task == "classification":
         return SparseGPClassifier
-    likelihood = "poisson" if task == "counts" else "gaussian"
-
-    def made(kernel: str, **words: Any) -> SparseGPRegressor:
-        return SparseGPRegressor(kernel, likelihood=likelihood, **words)
-
-    return made
+    return partial(SparseGPRegressor, likelihood="poisson")
 
 
 def _quality(

@@ -45,11 +45,10 @@ class _Seen:
 
 
 def _seen(table: Columns, name: str, *, as_words: bool) -> _Seen:
-    words = [word for word in table.words(name) if word is not None]
-    missing = table.N - len(words)
+    missing = int(table.missing(name).sum())
     if not as_words:
-        values = table.numbers(name)
-        return _Seen(missing, values, [], len(set(words)))
+        return _Seen(missing, table.numbers(name), [], table.different(name))
+    words = [word for word in table.words(name) if word is not None]
     found, counts = np.unique(np.array(words, dtype=str), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:8]
     return _Seen(missing, None, [(str(found[i]), int(counts[i])) for i in order], len(found))
