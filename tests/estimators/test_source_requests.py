@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winnowgp import SparseGPClassifier, SparseGPRegressor
+from winnowgp import GPLVM, SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import ArraySource, Dataset
 from winnowgp.errors import InputError
 
@@ -43,8 +43,10 @@ def test_a_request_is_checked_before_rows_are_read(words: dict[str, Any], messag
 
 def test_who_does_not_take_a_source_says_so() -> None:
     source = ArraySource(X, Y)
-    with pytest.raises(InputError, match=r"ArraySource\. Sources are for `SparseGPRegressor`"):
-        SparseGPClassifier().fit(source, Y > 0)
+    with pytest.raises(InputError, match="classification needs all 30 rows in memory at once"):
+        SparseGPClassifier().fit(source)
+    with pytest.raises(InputError, match=r"must be a table \[N P\]; got a ArraySource\. A map"):
+        GPLVM().fit(source)
     model = SparseGPRegressor(n_candidates=5, tolerance=0.5, random_state=0).fit(source)
     for ask in (model.predict, lambda rows: model.log_density(rows, Y)):
         with pytest.raises(

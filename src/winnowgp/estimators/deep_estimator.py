@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser
+from winnowgp.data import Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.layers_request import LayersRequest
 from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
@@ -50,12 +50,14 @@ class DeepEstimator(BaseEstimator, ABC):
     on_progress: OnDeepProgress
     checkpoint: Folder | None
 
-    def _fit(self, rows: Dataset, likelihood: Likelihood) -> None:
+    def _fit(self, given: Source, likelihood: Likelihood) -> None:
         """Fit to inputs as users have them and targets that the likelihood understands.
 
         Args:
-            rows: merged, so that repeating rows and weighting them come to the same.
+            given: rows in memory, merged, so that repeating rows and weighting them come to the
+                same.
         """
+        rows = given.in_memory("a deep model")
         request = LayersRequest.checked(
             layers=self.layers,
             width=self.width,
@@ -77,7 +79,14 @@ class DeepEstimator(BaseEstimator, ABC):
                 f"got {self.hidden_mean!r}."
             )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, X=rows.X, y=rows.Y, sample_weight=rows.weights)
+        journal = journal_of(
+            self,
+            checkpoint,
+            ranks=given.ranks,
+            X=rows.X,
+            y=rows.Y,
+            sample_weight=rows.weights,
+        )
         seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
         units = Standardiser.of(rows.X, weights=rows.weights)
@@ -94,9 +103,10 @@ class DeepEstimator(BaseEstimator, ABC):
             )
             for name in (names if request.layers > 1 else names[:1])
         ]
+        shared = given.alike(data)
         fitted = fit_deep(
-            self._raced(starts, data, request, generator, checkpoint),
-            data,
+            self._raced(starts, shared, request, generator, checkpoint),
+            shared,
             schedule=request.plan(),
             generator=generator,
             on_progress=self.on_progress,
@@ -122,7 +132,7 @@ class DeepEstimator(BaseEstimator, ABC):
     def _raced(
         self,
         starts: list[DeepGP],
-        data: Dataset,
+        data: Source,
         request: LayersRequest,
         generator: torch.Generator,
         checkpoint: Checkpoint | None,

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.deep_estimator import DeepEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
+from winnowgp.estimators.source_rows import held_rows, note_source
 from winnowgp.estimators.target_units import TargetUnits
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import check_targets
@@ -124,28 +125,42 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "DeepGPRegressor":
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "DeepGPRegressor":
         """Learn all layers, and which of its candidates each keeps.
 
         Args:
-            X: inputs `[N D]`.
-            y: targets `[N]` or `[N P]`.
+            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source` in memory,
+                such as `shared(Dataset.of(X, y))`: processes that `torchrun` started then share the
+                minibatches.
+            y: targets `[N]` or `[N P]`; left out with a source.
             sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
                 is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
                 given.
         """
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
-        )
-        X, y, weights = counted_rows(X, y, sample_weight)
         likelihood = likelihood_from(self.likelihood)
         if has_noise(likelihood) and isinstance(self.likelihood, str):
             likelihood.noise = torch.tensor(START_NOISE)
-        rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
-        units = TargetUnits.of(rows, likelihood, single=np.ndim(y) == 1)
+        given = X
+        if isinstance(given, Source):
+            note_source(self, given, y, sample_weight)
+            rows, single = held_rows(given, "a deep model").merged(), given.P == 1
+        else:
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float64,
+                multi_output=True,
+                y_numeric=True,
+                ensure_min_samples=1,
+            )
+            X, y, weights = counted_rows(X, y, sample_weight)
+            rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
+            single = np.ndim(y) == 1
+        units = TargetUnits.of(rows, likelihood, single=single)
         data = replace(rows, Y=units.columns.forward(rows.Y))
         check_targets(likelihood, data.Y)
-        self._fit(data, likelihood)
+        self._fit(given.alike(data) if isinstance(given, Source) else data, likelihood)
         self._y_units = units
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_units.noise(self.likelihood_)

@@ -18,7 +18,7 @@ from sklearn.utils import Tags, check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Entries, Standardiser
+from winnowgp.data import Entries, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.counted_steps import CountedSteps
 from winnowgp.estimators.latent_request import LatentRequest
@@ -163,6 +163,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             X: the table `[N P]`, NaN where an entry is missing.
             y: ignored.
         """
+        if isinstance(X, Source):
+            raise InputError(
+                f"`X` must be a table [N P]; got a {type(X).__name__}. A map needs all rows in "
+                "memory, and is not shared."
+            )
         X = validate_data(
             self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
         )

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, StandardisedSource, Standardiser
+from winnowgp.data import Source, StandardisedSource, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
@@ -58,7 +58,7 @@ class InducingEstimator(BaseEstimator, ABC):
 
     def _fit(
         self,
-        rows: Dataset | StandardisedSource,
+        rows: Source,
         *,
         model: Callable[[Kernel, Tensor], InducingModel],
         n_candidates: int,
@@ -66,8 +66,8 @@ class InducingEstimator(BaseEstimator, ABC):
         """Fit a model to inputs as users have them and targets that it understands.
 
         Args:
-            rows: in the user's units, and merged, so that repeating rows and weighting them come to
-                the same; or in standard units already.
+            rows: in the user's units, in memory and merged, so that repeating rows and weighting
+                them come to the same; or in standard units already.
             model: makes one of a kernel and candidates, both for standardised inputs.
             n_candidates: how many candidates the fast schedule has unless the user says.
         """
@@ -83,8 +83,9 @@ class InducingEstimator(BaseEstimator, ABC):
             # Kernels and candidates that users name are on the CPU until the model is made.
             units, data = rows.x_units.to(torch.device("cpu")), rows.converted()
         else:
-            units = Standardiser.of(rows.X, weights=rows.weights)
-            data = replace(rows, X=units.forward(rows.X))
+            held = rows.in_memory("this fit")
+            units = Standardiser.of(held.X, weights=held.weights)
+            data = rows.alike(replace(held, X=units.forward(held.X)))
         kernel = self._kernel(units.scale)
         points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)

@@ -7,14 +7,10 @@ import torch
 from gpytorch.kernels import Kernel
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source
-from winnowgp.errors import InputError
-from winnowgp.estimators.class_labels import ClassLabels, check_missing
-from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import InducingEstimator
+from winnowgp.estimators.labelled_rows import labelled_rows
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import VariationalGP
@@ -111,26 +107,19 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         self.on_progress = on_progress
         self.checkpoint = checkpoint
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "SparseGPClassifier":
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "SparseGPClassifier":
         """Learn kernel, locations, and which candidates to keep.
 
         Args:
-            X: inputs `[N D]`.
-            y: labels `[N]`: strings, whole numbers or booleans.
+            X: inputs `[N D]`; or inputs and whole numbers for classes together as a
+                `winnowgp.data.Source` in memory, such as `shared(Dataset.of(X, y))`: processes
+                that `torchrun` started then share the minibatches.
+            y: labels `[N]`: strings, whole numbers or booleans; left out with a source.
             sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
                 is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
                 given.
         """
-        if isinstance(X, Source):
-            raise InputError(
-                f"`X` must be inputs [N D]; got a {type(X).__name__}. Sources are for "
-                "`SparseGPRegressor`; classes need all rows in memory."
-            )
-        check_missing(y)
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
-        X, y, weights = counted_rows(X, y, sample_weight)
-        labels, index = ClassLabels.of(y)
-        rows = Dataset.of(tensor(X), tensor(index), weights=weights).merged()
+        labels, rows = labelled_rows(self, X, y, sample_weight)
         likelihood = labels.likelihood()
 
         def model(kernel: Kernel, points: Tensor) -> VariationalGP:

@@ -19,6 +19,7 @@ from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator, plain_units
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
 from winnowgp.estimators.resumable import Folder
+from winnowgp.estimators.source_rows import note_source
 from winnowgp.estimators.target_units import TargetUnits
 from winnowgp.estimators.tensors import tensor
 from winnowgp.models import InducingModel, SparseGP, VariationalGP
@@ -142,12 +143,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         """
         likelihood = likelihood_from(self.likelihood)
         if isinstance(X, Source):
-            _check_alone(y, sample_weight)
-            self.n_features_in_ = X.D
-            if hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_
-            if X.names is not None:
-                self.feature_names_in_ = np.array(X.names, dtype=object)
+            note_source(self, X, y, sample_weight)
             self._check_before_reading(X)
             rows = data = standardised(X, targets=has_noise(likelihood))
             units = TargetUnits(plain_units(data.y_units), single=data.P == 1)
@@ -250,11 +246,3 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         inputs = self._inputs(X)
         targets = self._y_units.seen(y, self.likelihood_, inputs=inputs)
         return self._y_units.log_densities(self._log_density(inputs, targets))
-
-
-def _check_alone(y: Any, sample_weight: Any) -> None:
-    if y is not None or sample_weight is not None:
-        raise InputError(
-            "`X` is a source, which has targets and weights of its own; leave out `y` and "
-            "`sample_weight`."
-        )

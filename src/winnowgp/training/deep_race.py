@@ -6,7 +6,7 @@ from math import inf, isfinite
 
 import torch
 
-from winnowgp.data import Dataset
+from winnowgp.data import Source
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import DeepGP
 from winnowgp.training.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from winnowgp.training.parts import Parts
 
 def deep_race(
     starts: Sequence[DeepGP],
-    data: Dataset,
+    data: Source,
     *,
     layerwise: int,
     steps: int,
@@ -35,18 +35,23 @@ def deep_race(
     Deep bounds have many optima, and where hidden functions begin decides which is reached: around
     the identity on tables of many columns, from layers trained on the targets where a function of
     few inputs jumps (a square wave: by 150 nats).
+
+    Args:
+        data: rows in memory; processes that share them look at a part of each minibatch.
     """
+    ranks, rows = data.ranks, data.in_memory("a deep model")
     training = LayerTraining(0.03, samples, natural_rate=0.3)
 
     def raced(start: DeepGP, course: Course[DeepProgress]) -> float:
-        model, parts = deepcopy(start), Parts(data, batch_size, generator)
+        model, parts = deepcopy(start), Parts(rows, batch_size, generator, ranks=ranks)
         try:
             train_layerwise(model, parts, training=training, steps=layerwise, course=course)
             training.run(model, parts, "race", steps=steps, course=course)
-            bound = estimated_bound(model, data, generator=generator)
+            bound = estimated_bound(model, rows, generator=generator)
         except (TrainingError, NotPositiveDefiniteError):
             # What the last step of a phase leads to has not been looked at before.
-            return -inf
+            bound = -inf
+        bound = ranks.agreed(bound)
         return bound if isfinite(bound) else -inf
 
     with kept_course(
@@ -54,9 +59,10 @@ def deep_race(
         "race",
         generator=generator,
         on_progress=on_progress,
-        inputs=data.X,
-        targets=data.Y,
-        weights=data.weights,
+        ranks=ranks,
+        inputs=rows.X,
+        targets=rows.Y,
+        weights=rows.weights,
         starts=[described(start) for start in starts],
         steps=(layerwise, steps, samples, batch_size),
     ) as course:

@@ -1,0 +1,79 @@
+"""Classes and layers from rows that come as a source, and that processes share."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+import shared_estimators as work
+from forks import Forks
+from shared_work import together
+from winnowgp.data import ArraySource, Dataset
+from winnowgp.errors import InputError
+from winnowgp.estimators import DeepGPRegressor, SparseGPClassifier
+
+SEEDED = [name for name in work.ESTIMATORS if name != "a seed of chance"]
+
+
+def unfitted(estimator: Any) -> Any:
+    return clone(estimator)
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_source_in_memory_gives_the_fit_of_its_rows(name: str) -> None:
+    estimator, targets = work.ESTIMATORS[name]
+    fitted = unfitted(estimator).fit(work.source(targets))
+    assert work.findings(fitted) == work.findings(unfitted(estimator).fit(work.X, targets))
+    assert fitted.n_features_in_ == 2
+    if name != "layers":
+        assert fitted.classes_.tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_two_processes_take_the_steps_of_one(forks: Forks) -> None:
+    (alone,) = forks.call(together, work.fits, 1)
+    first, second = forks.call(together, work.fits, 2)
+    assert first == second
+    assert {tuple(found["rows"]) for found in alone.values()} == {(12,)}
+    assert {tuple(found["rows"]) for found in first.values()} == {(6,)}
+    for name in SEEDED:
+        for finding in ("bound", "predicted"):
+            np.testing.assert_allclose(
+                first[name][finding], alone[name][finding], rtol=1e-8, atol=1e-8
+            )
+        for mine, theirs in zip(first[name]["points"], alone[name]["points"], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_rows_may_have_weights_and_single_precision() -> None:
+    estimator, targets = work.ESTIMATORS["classes"]
+    weights = np.where(np.arange(len(targets)) % 3, 1.0, 2.0)
+    X, y = (torch.tensor(part, dtype=torch.float32) for part in (work.X, targets))
+    rows = Dataset.of(X, y, weights=torch.tensor(weights, dtype=torch.float32))
+    found = unfitted(estimator).fit(rows)
+    expected = unfitted(estimator).fit(X.double().numpy(), targets, sample_weight=weights)
+    assert work.findings(found) == work.findings(expected)
+
+
+ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "given", "message"),
+    [
+        (SparseGPClassifier(), (Dataset.of(ROWS, ROWS),), "whole numbers; got 0.2. Number them"),
+        (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS[:, [0, 0]]),), "one target; got 2"),
+        (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS),), "at least two classes"),
+        (SparseGPClassifier(), (Dataset.of(ROWS, ROWS), [0]), "leave out `y`"),
+        (DeepGPRegressor(), (ArraySource(ROWS.numpy(), ROWS.numpy()),), "6 rows in memory at once"),
+        (DeepGPRegressor(), (Dataset.of(ROWS, ROWS), None, [1]), "leave out `y` and `sample_w"),
+    ],
+)
+def test_what_a_source_must_not_be_is_said(
+    estimator: Any, given: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        estimator.fit(*given)
