@@ -153,7 +153,7 @@ def of_precisions(fits: list[Row]) -> list[str]:
     return [
         *words,
         f"Mixed fits are {ratio:.2f} times as fast. Where they end, mixed and double bounds differ "
-        f"by {apart:.1e} at most.",
+        f"by {apart:.1e} of their size at most.",
     ]
 
 

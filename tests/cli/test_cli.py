@@ -1,5 +1,6 @@
 """The command as a newcomer types it."""
 
+import re
 import subprocess
 import sys
 from functools import partial
@@ -58,8 +59,15 @@ def test_a_name_brings_in_only_what_it_needs() -> None:
 
 
 def drew(said: str, folder: Path) -> None:
-    """A table, and a picture that is all there is in the folder."""
-    assert "kept and refitted" in said
+    """A table of fewer points than there were, and a picture that is all there is in the folder."""
+    every, kept = (
+        re.search(rf"{name} +│ +(\d+) │ +(-?\d+\.\d\d) │", said)
+        for name in ("all candidates", "kept and refitted")
+    )
+    assert every is not None
+    assert kept is not None
+    assert 0 < int(kept.group(1)) < int(every.group(1)) == 50
+    assert float(kept.group(2)) != float(every.group(2))
     assert [p.name for p in folder.iterdir()] == ["winnow-demo.png"]
     assert (folder / "winnow-demo.png").read_bytes().startswith(b"\x89PNG")
 

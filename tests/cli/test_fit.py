@@ -13,16 +13,44 @@ from interrupted_fit import interrupted_fit
 from winnowgp.cli.main import run
 
 
+def held_out(model: winnowgp.TabularModel) -> list[float]:
+    """Targets that the fit never saw."""
+    quality = model.findings["quality"]
+    assert quality is not None
+    assert quality["residuals"] is not None
+    return quality["residuals"]["actual"]
+
+
 @pytest.mark.usefixtures("quickly")
 def test_the_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--tolerance", "1", "-q"]
-    predictions = []
+    table, models, predictions = winnowgp.read_columns(shop), [], []
     for seed in ("1", "1", "2"):
-        out = tmp_path / f"{len(predictions)}.winnow"
+        out = tmp_path / f"{len(models)}.winnow"
         assert run([*words, "--seed", seed, "-o", str(out)]) == 0
-        predictions.append(winnowgp.load(out).predict(winnowgp.read_columns(shop))["mean"])
+        models.append(winnowgp.load(out))
+        predictions.append(models[-1].predict(table)["mean"])
     np.testing.assert_array_equal(predictions[0], predictions[1])
     assert (predictions[0] != predictions[2]).any()
+    # A seed decides both which rows are held out and what the estimator draws.
+    first, _, other = map(held_out, models)
+    assert set(first) != set(other)
+    assert [model.estimator.random_state for model in models] == [1, 1, 2]
+
+
+@pytest.mark.usefixtures("quickly")
+def test_rows_held_out_are_not_learnt_from() -> None:
+    """Whatever stands in them, the model is the same, and its quality another."""
+    x = np.linspace(0, 6, 40)
+    table = {"x": x, "y": np.sin(x)}
+    first = winnowgp.fit_table(winnowgp.Columns.of(table), "y", tolerance=1.0)
+    unseen = np.isin(table["y"], held_out(first))
+    assert unseen.sum() == 8
+    other = {name: np.where(unseen, 9 + column, column) for name, column in table.items()}
+    second = winnowgp.fit_table(winnowgp.Columns.of(other), "y", tolerance=1.0)
+    rows = winnowgp.Columns.of({"x": x})
+    np.testing.assert_array_equal(second.predict(rows)["mean"], first.predict(rows)["mean"])
+    assert held_out(second) == other["y"][unseen].tolist()
 
 
 @pytest.mark.usefixtures("quickly")

@@ -1,12 +1,14 @@
 """What is typed wrong, and what we do wrong: one line, and an exit code that tells them apart."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 import winnowgp
 from winnowgp.cli.main import run
+from winnowgp.errors import CheckpointWarning, InputError
 
 
 @pytest.mark.parametrize(
@@ -84,3 +86,16 @@ def test_a_mistake_of_ours_has_exit_code_1_and_no_traceback(
     said = capfd.readouterr().err
     assert "a mistake of ours (ZeroDivisionError: no way)" in said
     assert said.count("\n") == 1
+
+
+def test_what_libraries_say_about_themselves_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def load(path: Path) -> None:
+        warnings.warn("of a library", FutureWarning, stacklevel=1)
+        warnings.warn("of ours", CheckpointWarning, stacklevel=1)
+        raise InputError("it is no model.")
+
+    monkeypatch.setattr("winnowgp.cli.loaded.load", load)
+    assert run(["info", str(tmp_path / "m.winnow")]) == 2
+    assert capfd.readouterr().err == "winnow: of ours\nwinnow: it is no model.\n"

@@ -24,6 +24,7 @@ rng = np.random.default_rng(2)
 X = rng.uniform(0, 6, (70, 3)) * [1, 10, 0.1] + [0, 1000, 0]
 y = np.sin(X[:, 0]) + 0.1 * X[:, 2] + 0.1 * rng.normal(size=70)
 NEW = rng.uniform(-1, 7, (40, 3)) * [1, 10, 0.1] + [0, 1000, 0]
+COUNTS = rng.poisson(np.exp(1 + y))
 QUICK: dict[str, Any] = {
     "schedule": "paper",
     "alpha": 0.01,
@@ -78,7 +79,7 @@ def test_every_kernel(kernel: str, way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("likelihood", ["gaussian", "student-t", "laplace", "poisson"])
 def test_every_likelihood(likelihood: str, way: str, tmp_path: Path) -> None:
     counts = likelihood == "poisson"
-    targets = rng.poisson(np.exp(1 + y)) if counts else np.stack([y, 3 * y + 7], 1)
+    targets = COUNTS if counts else np.stack([y, 3 * y + 7], 1)
     model = SparseGPRegressor(likelihood=likelihood, **QUICK).fit(X, targets)
     mean, sd = model.predict(NEW, return_std=True)
     found = WAYS[way](model, tmp_path, NEW)

@@ -16,8 +16,7 @@ from sklearn.exceptions import NotFittedError
 from winnowgp import SparseGPRegressor
 from winnowgp.errors import InputError
 
-rng = np.random.default_rng(0)
-X = np.sort(rng.uniform(0, 6, size=(150, 1)), axis=0)
+X = np.sort(np.random.default_rng(0).uniform(0, 6, size=(150, 1)), axis=0)
 WAVE = np.sin(2 * X[:, 0])
 
 
@@ -41,7 +40,7 @@ def brief(likelihood) -> SparseGPRegressor:
     "likelihood", ["student-t", pytest.param(StudentTLikelihood(), marks=pytest.mark.slow)]
 )
 def test_students_t_shrugs_off_outliers_in_any_units(likelihood) -> None:
-    y = WAVE + 0.1 * rng.normal(size=150)
+    y = WAVE + 0.1 * np.random.default_rng(4).normal(size=150)
     y[::10] += 8
     y = 1e3 * y - 500
     robust = regressor(likelihood).fit(X, y)
@@ -93,7 +92,7 @@ def test_the_density_of_counts_adds_up_to_one(counted: SparseGPRegressor) -> Non
 
 def test_proportions() -> None:
     few = X[::3]
-    y = 1 / (1 + np.exp(-WAVE[::3] - 0.1 * rng.normal(size=50)))
+    y = 1 / (1 + np.exp(-WAVE[::3] - 0.1 * np.random.default_rng(5).normal(size=50)))
     model = regressor(BetaLikelihood()).fit(few, y)
     mean, sd = model.predict(few, return_std=True)
     assert np.abs(mean - y).mean() < 0.05
@@ -103,7 +102,7 @@ def test_proportions() -> None:
 
 @pytest.mark.slow
 def test_laplace_and_several_targets() -> None:
-    Y = np.c_[WAVE, -10 * WAVE] + 0.1 * rng.laplace(size=(150, 2))
+    Y = np.c_[WAVE, -10 * WAVE] + 0.1 * np.random.default_rng(6).laplace(size=(150, 2))
     model = regressor("laplace", max_points=10).fit(X, Y)
     assert model.predict(X).shape == (150, 2)
     assert model.log_density(X, Y).shape == (150, 2)
@@ -113,11 +112,11 @@ def test_laplace_and_several_targets() -> None:
 
 def test_a_gaussian_likelihood_by_hand_agrees_with_the_collapsed_model() -> None:
     few = X[::2]
-    y = WAVE[::2] + 0.1 * rng.normal(size=75)
+    y = WAVE[::2] + 0.1 * np.random.default_rng(7).normal(size=75)
     collapsed = regressor("gaussian").fit(few, y)
     explicit = regressor(GaussianLikelihood()).fit(few, y)
-    assert abs(collapsed.elbo_ - explicit.elbo_) < 0.02 * 75
-    np.testing.assert_allclose(collapsed.predict(few), explicit.predict(few), atol=0.03)
+    assert abs(collapsed.elbo_ - explicit.elbo_) < 1e-3 * 75
+    np.testing.assert_allclose(collapsed.predict(few), explicit.predict(few), atol=0.005)
 
 
 def test_the_papers_schedule_on_minibatches() -> None:

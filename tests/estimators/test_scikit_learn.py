@@ -148,6 +148,27 @@ def test_a_weight_is_a_number_of_rows_in_a_whole_fit(name: str) -> None:
     assert zeros.elbo_ == left_out.elbo_
 
 
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        regressor(epochs=BRIEF[SparseGPRegressor]),
+        classifier(epochs=BRIEF[SparseGPClassifier]),
+        DeepGPRegressor(**ONE_LAYER, epochs=BRIEF[DeepGPRegressor]),
+        DeepGPClassifier(**ONE_LAYER, epochs=BRIEF[DeepGPClassifier]),
+        GPLVM(1, schedule="paper", alpha=0.01, epochs=2, n_candidates=5),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_a_seed_decides_what_a_fit_draws(estimator: Any) -> None:
+    X, y = frame()
+    targets = y > 0 if "Classifier" in type(estimator).__name__ else y
+    first, again, other = (
+        copied(estimator).set_params(random_state=seed).fit(X, targets).elbo_ for seed in (3, 3, 4)
+    )
+    assert first == again
+    assert first != other
+
+
 def test_a_fraction_says_how_little_a_row_is_trusted() -> None:
     X, y = frame()
     wrong = np.arange(40) % 8 == 3

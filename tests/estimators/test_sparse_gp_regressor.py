@@ -97,6 +97,40 @@ def test_candidates_can_be_found_in_three_ways(build, candidates: str) -> None:
     assert np.isfinite(build(candidates=candidates, n_candidates=10).fit(X, y).elbo_)
 
 
+def begun(candidates: str, seed: int = 0) -> np.ndarray:
+    """Where six candidates are when the paper's schedule begins: of a fit without a step."""
+    model = paper(candidates=candidates, n_candidates=6, epochs=(0, 0, 0), random_state=seed)
+    return np.sort(model.fit(*wave()).candidates_[:, 0])
+
+
+def test_candidates_are_found_in_the_way_that_was_asked_for() -> None:
+    rows = wave()[0]
+    greedy, kmeans, random = map(begun, ("greedy", "kmeans", "random"))
+    for chosen in (greedy, random):
+        assert np.isin(chosen, rows).all()
+    # No two are near each other, and both ends are least known from the others.
+    assert np.diff(greedy).min() > 1.2 > np.diff(random).min()
+    assert {greedy[0], greedy[-1]} == {rows.min(), rows.max()}
+    # Centres of clusters are nearer to the rows than any of them.
+    near = [(np.abs(rows - points).min(1) ** 2).sum() for points in (kmeans, greedy, random)]
+    assert near[0] < 0.75 * min(near[1:])
+
+
+def test_another_seed_draws_other_candidates() -> None:
+    np.testing.assert_array_equal(begun("random", 3), begun("random", 3))
+    assert (begun("random", 3) != begun("random", 4)).any()
+
+
+def test_what_was_given_up_is_told_per_observation() -> None:
+    """It is the distance to the bound of all candidates, whichever of them a seed draws."""
+    X, y = wave()
+    settings: dict[str, Any] = {"candidates": X[::6], "epochs": (0, 0, 0)}
+    fits = [paper(random_state=seed, **settings).fit(X, y) for seed in range(3)]
+    assert np.ptp([model.elbo_ for model in fits]) > 1
+    whole = [model.elbo_ + len(y) * model.given_up_ for model in fits]
+    np.testing.assert_allclose(whole, whole[0], rtol=1e-9)
+
+
 def test_std_cov_and_samples_agree(fitted: SparseGPRegressor) -> None:
     rows, model = wave()[0][:4], fitted
     mean, sd = model.predict(rows, return_std=True)
@@ -105,8 +139,10 @@ def test_std_cov_and_samples_agree(fitted: SparseGPRegressor) -> None:
     _, latent = model.predict(rows, return_std=True, observed=False)
     np.testing.assert_allclose(sd**2 - latent**2, np.full(4, model.noise_[0]))
     np.testing.assert_allclose(model.predict(rows), mean)
-    draws = model.sample_y(rows, 4_000, random_state=1)
+    draws, again, others = (model.sample_y(rows, 4_000, random_state=seed) for seed in (1, 1, 2))
     assert draws.shape == (4, 4_000)
+    np.testing.assert_array_equal(draws, again)
+    assert (draws != others).all()
     assert (np.abs(draws.mean(1) - mean) < 4 * latent / np.sqrt(4_000)).all()
     with pytest.raises(InputError, match="not both"):
         model.predict(rows, return_std=True, return_cov=True)

@@ -35,7 +35,7 @@ def test_a_surface_is_what_predict_says() -> None:
 
 
 def test_two_classes_are_a_probability_and_three_are_refused() -> None:
-    sides = np.where(height + rng.normal(size=40) > 4.5, "over", "under")
+    sides = np.where(height + np.random.default_rng(1).normal(size=40) > 4.5, "over", "under")
     table = Columns.of({"x": x, "z": z, "side": sides})
     model = fit_table(table, "side", tolerance=0.5)
     found = surface(model, side=4)

@@ -88,6 +88,16 @@ def test_the_papers_schedule_gives_the_same_kind_of_selection(batch_size, gradie
     assert fitted.bound == pytest.approx(fitted.model.bound(data()).item())
 
 
+def test_minibatches_that_are_all_rows_have_their_bound_on_average() -> None:
+    gp, told = model(10).with_best_q(data()), []
+    still = {"process": 0, "post": 0, "learning_rate": 1e-14}
+    schedule = ThreePhases(SquaredCardinality(10, 0.1), pre=4, batch_size=20, **still)
+    fit(gp, data(), schedule=schedule, on_progress=lambda step: told.append(step.objective))
+    assert len(told) == 4
+    assert max(told) - min(told) > 0.1
+    assert sum(told) / 4 == pytest.approx(gp.bound(data()).item(), rel=1e-9)
+
+
 def test_minibatches_are_refused_by_the_collapsed_bound() -> None:
     gp = SparseGP(ScaleKernel(RBFKernel()), X[::8])
     schedule = ThreePhases(SquaredCardinality(10, 0.1), pre=1, batch_size=20)

@@ -1,5 +1,6 @@
 """The default schedule: what it promises, and what it must leave alone."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,18 @@ from winnowgp import fit
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
-from winnowgp.training import Course, Fast, Fit, FixedAlpha, MaxPoints, Progress, Tolerance, silent
+from winnowgp.selection import Frontier
+from winnowgp.training import (
+    Course,
+    Fast,
+    Fit,
+    FixedAlpha,
+    Goal,
+    MaxPoints,
+    Progress,
+    Tolerance,
+    silent,
+)
 from winnowgp.training.climb import climb
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.lbfgs import Stop
@@ -78,6 +90,37 @@ def test_the_tolerance_is_kept_against_the_exact_evidence_at_its_own_optimum() -
 def test_what_was_given_up_is_within_the_tolerance() -> None:
     fitted, _ = on_hills()
     assert 0 <= fitted.given_up <= TOLERANCE * data().N
+
+
+class Noted(Goal):
+    """A tolerance, and what it was asked."""
+
+    def __init__(self) -> None:
+        self._tolerance = Tolerance(TOLERANCE)
+        self.asked: list[tuple[Frontier, float]] = []
+
+    def size(self, frontier: Frontier, *, reference: float) -> int:
+        self.asked.append((frontier, reference))
+        return self._tolerance.size(frontier, reference=reference)
+
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
+        return self._tolerance.best(fits, N=N)
+
+
+def sizes(told: list[Progress]) -> list[int]:
+    return [len(step.candidates) for step in told if step.phase == "choose"]
+
+
+@pytest.mark.unchecked
+def test_each_round_keeps_the_fewest_points_within_the_tolerance_until_they_settle() -> None:
+    rows, goal, told = data(every=2), Noted(), []
+    fit(model(rows), rows, schedule=fast(goal), generator=seeded(), on_progress=told.append)
+    for (frontier, reference), M in zip(goal.asked, sizes(told), strict=True):
+        assert reference >= frontier.bounds.max()
+        assert frontier.bounds[M] >= reference - TOLERANCE * rows.N > frontier.bounds[:M].max()
+    # Settled is what changes by less than three in a hundred; the third round is the last.
+    for found, settles in ((sizes(told), [False, True]), (sizes(on_hills()[1]), [True])):
+        assert [abs(b - a) <= 0.03 * a for a, b in pairwise(found)] == settles
 
 
 def test_a_smaller_tolerance_keeps_more_points_and_a_higher_bound() -> None:

@@ -40,8 +40,9 @@ def test_points_can_be_chosen_at_known_hyper_parameters() -> None:
 
 
 @pytest.mark.parametrize("goal", [Tolerance(100.0), FixedAlpha(30.0)])
+# Noise that cannot rise costs seed 1 twelve nats of a tolerance, seed 2 two, and seed 0 none.
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))]
 )
 def test_noise_can_rise_from_its_floor_when_few_points_are_left(seed: int, goal) -> None:
     g = torch.Generator().manual_seed(seed)

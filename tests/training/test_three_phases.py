@@ -5,7 +5,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from winnowgp import fit
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import InputError
-from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction, Temperature
+from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction, Temperature, all_masks
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import LinearCardinality, SquaredCardinality
 from winnowgp.training import Progress, ThreePhases
@@ -46,6 +46,22 @@ def test_it_keeps_few_points_and_most_of_the_bound() -> None:
     trace = fitted.selection.trace
     assert trace.shape == (250,)
     assert trace[-60:].mean() > trace[:60].mean()
+
+
+def test_of_many_draws_the_best_by_bound_and_prior_is_kept() -> None:
+    """So many that they meet each of the 64 subsets."""
+    data, K = hills().part(slice(None, None, 5)), 6
+    gp, prior = model(data, K), SquaredCardinality(K, alpha=5.0)
+    schedule = ThreePhases(prior, pre=0, process=0, post=0, draws=500, initial_inclusion=0.5)
+    fitted = fit(gp, data, schedule=schedule, generator=seeded())
+    masks = all_masks(K)
+    with torch.no_grad():
+        bounds = torch.stack([gp.prune(mask).bound(data) for mask in masks])
+    best = masks[torch.argmax(bounds + prior.log_prob(masks, like=bounds))]
+    assert torch.equal(fitted.selection.mask, best)
+    # Neither decides alone.
+    assert not torch.equal(best, masks[bounds.argmax()])
+    assert best.any()
 
 
 @pytest.mark.unchecked
