@@ -104,10 +104,25 @@ def uneven(ranks: Ranks) -> list[list[float]]:
     parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
     some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
     own = (0.1 - 3e5 * some if ranks.rank else 3e5 * some).requires_grad_()
-    found = parts.together(lambda: own / 3)
+    found = parts.together(lambda: own / 3, own.shape)
     found.sum().backward()
     assert own.grad is not None
     return [found.tolist(), own.grad.tolist()]
+
+
+def failed_scores(ranks: Ranks) -> list[float]:
+    """Several numbers that the last process cannot compute, and what comes after them."""
+    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
+
+    def scores() -> Tensor:
+        if ranks.rank == ranks.of - 1:
+            raise NotPositiveDefiniteError("rows of this process only")
+        return torch.ones(3, dtype=torch.float64)
+
+    try:
+        return parts.together(scores, (3,)).tolist()
+    except NotPositiveDefiniteError:
+        return parts.together(lambda: torch.full((2,), 0.5 + ranks.rank), (2,)).tolist()
 
 
 def starts(ranks: Ranks) -> list[list[float]]:

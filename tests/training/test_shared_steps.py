@@ -29,6 +29,12 @@ def test_nats_of_a_minibatch_have_the_same_digits_in_all(forks: Forks) -> None:
     assert first[1] == [1 / 3] * 50
 
 
+def test_scores_that_one_cannot_compute_fail_in_all_and_the_next_ones_come_through(
+    forks: Forks,
+) -> None:
+    assert forks.call(together, work.failed_scores, 2) == [[1.0, 1.0]] * 2
+
+
 def test_a_stage_begins_where_the_first_begins(forks: Forks) -> None:
     assert forks.call(together, work.starts, 2) == [[1.0, 0.0]] * 2
 

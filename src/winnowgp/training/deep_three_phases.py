@@ -127,7 +127,8 @@ class DeepThreePhases(DeepSchedule):
             noise = parts.own(model.noise(parts.rows, self.samples, course.generator))
             subsets = model.subset_objective(rows, total=parts.total, noise=noise)
             surrogate = estimates.next(
-                Bernoulli(logits), lambda masks: parts.together(lambda: subsets.value(masks))
+                Bernoulli(logits),
+                lambda masks: parts.together(lambda: subsets.value(masks), masks.shape[:1]),
             )
             pairs = zip(_split(logits, model), alphas, strict=True)
             kl = [kl_divergence(q, SquaredCardinality(q.K, alpha)) for q, alpha in pairs]

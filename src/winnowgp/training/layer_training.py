@@ -110,7 +110,8 @@ def _improve(
     inputs = found.passed.inputs[-1]
     sites = layer_sites(last, inputs, top.mean, -scale * slope, precision)
     old = last.q_mean.clone(), last.q_factor.clone()
-    before = parts.together(lambda: found.fit - last.points().kl())
+    certain = isinstance(model.likelihood, GaussianLikelihood)
+    before = 0.0 if certain else parts.together(lambda: found.fit - last.points().kl())
 
     def worth() -> Scalar:
         return parts.together(lambda: model.last_bound(rows, inputs, total=parts.total))
@@ -118,7 +119,7 @@ def _improve(
     for _ in range(_SHORTENED):
         try:
             _set(last, *ranks.led(*sites.natural_step(last, rate=rate, ranks=ranks)))
-            if isinstance(model.likelihood, GaussianLikelihood) or worth() >= before:
+            if certain or worth() >= before:
                 return
         except NotPositiveDefiniteError:
             # Like any step that cannot be computed: not taken.

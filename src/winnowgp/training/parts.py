@@ -73,12 +73,17 @@ class Parts:
             return list(drawn)
         return [each.tensor_split(self.ranks.of, dim=1)[self.ranks.rank] for each in drawn]
 
-    def together(self, nats: Callable[[], Float[Tensor, "*S"]]) -> Float[Tensor, "*S"]:
+    def together(
+        self, nats: Callable[[], Float[Tensor, "*S"]], shape: tuple[int, ...] = ()
+    ) -> Float[Tensor, "*S"]:
         """Nats of the whole minibatch, from what this process makes of its part of it.
 
         The mean over processes, the same digits in each. The gradient is that of this process
         alone: the mean over processes of what follows from it is the gradient of the whole
         minibatch, also where other terms are added that each process has.
+
+        Args:
+            shape: of the nats.
 
         Raises:
             NotPositiveDefiniteError: some process cannot compute its part; raised in all of them,
@@ -91,10 +96,12 @@ class Parts:
             found = nats()
         except NotPositiveDefiniteError as error:
             failure = error
-        (failed,) = self.ranks.total(torch.tensor(0.0 if failure is None else 1.0))
+        # In one message, for which all must know how long it is.
+        failed = self.data.X.new_tensor(0.0 if failure is None else 1.0)
+        part = self.data.X.new_zeros(shape) if found is None else found
+        failed, total = self.ranks.total(failed, part)
         if found is None or failed:
             raise failure or NotPositiveDefiniteError("another process cannot compute its part")
-        (total,) = self.ranks.total(found)
         # The latter is zero, and has the gradient.
         return total / self.ranks.of + (found - found.detach())
 

@@ -134,7 +134,9 @@ class ThreePhases(Schedule):
         def objective() -> Scalar:
             q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            found = estimates.next(q, lambda masks: parts.together(lambda: score(masks)))
+            found = estimates.next(
+                q, lambda masks: parts.together(lambda: score(masks), masks.shape[:1])
+            )
             return found - kl_divergence(q, self.prior)
 
         def report(step: int, value: float) -> None:
