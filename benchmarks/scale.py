@@ -1,15 +1,16 @@
 """Seconds and memory against rows, points and processes.
 
-    python benchmarks/scale.py [--what rows points ranks fits] [--rows 10000 ...] [--points 128 ...]
+    python benchmarks/scale.py [--what rows points ranks minibatches fits] [--rows 10000 ...] ...
     python benchmarks/scale.py --device cuda --what gpu
     python benchmarks/scale.py --report
 
 rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 points, one thread,
 and a choice of points from the statistics. points: the same of 1e5 rows against the number of
-points. ranks: the same in one and in two processes of one thread each, started by torchrun. fits:
-whole fits with selection from Parquet files, 256 candidates, two threads. gpu: a million rows and
-1024 candidates, in double and mixed precision in turn, fits from three seeds; the paper's
-protein table; and the share of the device's float64 peak that the passes reach.
+points. ranks: the same in one and in two processes of one thread each, started by torchrun.
+minibatches: steps of layers and of classes in as many processes. fits: whole fits with selection
+from Parquet files, 256 candidates, two threads. gpu: a million rows and 1024 candidates, in double
+and mixed precision in turn, fits from three seeds; the paper's protein table; and the share of the
+device's float64 peak that the passes reach.
 
 Each measurement is made in a process of its own, of which the kernel says how much memory it had
 at most, and how much once everything was imported. Processes share compiled bytecode, as those of
@@ -38,6 +39,7 @@ from winnowgp.errors import DataNotFoundError
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
 POINTS = [32, 64, 128, 256, 512]
+BATCHES = [1024, 4096, 16_384]
 REPEATS = 3
 PRECISIONS = ("double", "mixed")
 
@@ -113,6 +115,17 @@ def ranks(tables: Tables, said: argparse.Namespace) -> None:
             records.add(**measured("evaluation", ranks=of, **words))
 
 
+def minibatches(_tables: Tables, said: argparse.Namespace) -> None:
+    """Steps of minibatches against processes, in turn too."""
+    records = Records("scale/minibatches")
+    count = max(said.rows or [20_000])
+    for batch in BATCHES:
+        for _ in range(said.repeats):
+            for of in (1, 2):
+                words = {"rows": count, "batch": batch, "steps": 30}
+                records.add(**measured("minibatches", ranks=of, **words))
+
+
 def fits(tables: Tables, said: argparse.Namespace) -> None:
     """Whole fits on two cores."""
     records = Records("scale/fits")
@@ -150,6 +163,7 @@ PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "rows": rows,
     "points": points,
     "ranks": ranks,
+    "minibatches": minibatches,
     "fits": fits,
     "gpu": gpu,
 }

@@ -4,7 +4,9 @@ import re
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,8 +15,8 @@ from gpytorch.means import ConstantMean
 
 from records import Row, Seconds, timed
 from scale_rows import INPUTS, in_memory
-from winnowgp import SparseGPRegressor
-from winnowgp.data import ParquetSource, Ranks, Source, load_table, shared, standardised
+from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
+from winnowgp.data import Dataset, ParquetSource, Ranks, Source, load_table, shared, standardised
 from winnowgp.models import SparseGP
 from winnowgp.selection import path_frontier
 from winnowgp.training import Fast, fit
@@ -212,9 +214,33 @@ def protein(*, device: str, rows: int) -> Row:
     return {**row, "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
 
 
+def minibatches(*, rows: int, batch: int, steps: int) -> Row:
+    """Seconds of a step of the paper's schedule, for two layers and for classes."""
+    data, points = in_memory(rows, torch.device("cpu")), 100
+    classes = Dataset.of(data.X, (data.Y > 0).double())
+    asked: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "batch_size": batch}
+    asked |= {"n_candidates": points, "random_state": 0}
+    layers = DeepGPRegressor(hidden_mean="identity", epochs=(0, steps, 0, 0), **asked)
+    found = {
+        "layers": step_s(layers, shared(data)),
+        "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **asked), shared(classes)),
+    }
+    row: Row = {"rows": rows, "points": points, "batch": batch, "ranks": Ranks.started().of}
+    return {**row, **{f"{name}_wall_s": round(wall, 5) for name, wall in found.items()}}
+
+
+def step_s(estimator: Any, rows: Source) -> float:
+    """The median step of a fit's first phase."""
+    ends: list[float] = []
+    estimator.on_progress = lambda progress: ends.append(time.perf_counter())
+    estimator.fit(rows)
+    return median(late - early for early, late in pairwise(ends))
+
+
 MEASURES: dict[str, Callable[..., Row]] = {
     "evaluation": evaluation,
     "arithmetic": arithmetic,
     "fit": whole_fit,
     "protein": protein,
+    "minibatches": minibatches,
 }

@@ -99,6 +99,26 @@ def by_ranks(found: list[Row]) -> str:
     )
 
 
+def of_minibatches(found: list[Row]) -> str:
+    """Steps against processes."""
+    words = [f"A step of minibatches, {found[0]['points']} points, processes of one thread each"]
+    for batch in sorted({row["batch"] for row in found}):
+        for name in ("layers", "classes"):
+            best = {
+                of: min(
+                    row[f"{name}_wall_s"]
+                    for row in found
+                    if (row["batch"], row["ranks"]) == (batch, of)
+                )
+                for of in (1, 2)
+            }
+            words.append(
+                f"{batch:,} rows, {name}: {1000 * best[1]:.1f} ms in one process, "
+                f"{1000 * best[2]:.1f} in two, {best[1] / best[2]:.2f} times as fast"
+            )
+    return "\n".join(words)
+
+
 def of_fits(found: list[Row]) -> str:
     """Whole fits."""
     names = ("rows", "candidates", "kept", "whole s", "CPU s", "peak MiB", "of it work")
@@ -161,6 +181,7 @@ TOLD: dict[str, Callable[[list[Row]], str]] = {
     "rows": by_rows,
     "points": by_points,
     "ranks": by_ranks,
+    "minibatches": of_minibatches,
     "fits": of_fits,
     "gpu": of_gpu,
 }
