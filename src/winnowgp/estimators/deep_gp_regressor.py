@@ -9,12 +9,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import validate_data
 
-from winnowgp.data import Dataset, Source
-from winnowgp.estimators.counted_rows import counted_rows
+from winnowgp.data import Source
 from winnowgp.estimators.deep_estimator import DeepEstimator
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
+from winnowgp.estimators.numeric_rows import numeric_rows
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.source_rows import held_rows, note_source
 from winnowgp.estimators.target_units import TargetUnits
@@ -140,27 +139,15 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         likelihood = likelihood_from(self.likelihood)
         if has_noise(likelihood) and isinstance(self.likelihood, str):
             likelihood.noise = torch.tensor(START_NOISE)
-        given = X
-        if isinstance(given, Source):
-            note_source(self, given, y, sample_weight)
-            rows, single = held_rows(given, "a deep model").merged(), given.P == 1
+        if isinstance(X, Source):
+            note_source(self, X, y, sample_weight)
+            rows, single = held_rows(X, "a deep model").merged(), X.P == 1
         else:
-            X, y = validate_data(
-                self,
-                X,
-                y,
-                dtype=np.float64,
-                multi_output=True,
-                y_numeric=True,
-                ensure_min_samples=1,
-            )
-            X, y, weights = counted_rows(X, y, sample_weight)
-            rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
-            single = np.ndim(y) == 1
+            rows, single = numeric_rows(self, X, y, sample_weight)
         units = TargetUnits.of(rows, likelihood, single=single)
         data = replace(rows, Y=units.columns.forward(rows.Y))
         check_targets(likelihood, data.Y)
-        self._fit(given.alike(data) if isinstance(given, Source) else data, likelihood)
+        self._fit(X.alike(data) if isinstance(X, Source) else data, likelihood)
         self._y_units = units
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_units.noise(self.likelihood_)

@@ -10,18 +10,16 @@ from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, standardised
+from winnowgp.data import Source, standardised
 from winnowgp.errors import InputError
-from winnowgp.estimators.counted_rows import counted_rows
 from winnowgp.estimators.inducing_estimator import ROWS, InducingEstimator, plain_units
 from winnowgp.estimators.likelihoods import has_noise, likelihood_from
+from winnowgp.estimators.numeric_rows import numeric_rows
 from winnowgp.estimators.resumable import Folder
 from winnowgp.estimators.source_rows import note_source
 from winnowgp.estimators.target_units import TargetUnits
-from winnowgp.estimators.tensors import tensor
 from winnowgp.models import InducingModel, SparseGP, VariationalGP
 from winnowgp.training import OnProgress, best_level, silent
 
@@ -145,21 +143,11 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         if isinstance(X, Source):
             note_source(self, X, y, sample_weight)
             self._check_before_reading(X)
-            rows = data = standardised(X, targets=has_noise(likelihood))
+            data = standardised(X, targets=has_noise(likelihood))
             units = TargetUnits(plain_units(data.y_units), single=data.P == 1)
         else:
-            X, y = validate_data(
-                self,
-                X,
-                y,
-                dtype=np.float64,
-                multi_output=True,
-                y_numeric=True,
-                ensure_min_samples=1,
-            )
-            X, y, weights = counted_rows(X, y, sample_weight)
-            rows = Dataset.of(tensor(X), tensor(y), weights=weights).merged()
-            units = TargetUnits.of(rows, likelihood, single=np.ndim(y) == 1)
+            rows, single = numeric_rows(self, X, y, sample_weight)
+            units = TargetUnits.of(rows, likelihood, single=single)
             data = replace(rows, Y=units.columns.forward(rows.Y))
 
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
