@@ -39,3 +39,13 @@ def test_where_nothing_can_be_computed_it_stays(generator) -> None:
     assert torch.equal(x[1], torch.ones(2, dtype=torch.float64))
     assert value[1] == -torch.inf
     torch.testing.assert_close(x[[0, 2]], torch.zeros(2, 2, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_a_top_that_is_thousands_of_units_away_is_reached() -> None:
+    tops = torch.tensor([[3000.0, 10.0], [-0.5, 2000.0]], dtype=torch.float64)
+
+    def nats(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return -0.5 * (x - tops[rows]).square().sum(1)
+
+    x, _ = maximise_each(nats, torch.zeros(2, 2, dtype=torch.float64))
+    torch.testing.assert_close(x, tops, rtol=1e-8, atol=1e-6)

@@ -11,7 +11,9 @@ Problems: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """From the numbers of B problems and their vectors `[B n]` to nats `[B]`, differentiable."""
 
 _BACKTRACKS = 10
-_LONGEST = 4.0
+# Of a step, in units of the coordinates. Where data have little noise, a row may begin hundreds of
+# its standard deviations away.
+_LONGEST = 32.0
 # Relative to a value: what rounding may hide. A gradient this small is not worth starting over for.
 _ROUNDING, _SMALL = 1e-11, 1e-3
 
