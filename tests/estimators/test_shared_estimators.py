@@ -11,7 +11,7 @@ from sklearn.base import clone
 import shared_estimators as work
 from forks import Forks
 from shared_work import together
-from winnowgp.data import ArraySource, Dataset
+from winnowgp.data import ArraySource, Dataset, shared
 from winnowgp.errors import InputError
 from winnowgp.estimators import DeepGPRegressor, SparseGPClassifier
 
@@ -64,12 +64,17 @@ ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
 @pytest.mark.parametrize(
     ("estimator", "given", "message"),
     [
-        (SparseGPClassifier(), (Dataset.of(ROWS, ROWS),), "whole numbers; got 0.2. Number them"),
+        (SparseGPClassifier(), (Dataset.of(ROWS, ROWS),), "below 2..53; got 0.2. Number"),
         (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS[:, [0, 0]]),), "one target; got 2"),
         (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS),), "at least two classes"),
         (SparseGPClassifier(), (Dataset.of(ROWS, ROWS), [0]), "leave out `y`"),
         (DeepGPRegressor(), (ArraySource(ROWS.numpy(), ROWS.numpy()),), "6 rows in memory at once"),
         (DeepGPRegressor(), (Dataset.of(ROWS, ROWS), None, [1]), "leave out `y` and `sample_w"),
+        (
+            SparseGPClassifier(),
+            (Dataset.of(ROWS, (5 * ROWS).round() * 1e19),),
+            "below 2..53; got 1e.19",
+        ),
     ],
 )
 def test_what_a_source_must_not_be_is_said(
@@ -77,3 +82,25 @@ def test_what_a_source_must_not_be_is_said(
 ) -> None:
     with pytest.raises(InputError, match=message):
         estimator.fit(*given)
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_source_is_not_predicted_at_once(name: str) -> None:
+    estimator, targets = work.ESTIMATORS[name]
+    rows = work.source(targets)
+    fitted = unfitted(estimator).fit(rows)
+    with pytest.raises(InputError, match=r"got a SharedSource\. Predict its rows some at a time"):
+        fitted.predict(rows)
+    with pytest.raises(InputError, match=r"got a SharedSource\. Predict its rows some at a time"):
+        fitted.log_density(rows, targets)
+
+
+def test_who_follows_what_a_shared_source_is_told_has_all_rows() -> None:
+    source = ArraySource(work.X, work.CLASSES.astype(float))
+    estimator = unfitted(work.ESTIMATORS["classes"][0])
+    told = r"read them with `next\(source\.chunks\(source\.N\)\)`, and share them after that"
+    with pytest.raises(InputError, match=told):
+        estimator.fit(shared(source))
+    fitted = estimator.fit(shared(next(source.chunks(source.N))))
+    expected = unfitted(estimator).fit(work.X, work.CLASSES)
+    assert work.findings(fitted) == work.findings(expected)

@@ -114,8 +114,8 @@ class Source(ABC):
         if held is None:
             raise InputError(
                 f"{user} needs all {self.N} rows in memory at once; read them with "
-                "`next(source.chunks(source.N))`. Regression with Gaussian noise and the fast "
-                "schedule reads some rows at a time."
+                "`next(source.chunks(source.N))`, and share them after that, if at all. Regression "
+                "with Gaussian noise and the fast schedule reads some rows at a time."
             )
         return held
 

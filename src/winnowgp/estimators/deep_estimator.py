@@ -20,6 +20,7 @@ from winnowgp.data import Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.layers_request import LayersRequest
 from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
+from winnowgp.estimators.source_rows import refuse_source
 from winnowgp.estimators.tensors import tensor
 from winnowgp.io import save
 from winnowgp.models import HIDDEN_MEANS, DeepGP, Prediction, latent_functions
@@ -163,6 +164,7 @@ class DeepEstimator(BaseEstimator, ABC):
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units."""
         check_is_fitted(self)
+        refuse_source(X)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return self._x_units.forward(tensor(X))
 

@@ -22,6 +22,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.points_request import PointsRequest
 from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
+from winnowgp.estimators.source_rows import refuse_source
 from winnowgp.estimators.tensors import tensor
 from winnowgp.io import save
 from winnowgp.models import InducingModel, Prediction
@@ -151,11 +152,7 @@ class InducingEstimator(BaseEstimator, ABC):
     def _inputs(self, X: Any) -> Tensor:
         """Checked inputs in standard units, where the predictor is."""
         check_is_fitted(self)
-        if isinstance(X, Source):
-            raise InputError(
-                f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows some at a "
-                "time: `for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
-            )
+        refuse_source(X)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return self._x_units.forward(tensor(X)).to(self.posterior_.Z.device)
 

@@ -33,10 +33,11 @@ def _whole(rows: Dataset) -> NDArray[np.int64]:
     labels = rows.Y.numpy()
     if rows.P != 1:
         raise InputError(f"a source of classes must have one target; got {rows.P}.")
-    odd = labels[labels != labels.round()]
+    # Beyond that two whole numbers can be one float64.
+    odd = labels[(labels != labels.round()) | (np.abs(labels) >= 2**53)]
     if len(odd):
         raise InputError(
-            f"classes in a source must be whole numbers; got {odd[0]:g}. Number them: "
+            f"classes in a source must be whole numbers below 2**53; got {odd[0]:g}. Number them: "
             "`np.unique(y, return_inverse=True)`."
         )
     return labels[:, 0].astype(np.int64)

@@ -41,8 +41,8 @@ def journal_of(
     if ranks.of == 1:
         warn_unshared(
             Ranks.launched(),
-            "rows are shared as a source, `fit(shared(source))`, which every estimator but `GPLVM` "
-            "takes",
+            "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
+            "noise and for minibatches of classes and of layers",
         )
     watching = ("on_progress", "checkpoint")
     asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}

@@ -27,6 +27,15 @@ def note_source(estimator: Any, source: Source, y: Any, sample_weight: Any) -> N
         estimator.feature_names_in_ = np.array(source.names, dtype=object)
 
 
+def refuse_source(X: Any) -> None:
+    """An error for whoever asks for predictions of all rows of a source at once."""
+    if isinstance(X, Source):
+        raise InputError(
+            f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows some at a "
+            "time: `for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
+        )
+
+
 def held_rows(source: Source, user: str) -> Dataset:
     """All rows on the CPU in double precision, for one who needs them at once.
 
