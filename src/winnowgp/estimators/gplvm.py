@@ -15,14 +15,14 @@ from gpytorch.likelihoods import Likelihood
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_array
-from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from sklearn.utils.validation import check_is_fitted
 
-from winnowgp.data import Entries, Source, Standardiser
+from winnowgp.data import Entries, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.counted_steps import CountedSteps
 from winnowgp.estimators.latent_request import LatentRequest
 from winnowgp.estimators.latent_start import relevance
+from winnowgp.estimators.latent_table import checked_table, varying_columns
 from winnowgp.estimators.likelihoods import has_noise
 from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
 from winnowgp.estimators.tensors import tensor
@@ -163,21 +163,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             X: the table `[N P]`, NaN where an entry is missing.
             y: ignored.
         """
-        if isinstance(X, Source):
-            raise InputError(
-                f"`X` must be a table [N P]; got a {type(X).__name__}. A map needs all rows in "
-                "memory, and is not shared."
-            )
-        X = validate_data(
-            self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-        )
-        raw = Entries.of(tensor(X))
+        raw = Entries.of(checked_table(self, X, reset=True))
         checkpoint = checkpoint_of(self.checkpoint)
         journal = journal_of(self, checkpoint, X=raw.Y, observed=raw.observed)
         seed = drawn_seed(self.random_state, journal)
         generator = torch.Generator().manual_seed(seed)
         request = self._request()
-        varies = _varying(raw) | (not has_noise(request.likelihood))
+        varies = varying_columns(raw) | (not has_noise(request.likelihood))
         units = self._units_of(raw, request.likelihood)
         table = Entries(units.forward(raw.Y), raw.observed & varies)
         model = request.model(table, raw, generator=generator)
@@ -374,28 +366,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _table(self, X: Any) -> Entries:
         """Checked rows in standard units."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
-        Y = tensor(X)
+        Y = checked_table(self, X, reset=False)
         return Entries(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
 
     def _placed(self, table: Entries) -> Places:
         return placed(self.posterior_.row_bound(table), anchors=self._anchors)
-
-
-def _varying(raw: Entries) -> Tensor:
-    """Which columns of a table take more than one value.
-
-    Raises:
-        InputError: some column has no entry at all, or none varies.
-    """
-    never = torch.nonzero(~raw.observed.any(0))[:, 0].tolist()
-    if never:
-        raise InputError(
-            f"every column of `X` must have an entry that is observed; columns {never[:10]} have "
-            "none. Leave them out."
-        )
-    low = torch.where(raw.observed, raw.Y, torch.inf).amin(0)
-    high = torch.where(raw.observed, raw.Y, -torch.inf).amax(0)
-    if not bool((low < high).any()):
-        raise InputError("some column of `X` must vary; all of them are constant.")
-    return low < high
