@@ -34,7 +34,7 @@ from sklearn.model_selection import train_test_split
 from records import Records, Row, mean, recorded, table, timed
 from winnowgp import SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import Standardiser
-from winnowgp.models.observations import log_density
+from winnowgp.models.likelihoods import log_density
 
 PEERS = ("winnowgp", "all", "svgp")
 DATA = ("cancer", "wine", "digits", "counts", "outliers")

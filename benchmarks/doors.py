@@ -32,8 +32,7 @@ from torch import Tensor
 from records import Records, Row, mean, recorded, table, timed
 from winnowgp.data import Standardiser, load_table
 from winnowgp.integrations.gpytorch import winnow
-from winnowgp.integrations.gpytorch.copied import copied
-from winnowgp.integrations.gpytorch.pruned import pruned
+from winnowgp.integrations.gpytorch.pruning import copied, pruned
 
 BATCH, POINTS, TEST = 1024, 500, 1000
 

@@ -10,9 +10,8 @@ import re
 from pathlib import Path
 
 from winnowgp.errors import InputError
-from winnowgp.experiments.catalogue import named
-from winnowgp.experiments.experiment import Scope
-from winnowgp.experiments.reproduction import drawn
+from winnowgp.experiments.base import Scope
+from winnowgp.experiments.runner import drawn, named
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -8,9 +8,8 @@ import torch
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
-from winnowgp.training.climb import climb
-from winnowgp.training.lbfgs import Stop
-from winnowgp.training.warm_up import warmed_up
+from winnowgp.training.initialization import warmed_up
+from winnowgp.training.lbfgs import Stop, climb
 
 ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
 """The paper's strength of the prior for each data set."""

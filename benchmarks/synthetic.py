@@ -16,7 +16,7 @@ from winnowgp.estimators import kernel_from
 from winnowgp.experiments import synthetic
 from winnowgp.models import SparseGP
 from winnowgp.training import Fast, Tolerance, fit
-from winnowgp.training.warm_up import trainable_lengthscales
+from winnowgp.training.initialization import trainable_lengthscales
 
 N, K, TOLERANCE = 500, 80, 0.01
 RANGES = {"noise": (0.3, 1.0), "lengthscale": (0.8, 2.5), "clustering": (0.03, 0.5)}

@@ -17,8 +17,8 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-from forks import Forks
-from typechecker import begin_test, check_first_calls
+from helpers.forks import Forks
+from helpers.typechecker import begin_test, check_first_calls
 
 INNER_ROOMS = [
     "linalg",
@@ -33,23 +33,13 @@ INNER_ROOMS = [
     "plots",
     "experiments",
 ]
-# Of a door that is a package, what users do not call.
+# The parts of the GPyTorch integration that users do not call.
 INNER_ROOMS += [
-    f"integrations.gpytorch.{drawer}"
-    for drawer in (
-        "choice",
-        "evidence",
-        "frame",
-        "gaussian_q",
-        "pruned",
-        "recorder",
-        "refit",
-        "site_sums",
-    )
+    f"integrations.gpytorch.{module}" for module in ("distribution", "pruning", "sites")
 ]
 RIM = ["estimators", "report", "integrations", "experiments", "cli", "tests"]
 check_first_calls()
-install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "typechecker.checked")
+install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "helpers.typechecker.checked")
 torch.set_num_threads(1)
 
 

@@ -55,7 +55,7 @@ def table(path: Path) -> Path:
 
 def commands(folder: Path) -> None:
     """The command line, from a table to an exported predictor."""
-    from winnowgp.cli.main import run
+    from winnowgp.cli.app import run
 
     rows, model = str(table(folder / "rows.csv")), str(folder / "rows.winnow")
     kernel = "rbf[x] + linear[kind]"

@@ -6,7 +6,7 @@ from shutil import copy
 
 import pytest
 
-from browser import Browser, absent
+from helpers.browser import Browser, absent
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "folder_search.js"
 # As Material's: it asks for a worker, and its worker answers on its own time.

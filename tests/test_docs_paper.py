@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from winnowgp.experiments.catalogue import EXPERIMENTS
-from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.reproduce import asked
-from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.base import Experiment, Runs, Scope
+from winnowgp.experiments.runner import EXPERIMENTS, asked
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = (DOCS / "paper.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from short_fits import short_fits
+from helpers.short_fits import short_fits
 from winnowgp.point_processes import Bernoulli, kl_divergence
 
 IMPORTS = """

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-import oracles
-from problems import problem
+from helpers import oracles
+from helpers.problems import problem
 from winnowgp.bounds import (
     collapsed_bound,
     collapsed_posterior,

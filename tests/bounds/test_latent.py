@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from latent_problems import dense_bound, latent, linear
+from helpers.latent_problems import dense_bound, latent, linear
 from winnowgp.bounds import collapsed_bound, latent_moments, latent_posterior, moment_bound
-from winnowgp.bounds.latent import whitening
-from winnowgp.bounds.whitened_chunks import JITTER
+from winnowgp.bounds.gplvm import whitening
+from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.models import Latents, LatentVariableGP
 
 noises = pytest.mark.parametrize(

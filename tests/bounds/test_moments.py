@@ -9,8 +9,8 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-import oracles
-from problems import Problem, problem
+from helpers import oracles
+from helpers.problems import Problem, problem
 from winnowgp.bounds import (
     Moments,
     chunked_moments,

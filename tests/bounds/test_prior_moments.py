@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracles
-from problems import Problem, problem
+from helpers import oracles
+from helpers.problems import Problem, problem
 from winnowgp.bounds import Moments, chunked_moments, moment_bound, prior_moments
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky

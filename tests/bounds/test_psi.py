@@ -4,10 +4,9 @@ from gpytorch.kernels import Kernel
 from torch.autograd import gradcheck
 from torch.distributions import Normal, kl_divergence
 
-from latent_problems import latent, linear, quadrature, rbf
+from helpers.latent_problems import latent, linear, quadrature, rbf
 from winnowgp.bounds import LinearPsi, RBFPsi, latent_kl, pair_weights
-from winnowgp.bounds.psi import from_pairs
-from winnowgp.bounds.rbf_psi import WeightedExponentials
+from winnowgp.bounds.psi import WeightedExponentials, from_pairs
 from winnowgp.models import expected_kernel
 
 kernels = pytest.mark.parametrize("kernel", [rbf(), linear()], ids=["rbf", "linear"])
@@ -85,8 +84,8 @@ def test_psi2_has_exact_gradients() -> None:
 
 @pytest.mark.parametrize("keep", [0, 2**25], ids=["computed twice", "kept"])
 def test_chunks_change_nothing(keep: int, monkeypatch, generator) -> None:
-    monkeypatch.setattr("winnowgp.bounds.rbf_psi.CHUNK", 12)
-    monkeypatch.setattr("winnowgp.bounds.rbf_psi.KEEP", keep)
+    monkeypatch.setattr("winnowgp.bounds.psi.CHUNK", 12)
+    monkeypatch.setattr("winnowgp.bounds.psi.KEEP", keep)
     A, B, W, G = (
         torch.randn(*shape, generator=generator, dtype=torch.float64)
         for shape in ((4, 3), (3, 10), (2, 4), (2, 10))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tracked_source import Tracked
+from helpers.tracked_source import Tracked
 from winnowgp.bounds import RowBlocks
 from winnowgp.bounds.row_blocks import CHUNK, pairwise_sum
 from winnowgp.data import ArraySource, BatchSource, Dataset, Source, shared, standardised

@@ -8,7 +8,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
 
 import winnowgp.bounds.sites as sites_module
-from problems import Problem, problem
+from helpers.problems import Problem, problem
 from winnowgp.bounds import (
     RowBlocks,
     Sites,
@@ -18,15 +18,14 @@ from winnowgp.bounds import (
     site_gradient,
     site_moments,
     site_sums,
-    whitened_chunks,
 )
-from winnowgp.bounds.whitened_chunks import JITTER
+from winnowgp.bounds import row_blocks as whitened_chunks
+from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
 from winnowgp.models import kernel_blocks
-from winnowgp.models.autograd_chunks import AutogradChunks
-from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks
+from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks
 from winnowgp.selection import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracles
-from problems import Problem, problem
+from helpers import oracles
+from helpers.problems import Problem, problem
 from winnowgp.bounds import (
     collapsed_bound,
     collapsed_posterior,

@@ -6,7 +6,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from winnowgp.bounds import RowBlock, RowBlocks
-from winnowgp.bounds.whitened_chunks import (
+from winnowgp.bounds.row_blocks import (
     JITTER,
     ChunkedKernel,
     WhitenedChunks,
@@ -17,7 +17,7 @@ from winnowgp.bounds.whitened_chunks import (
 from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernel_blocks
-from winnowgp.models.kernel_blocks import KernelBlocks
+from winnowgp.models.kernels import KernelBlocks
 
 WIDTHS = [1, 5, 100, 200]
 """Numbers of points: of one panel, and of several."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from short_fits import short_fits
-from winnowgp.cli.main import run
+from helpers.short_fits import short_fits
+from winnowgp.cli.app import run
 
 N = 60
 HEADER = ["id", "x", "town", "day", "y", "up", "visits"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import winnowgp
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 
 
 def test_info_and_frontier_speak_json(

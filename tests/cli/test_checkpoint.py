@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from winnowgp.cli.main import run
-from winnowgp.estimators.film import Film
+from winnowgp.cli.app import run
+from winnowgp.estimators.table_summary import Film
 from winnowgp.io import load
 from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module

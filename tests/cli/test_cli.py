@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from winnowgp import __version__
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 from winnowgp.experiments import illustration
 
 WINNOW = [sys.executable, "-m", "winnowgp"]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import winnowgp
-from forks import Forks
-from interrupted_fit import interrupted_fit
-from winnowgp.cli.main import run
+from helpers.forks import Forks
+from helpers.interrupted_fit import interrupted_fit
+from winnowgp.cli.app import run
 
 
 def held_out(model: winnowgp.TabularModel) -> list[float]:

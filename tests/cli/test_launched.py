@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shared_work
-from forks import Forks
-from launched import SHARED_WORK, torchrun
-from shared_rows import sums
-from short_fits import short_fits
+from helpers import shared_work
+from helpers.forks import Forks
+from helpers.launched import SHARED_WORK, torchrun
+from helpers.shared_rows import sums
+from helpers.short_fits import short_fits
 from winnowgp import load
 from winnowgp.data import Ranks, read_columns
 from winnowgp.estimators import fit_table

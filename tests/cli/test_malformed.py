@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save as save_tensors
 
-from forgery import forged_outline, forged_tensor
-from short_fits import short_fits
+from helpers.forgery import forged_outline, forged_tensor
+from helpers.short_fits import short_fits
 from winnowgp import load
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 
 Make = Callable[[random.Random, str], bytes]
 """From randomness and a good CSV to bytes of a bad file."""
@@ -250,7 +250,7 @@ def test_damaged_tables(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     # Whole, and the same for all of them.
-    monkeypatch.setattr("winnowgp.cli.loaded.load", cache(load))
+    monkeypatch.setattr("winnowgp.cli.options.load", cache(load))
     rng = random.Random(make.__name__)
     good = (small_model.parent / "clean.csv").read_text(encoding="utf-8")
     bad = tmp_path / "bad"

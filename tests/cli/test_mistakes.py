@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import winnowgp
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 from winnowgp.errors import CheckpointWarning, InputError
 
 
@@ -81,7 +81,7 @@ def test_a_mistake_of_ours_has_exit_code_1_and_no_traceback(
     def broken(path: Path) -> None:
         raise ZeroDivisionError("no\nway")
 
-    monkeypatch.setattr("winnowgp.cli.loaded.load", broken)
+    monkeypatch.setattr("winnowgp.cli.options.load", broken)
     assert run(["info", str(models["y"])]) == 1
     said = capfd.readouterr().err
     assert "a mistake of ours (ZeroDivisionError: no way)" in said
@@ -96,6 +96,6 @@ def test_what_libraries_say_about_themselves_is_not_shown(
         warnings.warn("of ours", CheckpointWarning, stacklevel=1)
         raise InputError("it is no model.")
 
-    monkeypatch.setattr("winnowgp.cli.loaded.load", load)
+    monkeypatch.setattr("winnowgp.cli.options.load", load)
     assert run(["info", str(tmp_path / "m.winnow")]) == 2
     assert capfd.readouterr().err == "winnow: of ours\nwinnow: it is no model.\n"

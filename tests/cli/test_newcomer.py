@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from winnowgp.cli import main
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 
 
 def read(text: str) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 
 
 @pytest.mark.parametrize("what", ["effects", "frontier", "inclusion", "trace", "calibration"])

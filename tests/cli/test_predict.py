@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 import winnowgp
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 from winnowgp.data import column_blocks
-from winnowgp.estimators import inducing_estimator, sparse_gp_regressor, tabular_model
+from winnowgp.estimators import base as inducing_estimator
+from winnowgp.estimators import regression as sparse_gp_regressor
+from winnowgp.estimators import tables as tabular_model
 
 
 def read(text: str) -> list[dict[str, str]]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import winnowgp
-from short_fits import short_fits
-from winnowgp.cli.main import run
+from helpers.short_fits import short_fits
+from winnowgp.cli.app import run
 from winnowgp.data import Columns
 from winnowgp.estimators import TabularModel, fit_table
 from winnowgp.models import Posterior, Prediction

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from toy_experiment import Toy
-from winnowgp.cli.main import run
-from winnowgp.experiments import catalogue
-from winnowgp.experiments.catalogue import EXPERIMENTS
-from winnowgp.experiments.experiment import Experiment
+from helpers.toy_experiment import Toy
+from winnowgp.cli.app import run
+from winnowgp.experiments import runner as catalogue
+from winnowgp.experiments.base import Experiment
+from winnowgp.experiments.runner import EXPERIMENTS
 
 
 @pytest.fixture

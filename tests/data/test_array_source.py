@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from source_problems import X, Y
-from winnowgp.data import (
-    ArraySource,
-)
+from helpers.source_problems import X, Y
+from winnowgp.data import ArraySource
 from winnowgp.errors import InputError
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from winnowgp.data import BatchSource, Dataset
-from winnowgp.data.streamed_source import StreamedSource
+from winnowgp.data.out_of_core import StreamedSource
 from winnowgp.errors import InputError
 
 

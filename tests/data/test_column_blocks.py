@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parquet_files import spoil, write_row_groups
+from helpers.parquet_files import spoil, write_row_groups
 from winnowgp.data import Columns, column_blocks, read_columns, regrouped
 from winnowgp.errors import InputError
 
@@ -109,7 +109,7 @@ def test_a_byte_that_cannot_be_read_is_counted_from_the_start(
 def test_a_line_without_an_end_is_not_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnowgp.data.csv_blocks._LONGEST_LINE", 1000)
+    monkeypatch.setattr("winnowgp.data.readers._LONGEST_LINE", 1000)
     (tmp_path / "a").write_text("a,b\n" + "1," * 600)
     with pytest.raises(InputError, match="a line of over 1,000 letters"):
         list(column_blocks(tmp_path / "a"))

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from source_problems import RNG, N, X, Y
-from winnowgp.data import (
-    ColumnMoments,
-    Dataset,
-    Standardiser,
-    standardised,
-)
+from helpers.source_problems import RNG, N, X, Y
+from winnowgp.data import ColumnMoments, Dataset, Standardiser, standardised
 
 
 def exact_moments(column: Any, weights: Any) -> tuple[float, float]:

@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-import shared_steps as work
-from forks import Forks
-from shared_work import together
+from helpers import shared_steps as work
+from helpers.forks import Forks
+from helpers.shared_work import together
 from winnowgp.data import Ranks
 from winnowgp.errors import InputError
 

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from parquet_files import spoil
-from source_problems import CHOICE, N, Y, folder_of_files, row_groups
-from winnowgp.data import (
-    ParquetSource,
-)
+from helpers.parquet_files import spoil
+from helpers.source_problems import CHOICE, N, Y, folder_of_files, row_groups
+from winnowgp.data import ParquetSource
 from winnowgp.errors import InputError
 
 
@@ -105,7 +103,7 @@ def test_a_pass_over_a_large_row_group_holds_a_part_of_it(
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
 
-    monkeypatch.setattr("winnowgp.data.parquet_source._BATCH", 1000)
+    monkeypatch.setattr("winnowgp.data.parquet._BATCH", 1000)
 
     def peak(rows: int) -> int:
         values = np.random.default_rng(0).normal(size=rows)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import shared_rows
-from forks import Forks
-from shared_rows import ASKED, D, N, rows
-from shared_work import together
+from helpers import shared_rows
+from helpers.forks import Forks
+from helpers.shared_rows import ASKED, D, N, rows
+from helpers.shared_work import together
 from winnowgp.data import Dataset, Ranks, SharedSource, shared, standardised
 
 COUNTS = (1, 2, 3, 4)

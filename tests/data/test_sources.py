@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from source_problems import CHOICE, WHOLE, D, N, P, X, Y, batches, folder_of_files, maps, row_groups
+from helpers.source_problems import (
+    CHOICE,
+    WHOLE,
+    D,
+    N,
+    P,
+    X,
+    Y,
+    batches,
+    folder_of_files,
+    maps,
+    row_groups,
+)
 from winnowgp.data import (
     ArraySource,
     BatchSource,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tracked_source import Tracked
+from helpers.tracked_source import Tracked
 from winnowgp.bounds.row_blocks import CHUNK, gpu_size
 from winnowgp.data import ArraySource, Dataset, ParquetSource, standardised
-from winnowgp.data.parquet_file import ParquetFile
+from winnowgp.data.readers import ParquetFile
 from winnowgp.errors import InputError
 
 N, D = 50, 12
@@ -45,7 +45,7 @@ def test_parquet_is_decoded_fewer_rows_at_a_time(
     source = ParquetSource(wide, targets="price")
     for numbers, most in ((26 * 3, 6), (5, 1), (2**23, N)):
         sizes.clear()
-        monkeypatch.setattr("winnowgp.data.parquet_source._NUMBERS", numbers)
+        monkeypatch.setattr("winnowgp.data.parquet._NUMBERS", numbers)
         found = next(source.chunks(N))
         assert torch.equal(found.X, ROWS.X)
         assert torch.equal(found.Y, ROWS.Y)
@@ -66,7 +66,7 @@ def test_a_column_may_be_named_without_a_list(wide: Path) -> None:
 
 
 def test_units_are_found_from_fewer_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["winnowgp.data.standardised"], "_NUMBERS", 5 * (D + 1))
+    monkeypatch.setattr(sys.modules["winnowgp.data.standardise"], "_NUMBERS", 5 * (D + 1))
     source = Tracked(ROWS)
     found = standardised(source)
     assert source.most <= 2 * 5

@@ -12,7 +12,8 @@ from sklearn.model_selection import cross_val_score
 
 from winnowgp import GPLVM, Checkpoint, DeepGPClassifier, SparseGPRegressor, load
 from winnowgp.errors import CheckpointError, InputError
-from winnowgp.estimators import inducing_estimator, points_request
+from winnowgp.estimators import base as inducing_estimator
+from winnowgp.estimators import base as points_request
 from winnowgp.training import MaxPoints, Progress
 
 PAPER: dict[str, Any] = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from winnowgp import Columns, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
-from winnowgp.data.column_encoding import numbers_or_dates
+from winnowgp.data.encoding import numbers_or_dates
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators import export_numpy, export_onnx
 

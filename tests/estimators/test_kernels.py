@@ -13,11 +13,11 @@ from torch import Tensor
 
 import winnowgp
 from winnowgp import DeepGPRegressor, SparseGPRegressor
-from winnowgp.cli.main import run
+from winnowgp.cli.app import run
 from winnowgp.errors import InputError
 from winnowgp.estimators import export_numpy, kernel_from
-from winnowgp.estimators.kernel_words import KERNEL_NAMES, kernel_words, written
-from winnowgp.models.kernel_blocks import covariance, prior_variance
+from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_words, written
+from winnowgp.models.kernels import covariance, prior_variance
 
 A = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
 B = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).double()

@@ -8,7 +8,7 @@ from scipy.stats import norm, poisson
 
 from winnowgp import SparseGPRegressor
 from winnowgp.errors import InputError
-from winnowgp.estimators.predictive import CountPredictive, GaussianPredictive, predictive
+from winnowgp.estimators.quality import CountPredictive, GaussianPredictive, predictive
 
 
 def test_gaussian_quantiles_invert_the_distribution_function() -> None:

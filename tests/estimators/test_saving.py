@@ -15,14 +15,8 @@ from sklearn.base import clone as sklearn_clone
 from sklearn.exceptions import NotFittedError
 
 import winnowgp
-from forgery import forged_outline, forged_tensor
-from winnowgp import (
-    GPLVM,
-    DeepGPClassifier,
-    DeepGPRegressor,
-    SparseGPClassifier,
-    SparseGPRegressor,
-)
+from helpers.forgery import forged_outline, forged_tensor
+from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.errors import ModelFileError
 from winnowgp.training import Progress, deep_silent
 

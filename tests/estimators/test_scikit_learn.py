@@ -12,13 +12,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from winnowgp import (
-    GPLVM,
-    DeepGPClassifier,
-    DeepGPRegressor,
-    SparseGPClassifier,
-    SparseGPRegressor,
-)
+from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.errors import InputError
 
 PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "random_state": 0}

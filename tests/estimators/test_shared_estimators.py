@@ -8,9 +8,9 @@ import pytest
 import torch
 from sklearn.base import clone
 
-import shared_estimators as work
-from forks import Forks
-from shared_work import together
+from helpers import shared_estimators as work
+from helpers.forks import Forks
+from helpers.shared_work import together
 from winnowgp.data import ArraySource, Dataset, shared
 from winnowgp.errors import InputError
 from winnowgp.estimators import DeepGPRegressor, SparseGPClassifier

@@ -9,7 +9,7 @@ import pytest
 
 from winnowgp import Columns, fit_table
 from winnowgp.errors import InputError
-from winnowgp.estimators.surface import surface, surface_rows
+from winnowgp.estimators.surfaces import surface, surface_rows
 from winnowgp.plots import ClassMap, Surface
 
 rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from winnowgp.errors import InputError
-from winnowgp.estimators.tensors import tensor
+from winnowgp.estimators.validation import tensor
 
 
 def test_numbers_are_copied_whatever_their_type_and_strides() -> None:

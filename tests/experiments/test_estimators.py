@@ -7,12 +7,17 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.estimators import Estimators
-from winnowgp.experiments.experiment import Scope
-from winnowgp.experiments.gradient_noise import GradientNoise, flip_draws, gradient_draws
-from winnowgp.experiments.inclusion_path import InclusionPath, climb_gradient, objective_of
-from winnowgp.experiments.reproduce import make_runs
-from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.base import Runs, Scope
+from winnowgp.experiments.gradient_variance import (
+    Estimators,
+    GradientNoise,
+    InclusionPath,
+    climb_gradient,
+    flip_draws,
+    gradient_draws,
+    objective_of,
+)
+from winnowgp.experiments.runner import make_runs
 from winnowgp.gradients import Enumeration, Relaxed, ScoreFunction, Temperature, all_masks
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence

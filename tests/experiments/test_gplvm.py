@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from winnowgp.experiments import gplvm
-from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.base import Row, Scope
 from winnowgp.experiments.gplvm import (
     SIDE,
     Gplvm,
@@ -14,7 +14,6 @@ from winnowgp.experiments.gplvm import (
     paper_settings,
     run_gplvm,
 )
-from winnowgp.experiments.runs import Row
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastLatent, JointLatent

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_problems import normal, started
+from helpers.deep_problems import normal, started
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.experiments.held_points import kmeans_centres, spread_rows, train_held
+from winnowgp.experiments.fixed_points import kmeans_centres, spread_rows, train_held
 from winnowgp.models import DeepGP
 from winnowgp.training import DeepFast, LayerAlphas, LayerTraining, fit_deep
 

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.base import Row, Scope
 from winnowgp.experiments.illustration import Illustration
-from winnowgp.experiments.runs import Row
 
 
 def test_both_procedures_are_drawn_from_rows_alone(tmp_path: Path) -> None:

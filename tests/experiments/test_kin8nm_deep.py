@@ -5,13 +5,11 @@ from statistics import fmean
 import pytest
 import torch
 
-from winnowgp.experiments import predict_cost
-from winnowgp.experiments.equal_sizes import equal_size_claims
-from winnowgp.experiments.experiment import Scope
-from winnowgp.experiments.kin8nm_deep import Fold, Kin8nmDeep
-from winnowgp.experiments.predict_cost import deep_predict_us
-from winnowgp.experiments.reproduce import asked, make_runs
-from winnowgp.experiments.runs import Row, Runs
+from winnowgp.experiments import kin8nm_deep as predict_cost
+from winnowgp.experiments.base import Row, Runs, Scope
+from winnowgp.experiments.fixed_points import equal_size_claims
+from winnowgp.experiments.kin8nm_deep import Fold, Kin8nmDeep, deep_predict_us
+from winnowgp.experiments.runner import asked, make_runs
 
 RESULTS = Runs(Path(__file__).parents[2] / "docs" / "results" / "kin8nm-deep.jsonl")
 FEW = {"layerwise": 1, "pre": 1, "process": 1, "post": 1, "share": 0.5, "rounds": 1}

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from winnowgp.experiments.level import Level, curve_claim, falling_claim, grouped
-from winnowgp.experiments.size_figure import draw_levels
+from winnowgp.experiments.sizes import Level, curve_claim, draw_levels, falling_claim, grouped
 
 
 def fixed(seed: int, sizes: list[int], elbo: list[float]) -> dict[str, Any]:

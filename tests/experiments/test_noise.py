@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.base import Row, Scope
 from winnowgp.experiments.noise import SIGMAS, Noise, observed
-from winnowgp.experiments.runs import Row
 
 FEW = {"pre": 2, "process": 3, "post": 2}
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from winnowgp.data import load_table
-from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.base import Runs, Scope
 from winnowgp.experiments.real import TABLES, Real, corrupted
-from winnowgp.experiments.reproduce import make_runs
-from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.runner import make_runs
 
 
 def test_settings_are_the_papers() -> None:

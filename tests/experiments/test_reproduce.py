@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from toy_experiment import Toy
+from helpers.toy_experiment import Toy
 from winnowgp.errors import TrainingError
-from winnowgp.experiments.cuts import quick_cuts
-from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.reproduce import asked, make_runs
-from winnowgp.experiments.runs import Row, Runs
+from winnowgp.experiments.base import Experiment, Row, Runs, Scope, quick_cuts
+from winnowgp.experiments.runner import asked, make_runs
 
 FULL = Scope()
 
@@ -125,7 +123,7 @@ def test_results_may_not_hide_settings(log: Path, runs: Runs, monkeypatch) -> No
 PROGRAMME = """
 import sys
 from pathlib import Path
-from toy_experiment import Toy
+from helpers.toy_experiment import Toy
 from winnowgp.experiments.experiment import Scope
 from winnowgp.experiments.reproduce import make_runs
 from winnowgp.experiments.runs import Runs

@@ -1,6 +1,6 @@
 import json
 
-from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.base import Runs
 
 
 def test_rows_come_back_in_order_and_carry_versions(tmp_path) -> None:

@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from winnowgp.data import Dataset
-from winnowgp.experiments.size_study import SizeStudy, standardised
+from winnowgp.experiments.sizes import SizeStudy, standardised
 from winnowgp.experiments.synthetic import sampled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FixedAlpha, ThreePhases, Tolerance, fit

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from winnowgp.experiments.experiment import Scope
-from winnowgp.experiments.runs import Row
+from winnowgp.experiments.base import Row, Scope
 from winnowgp.experiments.square_wave import SquareWave, square_wave
 
 FEW = {"layerwise": 3, "pre": 4, "process": 2, "post": 4}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from problems import Problem, problem
+from helpers.problems import Problem, problem
 from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
 from winnowgp.errors import InputError
 from winnowgp.gradients import (

@@ -13,7 +13,7 @@ from botorch.models.utils.inducing_point_allocators import GreedyVarianceReducti
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import VariationalELBO
 
-import oracles
+from helpers import oracles
 from winnowgp.errors import InputError
 from winnowgp.integrations.botorch import WinnowingAllocator
 

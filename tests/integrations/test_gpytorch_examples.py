@@ -11,7 +11,7 @@ from gpytorch.likelihoods import (
 from gpytorch.variational import UnwhitenedVariationalStrategy
 from torch import Tensor
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     Model,
     elbo,
     trained,

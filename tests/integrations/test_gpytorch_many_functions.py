@@ -8,7 +8,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.models.deep_gps import DeepGP
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     Deep,
     Latent,
     Model,
@@ -74,7 +74,7 @@ def test_mixed_tasks_lose_little() -> None:
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of each row, where eight are drawn by default."""
-    monkeypatch.setattr("winnowgp.integrations.gpytorch.evidence._MOST_SAMPLES", 2)
+    monkeypatch.setattr("winnowgp.integrations.gpytorch.sites._MOST_SAMPLES", 2)
 
 
 def test_a_generator_makes_it_repeatable(few_samples: None) -> None:

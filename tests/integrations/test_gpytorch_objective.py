@@ -24,7 +24,7 @@ from gpytorch.variational import (
 )
 from torch import Tensor
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     DISTRIBUTIONS,
     Deep,
     Latent,
@@ -42,7 +42,7 @@ from gpytorch_models import (
 )
 from winnowgp.gradients import ScoreFunction, all_masks
 from winnowgp.integrations.gpytorch import subset_objective
-from winnowgp.integrations.gpytorch.pruned import pruned
+from winnowgp.integrations.gpytorch.pruning import pruned
 from winnowgp.point_processes import Bernoulli
 
 K, N = 5, 14

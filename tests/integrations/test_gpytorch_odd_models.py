@@ -20,7 +20,7 @@ from gpytorch.variational import (
 )
 from torch import Tensor, nn
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     Latent,
     Model,
     curve,
@@ -231,7 +231,7 @@ def test_a_subclass_that_adds_to_its_parent_is_its_parent(parent: Any) -> None:
 
 
 def test_a_warning_is_where_the_user_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("winnowgp.integrations.gpytorch.winnow")
+    module = import_module("winnowgp.integrations.gpytorch.selection")
     monkeypatch.setattr(module, "_TRIES", 1)
     x, y = curve(80)
     labels = (y > 0).double()

@@ -18,7 +18,7 @@ from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.variational import LMCVariationalStrategy, VariationalStrategy
 from torch import Tensor
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     Deep,
     Model,
     curve,

@@ -25,7 +25,7 @@ from gpytorch.variational import (
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     Latent,
     Model,
     curve,

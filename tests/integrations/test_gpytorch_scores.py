@@ -18,7 +18,7 @@ from gpytorch.variational import (
 )
 from torch import Tensor
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     Deep,
     Model,
     curve,
@@ -28,9 +28,9 @@ from gpytorch_models import (
 )
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
-from winnowgp.integrations.gpytorch.evidence import Evidence, _hidden, _sites
-from winnowgp.integrations.gpytorch.pruned import pruned
-from winnowgp.integrations.gpytorch.refit import Refit, refitted
+from winnowgp.integrations.gpytorch.pruning import pruned
+from winnowgp.integrations.gpytorch.selection import Refit, refitted
+from winnowgp.integrations.gpytorch.sites import Evidence, _hidden, _sites
 from winnowgp.models import VariationalGP
 
 

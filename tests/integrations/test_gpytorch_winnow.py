@@ -18,7 +18,7 @@ from gpytorch.variational import (
 )
 from torch import Tensor
 
-from gpytorch_models import (
+from helpers.gpytorch_models import (
     DISTRIBUTIONS,
     Model,
     curve,
@@ -172,7 +172,7 @@ def test_a_tolerance_is_kept_where_scores_are_of_first_order(tolerance: float) -
 
 def test_a_tolerance_that_is_not_kept_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites promise that five points lose 0.05 nats a row; one try is not enough."""
-    module = import_module("winnowgp.integrations.gpytorch.winnow")
+    module = import_module("winnowgp.integrations.gpytorch.selection")
     monkeypatch.setattr(module, "_TRIES", 1)
     x, y = curve(80)
     labels = (y > 0).double()

@@ -14,7 +14,8 @@ from winnowgp import Checkpoint, Dataset, SparseGP, fit
 from winnowgp.data import hills
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.integrations import TensorBoard
-from winnowgp.training import Fast, Progress, Tolerance, Watchers, journal
+from winnowgp.training import Fast, Progress, Tolerance, Watchers
+from winnowgp.training import checkpoint as journal
 
 pytest.importorskip("tensorboard", reason="needs winnowgp[tensorboard]")
 

@@ -11,7 +11,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.means import ConstantMean
 
-from gpytorch_models import curve, elbo, points, tasks, three_classes
+from helpers.gpytorch_models import curve, elbo, points, tasks, three_classes
 from winnowgp import SparseGPClassifier, SparseGPRegressor, fit
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError

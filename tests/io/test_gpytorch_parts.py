@@ -10,7 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 
 from winnowgp.errors import NotSaveableError
-from winnowgp.io.gpytorch_parts import (
+from winnowgp.io.components import (
     kernel_from_packed,
     likelihood_from,
     mean_from_packed,
@@ -18,8 +18,8 @@ from winnowgp.io.gpytorch_parts import (
     packed_likelihood,
     packed_mean,
 )
-from winnowgp.models.kernel_blocks import covariance, prior_mean
-from winnowgp.models.observations import log_density, observation, owned
+from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.models.likelihoods import log_density, observation, owned
 
 EXP: Any = {"transform": torch.exp, "inv_transform": torch.log}
 SIGMOID: Any = {"transform": torch.sigmoid, "inv_transform": torch.logit}

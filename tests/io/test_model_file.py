@@ -12,13 +12,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 import winnowgp
-from deep_problems import deep
-from forgery import forged_outline, forged_tensor
-from saved_models import SAVED, X
+from helpers.deep_problems import deep
+from helpers.forgery import forged_outline, forged_tensor
+from helpers.saved_models import SAVED, X
 from winnowgp import Dataset, VariationalGP
 from winnowgp.errors import ModelFileError
-from winnowgp.io import FORMAT_VERSION, Packed, gpytorch_parts, read_packed, save, write_packed
-from winnowgp.io.model_file import _digest
+from winnowgp.io import FORMAT_VERSION, Packed, read_packed, save, write_packed
+from winnowgp.io import components as gpytorch_parts
+from winnowgp.io.format import _digest
 
 
 @pytest.fixture(params=SAVED)

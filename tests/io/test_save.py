@@ -10,9 +10,9 @@ from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, PoissonLikelihood
 
 import winnowgp
-from deep_problems import deep
-from deep_problems import rows as deep_rows
-from saved_models import DATA, X, closed, sampled, sparse
+from helpers.deep_problems import deep
+from helpers.deep_problems import rows as deep_rows
+from helpers.saved_models import DATA, X, closed, sampled, sparse
 from winnowgp import Dataset, Posterior, SparseGP, VariationalGP
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.io import save

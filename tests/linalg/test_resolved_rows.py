@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnowgp.linalg import flip_step, resolved_rows, triangular_rows
-from winnowgp.linalg.resolved_rows import residual
+from winnowgp.linalg import flip_step, residual, resolved_rows, triangular_rows
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 

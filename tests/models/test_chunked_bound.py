@@ -16,9 +16,7 @@ from winnowgp.bounds import (
 )
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, kernel_blocks
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.kernel_blocks import prior_mean
-from winnowgp.models.scaled_rbf_chunks import ScaledRBFChunks, is_scaled_rbf
+from winnowgp.models.kernels import AutogradMean, ScaledRBFChunks, is_scaled_rbf, prior_mean
 
 KERNELS = {
     "rbf": lambda: ScaleKernel(RBFKernel()),

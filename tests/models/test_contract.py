@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, SoftmaxLikelihood
 
-from problems import problem
+from helpers.problems import problem
 from winnowgp.data import Dataset
 from winnowgp.models import InducingModel, SparseGP, VariationalGP
 from winnowgp.selection import FlipObjective, RelaxedObjective, SubsetObjective

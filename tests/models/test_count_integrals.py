@@ -10,11 +10,8 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Normal
 
-from observation_problems import built
-from winnowgp.models.observations import (
-    expected_log_prob,
-    log_density,
-)
+from helpers.observation_problems import built
+from winnowgp.models.likelihoods import expected_log_prob, log_density
 
 WIDE = [
     # Count, mean and standard deviation of f, and what a review found for Poisson counts.

@@ -10,7 +10,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.distributions import Normal
 
-from deep_problems import (
+from helpers.deep_problems import (
     LIKELIHOODS,
     deep,
     dense_bound,
@@ -24,7 +24,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import DeepGP, DeepLayer, VariationalGP
-from winnowgp.models.propagation import propagated
+from winnowgp.models.deep_layer import propagated
 
 battery = pytest.mark.parametrize("seen", LIKELIHOODS)
 

@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import to_dense
 
-from deep_problems import dense_kl, dense_marginals, dense_q, layer, normal
+from helpers.deep_problems import dense_kl, dense_marginals, dense_q, layer, normal
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import DeepLayer

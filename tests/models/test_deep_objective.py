@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deep_problems import deep, dense_bound, rows
+from helpers.deep_problems import deep, dense_bound, rows
 from winnowgp.data import Dataset
 from winnowgp.gradients import Enumeration, ScoreFunction, all_masks
 from winnowgp.models import DeepGP, DeepObjective

@@ -9,7 +9,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 from torch.distributions import Normal
 
-from deep_problems import (
+from helpers.deep_problems import (
     LIKELIHOODS,
     deep,
     dense_marginals,
@@ -22,8 +22,8 @@ from deep_problems import (
 )
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepLayer
-from winnowgp.models.normal_nodes import normal_nodes
-from winnowgp.models.observations import log_density, observation
+from winnowgp.models.likelihoods import log_density, observation
+from winnowgp.models.quadrature import normal_nodes
 
 X = 1.3 * normal(6, 2, seed=40)
 battery = pytest.mark.parametrize("seen", LIKELIHOODS)

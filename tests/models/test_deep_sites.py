@@ -8,8 +8,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from linear_operator import to_dense
 from torch import Tensor
 
-import oracles
-from deep_problems import deep, dense_marginals, dense_q, normal, rows
+from helpers import oracles
+from helpers.deep_problems import deep, dense_marginals, dense_q, normal, rows
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
 from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites, expected_log_prob

@@ -6,10 +6,10 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from deep_problems import normal, rows
+from helpers.deep_problems import normal, rows
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepLayer, deep_layers
-from winnowgp.models.deep_start import linear_map
+from winnowgp.models.deep_layer import linear_map
 
 X = normal(12, 3, seed=0) @ torch.diag(torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)) + 1
 Z = X[:5]

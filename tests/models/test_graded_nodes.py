@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from winnowgp.models.graded_nodes import graded_nodes
+from winnowgp.models.quadrature import graded_nodes
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

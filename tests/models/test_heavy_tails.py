@@ -5,7 +5,7 @@ import torch
 from gpytorch.likelihoods import StudentTLikelihood
 from torch import Tensor, nn
 
-from winnowgp.models.heavy_tails import student_expectation
+from winnowgp.models.quadrature import student_expectation
 
 
 class Expectation(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import PoissonLikelihood
 
-from latent_problems import latent, linear, quadrature
+from helpers.latent_problems import latent, linear, quadrature
 from winnowgp.bounds import latent_kl
 from winnowgp.data import Entries
 from winnowgp.models import (

@@ -2,7 +2,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
-from latent_problems import latent
+from helpers.latent_problems import latent
 from winnowgp.data import Entries
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.models import LatentVariableGP, expected_kernel

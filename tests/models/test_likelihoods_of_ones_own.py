@@ -15,9 +15,9 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Normal
 
-from observation_problems import MEAN, REAL, VARIANCE, built, on_a_grid
+from helpers.observation_problems import MEAN, REAL, VARIANCE, built, on_a_grid
 from winnowgp.errors import InputError
-from winnowgp.models.observations import (
+from winnowgp.models.likelihoods import (
     check_targets,
     expected_log_prob,
     latent_functions,

@@ -5,11 +5,11 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-import winnowgp.models.mean_step as mean_step_module
+import winnowgp.models.site_inference as mean_step_module
 from winnowgp.bounds import RowBlocks, WhitenedChunks
 from winnowgp.data import Dataset
-from winnowgp.models.chunked_bound import chunked_kernel
-from winnowgp.models.mean_step import mean_step
+from winnowgp.models.sgpr import chunked_kernel
+from winnowgp.models.site_inference import mean_step
 
 N, M, P = 11, 4, 3
 

@@ -13,8 +13,8 @@ from winnowgp.bounds import RowBlocks, two_pass_bound
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.chunked_bound import chunked_kernel
+from winnowgp.models.kernels import AutogradMean
+from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.training import fit
 
 KERNELS: dict[str, Callable[[], Kernel]] = {

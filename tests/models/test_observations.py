@@ -21,9 +21,9 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Normal
 
-from observation_problems import MEAN, REAL, VARIANCE, built, latents, on_a_grid, softmax
+from helpers.observation_problems import MEAN, REAL, VARIANCE, built, latents, on_a_grid, softmax
 from winnowgp.errors import InputError
-from winnowgp.models.observations import (
+from winnowgp.models.likelihoods import (
     check_targets,
     expected_log_prob,
     latent_functions,

@@ -11,8 +11,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.models.cross_covariance import cross_covariance
-from winnowgp.models.kernel_blocks import covariance, prior_variance
+from winnowgp.models.kernels import covariance, cross_covariance, prior_variance
 
 
 def data(P: int) -> Dataset:

@@ -6,7 +6,7 @@ import torch
 from scipy.special import log_ndtr
 from torch import Tensor
 
-from winnowgp.models.probit_expectation import probit_expectation
+from winnowgp.models.quadrature import probit_expectation
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:

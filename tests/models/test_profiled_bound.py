@@ -14,8 +14,8 @@ from gpytorch.means import ConstantMean
 from scipy.optimize import minimize
 from scipy.special import log_ndtr
 
-import winnowgp.models.variational_gp as variational_gp
-from site_problems import CASES, N, built, regression
+import winnowgp.models.svgp as variational_gp
+from helpers.site_problems import CASES, N, built, regression
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import VariationalGP

@@ -14,16 +14,16 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.distributions import Normal
 
-import winnowgp.models.profiled_bound as profiled_bound
-from site_problems import CASES, N, built, regression
+import winnowgp.models.svgp as profiled_bound
+from helpers.site_problems import CASES, N, built, regression
 from winnowgp.bounds import RowBlocks, Sites, WhitenedChunks
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, UnsettledWarning
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP
-from winnowgp.models.chunked_bound import chunked_kernel
-from winnowgp.models.profiled_bound import SETTLED, best_q
+from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.models.site_inference import inferred
+from winnowgp.models.svgp import SETTLED, best_q
 
 cases = pytest.mark.parametrize("case", CASES)
 

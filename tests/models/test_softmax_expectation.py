@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import winnowgp.models.softmax_expectation as softmax_expectation_module
-from winnowgp.models.normal_nodes import normal_nodes
-from winnowgp.models.softmax_expectation import (
+import winnowgp.models.quadrature as softmax_expectation_module
+from winnowgp.models.quadrature import (
     SOFTMAX_NODES,
+    normal_nodes,
     softmax_coupling,
     softmax_expectation,
 )

@@ -9,14 +9,10 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from observation_problems import latents, softmax
-from winnowgp.models import observations, softmax_expectation
-from winnowgp.models.observations import (
-    expected_log_prob,
-    latent_coupling,
-    log_density,
-    observation,
-)
+from helpers.observation_problems import latents, softmax
+from winnowgp.models import likelihoods as observations
+from winnowgp.models import quadrature as softmax_expectation
+from winnowgp.models.likelihoods import expected_log_prob, latent_coupling, log_density, observation
 
 
 def log_shares(likelihood: SoftmaxLikelihood, mean: Tensor, variance: Tensor, t: int = 30):

@@ -23,7 +23,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP, expected_log_prob, kernel_blocks
-from winnowgp.models.kernel_blocks import covariance, prior_mean
+from winnowgp.models.kernels import covariance, prior_mean
 
 SEEN: dict[str, tuple[Likelihood, int]] = {
     "bernoulli": (BernoulliLikelihood(), 1),

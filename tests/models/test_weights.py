@@ -18,11 +18,11 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.distributions import Normal
 
-from oracles import collapsed, log_normal, tighter
-from problems import problem
+from helpers.oracles import collapsed, log_normal, tighter
+from helpers.problems import problem
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, DeepLayer, InducingModel, SparseGP, VariationalGP, deep_sites
-from winnowgp.models.kernel_blocks import covariance, prior_mean
+from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.typing import Scalar
 
 COUNTS = torch.tensor([1, 3, 1, 2, 5, 1, 1, 2, 4, 1, 1, 2])

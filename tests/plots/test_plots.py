@@ -14,8 +14,8 @@ from winnowgp.plots import (
     draw_surface_2d,
     saved,
 )
-from winnowgp.plots.illustration import Illustration, Midway
-from winnowgp.plots.posterior_1d import Curve
+from winnowgp.plots.paper import Illustration, Midway
+from winnowgp.plots.regression import Curve
 
 
 def illustration() -> Illustration:

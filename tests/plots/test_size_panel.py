@@ -2,13 +2,7 @@ import numpy as np
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
-from winnowgp.plots import (
-    ChosenSizes,
-    SizePanel,
-    Trajectory,
-    draw_size_panel,
-    draw_trajectories,
-)
+from winnowgp.plots import ChosenSizes, SizePanel, Trajectory, draw_size_panel, draw_trajectories
 
 
 def test_a_panel_shows_curve_line_and_dots() -> None:

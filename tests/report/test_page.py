@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser import Browser, absent
-from short_fits import short_fits
+from helpers.browser import Browser, absent
+from helpers.short_fits import short_fits
 from winnowgp import Columns, TabularModel, fit_table
 from winnowgp.report import report_page, save_report
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from selection_problems import SEARCHED, problem
+from helpers.selection_problems import SEARCHED, problem
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, polished, search_frontier

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from selection_problems import problem
+from helpers.selection_problems import problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import (

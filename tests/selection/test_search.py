@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from selection_problems import SEARCHED, neighbours, problem
+from helpers.selection_problems import SEARCHED, neighbours, problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality

@@ -10,7 +10,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from selection_problems import Problem, line_problem, neighbours, problem
+from helpers.selection_problems import Problem, line_problem, neighbours, problem
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks

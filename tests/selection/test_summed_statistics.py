@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selection_problems import neighbours, problem
+from helpers.selection_problems import neighbours, problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality

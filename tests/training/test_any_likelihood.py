@@ -17,9 +17,10 @@ from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
 from winnowgp.models import Posterior, SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, FixedAlpha, MaxPoints, ThreePhases, Tolerance, predict_time
-from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.latent_scale import best_level, kernel_variances, noise_of
+from winnowgp.training import Fast, FixedAlpha, MaxPoints, ThreePhases, Tolerance
+from winnowgp.training import goals as predict_time
+from winnowgp.training.fast import FastSteps
+from winnowgp.training.initialization import best_level, kernel_variances, noise_of
 
 X = torch.linspace(-3, 3, 80, dtype=torch.float64)[:, None]
 LABELS = (torch.sin(2 * X[:, 0]) > 0).double()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
-from stopped_fits import Stopped, fitted, gp, plan, rows, same, seeded, stop_at, stopped
+from helpers.stopped_fits import Stopped, fitted, gp, plan, rows, same, seeded, stop_at, stopped
 from winnowgp import Checkpoint, Dataset, SparseGP
 from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction

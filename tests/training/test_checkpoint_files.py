@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save as save_tensors
 
-from forgery import written
-from stopped_fits import fitted, gp, same, stopped
+from helpers.forgery import written
+from helpers.stopped_fits import fitted, gp, same, stopped
 from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError
 from winnowgp.training import Journal, Progress, opened

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stopped_fits import Stopped, fitted, same, stop_at
+from helpers.stopped_fits import Stopped, fitted, same, stop_at
 from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.training import EndPhase, Progress

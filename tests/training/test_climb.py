@@ -10,13 +10,12 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from scipy.optimize import minimize
 
-import oracles
+from helpers import oracles
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import SparseGP
-from winnowgp.training.climb import climb
-from winnowgp.training.coordinates import Coordinates
-from winnowgp.training.lbfgs import Stop
+from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.parameters import Coordinates
 from winnowgp.typing import Scalar
 
 STOP = Stop(gain=1e-9, window=10, iterations=200)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from deep_problems import started, step_data
+from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.models import deep_sites
 from winnowgp.training import (
@@ -18,7 +18,7 @@ from winnowgp.training import (
     SharedTolerance,
     fit_deep,
 )
-from winnowgp.training.deep_fit import estimated_bound
+from winnowgp.training.schedules import estimated_bound
 
 
 def seeded(seed: int = 0) -> torch.Generator:

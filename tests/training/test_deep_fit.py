@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from deep_problems import deep, dense_bound, dense_kl, rows, started, step_data
+from helpers.deep_problems import deep, dense_bound, dense_kl, rows, started, step_data
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.training import DeepFast, DeepProgress, LayerAlphas, fit_deep
-from winnowgp.training.deep_fit import estimated_bound
+from winnowgp.training.schedules import estimated_bound
 
 QUICK = DeepFast(LayerAlphas(0.5), layerwise=2, pre=3, post=2, inclusion_steps=3)
 

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from deep_problems import started, step_data
+from helpers.deep_problems import started, step_data
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP
 from winnowgp.training import DeepProgress, deep_race, deep_silent
@@ -40,7 +40,7 @@ def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The room's name for it is the function.
-    module = import_module("winnowgp.training.deep_race")
+    module = import_module("winnowgp.training.fast_deep")
     real, calls = module.estimated_bound, iter(range(9))
 
     def bound(*given, **words) -> float:

@@ -7,11 +7,11 @@ from typing import ClassVar, final
 import pytest
 import torch
 
-from deep_problems import started, step_data
+from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.gradients import Estimate, Gradient, Relaxed, ScoreFunction, all_masks
 from winnowgp.training import DeepProgress, DeepThreePhases, fit_deep
-from winnowgp.training.deep_fit import estimated_bound
+from winnowgp.training.schedules import estimated_bound
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -3,7 +3,7 @@ from torch import Tensor
 
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import Bernoulli
-from winnowgp.training.estimates import Estimates
+from winnowgp.training.paper import Estimates
 
 
 def test_a_score_that_is_not_a_number_is_not_remembered(generator: torch.Generator) -> None:

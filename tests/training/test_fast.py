@@ -25,9 +25,8 @@ from winnowgp.training import (
     Tolerance,
     silent,
 )
-from winnowgp.training.climb import climb
-from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.lbfgs import Stop
+from winnowgp.training.fast import FastSteps
+from winnowgp.training.lbfgs import Stop, climb
 
 TOLERANCE = 0.02
 

@@ -8,8 +8,7 @@ from winnowgp.data import hills
 from winnowgp.errors import InputError
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import Fast, FixedAlpha, ThreePhases, Tolerance
-from winnowgp.training.climb import climb
-from winnowgp.training.lbfgs import Stop
+from winnowgp.training.lbfgs import Stop, climb
 
 
 @pytest.mark.unchecked

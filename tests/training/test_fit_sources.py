@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 
-from tracked_source import Tracked
+from helpers.tracked_source import Tracked
 from winnowgp import Checkpoint
 from winnowgp.data import (
     ArraySource,
@@ -108,7 +108,7 @@ def fitted(source: Source, **words: Any) -> Fit[SparseGP]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several to a pass, of which none falls together with a row group or a batch; all are read."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-    monkeypatch.setattr("winnowgp.training.fast_steps.HELD", 0)
+    monkeypatch.setattr("winnowgp.training.fast.HELD", 0)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def expected() -> Fit[SparseGP]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-        patch.setattr("winnowgp.training.fast_steps.HELD", 0)
+        patch.setattr("winnowgp.training.fast.HELD", 0)
         return fitted(opened(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 
@@ -150,7 +150,7 @@ def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
 def test_more_rows_than_the_sample_are_all_learnt_from(
     sample: int, expected: Fit[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", sample)
+    monkeypatch.setattr("winnowgp.training.fast.SAMPLE", sample)
     source = Tracked(WHOLE)
     found = fitted(source)
     # Reported for all rows: the direct bound, and predictions of the same points given them.
@@ -164,10 +164,10 @@ def test_more_rows_than_the_sample_are_all_learnt_from(
 
 
 def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 10)
+    monkeypatch.setattr("winnowgp.training.fast.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows tell a checkpoint which rows they are.
-    monkeypatch.setattr(sys.modules["winnowgp.training.row_identity"], "FIRST", 10)
+    monkeypatch.setattr(sys.modules["winnowgp.training.checkpoint"], "FIRST", 10)
     source = Tracked(WHOLE)
     found = fitted(source)
     assert source.most <= 10 + 10 + 3 * 5

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from winnowgp.io import State, packed_state, state_from
 from winnowgp.training import Adam, EndPhase, Journal
-from winnowgp.training.journal import UNKEPT
+from winnowgp.training.checkpoint import UNKEPT
 from winnowgp.training.lbfgs import Stop, maximise
 
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from forks import Forks
-from killed_fits import PROBLEMS, killed
+from helpers.forks import Forks
+from helpers.killed_fits import PROBLEMS, killed
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="processes are forked and sent SIGKILL"

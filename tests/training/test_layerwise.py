@@ -5,13 +5,12 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from deep_problems import deep, normal, rows, started, step_data
+from helpers.deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, deep_sites
 from winnowgp.training import Course, DeepProgress, deep_silent
-from winnowgp.training.layer_training import LayerTraining
-from winnowgp.training.layerwise import train_layerwise
-from winnowgp.training.parts import Parts
+from winnowgp.training.adam import Parts
+from winnowgp.training.fast_deep import LayerTraining, train_layerwise
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import shared_checkpoints as work
-from forks import Forks
-from launched import SHARED_WORK, torchrun
-from shared_work import together
+from helpers import shared_checkpoints as work
+from helpers.forks import Forks
+from helpers.launched import SHARED_WORK, torchrun
+from helpers.shared_work import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 

@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from forks import Forks
-from shared_fits import fits, more_fits
-from shared_work import together
+from helpers.forks import Forks
+from helpers.shared_fits import fits, more_fits
+from helpers.shared_work import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 

@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-import shared_steps as work
-from forks import Forks
-from shared_work import together
+from helpers import shared_steps as work
+from helpers.forks import Forks
+from helpers.shared_work import together
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import shared_minibatches as work
-from forks import Forks
-from shared_work import together
+from helpers import shared_minibatches as work
+from helpers.forks import Forks
+from helpers.shared_work import together
 from winnowgp.data import Dataset, Ranks
-from winnowgp.training.parts import Parts
+from winnowgp.training.adam import Parts
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 

@@ -1,6 +1,6 @@
 import torch
 
-from winnowgp.training.small_problems import maximise_each
+from winnowgp.training.batched_bfgs import maximise_each
 
 
 def bowls(generator) -> tuple:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from tracked_source import Tracked
+from helpers.tracked_source import Tracked
 from winnowgp.data import BatchSource, Dataset, Source, shared, standardised
 from winnowgp.models import SparseGP
 from winnowgp.training import Fast, Fit, fit
@@ -43,7 +43,7 @@ def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> N
 
 
 def test_a_larger_source_is_read_for_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_steps.HELD", N - 1)
+    monkeypatch.setattr("winnowgp.training.fast.HELD", N - 1)
     source = Tracked(WHOLE)
     fitted(source)
     assert source.read > 20 * N
@@ -55,7 +55,7 @@ def test_processes_that_share_a_small_source_keep_their_lanes(
     """One of them sums in as many runs as several do, for the same digits."""
     bounds = []
     for most in (0, N):
-        monkeypatch.setattr("winnowgp.training.fast_steps.HELD", most)
+        monkeypatch.setattr("winnowgp.training.fast.HELD", most)
         source = BatchSource(lambda: iter([(X, Y)]))
         bounds.append(fitted(shared(source)).bound)
     assert bounds[0] == bounds[1]
@@ -63,9 +63,9 @@ def test_processes_that_share_a_small_source_keep_their_lanes(
 
 def test_a_sample_of_a_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Dataset.of(torch.randn(N, 9).double(), torch.randn(N).double())
-    monkeypatch.setattr("winnowgp.training.fast_steps.NUMBERS", 120)
-    monkeypatch.setattr("winnowgp.training.fast_steps._FEWEST", 2)
-    from winnowgp.training.fast_steps import _sampled
+    monkeypatch.setattr("winnowgp.training.fast.NUMBERS", 120)
+    monkeypatch.setattr("winnowgp.training.fast._FEWEST", 2)
+    from winnowgp.training.fast import _sampled
 
     sample, order = _sampled(Tracked(rows), torch.Generator().manual_seed(0))
     assert sample.N == len(order) == 12
@@ -75,8 +75,8 @@ def test_a_sample_of_a_table_however_wide_has_as_many_rows_as_schedules_look_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = Dataset.of(torch.randn(5000, 1).double(), torch.randn(5000).double())
-    monkeypatch.setattr("winnowgp.training.fast_steps.NUMBERS", 120)
-    from winnowgp.training.fast_steps import _sampled
+    monkeypatch.setattr("winnowgp.training.fast.NUMBERS", 120)
+    from winnowgp.training.fast import _sampled
 
     sample, _ = _sampled(Tracked(rows), torch.Generator().manual_seed(0))
     assert Fast().selection_rows <= sample.N == 4096

@@ -10,7 +10,7 @@ from winnowgp.data import Dataset, Ranks
 from winnowgp.errors import UnsharedWarning
 from winnowgp.estimators import SparseGPClassifier
 from winnowgp.training import warn_unshared
-from winnowgp.training.parts import Parts
+from winnowgp.training.adam import Parts
 
 
 def test_the_first_of_several_says_it() -> None:

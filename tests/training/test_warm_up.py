@@ -7,12 +7,11 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-import oracles
+from helpers import oracles
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.models import SparseGP
-from winnowgp.training.climb import climb
-from winnowgp.training.lbfgs import Stop
-from winnowgp.training.warm_up import starting_points, warmed_up
+from winnowgp.training.initialization import starting_points, warmed_up
+from winnowgp.training.lbfgs import Stop, climb
 
 
 def data(N: int = 50, D: int = 1, seed: int = 0) -> Dataset:

@@ -13,9 +13,18 @@ The blocks of M points Z and N rows X, with P outputs sharing one kernel:
 `Kuu` and `Kuf` may carry leading batch axes, one element a subset; M = 0 is the empty subset.
 """
 
-from winnowgp.bounds.collapsed import collapsed_bound, collapsed_posterior
-from winnowgp.bounds.exact import exact_log_marginal
-from winnowgp.bounds.latent import (
+from winnowgp.bounds.collapsed import (
+    Subset,
+    collapsed_bound,
+    collapsed_posterior,
+    masked_blocks,
+    masked_bound,
+    repetition,
+    subset_blocks,
+    tighter_bound,
+)
+from winnowgp.bounds.evidence import exact_log_marginal, upper_bound
+from winnowgp.bounds.gplvm import (
     Columns,
     latent_bound,
     latent_kl,
@@ -23,8 +32,6 @@ from winnowgp.bounds.latent import (
     latent_posterior,
     whitening,
 )
-from winnowgp.bounds.linear_psi import LinearPsi
-from winnowgp.bounds.masked import masked_blocks, masked_bound
 from winnowgp.bounds.moments import (
     Moments,
     Piece,
@@ -32,15 +39,21 @@ from winnowgp.bounds.moments import (
     moment_bound,
     moment_posterior,
     moment_upper_bound,
+    prior_moments,
 )
-from winnowgp.bounds.prior_moments import prior_moments
-from winnowgp.bounds.psi import ExpectedKernel, Psi, pair_weights
-from winnowgp.bounds.rbf_psi import RBFPsi
-from winnowgp.bounds.repetition import repetition
-from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums, pairwise_sum, rbf_features
+from winnowgp.bounds.psi import ExpectedKernel, LinearPsi, Psi, RBFPsi, pair_weights
+from winnowgp.bounds.row_blocks import (
+    ChunkedKernel,
+    RowBlock,
+    RowBlocks,
+    Sums,
+    WhitenedChunk,
+    WhitenedChunks,
+    add_product,
+    pairwise_sum,
+    rbf_features,
+)
 from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
-from winnowgp.bounds.subset import Subset, subset_blocks
-from winnowgp.bounds.tighter import tighter_bound
 from winnowgp.bounds.two_pass import ChunkedMean, TwoPass, evidence_gradient, two_pass_bound
 from winnowgp.bounds.uncollapsed import (
     gaussian_expected_log_prob,
@@ -49,13 +62,6 @@ from winnowgp.bounds.uncollapsed import (
     subset_marginal,
     uncollapsed_bound,
     whitened_kl,
-)
-from winnowgp.bounds.upper import upper_bound
-from winnowgp.bounds.whitened_chunks import (
-    ChunkedKernel,
-    WhitenedChunk,
-    WhitenedChunks,
-    add_product,
 )
 
 __all__ = [

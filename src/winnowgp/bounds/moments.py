@@ -1,12 +1,7 @@
-"""Additive moments of the data in whitened candidate coordinates.
-
-With K_** + jitter·I = L Lᵀ and V = L⁻¹ K_*f, weights W = diag(w) (noise variance of row i: 1/w_i),
-everything a collapsed bound needs is a sum over rows: C = V W Vᵀ, D = V W Y, and four scalars. Sums
-over chunks, over processes or over time add up.
-"""
+"""Sufficient statistics of the collapsed bound, accumulated over rows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi
 from typing import TypeAlias
 
@@ -14,9 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.whitened_chunks import add_gram, from_panels
+from winnowgp.bounds.row_blocks import add_gram, from_panels
 from winnowgp.errors import InputError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
+
+# Additive moments of the data in whitened candidate coordinates.
+#
+# With K_** + jitter·I = L Lᵀ and V = L⁻¹ K_*f, weights W = diag(w) (noise variance of row i:
+# 1/w_i),
+# everything a collapsed bound needs is a sum over rows: C = V W Vᵀ, D = V W Y, and four scalars.
+# Sums
+# over chunks, over processes or over time add up.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Moments:
 Piece: TypeAlias = tuple[
     Float[Tensor, "K B"], Float[Tensor, " B"], Float[Tensor, "B P"], Float[Tensor, " B"]
 ]
+
 """K(candidates, rows), the diagonal of K(rows, rows), targets and noise precisions of some rows."""
 
 
@@ -127,3 +131,30 @@ def moment_posterior(moments: Moments) -> tuple[Float[Tensor, "K P"], Float[Tens
 def _root(C: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
     """The Cholesky factor of I + C."""
     return definite_cholesky(C + torch.eye(len(C), dtype=C.dtype, device=C.device))
+
+
+# Moments for targets that nobody has seen yet.
+
+
+def prior_moments(moments: Moments) -> Moments:
+    """Moments whose bounds are K times those expected of targets drawn from the prior.
+
+    A bound depends on targets through D Dᵀ and Σ w y² alone. For y ~ N(0, Q_** + W⁻¹), the prior
+    seen through all K candidates, with C = V W Vᵀ = U diag(s) Uᵀ,
+
+        E[D Dᵀ] = V W (VᵀV + W⁻¹) W Vᵀ = C² + C,   E[Σ w y²] = tr C + N.
+
+    The K columns of √K U diag(s (s + 1))^½ are such a D for K outputs at once, so that every
+    collapsed bound of every subset, divided by K, is exactly its expectation; O(K³).
+
+    Args:
+        moments: of the rows, whatever their targets were.
+    """
+    K = len(moments.C)
+    s, U = torch.linalg.eigh(moments.C)
+    s = s.clamp_min(0)  # but for rounding they are not negative
+    return replace(
+        moments,
+        D=U * (K * s * (s + 1)).sqrt(),
+        square=K * (moments.C.diagonal().sum() + moments.N),
+    )

@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.moments import Moments
-from winnowgp.bounds.row_blocks import Sums
-from winnowgp.bounds.whitened_chunks import (
+from winnowgp.bounds.row_blocks import (
     JITTER,
+    Sums,
     WhitenedChunk,
     WhitenedChunks,
     add_gram,

@@ -29,11 +29,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.repetition import repetition
-from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, Sums
-from winnowgp.bounds.whitened_chunks import (
+from winnowgp.bounds.collapsed import repetition
+from winnowgp.bounds.row_blocks import (
     JITTER,
     ChunkedKernel,
+    RowBlock,
+    RowBlocks,
+    Sums,
     WhitenedChunk,
     WhitenedChunks,
     add_gram,

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.masked import added_variance, masked_blocks
-from winnowgp.bounds.subset import Subset
+from winnowgp.bounds.collapsed import Subset, added_variance, masked_blocks
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.typing import Masks, Noise, Weights
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from winnowgp.cli.options import Quiet, Seed
-from winnowgp.cli.output import PICTURES, checked_output
+from winnowgp.cli.options import PICTURES, Quiet, Seed, checked_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +25,7 @@ def demo(
     import torch
     from rich.console import Console
 
-    from winnowgp.cli.phase_bars import PhaseBars
+    from winnowgp.cli.progress import PhaseBars
     from winnowgp.experiments.illustration import illustrate
     from winnowgp.plots import draw_illustration, saved
 

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from winnowgp.cli.launched import launched, speaks
-from winnowgp.cli.options import Device, Encoding, Json, Quiet, Seed
-from winnowgp.cli.output import checked_output
+from winnowgp.cli.options import (
+    Device,
+    Encoding,
+    Json,
+    Quiet,
+    Seed,
+    checked_output,
+    launched,
+    speaks,
+)
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,7 +99,7 @@ def fit(
     strength = _alpha(alpha)
     from rich.console import Console
 
-    from winnowgp.cli.phase_bars import PhaseBars
+    from winnowgp.cli.progress import PhaseBars
     from winnowgp.data import read_columns
     from winnowgp.estimators import fit_table
 

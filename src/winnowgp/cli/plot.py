@@ -1,12 +1,11 @@
-"""`winnow plot`: one picture of a model."""
+"""`winnow plot`, `winnow report` and `winnow export`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from winnowgp.cli.options import Encoding, ModelFile, Quiet
-from winnowgp.cli.output import PICTURES, checked_output
+from winnowgp.cli.options import PICTURES, Encoding, ModelFile, Quiet, checked_output
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +14,11 @@ if TYPE_CHECKING:
     from winnowgp.data import Columns
     from winnowgp.estimators import TabularModel
     from winnowgp.report import Findings
-    from winnowgp.report.findings import Choice
+    from winnowgp.report.summary import Choice
+
+
+# `winnow plot`: one picture of a model.
+
 
 KINDS = ("effects", "frontier", "inclusion", "trace", "calibration", "surface")
 
@@ -44,7 +47,7 @@ def plot(
         raise InputError(f"`--what` must be one of {', '.join(KINDS)}; got {what!r}.")
     if data is not None and what != "surface":
         raise InputError("`--data` is for `--what surface`; leave it out.")
-    from winnowgp.cli.loaded import loaded
+    from winnowgp.cli.options import loaded
     from winnowgp.data import read_columns
     from winnowgp.plots import saved
 
@@ -88,7 +91,7 @@ def frontier_picture(choice: "Choice") -> "Figure":
 def _surface(model: "TabularModel", table: "Columns | None") -> "Figure":
     import torch
 
-    from winnowgp.estimators.surface import numeric_inputs, surface, surface_rows
+    from winnowgp.estimators.surfaces import numeric_inputs, surface, surface_rows
     from winnowgp.plots import Surface, draw_classes_2d, draw_surface_2d
     from winnowgp.plots.style import plain
 
@@ -140,3 +143,47 @@ def _alone(draw: Any) -> "Figure":
         figure = Figure(figsize=(5.4, 3.8))
         draw(figure.subplots())
     return figure
+
+
+# `winnow report`: one page about a model.
+
+
+def report(
+    model: ModelFile,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to save the page.")] = Path(
+        "report.html"
+    ),
+    quiet: Quiet = False,
+) -> None:
+    """Write a self-contained HTML page: data, choice, quality, effects, settings."""
+    checked_output(output, (".html", ".htm"))
+    from winnowgp.cli.options import loaded
+    from winnowgp.report import save_report
+
+    save_report(loaded(model).findings, output)
+    if not quiet:
+        typer.echo(f"report: {output}")
+
+
+# `winnow export`: a model for machines without winnowgp.
+
+
+def export(
+    model: ModelFile,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="model.onnx for ONNX, model.py for a file that needs only numpy."
+        ),
+    ],
+    quiet: Quiet = False,
+) -> None:
+    """Write the predictor, preprocessing included, as ONNX or as one numpy file."""
+    checked_output(output, (".onnx", ".py"))
+    from winnowgp.cli.options import loaded
+    from winnowgp.estimators import export_numpy, export_onnx
+
+    write = export_onnx if output.suffix.lower() == ".onnx" else export_numpy
+    write(loaded(model), output)
+    if not quiet:
+        typer.echo(f"exported: {output}")

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from winnowgp.cli.options import Device, Encoding, ModelFile, Quiet
-from winnowgp.cli.output import checked_output
-from winnowgp.cli.written_predictions import (
+from winnowgp.cli.options import Device, Encoding, ModelFile, Quiet, checked_output
+from winnowgp.cli.predictions import (
     FORMATS,
     csv_rows,
     json_rows,
@@ -45,8 +44,8 @@ def predict(
     """
     if output is not None:
         checked_output(output, FORMATS)
-    from winnowgp.cli.loaded import loaded
-    from winnowgp.cli.table_notes import TableNotes
+    from winnowgp.cli.options import loaded
+    from winnowgp.cli.summary import TableNotes
     from winnowgp.data import column_blocks
 
     fitted = loaded(model)

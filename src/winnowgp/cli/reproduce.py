@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from winnowgp.cli.options import Json, Quiet
-from winnowgp.cli.output import checked_folder
+from winnowgp.cli.options import Json, Quiet, checked_folder
 from winnowgp.errors import InputError, WinnowError
 
 if TYPE_CHECKING:
-    from winnowgp.experiments.experiment import Experiment, Scope
-    from winnowgp.experiments.reproduction import Reproduction
+    from winnowgp.experiments.base import Experiment, Scope
+    from winnowgp.experiments.runner import Reproduction
 
 
 def reproduce(
@@ -45,9 +44,8 @@ def reproduce(
     Rows that NAME.jsonl has already are not made again, whatever ended the command before: the
     same command goes on. Quick runs have a file of their own, NAME-quick.jsonl.
     """
-    from winnowgp.experiments.catalogue import named
-    from winnowgp.experiments.experiment import Scope
-    from winnowgp.experiments.reproduction import check_tables
+    from winnowgp.experiments.base import Scope
+    from winnowgp.experiments.runner import check_tables, named
 
     if not names:
         _list(named("all"), json=json)
@@ -122,8 +120,8 @@ def _reproduced(
 ) -> "Reproduction":
     from rich.console import Console
 
-    from winnowgp.cli.run_bar import RunBar
-    from winnowgp.experiments.reproduction import drawn, reproduced
+    from winnowgp.cli.progress import RunBar
+    from winnowgp.experiments.runner import drawn, reproduced
 
     if only_draw:
         return drawn(experiment, scope, folder)

@@ -1,10 +1,11 @@
-"""The paper's data sets by name, read from `$WINNOWGP_DATA` or the user's cache."""
+"""Data sets by name: the paper's tables and one embedded curve."""
 
 import csv
 import gzip
 import hashlib
 import os
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from winnowgp.data.dataset import Dataset
 from winnowgp.errors import DataNotFoundError, InputError
+
+# The paper's data sets by name, read from `$WINNOWGP_DATA` or the user's cache.
+
 
 # First 16 hexadecimal digits of each file's SHA-256.
 _DIGESTS = {
@@ -86,3 +90,20 @@ def find_table(name: str) -> Path:
         "put it there, or point WINNOWGP_DATA at the folder that holds it. "
         f"It comes from {ORIGINS[name]}."
     )
+
+
+# The small data set that travels with the package.
+
+
+def hills() -> Dataset:
+    """One hundred and eighty noisy heights along a path: flat at first, then ever steeper hills.
+
+    Generated for this package as y = sin(x²/4)·x/6 + 0.1·ε at x ~ U[0, 8]; see `hills.csv`. A
+    smooth stretch needs few inducing points and a rough one many, which makes it a good picture.
+
+    >>> hills().N
+    180
+    """
+    text = files("winnowgp.data").joinpath("hills.csv").read_text(encoding="utf-8")
+    table = torch.from_numpy(np.loadtxt(text.splitlines(), delimiter=",", skiprows=1))
+    return Dataset.of(table[:, :1], table[:, 1])

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from winnowgp.data import ColumnEncoding, TableEncoder
-from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
-from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
-from winnowgp.report.findings import Curve, Effect
+from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.report.summary import Curve, Effect
 
 STEPS = 41
+
 MOST_CLASSES = 6
 
 Values = NDArray[np.float64]

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from winnowgp.errors import InputError
-from winnowgp.estimators.sparse_gp_classifier import SparseGPClassifier
-from winnowgp.estimators.sparse_gp_regressor import SparseGPRegressor
-from winnowgp.estimators.tabular_model import TabularModel
-from winnowgp.io.numpy_file import save_numpy
-from winnowgp.io.onnx import save_onnx
-from winnowgp.io.predictor_program import add_latents, add_observation
-from winnowgp.io.program import Program
+from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.tables import TabularModel
+from winnowgp.io.export import save_numpy, save_onnx
+from winnowgp.io.program import Program, add_latents, add_observation
 
 Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier
 

@@ -1,10 +1,10 @@
-"""Dimensionality reduction for people who know scikit-learn."""
+"""The Bayesian GP-LVM for scikit-learn."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,21 +19,26 @@ from sklearn.utils.validation import check_is_fitted
 
 from winnowgp.data import Entries, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.counted_steps import CountedSteps
-from winnowgp.estimators.latent_request import LatentRequest
-from winnowgp.estimators.latent_start import relevance
-from winnowgp.estimators.latent_table import checked_table, varying_columns
-from winnowgp.estimators.likelihoods import has_noise
-from winnowgp.estimators.resumable import Folder, checkpoint_of, drawn_seed, journal_of
-from winnowgp.estimators.tensors import tensor
-from winnowgp.io import save
-from winnowgp.models import (
-    valid,
+from winnowgp.estimators.gplvm_parameters import LatentRequest, relevance
+from winnowgp.estimators.validation import (
+    Folder,
+    checked_table,
+    checkpoint_of,
+    drawn_seed,
+    has_noise,
+    journal_of,
+    tensor,
+    varying_columns,
 )
+from winnowgp.io import save
+from winnowgp.models import valid
 from winnowgp.training import (
     LatentFit,
     OnProgress,
     Places,
+    Progress,
+    Remembered,
+    decided_by,
     fit_latent,
     placed,
     silent,
@@ -41,6 +46,40 @@ from winnowgp.training import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# How many steps a fit took.
+
+
+@final
+class CountedSteps:
+    """A watcher that counts the steps of some phases and passes all on."""
+
+    def __init__(self, on_progress: OnProgress, phases: tuple[str, ...]) -> None:
+        self._on_progress, self._phases = on_progress, phases
+        self.count = 0
+
+    def __call__(self, progress: Progress) -> None:
+        """One more, perhaps."""
+        self.count += progress.phase in self._phases
+        self._on_progress(progress)
+
+    def decides(self) -> str:
+        """What the next watcher decides by."""
+        return decided_by(self._on_progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count, and what the next watcher remembers."""
+        return {"count": self.count, "watcher": Remembered(self._on_progress).state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from there."""
+        self.count = state["count"]
+        Remembered(self._on_progress).load_state_dict(state["watcher"])
+
+
+# Dimensionality reduction for people who know scikit-learn.
+
 
 # Training rows that a new row may start at.
 ANCHORS = 1000

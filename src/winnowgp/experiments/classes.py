@@ -19,6 +19,7 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import Fast, Fit, Schedule, ThreePhases, fit
 
 SIDE = 10
+
 N = 600
 
 

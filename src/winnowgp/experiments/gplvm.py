@@ -19,10 +19,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from winnowgp.data import Entries, Standardiser, load_table
-from winnowgp.experiments.curves import numbers, rounded
-from winnowgp.experiments.experiment import Experiment, Scope, claim
-from winnowgp.experiments.procedures import PROCEDURE_NAMES
-from winnowgp.experiments.runs import Row
+from winnowgp.experiments.base import (
+    PROCEDURE_NAMES,
+    Experiment,
+    Row,
+    Scope,
+    claim,
+    numbers,
+    rounded,
+)
 from winnowgp.gradients import ScoreFunction
 from winnowgp.models import LatentVariableGP
 from winnowgp.plots import PROCEDURES, LatentMap, draw_latent_map, saved, styled
@@ -39,12 +44,17 @@ from winnowgp.training import (
 )
 
 SIDE, REACH = 15, 3.0
+
 ALPHA = 3.0
+
 EPOCHS, QUICK_EPOCHS = 300, 60
+
 SEEDS = 3
+
 SHARED = {"candidates": SIDE**2, "reach": REACH, "alpha": ALPHA}
 # Every hyper-parameter starts at 1.
 START = {"start_variance": 1.0, "start_lengthscale": 1.0, "start_noise": 1.0}
+
 PAPER = {
     "learning_rate": 0.01,
     "process_learning_rate": 0.2,

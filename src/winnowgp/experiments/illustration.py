@@ -10,13 +10,21 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, hills
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.curves import curve_of, curve_row, numbers, rounded
-from winnowgp.experiments.experiment import Experiment, Scope, claim
-from winnowgp.experiments.procedures import PROCEDURE_NAMES
-from winnowgp.experiments.runs import Row
+from winnowgp.experiments.base import (
+    PROCEDURE_NAMES,
+    Experiment,
+    Row,
+    Scope,
+    claim,
+    curve_of,
+    curve_row,
+    numbers,
+    rounded,
+)
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.plots import draw_illustration, illustration, saved
-from winnowgp.plots.posterior_1d import Curve
+from winnowgp.plots import draw_illustration, saved
+from winnowgp.plots import paper as illustration
+from winnowgp.plots.regression import Curve
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
     Adam,
@@ -31,7 +39,9 @@ from winnowgp.training import (
 )
 
 CANDIDATES, ALPHA, LEARNING_RATE = 50, 0.2, 0.03
+
 PRE, PROCESS, POST = 400, 300, 200
+
 SEEDS = 3
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0

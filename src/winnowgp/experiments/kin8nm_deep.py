@@ -1,39 +1,37 @@
-"""Figure 6 of the paper: a two-layer deep GP on kin8nm, its points chosen or set by hand.
+"""Deep GPs on kin8nm."""
 
-Kinds of runs, on five folds:
-
-- `paper`: the paper's model (the input added to the second layer) and phases, 150 candidates a
-  layer, four strengths of the prior.
-- `fast`: hidden functions around the identity, elimination by sites, as many updates.
-- `fixed`: no choice; a model of the sizes that `fast` kept at α = 1, its points random rows or
-  k-means centres of what each layer sees, as many updates.
-- `weighed`: as `fast`, with a prior that weighs a layer's points by what they cost a prediction.
-- `grid`: no choice; the pairs of sizes in `GRID` (the paper: 10, 20, .., 100 in each layer).
-- `time`: what a prediction costs with the sizes of all the others, on one thread of this CPU;
-  measured after them, one at a time, and without training.
-"""
-
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean
+from time import process_time
 from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from sklearn.model_selection import KFold
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.held_points import STARTS, spread_rows, train_held
-from winnowgp.experiments.kin8nm_deep_picture import kin8nm_claims, kin8nm_picture
-from winnowgp.experiments.predict_cost import deep_predict_us
-from winnowgp.experiments.runs import Row
+from winnowgp.experiments.base import PROCEDURE_NAMES, Experiment, Row, Scope, claim, one_thread
+from winnowgp.experiments.fixed_points import STARTS, equal_size_claims, spread_rows, train_held
 from winnowgp.models import DeepGP, deep_layers
+from winnowgp.plots import (
+    COLOURS,
+    PROCEDURES,
+    Tradeoff,
+    draw_layer_sizes,
+    draw_tradeoff,
+    saved,
+    styled,
+)
 from winnowgp.training import (
     DeepFast,
     DeepSchedule,
@@ -45,18 +43,208 @@ from winnowgp.training import (
     random_rows,
 )
 
+# What a prediction of a two-layer model costs, by its sizes alone.
+
+
+ROWS = 500
+
+
+def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best_of: int) -> float:
+    """CPU microseconds for the mean and variance of one row, a mixture of `samples`.
+
+    Eight inputs, eight hidden outputs, one thread; the least of `best_of` times, as whatever else
+    a machine does makes them longer. No training comes before it: the time depends on sizes, not on
+    where points lie.
+    """
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(ROWS, 8, generator=generator, dtype=torch.float64)
+
+    def kernel(number: int, inputs: int) -> Kernel:
+        return kernel_from("rbf", inputs)
+
+    layers = deep_layers(X, X[: max(sizes)], kernel=kernel, widths=(8, 1), connected=connected)
+    model = DeepGP(layers, likelihood=GaussianLikelihood(), connected=connected)
+    masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
+    posterior = model.prune(masks).posterior(samples=samples)
+    seconds = []
+    with one_thread(), torch.no_grad():
+        posterior.predict(X)
+        for _ in range(best_of):
+            start = process_time()
+            posterior.predict(X)
+            seconds.append(process_time() - start)
+    return round(1e6 * min(seconds) / ROWS, 2)
+
+
+# Figure 6 from its rows: accuracy against prediction time, points per layer, and what they say.
+
+
+# The third weighs the prior of a layer by what its points cost a prediction.
+NAMES = {**PROCEDURE_NAMES, "weighed": "the fast schedule, α by cost"}
+
+HUES = {**PROCEDURES, "weighed": COLOURS["second"]}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in their fold alone."""
+
+    kind: str
+    label: str
+    sizes: list[list[int]]
+    cost: float
+    """Mean µs of a prediction."""
+    accuracy: float
+    """Mean test log density in nats."""
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """Runs by kind and α, or by kind and sizes, the quickest to predict first.
+
+    Runs whose prediction has not been timed yet are left out.
+    """
+    timed = [row for row in rows if row["kind"] == "time"]
+    us = {(tuple(row["sizes"]), row["connected"]): row["predict_us"] for row in timed}
+
+    def cost(row: Row) -> float | None:
+        return us.get((tuple(row["sizes"]), row["connected"]))
+
+    together: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] in NAMES and cost(row) is not None:
+            together[row["kind"], f"α = {row['alpha']:g}"].append(row)
+        elif row["kind"] == "grid" and cost(row) is not None:
+            together["grid", f"{row['sizes']}"].append(row)
+    found = [
+        Group(
+            kind,
+            label,
+            [row["sizes"] for row in members],
+            fmean([cost(row) or 0.0 for row in members]),
+            fmean([row["log_density"] for row in members]),
+        )
+        for (kind, label), members in together.items()
+    ]
+    return sorted(found, key=lambda group: group.cost)
+
+
+def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
+    """Accuracy against prediction time on the left, points per layer of both on the right."""
+    found = groups(rows)
+
+    def tradeoff(kind: str, name: str) -> Tradeoff:
+        of = [group for group in found if group.kind == kind]
+        labels = [_sizes(group) for group in of] if kind in NAMES else []
+        return Tradeoff(name, [g.cost for g in of], [g.accuracy for g in of], labels)
+
+    named = {kind: name for kind, name in NAMES.items() if any(g.kind == kind for g in found)}
+    with styled():
+        figure = Figure(figsize=(7 + 3 * len(named), 4))
+        left, *right = figure.subplots(1, 1 + len(named), width_ratios=[1.8] + [1] * len(named))
+        ours = [tradeoff(kind, name) for kind, name in named.items()]
+        colours = [HUES[kind] for kind in named]
+        draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left, colours=colours)
+        left.set(xlabel="µs to predict a row", ylabel="test log density (nats)", xscale="log")
+        left.xaxis.set_major_locator(LogLocator(2))
+        left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        left.xaxis.set_minor_locator(NullLocator())
+        for ax, (kind, name) in zip(right, named.items(), strict=True):
+            of = sorted((g for g in found if g.kind == kind), key=lambda g: g.label)
+            draw_layer_sizes({group.label: group.sizes for group in of}, ax=ax)
+            runs = max(len(group.sizes) for group in of)
+            ax.set_title(f"{name}, {runs} fold{'s' * (runs > 1)}")
+    return saved(figure, path)
+
+
+def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
+    """Of the frontier, and of the last layer; then what choosing is worth at equal sizes."""
+    found = groups(rows)
+    grid = [group for group in found if group.kind == "grid"]
+    chosen = {kind: [group for group in found if group.kind == kind] for kind in NAMES}
+    frontier = [_frontier_claim(kind, of, grid) for kind, of in chosen.items() if of]
+    last = [_last_layer_claim(kind, of) for kind, of in chosen.items() if kind in PROCEDURE_NAMES]
+    return [*frontier, *last, *_equal_sizes(rows)]
+
+
+def _frontier_claim(kind: str, chosen: Sequence[Group], grid: Sequence[Group]) -> str:
+    beaten = {group.label: [other for other in grid if _beats(other, group)] for group in chosen}
+    return claim(
+        "the sizes chosen lie on the frontier of accuracy and prediction time of "
+        f"{len(grid)} sizes set by hand, {NAMES[kind]}",
+        agrees=not any(beaten.values()),
+        found="; ".join(
+            f"{group.label}: {_sizes(group)} points, {group.accuracy:.3f} nats, "
+            f"{group.cost:.0f} µs, "
+            + (f"beaten by {_best(better)}" if (better := beaten[group.label]) else "not beaten")
+            for group in chosen
+        ),
+    )
+
+
+def _last_layer_claim(kind: str, chosen: Sequence[Group]) -> str:
+    sizes = [each for group in chosen for each in group.sizes]
+    more = sum(second > first for first, second in sizes)
+    return claim(
+        f"more points in the last layer, {NAMES[kind]}",
+        agrees=2 * more > len(sizes),
+        found=f"in {more} of {len(sizes)} runs",
+    )
+
+
+def _equal_sizes(rows: Sequence[Row]) -> list[str]:
+    """`fast` at α = 1 against points that nobody chose."""
+    chosen = [row for row in rows if row["kind"] == "fast" and row["alpha"] == 1.0]
+    others: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row["kind"] == "fixed":
+            others[row["start"]][row["fold"]] = row["log_density"]
+    return equal_size_claims({r["fold"]: r["log_density"] for r in chosen}, others, each="fold")
+
+
+def _beats(other: Group, group: Group) -> bool:
+    return other.cost <= group.cost and other.accuracy >= group.accuracy
+
+
+def _best(beating: Sequence[Group]) -> str:
+    best = max(beating, key=lambda group: group.accuracy)
+    return f"{_sizes(best)} ({best.accuracy:.3f} nats, {best.cost:.0f} µs)"
+
+
+def _sizes(group: Group) -> str:
+    return ", ".join(f"{fmean(column):.0f}" for column in zip(*group.sizes, strict=True))
+
+
+# Figure 6 of the paper: a two-layer deep GP on kin8nm, its points chosen or set by hand.
+#
+# Kinds of runs, on five folds:
+#
+# - `paper`: the paper's model (the input added to the second layer) and phases, 150 candidates a
+#   layer, four strengths of the prior.
+# - `fast`: hidden functions around the identity, elimination by sites, as many updates.
+# - `fixed`: no choice; a model of the sizes that `fast` kept at α = 1, its points random rows or
+#   k-means centres of what each layer sees, as many updates.
+# - `weighed`: as `fast`, with a prior that weighs a layer's points by what they cost a prediction.
+# - `grid`: no choice; the pairs of sizes in `GRID` (the paper: 10, 20, .., 100 in each layer).
+# - `time`: what a prediction costs with the sizes of all the others, on one thread of this CPU;
+#   measured after them, one at a time, and without training.
+
+
 N, FOLDS, CANDIDATES = 8192, 5, 150
 # Propagated for each row of a prediction, and how often one is timed, for the least.
 SAMPLES, BEST_OF = 100, 25
+
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
 # Thinned, but for where predictions are cheap and good: a wide first layer, a narrow second one.
 GRID = (
     *product((10, 40, 70, 100), (10, 40, 70, 100)),
     *product((70, 100), (20, 30)),
 )
+
 QUICK_GRID = tuple(product((5, 20), (5, 20)))
 # `share` of all updates come before the fast schedule's choice, which drops points in `rounds`.
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1500, "share": 0.5, "rounds": 3}
+
 QUICK_STEPS = {"layerwise": 20, "pre": 40, "process": 30, "post": 40, "share": 0.5, "rounds": 2}
 # Every hyper-parameter starts at 1.
 PAPER = {
@@ -78,6 +266,7 @@ FAST = {
 # Of α in the two layers. A layer with P outputs takes (1 + P) M² for each sample that it is given:
 # the first has eight outputs and one sample, the row itself; the second one output and all samples.
 WEIGHTS = tuple(2 * cost / (9 + 2 * SAMPLES) for cost in (9, 2 * SAMPLES))
+
 KINDS: dict[str, Row] = {
     "paper": {**PAPER, "weights": (1.0, 1.0)},
     "fast": {**FAST, "weights": (1.0, 1.0)},

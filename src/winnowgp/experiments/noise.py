@@ -24,23 +24,33 @@ from torch import Tensor
 from winnowgp.bounds import exact_log_marginal
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.curves import curve_of, curve_row, numbers, rounded
-from winnowgp.experiments.experiment import Experiment, Scope, claim
-from winnowgp.experiments.procedures import PROCEDURE_NAMES
-from winnowgp.experiments.runs import Row
-from winnowgp.experiments.size_study import LEARNING_RATE
+from winnowgp.experiments.base import (
+    PROCEDURE_NAMES,
+    Experiment,
+    Row,
+    Scope,
+    claim,
+    curve_of,
+    curve_row,
+    numbers,
+    rounded,
+)
+from winnowgp.experiments.sizes import LEARNING_RATE
 from winnowgp.linalg import cholesky
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.models.kernel_blocks import covariance
+from winnowgp.models.kernels import covariance
 from winnowgp.plots import COLOURS, PROCEDURES, Curve, draw_posterior_1d, saved, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import Fast, Fit, FixedAlpha, Schedule, ThreePhases, fit
 
 SIGMAS = (0.1, 0.3, 1.0)
+
 N, CANDIDATES, ALPHA, REACH = 100, 50, 0.05, 10.0
+
 SEEDS = 5
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
+
 NAMES = {"exact": "the exact posterior", **PROCEDURE_NAMES}
 
 

@@ -20,13 +20,19 @@ from typing import ClassVar, final
 import torch
 
 from winnowgp.data import Dataset, load_table
-from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.level import Level, levels_of, size_claims
-from winnowgp.experiments.runs import Row
-from winnowgp.experiments.size_figure import draw_levels
-from winnowgp.experiments.size_study import LEARNING_RATE, SizeStudy, standardised
+from winnowgp.experiments.base import Experiment, Row, Scope
+from winnowgp.experiments.sizes import (
+    LEARNING_RATE,
+    Level,
+    SizeStudy,
+    draw_levels,
+    levels_of,
+    size_claims,
+    standardised,
+)
 
 CANDIDATES, TOLERANCE = 100, 0.01
+
 ALL_SIZES, FEW_SIZES = tuple(range(10, 101, 10)), (10, 20, 40, 70, 100)
 
 

@@ -1,9 +1,4 @@
-"""Figure 5 of the paper: three layers make a square wave, with fewer points the deeper they lie.
-
-The paper's procedure and the fast one choose among 50 candidates a layer (α = 0.5); models of the
-sizes that the fast one kept, with points at random rows or k-means centres and as many updates,
-show what the choice is worth.
-"""
+"""The paper's square wave."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,19 +9,35 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.curves import curve_row, rounded
-from winnowgp.experiments.equal_sizes import equal_size_claims
-from winnowgp.experiments.experiment import Experiment, Scope, claim
-from winnowgp.experiments.held_points import STARTS, spread_rows, train_held
-from winnowgp.experiments.procedures import PROCEDURE_NAMES
-from winnowgp.experiments.runs import Row
-from winnowgp.experiments.square_wave_picture import square_wave_picture
+from winnowgp.experiments.base import (
+    PROCEDURE_NAMES,
+    Experiment,
+    Row,
+    Scope,
+    claim,
+    curve_of,
+    curve_row,
+    numbers,
+    rounded,
+)
+from winnowgp.experiments.fixed_points import STARTS, equal_size_claims, spread_rows, train_held
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
-from winnowgp.plots import Curve
+from winnowgp.plots import (
+    PROCEDURES,
+    Curve,
+    DensityMap,
+    draw_curve,
+    draw_density,
+    draw_layer_sizes,
+    saved,
+    styled,
+)
 from winnowgp.training import (
     DeepFast,
     DeepSchedule,
@@ -38,16 +49,68 @@ from winnowgp.training import (
     random_rows,
 )
 
+# Figure 5 from its rows: layers, the density that comes out, and points per layer over seeds.
+
+
+def square_wave_picture(rows: Sequence[Row], path: Path, *, drawn: int) -> Path:
+    """A line of panels for each procedure, from the seed `drawn`; all seeds on the right."""
+    chosen = [row for row in rows if row["kind"] in PROCEDURE_NAMES]
+    shown = [row for row in chosen if row["seed"] == drawn]
+    layers = len(shown[0]["layers"])
+    with styled():
+        figure = Figure(figsize=(14, 2.6 * len(shown)))
+        grid = figure.add_gridspec(len(shown), layers + 2, width_ratios=[1] * layers + [1.5, 1])
+        for line, row in enumerate(shown):
+            axes = [figure.add_subplot(grid[line, column]) for column in range(layers + 1)]
+            _draw_line(row, axes)
+        right = figure.add_subplot(grid[:, -1])
+        kinds = dict.fromkeys(row["kind"] for row in chosen)
+        sizes = {k: [row["sizes"] for row in chosen if row["kind"] == k] for k in kinds}
+        draw_layer_sizes(sizes, ax=right)
+        right.set_title("points per layer, all seeds")
+    return saved(figure, path)
+
+
+def _draw_line(row: Row, axes: Sequence[Axes]) -> None:
+    kind, density = row["kind"], row["density"]
+    for number, (ax, curve) in enumerate(zip(axes, row["layers"], strict=False)):
+        draw_curve(curve_of(curve), ax=ax, colour=PROCEDURES[kind])
+        ax.set_title(f"layer {number + 1}: {len(curve['points'])} points")
+        ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
+    axes[0].set_ylabel(PROCEDURE_NAMES[kind])
+    found = DensityMap(
+        numbers(density["x"]),
+        numbers(density["y"]),
+        numbers(density["shades"]),
+        numbers(density["low"]),
+        numbers(density["high"]),
+    )
+    draw_density(found, numbers(row["x"]), numbers(row["y"]), ax=axes[-1])
+    axes[-1].set_ylim(density["y"][0], density["y"][-1])
+    axes[-1].set_title(f"posterior density, test log density {row['log_density']:.2f}")
+
+
+# Figure 5 of the paper: three layers make a square wave, with fewer points the deeper they lie.
+#
+# The paper's procedure and the fast one choose among 50 candidates a layer (α = 0.5); models of the
+# sizes that the fast one kept, with points at random rows or k-means centres and as many updates,
+# show what the choice is worth.
+
+
 N, CANDIDATES, ALPHA, SAMPLES = 200, 50, 0.5, 4
 # Propagated for each row of a prediction; SAMPLES are for each row of a training step.
 PREDICT_SAMPLES = 100
 # Of layers that have one output each, and of the noise that is added to the wave.
 WIDTHS, SIGMA = (1, 1, 1), 0.05
+
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
+
 QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
 # The paper starts everything at 1.
 PAPER_START = {"start_noise": 1.0, "learning_rate": 0.01}
+
 FAST_START = {"start_noise": 0.1, "learning_rate": 0.01, "natural_rate": 0.05}
+
 SEEDS = 5
 # Of what takes a tenth of the time of the paper's procedure.
 CHEAP_SEEDS = 15

@@ -18,19 +18,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.experiments.experiment import Experiment, Scope
-from winnowgp.experiments.level import Level, levels_of, size_claims
-from winnowgp.experiments.runs import Row
-from winnowgp.experiments.size_figure import draw_levels
-from winnowgp.experiments.size_study import LEARNING_RATE, SizeStudy, standardised
+from winnowgp.experiments.base import Experiment, Row, Scope
+from winnowgp.experiments.sizes import (
+    LEARNING_RATE,
+    Level,
+    SizeStudy,
+    draw_levels,
+    levels_of,
+    size_claims,
+    standardised,
+)
 from winnowgp.linalg import cholesky
 from winnowgp.models import SparseGP
 
 N, CANDIDATES, ALPHA, TOLERANCE, DRAWS, SEEDS = 500, 80, 0.05, 0.01, 10, 3
+
 PROCESS = {"sigma": 0.1, "gamma": 1.0, "reach": 100.0, "clusters": 5}
+
 """Noise and lengthscale where they are not what varies, largest x, and number of clusters."""
+
 RANGES = {"noise": (0.3, 1.0), "smoothness": (0.8, 2.5), "clustering": (0.03, 0.5)}
+
 """σ, γ and √β, each from least to most."""
+
 SYMBOLS = {"noise": "σ", "smoothness": "γ", "clustering": "√β"}
 
 

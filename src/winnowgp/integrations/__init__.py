@@ -1,6 +1,5 @@
 """Other people's software, each in one file, each optional."""
 
-from winnowgp.integrations.mlflow import MLflow
-from winnowgp.integrations.tensorboard import TensorBoard
+from winnowgp.integrations.trackers import MLflow, TensorBoard
 
 __all__ = ["MLflow", "TensorBoard"]

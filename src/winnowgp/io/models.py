@@ -1,9 +1,17 @@
-"""How models and their posteriors are packed."""
+"""Serialisation of models and posteriors; `save` and `load`."""
 
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 
-from winnowgp.errors import ModelFileError
-from winnowgp.io.gpytorch_parts import (
+from winnowgp.errors import ModelFileError, NotSaveableError, WinnowError
+from winnowgp.io.components import (
+    freeze,
+    frozen,
     kernel_from_packed,
     likelihood_from,
     mean_from_packed,
@@ -11,9 +19,26 @@ from winnowgp.io.gpytorch_parts import (
     packed_likelihood,
     packed_mean,
 )
-from winnowgp.io.packed import Packed
-from winnowgp.io.packing import Packing
-from winnowgp.models import InducingModel, Posterior, SparseGP, VariationalGP, latent_functions
+from winnowgp.io.format import Packed, Packing, read_packed, unreadable, write_packed
+from winnowgp.models import (
+    DeepGP,
+    DeepLayer,
+    DeepPosterior,
+    ExpectedPosterior,
+    InducingModel,
+    LatentModel,
+    LatentPosterior,
+    Latents,
+    LatentVariableGP,
+    Posterior,
+    SampledLatentGP,
+    SampledPosterior,
+    SparseGP,
+    VariationalGP,
+    latent_functions,
+)
+
+# How models and their posteriors are packed.
 
 
 def packed_posterior(posterior: Posterior) -> Packed:
@@ -110,3 +135,276 @@ PACKINGS = {
     "SparseGP": Packing(_packed_sparse, _sparse_from),
     "VariationalGP": Packing(packed_variational, variational_from),
 }
+
+
+# How deep models and their posteriors are packed: layer by layer.
+
+
+# Far beyond what narrows a prediction, and within memory for a few rows.
+_MOST_SAMPLES = 1_000_000
+
+
+def packed_deep_posterior(posterior: DeepPosterior) -> Packed:
+    """With the Cholesky factor of every layer: another machine's might differ."""
+    found = _packed("DeepPosterior", posterior)
+    found.about["samples"] = posterior.samples
+    for number, L in enumerate(posterior.factors):
+        found.parts[f"layer.{number}"].tensors["L"] = L
+    return found
+
+
+def deep_posterior_from(found: Packed) -> DeepPosterior:
+    """The way back, with a trial: parts that do not belong together are found out now."""
+    layers = _layers_from(found)
+    likelihood = likelihood_from(found.parts["likelihood"])
+    targets = 1 if isinstance(likelihood, SoftmaxLikelihood) else layers[-1].P
+    connected, samples = found.said("connected", bool), found.said("samples", int)
+    if samples > _MOST_SAMPLES:
+        raise ModelFileError(f"asks for {samples} samples of each prediction")
+    # Made for what it checks.
+    DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
+    posterior = DeepPosterior(
+        layers,
+        likelihood=likelihood,
+        connected=connected,
+        samples=samples,
+        factors=[
+            found.parts[f"layer.{number}"].numbers("L", layer.K, layer.K)
+            for number, layer in enumerate(layers)
+        ],
+    )
+    with torch.no_grad():
+        posterior.predict_matched(layers[0].candidates.new_zeros(1, layers[0].D), observed=True)
+    return posterior
+
+
+def _packed_model(model: DeepGP) -> Packed:
+    found = _packed("DeepGP", model)
+    found.about["targets"] = model.targets
+    return found
+
+
+def _model_from(found: Packed) -> DeepGP:
+    return DeepGP(
+        _layers_from(found),
+        likelihood=likelihood_from(found.parts["likelihood"]),
+        targets=found.said("targets", int),
+        connected=found.said("connected", bool),
+    )
+
+
+def _packed(kind: str, model: DeepGP | DeepPosterior) -> Packed:
+    parts = {f"layer.{n}": _packed_layer(layer) for n, layer in enumerate(model.layers)}
+    return Packed(
+        kind,
+        {"layers": len(model.layers), "connected": model.connected},
+        parts={**parts, "likelihood": packed_likelihood(model.likelihood)},
+    )
+
+
+def _layers_from(found: Packed) -> list[DeepLayer]:
+    return [_layer_from(found.parts[f"layer.{n}"]) for n in range(found.said("layers", int))]
+
+
+def _packed_layer(layer: DeepLayer) -> Packed:
+    names = ("candidates", "slope", "level", "q_mean", "q_factor")
+    return Packed(
+        "DeepLayer",
+        {"frozen": frozen(layer)},
+        {name: getattr(layer, name) for name in names},
+        {"kernel": packed_kernel(layer.kernel)},
+    )
+
+
+def _layer_from(found: Packed) -> DeepLayer:
+    K, D = found.numbers("candidates", None, None).shape
+    (P,) = found.numbers("level", None).shape
+    made = DeepLayer(
+        kernel_from_packed(found.parts["kernel"]),
+        found.tensors["candidates"],
+        outputs=P,
+        slope=found.numbers("slope", D, P),
+    )
+    layer = made.with_q(
+        found.tensors["candidates"],
+        found.numbers("q_mean", K, P),
+        found.numbers("q_factor", P, K, K),
+    )
+    layer.level.data.copy_(found.tensors["level"])
+    freeze(layer, found.about["frozen"])
+    return layer
+
+
+PACKINGS |= {
+    "DeepPosterior": Packing(packed_deep_posterior, deep_posterior_from),
+    "DeepGP": Packing(_packed_model, _model_from),
+}
+
+
+# How latent-variable models and their posteriors are packed.
+
+
+_POSTERIORS = {"ExpectedPosterior": ExpectedPosterior, "SampledPosterior": SampledPosterior}
+
+
+def packed_latent_posterior(posterior: LatentPosterior) -> Packed:
+    """q(f); how it is averaged over places is in its name."""
+    return Packed(
+        type(posterior).__name__, parts={"function": packed_posterior(posterior.function)}
+    )
+
+
+def latent_posterior_from(found: Packed) -> LatentPosterior:
+    """The way back, with a trial: parts that do not belong together are found out now."""
+    if found.kind not in _POSTERIORS:
+        raise ModelFileError(f"holds a {found.kind!r} where the posterior of a map belongs")
+    posterior = _POSTERIORS[found.kind](posterior_from(found.parts["function"]))
+    place = posterior.function.Z.new_zeros(1, posterior.Q)
+    posterior.predict(place, place + 1, observed=True)
+    return posterior
+
+
+def _packed_closed(model: LatentVariableGP) -> Packed:
+    found = _latent_models_packed(model)
+    found.tensors["candidates"] = model.candidates
+    found.parts["kernel"] = packed_kernel(model.kernel)
+    found.parts["likelihood"] = packed_likelihood(model.likelihood)
+    return found
+
+
+def _closed_from(found: Packed) -> LatentVariableGP:
+    latents = _latents_from(found)
+    model = LatentVariableGP(
+        kernel_from_packed(found.parts["kernel"]),
+        latents,
+        candidates=found.numbers("candidates", None, latents.Q),
+    )
+    model.likelihood = likelihood_from(found.parts["likelihood"])
+    freeze(model, found.about["frozen"])
+    return model
+
+
+def _packed_sampled(model: SampledLatentGP) -> Packed:
+    found = _latent_models_packed(model)
+    found.parts["function"] = packed_variational(model.function)
+    return found
+
+
+def _sampled_from(found: Packed) -> SampledLatentGP:
+    function, latents = variational_from(found.parts["function"]), _latents_from(found)
+    if function.candidates.shape[1] != latents.Q:
+        raise ModelFileError("has points of other dimensions than its rows")
+    model = SampledLatentGP(function, latents)
+    freeze(model, found.about["frozen"])
+    return model
+
+
+def _latent_models_packed(model: LatentModel) -> Packed:
+    """The part that grows with the rows of the table: where each of them is."""
+    return Packed(
+        type(model).__name__,
+        {"frozen": frozen(model)},
+        {"mean": model.latents.mean, "log_variance": model.latents.log_variance},
+    )
+
+
+def _latents_from(found: Packed) -> Latents:
+    mean = found.numbers("mean", None, None)
+    latents = Latents(mean)
+    # Not through the variance: its logarithm would be off by rounding.
+    latents.log_variance.data.copy_(found.numbers("log_variance", *mean.shape))
+    return latents
+
+
+PACKINGS |= {
+    "ExpectedPosterior": Packing(packed_latent_posterior, latent_posterior_from),
+    "SampledPosterior": Packing(packed_latent_posterior, latent_posterior_from),
+    "LatentVariableGP": Packing(_packed_closed, _closed_from),
+    "SampledLatentGP": Packing(_packed_sampled, _sampled_from),
+}
+
+
+# `save` and `load`: from a model to a file and back.
+
+
+# Which module keeps the `PACKINGS` of a kind. Only these are ever imported, whatever a file says.
+_HOMES = {
+    "Posterior": "winnowgp.io.models",
+    "SparseGP": "winnowgp.io.models",
+    "VariationalGP": "winnowgp.io.models",
+    "DeepPosterior": "winnowgp.io.models",
+    "DeepGP": "winnowgp.io.models",
+    "ExpectedPosterior": "winnowgp.io.models",
+    "SampledPosterior": "winnowgp.io.models",
+    "LatentVariableGP": "winnowgp.io.models",
+    "SampledLatentGP": "winnowgp.io.models",
+    "SparseGPRegressor": "winnowgp.estimators.serialization",
+    "SparseGPClassifier": "winnowgp.estimators.serialization",
+    "DeepGPRegressor": "winnowgp.estimators.serialization",
+    "DeepGPClassifier": "winnowgp.estimators.serialization",
+    "GPLVM": "winnowgp.estimators.serialization",
+    "TabularModel": "winnowgp.estimators.serialization",
+}
+
+
+def save(model: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a model to a file, whole or not at all.
+
+    Its size grows with M, not with N; but a latent-variable model is also where each row is, N · Q
+    numbers twice.
+
+    Args:
+        model: a fitted estimator, a model, its posterior, or a `TabularModel`.
+
+    Raises:
+        NotSaveableError: the model has a part, such as a kernel of your own, that a file has no
+            words for.
+    """
+    return write_packed(packed(model), Path(path))
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """What `save` wrote, as it was; on the CPU.
+
+    Raises:
+        ModelFileError: the file is not ours, cut short, damaged, or from a newer winnowgp.
+    """
+    found = read_packed(Path(path))
+    try:
+        return unpacked(found)
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: {error}") from error
+    except (
+        WinnowError,
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
+        # The checksum holds, so this is no accident.
+        raise unreadable(Path(path)) from error
+
+
+def packed(thing: Any) -> Packed:
+    """Take a thing apart."""
+    kind = type(thing).__name__
+    if kind not in _HOMES or not type(thing).__module__.startswith("winnowgp."):
+        raise NotSaveableError(
+            f"a {kind} cannot be saved; give one of {', '.join(_HOMES)}. "
+            "For anything else there is pickle, if you trust whoever wrote the file."
+        )
+    return _packing(kind).pack(thing)
+
+
+def unpacked(found: Packed) -> Any:
+    """Put a thing together again."""
+    if found.kind not in _HOMES:
+        raise ModelFileError(f"holds a {found.kind!r}, which this winnowgp does not know")
+    return _packing(found.kind).unpack(found)
+
+
+def _packing(kind: str) -> Packing:
+    return import_module(_HOMES[kind]).PACKINGS[kind]

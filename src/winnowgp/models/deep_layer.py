@@ -1,5 +1,6 @@
-"""One layer of a deep Gaussian process, and the points that a pass through it uses."""
+"""One layer of a deep GP, and its initial state."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import final
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from winnowgp.bounds import Subset, marginals, subset_marginal, whitened_kl
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.inducing_model import check_parts
-from winnowgp.models.kernel_blocks import covariance, prior_variance
-from winnowgp.models.observations import Prediction
+from winnowgp.models.base import check_parts
+from winnowgp.models.kernels import covariance, prior_variance
+from winnowgp.models.likelihoods import Prediction
 from winnowgp.typing import Mask, Masks
+
+# One layer of a deep Gaussian process, and the points that a pass through it uses.
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +161,133 @@ class DeepLayer(nn.Module):
         copied.q_mean = nn.Parameter(q_mean.detach().contiguous().clone())
         copied.q_factor = nn.Parameter(q_factor.detach().contiguous().clone())
         return copied
+
+
+# Where a deep model starts: layers that together are nearly a shallow one.
+
+
+HIDDEN_MEANS = ("identity", "zero")
+
+
+def deep_layers(
+    X: Float[Tensor, "N D"],
+    points: Float[Tensor, "K D"],
+    *,
+    kernel: Callable[[int, int], Kernel],
+    widths: Sequence[int],
+    connected: bool = False,
+    hidden_mean: str = "identity",
+    q_scale: float = 1e-3,
+) -> list[DeepLayer]:
+    """Layers whose hidden functions start as linear maps with almost no doubt about them.
+
+    Args:
+        X: inputs, for their principal components.
+        points: candidates of the first layer; those of the next are their images.
+        kernel: makes the kernel of a layer from its number, 0 for the first, and its number of
+            inputs.
+        widths: number of outputs of each layer, the last that of the likelihood's functions.
+        connected: whether layers after the first also see the input.
+        hidden_mean: "identity", or "zero" for hidden functions that are to be pre-trained on the
+            targets instead (`training.train_layerwise`).
+        q_scale: standard deviation of the whitened q(u) in hidden layers at the start. Started at
+            that of the prior instead, the first steps drown what the last layer could learn.
+    """
+    if not widths or min(widths) < 1:
+        raise InputError(f"`widths` must be one positive number a layer; got {list(widths)}.")
+    if hidden_mean not in HIDDEN_MEANS:
+        raise InputError(
+            f"`hidden_mean` must be one of {', '.join(HIDDEN_MEANS)}; got {hidden_mean!r}."
+        )
+    layers, inputs, Z = [], X, points
+    for number, width in enumerate(widths):
+        last = number == len(widths) - 1
+        slope = linear_map(inputs, width)
+        layer = DeepLayer(
+            kernel(number, Z.shape[1]),
+            Z,
+            outputs=width,
+            slope=None if last or hidden_mean == "zero" else slope,
+            q_scale=1.0 if last else q_scale,
+        )
+        # Hidden functions have no level of their own to learn: the next layer can take any.
+        layer.level.requires_grad_(last)
+        layers.append(layer)
+        inputs, Z = inputs @ slope, Z @ slope
+        if connected:
+            inputs, Z = torch.cat([inputs, X], 1), torch.cat([Z, points], 1)
+    return layers
+
+
+def linear_map(X: Float[Tensor, "N D"], width: int) -> Float[Tensor, "D P"]:
+    """The identity; padded by zeros to more outputs, principal components for fewer."""
+    D = X.shape[1]
+    if width < D:
+        # Few rows span too few directions: any that are orthogonal to them do for the rest.
+        found = torch.linalg.svd(X - X.mean(0), full_matrices=len(X) < width)
+        return found.Vh[:width].mT.contiguous()
+    return torch.eye(D, width, dtype=X.dtype, device=X.device)
+
+
+# Samples that travel through the layers of a deep Gaussian process.
+
+
+# A variance of zero has a square root without a derivative.
+_LEAST_VARIANCE = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Propagation:
+    """What each layer saw and what it said; leading axes are subsets, then samples.
+
+    The first layer sees no samples, so its axis of samples has length one.
+    """
+
+    inputs: list[Tensor]
+    """Of each layer, `[.. T N D]`."""
+    outputs: list[Prediction]
+    """q of each layer's functions given its inputs, `[.. T N P]`."""
+
+    @property
+    def last(self) -> Prediction:
+        """q of the functions that the likelihood sees, one Gaussian for each sample."""
+        return self.outputs[-1]
+
+
+def layer_inputs(
+    hidden: Float[Tensor, "*S N H"], X: Float[Tensor, "N D"], *, connected: bool
+) -> Float[Tensor, "*S N I"]:
+    """What a layer after the first sees: the layer before, and the observed input if connected."""
+    if not connected:
+        return hidden
+    return torch.cat([hidden, X.expand(*hidden.shape[:-1], X.shape[-1])], dim=-1)
+
+
+def propagated(
+    layers: Sequence[DeepLayer],
+    points: Sequence[LayerPoints],
+    X: Float[Tensor, "N D"],
+    *,
+    noise: Sequence[Tensor],
+    connected: bool,
+) -> Propagation:
+    """T samples of every layer but the last, and q of the last layer's functions given them.
+
+    Each row travels alone: its marginal in a layer depends on its own place in the layer before and
+    on nothing else (Salimbeni & Deisenroth 2017), so a sample is h = mean + sd · ε row by row.
+
+    Args:
+        points: of each layer, all with the same leading axes S.
+        noise: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
+    """
+    inputs, outputs = X[None], []
+    trail = [inputs]
+    for number, (layer, used) in enumerate(zip(layers, points, strict=True)):
+        found = layer.marginals(inputs, used.over_samples())
+        outputs.append(found)
+        if number < len(layers) - 1:
+            sd = found.variance.clamp_min(_LEAST_VARIANCE).sqrt()
+            hidden = found.mean + sd * noise[number]
+            inputs = layer_inputs(hidden, X, connected=connected)
+            trail.append(inputs)
+    return Propagation(trail, outputs)

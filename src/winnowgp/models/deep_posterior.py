@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from winnowgp.errors import InputError
-from winnowgp.models.deep_layer import DeepLayer, LayerPoints
-from winnowgp.models.normal_nodes import normal_nodes
-from winnowgp.models.observations import Prediction, log_density, observation
-from winnowgp.models.propagation import layer_inputs, propagated
+from winnowgp.models.deep_layer import DeepLayer, LayerPoints, layer_inputs, propagated
+from winnowgp.models.likelihoods import Prediction, log_density, observation
+from winnowgp.models.quadrature import normal_nodes
 
 _BISECTIONS = 60
 

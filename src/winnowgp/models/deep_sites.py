@@ -22,9 +22,9 @@ from torch import Tensor
 from winnowgp.bounds import RowBlocks, Sites, SiteSums, WhitenedChunks, site_moments, site_sums
 from winnowgp.data import Dataset, Ranks
 from winnowgp.linalg import definite_cholesky
-from winnowgp.models.chunked_bound import chunked_kernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
+from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.selection import SubsetStatistics, subset_statistics
 
 _ALONE = Ranks.alone()

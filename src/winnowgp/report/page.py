@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from winnowgp.io import written_whole
-from winnowgp.report.findings import Findings
+from winnowgp.report.summary import Findings
 
 
 def report_page(findings: Findings) -> str:

@@ -1,13 +1,18 @@
 """Choosing: what a model must answer to be selectable, the ways to choose, and what comes out."""
 
-from winnowgp.selection.alpha import (
+from winnowgp.selection.elimination import DataRoot, Roots
+from winnowgp.selection.frontier import (
     WEAKEST_ALPHA,
+    Frontier,
+    Selection,
     alpha_at,
     alpha_interval,
     concave_hull,
+    path_frontier,
+    polished,
+    search_frontier,
     strongest_alpha,
 )
-from winnowgp.selection.frontier import Frontier, path_frontier, polished, search_frontier
 from winnowgp.selection.natural import NaturalSelection, select_naturally
 from winnowgp.selection.objective import (
     FlipObjective,
@@ -16,11 +21,8 @@ from winnowgp.selection.objective import (
     SubsetObjective,
     WalkObjective,
 )
-from winnowgp.selection.roots import DataRoot, Roots
 from winnowgp.selection.search import Found, backward_path, climbed, forward_path, swapped
-from winnowgp.selection.selection import Selection
-from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
-from winnowgp.selection.summed_statistics import SummedStatistics
+from winnowgp.selection.statistics import SubsetStatistics, SummedStatistics, subset_statistics
 
 __all__ = [
     "WEAKEST_ALPHA",

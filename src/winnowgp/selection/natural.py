@@ -22,10 +22,13 @@ from winnowgp.typing import Mask, Scalar
 
 # Each finds four more bits of a size.
 _CUTS = 8
+
 _WINDOW = 20
+
 _OFFSET, _POWER = 5.0, 0.75
 # Of the expected size, that one subset may move it by; a point at least.
 _FARTHEST = 0.02
+
 _HALVINGS = 6
 
 

@@ -17,6 +17,7 @@ from winnowgp.selection.objective import Place, WalkObjective
 from winnowgp.typing import SizeTable
 
 _FRESH = 64  # flips between fresh tableaux: rounding grows with each flip
+
 _PATIENCE = 5
 
 

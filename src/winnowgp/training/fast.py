@@ -1,29 +1,294 @@
-"""The default schedule: warm up, choose, move, choose again."""
+"""The fast schedule."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
-from typing import final
+from typing import Generic, final
 
 import torch
+from torch import Tensor
 
-from winnowgp.data import Source
-from winnowgp.errors import InputError
-from winnowgp.models import Model, SparseGP
+from winnowgp.data import Dataset, Ranks, Source, sampled_rows
+from winnowgp.errors import InputError, TrainingError
+from winnowgp.models import (
+    LEAST_NOISE,
+    InducingModel,
+    Model,
+    SparseGP,
+    greedy_variance,
+    latent_functions,
+)
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     Frontier,
     Selection,
     SubsetStatistics,
     alpha_at,
+    path_frontier,
     select_naturally,
 )
-from winnowgp.training.course import Course
-from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.goal import FixedAlpha, Goal, MaxPoints, Tolerance
-from winnowgp.training.lbfgs import Stop
-from winnowgp.training.progress import Progress
-from winnowgp.training.schedule import Fit, Schedule
-from winnowgp.training.unshared import warn_unshared
+from winnowgp.training.callbacks import Progress
+from winnowgp.training.context import Course, warn_unshared
+from winnowgp.training.goals import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.initialization import (
+    STAGES,
+    noise_of,
+    set_noise,
+    set_within,
+    starting_points,
+    trainable_lengthscales,
+    trainable_variances,
+    warmed_up,
+)
+from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.schedules import Fit, Schedule
+from winnowgp.typing import Mask
+
+# The steps that the fast schedule is made of, each one call on a model.
+
+
+# Rows that a source which is not in memory is sampled for; fewer of a wide table, of which so many
+# numbers are enough, but not fewer than schedules look at.
+SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
+# Rows that are all in the sample are not read again for each pass, if they are no more than this.
+HELD = SAMPLE
+# Floating-point operations one climb may take before its iterations are cut, to no fewer than
+# `_LEAST`: minutes, not hours, on a few cores and on a modest GPU.
+_WORK = {"cpu": 2.5e12, "cuda": 1e14}
+
+_LEAST = 20
+
+
+@final
+class FastSteps(Generic[Model]):
+    """Data, a fixed order of their rows, and where fresh candidates come from.
+
+    What few rows can tell is learnt from some in memory: all of them, or a random sample of those
+    that are not. Of a source that is no larger than the sample, all rows are learnt from there.
+
+    Args:
+        model: its own candidates, if it has any, are what fresh candidates are drawn from; the rows
+            otherwise.
+        rows: how many rows candidates are drawn from and starts compared on.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Source,
+        *,
+        rows: int,
+        course: Course[Progress],
+    ) -> None:
+        self.model = model
+        self._rows, self._course = rows, course
+        self.sample, self._order = _sampled(data, course.generator)
+        self.data = self.sample if _is_held(data, self.sample) else data
+        self._given = model.candidates.detach().clone()
+        self._latents = latent_functions(model.likelihood, data.P)
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._course.ranks
+
+    @property
+    def most(self) -> int:
+        """No more points than candidates that were given, nor than rows."""
+        return len(self._given) or self.data.N
+
+    def part(self, count: int) -> Dataset:
+        """A random part of the rows, the same whenever it is asked for."""
+        return self.sample.part(self._order[:count])
+
+    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> Model:
+        """No points yet, and hyper-parameters from the exact evidence of a few rows."""
+        if not isinstance(self.model, SparseGP):
+            # Each value takes several factorisations for each latent function.
+            dear = 0.4 * self._latents ** (-1 / 3)
+            stages = tuple(round(dear * count) for count in stages)
+        warm = warmed_up(
+            self.model, self.sample, order=self._order, stages=stages, journal=self._course.journal
+        )
+        self._course.tell_once(_progress("warm up", 1, 1, -inf, warm))
+        return warm
+
+    def with_fresh(self, model: Model, count: int) -> Model:
+        """The model's points and up to `count` candidates of greatest conditional variance."""
+        source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
+        found = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
+        chosen = torch.tensor(self._ranks.agreed(found.tolist()), dtype=torch.long).to(found.device)
+        return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
+
+    def frontier(self, statistics: SubsetStatistics) -> Frontier:
+        """Of one backward path, as the first of several processes walks it.
+
+        Of points that are worth nearly the same another machine may drop another one.
+        """
+        found = path_frontier(statistics)
+        return Frontier(*self._ranks.led(found.bounds, found.masks), N=found.N)
+
+    def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
+        """The pool pruned; its bound is known from the statistics."""
+        kept = pool.prune(mask)
+        self._course.tell_once(_progress("choose", 1, 1, bound, kept))
+        return kept
+
+    def climb(
+        self, model: Model, *, stop: Stop, on: Source | None = None, tighter: bool = False
+    ) -> tuple[Model, float]:
+        """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
+
+        The climb's own bound carries the jitter of `bounds.two_pass`; the one returned is the one
+        that statistics and reports speak of. The model itself is returned if it was no lower.
+        """
+        moved, rows = deepcopy(model), self.data if on is None else on
+        seen = rows.held()
+        seen = self.sample if seen is None else seen
+        _lift_noise(moved, seen)
+        work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
+        affordable = int(work / max(model.chunked_cost(rows), 1.0))
+        stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
+        climb(
+            moved,
+            seen.X,
+            objective=moved.chunked_bound(rows, tighter=tighter),
+            stop=stop,
+            on_step=lambda step, value: self._course.on_progress(
+                _progress("move", step, stop.iterations, value, moved)
+            ),
+            journal=self._course.journal,
+        )
+        after = self._ranks.agreed(moved.fixed_bound(rows))
+        if tighter:
+            return moved, after
+        before = self._ranks.agreed(model.fixed_bound(rows))
+        return (moved, after) if after > before else (model, before)
+
+    def starts(self, M: int) -> list[Model]:
+        """Where M points may start, the steadiest first; more of them where they are cheap.
+
+        M points cannot follow what the exact process follows: a smoother function with more noise
+        than it finds is nearer to their optimum.
+        """
+        warm = self.warmed_up(STAGES if M > 64 else STAGES[:2])
+        smooth = starting_points(self.model, self.sample)[1]
+        soft = _scaled(warm, variance=2.0, lengthscale=1.5, noise=2.0)
+        starts = [self._eliminated(soft, M)]
+        if M > 32:
+            starts.append(self._eliminated(self._held(warm, M), M))
+        if M <= 64:
+            starts += [
+                self._eliminated(smooth, M),
+                self._centres(smooth, M),
+                self._centres(soft, M),
+            ]
+        if M <= 16:
+            smoother = _scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
+            starts += [self._centres(smooth, M), self._centres(smoother, M)]
+            starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
+        return starts
+
+    def race(self, starts: list[Model], *, on: Source, iterations: int) -> Model:
+        """The start that leads after a few rounds in which the slower half drops out."""
+        while len(starts) > 1:
+            results = [self._raced(start, on, iterations) for start in starts]
+            results.sort(key=lambda result: -result[1])
+            keep = (len(starts) + 1) // 2 if len(starts) > 2 else 1
+            starts, iterations = [model for model, _ in results[:keep]], 2 * iterations
+        return starts[0]
+
+    def _raced(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
+        try:
+            return self.climb(start, stop=Stop(3e-4 * on.observations, 20, iterations), on=on)
+        except TrainingError:
+            return start, -inf
+
+    def _eliminated(self, model: Model, M: int) -> Model:
+        """M points left of greedy candidates by backward elimination on a part of the rows."""
+        pool = self.with_fresh(model, max(200, 2 * M))
+        if pool.K <= M:
+            return pool
+        frontier = self.frontier(pool.subset_statistics(self.part(self._rows)))
+        return pool.prune(frontier.masks[M])
+
+    def _held(self, model: Model, M: int) -> Model:
+        """Hyper-parameters that suit M greedy points held in place; no points."""
+        pool, part = self.with_fresh(model, M), self.part(self._rows)
+        learnt = pool.candidates.requires_grad
+        pool.candidates.requires_grad_(False)
+        held, _ = self.climb(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
+        held.candidates.requires_grad_(learnt)
+        return held.with_candidates(self.sample.X[:0])
+
+    def _centres(self, model: Model, M: int) -> Model:
+        """Points at the centres of M clusters of a part of the rows, if points may be anywhere."""
+        if not model.candidates.requires_grad:
+            return self._random(model, M, first=True)
+        source = self._given if len(self._given) else self.part(self._rows).X
+        if len(source.unique(dim=0)) <= M:
+            return model.with_candidates(source[:M])
+        g = self._course.generator
+        seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
+        from sklearn.cluster import KMeans  # half a second that not all fits need
+
+        found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
+            source.cpu().numpy()
+        )
+        (centres,) = self._ranks.led(torch.as_tensor(found.cluster_centers_).to(source))
+        return model.with_candidates(centres)
+
+    def _random(self, model: Model, M: int, *, first: bool) -> Model:
+        """Points at random rows, from either end of the fixed order."""
+        source = self._given if len(self._given) else self.sample.X[self._order]
+        return model.with_candidates(source[:M] if first else source[-M:])
+
+
+def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
+    """Rows in memory, and a random order of them."""
+    device = generator.device
+    held = data.held()
+    if held is not None:
+        return held, torch.randperm(data.N, generator=generator, device=device)
+    most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))
+    if most >= data.N:
+        sample = data.part(torch.arange(data.N)).to(device)
+        return sample, torch.randperm(data.N, generator=generator, device=device)
+    rows = sampled_rows(data.N, most, generator)
+    sample = data.part(rows.cpu()).to(device)
+    return sample, torch.arange(sample.N, device=device)
+
+
+def _is_held(data: Source, sample: Dataset) -> bool:
+    """Whether the sample is all rows; several processes sum their own rows, wherever they are."""
+    return sample.N == data.N <= HELD and len(data.lanes()) == data.ranks.of == 1
+
+
+def _progress(phase: str, step: int, steps: int, value: float, model: InducingModel) -> Progress:
+    return Progress(phase, step, steps, value, None, model.candidates.detach().clone())
+
+
+def _lift_noise(model: InducingModel, rows: Dataset) -> None:
+    """Off its floor, where it would have no gradient left to rise with."""
+    least = max(1e-4 * float(rows.Y.square().mean()), 10 * LEAST_NOISE)
+    noise = noise_of(model.likelihood)
+    if noise is not None and noise.value.item() < least:
+        set_noise(model.likelihood, rows.X.new_tensor(least))
+
+
+def _scaled(model: Model, *, variance: float, lengthscale: float, noise: float) -> Model:
+    """A copy with kernel variances, lengthscales and noise multiplied, where they are learnt."""
+    copied = deepcopy(model)
+    for part in trainable_variances(copied.kernel):
+        set_within(part, "outputscale", variance * part.outputscale.detach())
+    for part in trainable_lengthscales(copied.kernel):
+        set_within(part, "lengthscale", lengthscale * part.lengthscale.detach())
+    learnt = noise_of(copied.likelihood)
+    if learnt is not None:
+        set_noise(copied.likelihood, noise * learnt.value)
+    return copied
+
+
+# The default schedule: warm up, choose, move, choose again.
 
 
 @final

@@ -1,9 +1,4 @@
-"""L-BFGS that treats a failed evaluation as a step too long, and stops when it gains no more nats.
-
-The inverse Hessian is kept in its compact form (Byrd, Nocedal and Schnabel 1994): a direction costs
-four thin products and two small triangular solves whatever the memory. SciPy's L-BFGS-B cannot be
-told that a step failed, nor to stop by nats.
-"""
+"""L-BFGS with a line search that rejects failed evaluations."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,16 +10,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Ranks
-from winnowgp.errors import TrainingError
-from winnowgp.training.journal import UNKEPT, Journal
-from winnowgp.training.progress import EndPhase
-from winnowgp.training.stateful import Stateful
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.models import InducingModel, LatentModel
+from winnowgp.training.callbacks import EndPhase, Stateful
+from winnowgp.training.checkpoint import UNKEPT, Journal
+from winnowgp.training.parameters import Coordinates
+from winnowgp.typing import Scalar
+
+# L-BFGS that treats a failed evaluation as a step too long, and stops when it gains no more nats.
+#
+# The inverse Hessian is kept in its compact form (Byrd, Nocedal and Schnabel 1994): a direction
+# costs
+# four thin products and two small triangular solves whatever the memory. SciPy's L-BFGS-B cannot be
+# told that a step failed, nor to stop by nats.
+
 
 _ALONE = Ranks.alone()
 # Pairs after which the curvature is believed.
 _TRUSTED = 5
 
 Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor] | None]
+
 """From a vector to nats and their gradient; None where they cannot be computed."""
 
 
@@ -286,3 +292,54 @@ def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Ten
     grown[:, -1] = column
     grown[-1] = column
     return grown
+
+
+# L-BFGS on a model: hyper-parameters, noise and locations at once.
+
+
+def climb(
+    model: InducingModel | LatentModel,
+    X: Float[Tensor, "N D"],
+    *,
+    objective: Callable[[], Scalar],
+    stop: Stop,
+    on_step: Callable[[int, float], None] = lambda step, value: None,
+    journal: Journal = UNKEPT,
+) -> Maximum:
+    """Maximise `objective`, nats as a function of the model's parameters; leave the model there.
+
+    A parameter setting at which the objective cannot be computed is a step too long, never an
+    error.
+
+    Args:
+        objective: if it remembers something from call to call, it should be `Stateful`.
+        on_step: told the number of each iteration and the nats after it; may raise `EndPhase`.
+        journal: where this is a stage of.
+    """
+    coordinates = Coordinates(model, X)
+
+    def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
+        if not coordinates.sensible(x):
+            return None
+        coordinates.write(x)
+        model.zero_grad(set_to_none=True)
+        try:
+            value = objective()
+            if value.requires_grad:
+                value.backward()
+        except NotPositiveDefiniteError:
+            return None
+        return value.item(), coordinates.gradient()
+
+    with torch.enable_grad():
+        found = maximise(
+            evaluate,
+            coordinates.read(),
+            stop=stop,
+            on_step=on_step,
+            journal=journal,
+            scratch={"objective": objective} if isinstance(objective, Stateful) else None,
+        )
+    coordinates.write(found.x)
+    model.zero_grad(set_to_none=True)
+    return found

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
         "`winnowgp.integrations.botorch` needs the package botorch: pip install 'winnowgp[botorch]'"
     ) from error
 
-from winnowgp.integrations.botorch.fitted_gp import FittedGP
-from winnowgp.integrations.botorch.winnowing_allocator import WinnowingAllocator
+from winnowgp.integrations.botorch.allocator import WinnowingAllocator
+from winnowgp.integrations.botorch.model import FittedGP
 
 __all__ = ["FittedGP", "WinnowingAllocator"]

@@ -5,9 +5,9 @@
 >>> model = result.model  # doctest: +SKIP
 """
 
-from winnowgp.integrations.gpytorch.subset_objective import PrunedObjective, subset_objective
-from winnowgp.integrations.gpytorch.to_gpytorch import FittedGP, to_gpytorch
-from winnowgp.integrations.gpytorch.winnow import Winnowed, WinnowedSet, winnow
+from winnowgp.integrations.gpytorch.conversion import FittedGP, to_gpytorch
+from winnowgp.integrations.gpytorch.objective import PrunedObjective, subset_objective
+from winnowgp.integrations.gpytorch.selection import Winnowed, WinnowedSet, winnow
 
 __all__ = [
     "FittedGP",

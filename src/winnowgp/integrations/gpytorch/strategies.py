@@ -1,12 +1,15 @@
-"""Where a GPyTorch model keeps its inducing points, and which kinds of it we can read."""
+"""The variational strategies that are supported, and why others are not."""
 
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import GP, ApproximateGP, ExactGP
 from gpytorch.models.deep_gps import DeepGP
 from gpytorch.models.deep_gps.dspp import DSPP
+from gpytorch.module import Module
 from gpytorch.variational import (
     BatchDecoupledVariationalStrategy,
     CholeskyVariationalDistribution,
@@ -22,18 +25,66 @@ from gpytorch.variational import (
     _VariationalStrategy,
 )
 from jaxtyping import Float, Int
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor, nn
 
 from winnowgp.errors import InputError
-from winnowgp.integrations.gpytorch.recorder import Recorder
+
+# What passes through a strategy while a model is evaluated.
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One evaluation: rows in, marginals of q(f) out."""
+
+    x: Float[Tensor, "*rows B D"]
+    arguments: dict[str, Any]
+    mean: Float[Tensor, "*batch B"]
+    mean_shift: Float[Tensor, "*batch B"]
+    """Zeros that were added to the mean: a gradient in them is one in the mean."""
+    variance_shift: Float[Tensor, "*batch B"]
+
+
+@final
+class Recorder(Module):
+    """A strategy around another one that remembers its calls and answers with marginals alone.
+
+    All that a bound asks of q(f) are means and variances row by row, and layers draw from them
+    row by row too. Zeros are added to both, so that what follows can be differentiated in them
+    though no parameter asks for a gradient.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__()
+        self.base_variational_strategy = strategy
+        self.calls: list[Call] = []
+
+    def __call__(
+        self, x: Tensor, prior: bool = False, diag: bool = True, **arguments: Any
+    ) -> MultivariateNormal:
+        q = self.base_variational_strategy(x, prior=prior, diag=diag, **arguments)
+        covariance = q.lazy_covariance_matrix
+        least = settings.min_variance.value(q.mean.dtype)
+        variance = covariance.diagonal(dim1=-1, dim2=-2).clamp_min(least)
+        variance = variance.expand(q.mean.shape)
+        shifts = [torch.zeros_like(q.mean, requires_grad=True) for _ in range(2)]
+        mean = q.mean + shifts[0]
+        self.calls.append(Call(x, arguments, mean, *shifts))
+        return MultivariateNormal(mean, DiagLinearOperator(variance + shifts[1]))
+
+
+# Where a GPyTorch model keeps its inducing points, and which kinds of it we can read.
+
 
 _WRAPPERS = (IndependentMultitaskVariationalStrategy, LMCVariationalStrategy, Recorder)
+
 _STRATEGIES = (
     BatchDecoupledVariationalStrategy,
     LargeBatchVariationalStrategy,
     VariationalStrategy,
     UnwhitenedVariationalStrategy,
 )
+
 DISTRIBUTIONS = (
     CholeskyVariationalDistribution,
     MeanFieldVariationalDistribution,
@@ -45,6 +96,7 @@ DISTRIBUTIONS = (
 _FREE = {"__init__", "_clear_cache", "amortized_exact_gp", "get_fantasy_model", "pseudo_points"}
 # Around a strategy q(f) is evaluated as it is; its KL is ours.
 _FREE_AROUND = {*_FREE, "__call__", "forward"}
+
 _INSTEAD = {
     "CiqVariationalStrategy": "It whitens with a symmetric root that it never forms; train with "
     "VariationalStrategy, whose bound is the same.",

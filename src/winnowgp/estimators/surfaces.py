@@ -1,0 +1,93 @@
+"""What a model of a table with two numeric inputs predicts everywhere between them."""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from winnowgp.data import Columns
+from winnowgp.errors import InputError
+from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.tables import TabularModel
+from winnowgp.plots import ClassMap, Surface
+
+SIDE = 80
+
+
+def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
+    """The mean over the range of the table's two numeric inputs; of two classes, the probability
+    of the second.
+
+    Args:
+        side: predictions along each input.
+    """
+    first, second = numeric_inputs(model)
+    axes = [_axis(model, name, side) for name in (first, second)]
+    x, y = np.meshgrid(*axes)
+    found = model.predict(Columns({first: x.ravel(), second: y.ravel()}))
+    grid = [torch.from_numpy(axis) for axis in axes]
+    places = [model.encoder.features.index(name) for name in (first, second)]
+    points = torch.from_numpy(model.estimator.inducing_points_[:, places])
+    if isinstance(model.estimator, SparseGPClassifier):
+        _, other = model.estimator.classes_
+        probability = torch.from_numpy(found[f"p_{other}"].reshape(x.shape))
+        return ClassMap(grid[0], grid[1], probability, points[:0], points)
+    return Surface(grid[0], grid[1], torch.from_numpy(found["mean"].reshape(x.shape)), points)
+
+
+def surface_rows(
+    model: TabularModel, table: Columns
+) -> tuple[Float[Tensor, "N 2"], Float[Tensor, " N"]]:
+    """Rows of a table for the picture: inputs, and targets or the numbers of classes.
+
+    Rows that lack one of them, or whose class was never seen, are left out.
+    """
+    names = numeric_inputs(model)
+    table.check_has([*names, model.target], said_by="the picture's table")
+    columns: list[NDArray[np.float64]] = []
+    for name in names:
+        values = table.numbers(name)
+        if values is None:
+            raise InputError(f"column {name!r} must hold numbers to be drawn.")
+        columns.append(values)
+    columns.append(_targets(model, table))
+    rows = np.stack(columns, 1)
+    rows = torch.from_numpy(rows[np.isfinite(rows).all(1)])
+    return rows[:, :2], rows[:, 2]
+
+
+def numeric_inputs(model: TabularModel) -> tuple[str, str]:
+    """Names of the two numeric inputs, where there are just two and a picture can be drawn."""
+    columns = model.encoder.columns
+    if len(columns) != 2 or any(column.kind != "number" for column in columns):
+        kinds = ", ".join(f"{column.name!r} ({column.kind})" for column in columns[:6])
+        raise InputError(
+            f"a surface needs a model of two numeric inputs; this one has {kinds}"
+            f"{' and more' if len(columns) > 6 else ''}. Draw effects instead."
+        )
+    estimator = model.estimator
+    if isinstance(estimator, SparseGPClassifier) and len(estimator.classes_) > 2:
+        raise InputError(
+            f"a surface is of numbers or of two classes; this model has "
+            f"{len(estimator.classes_)}. Draw effects instead."
+        )
+    return columns[0].name, columns[1].name
+
+
+def _axis(model: TabularModel, name: str, side: int) -> NDArray[np.float64]:
+    (spread,) = [c["spread"] for c in model.findings["columns"] if c["name"] == name]
+    low, high = spread[0], spread[-1]
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    return np.linspace(low, high, side)
+
+
+def _targets(model: TabularModel, table: Columns) -> NDArray[np.float64]:
+    if isinstance(model.estimator, SparseGPClassifier):
+        number = {str(c): float(i) for i, c in enumerate(model.estimator.classes_)}
+        return np.array([number.get(str(w), np.nan) for w in table.words(model.target)])
+    values = table.numbers(model.target)
+    if values is None:
+        raise InputError(f"column {model.target!r} must hold numbers to be drawn.")
+    return values

@@ -1,0 +1,297 @@
+"""How to differentiate E_q[L(Z)], a sum over 2^K subsets, with respect to q and to the model.
+
+Each gradient turns a process and a function that scores subsets into an `Estimate`: a number whose
+value estimates the expectation and whose `backward()` estimates its gradient, both for the logits
+of q and for whatever parameters the scores depend on.
+
+| gradient        | bias                              | cost a step               |
+|-----------------|-----------------------------------|---------------------------|
+| `Enumeration`   | none, no variance either          | 2^K scores, K ≤ 12        |
+| `ScoreFunction` | none                              | S scores of sampled sizes |
+| `Relaxed`       | shrinks with the temperature      | S scores of all K points  |
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar, final
+
+import torch
+
+from winnowgp.errors import InputError
+from winnowgp.point_processes import Bernoulli
+from winnowgp.typing import Masks, Nats, Scalar, ScoreMasks, ScoreWeights, Weights
+
+__all__ = [
+    "Baseline",
+    "DecayingAverage",
+    "Enumeration",
+    "Estimate",
+    "Gradient",
+    "LeaveOneOut",
+    "NoBaseline",
+    "Relaxed",
+    "ScoreFunction",
+    "Temperature",
+    "all_masks",
+]
+
+
+# The interface of a gradient of E_q[L(Z)].
+
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate(Generic[State]):
+    """An estimate of E_q[L(Z)] that carries an estimate of its gradient."""
+
+    surrogate: Scalar
+    """Its value estimates the expectation, its `backward()` the gradient; nats, to be maximised."""
+    values: Nats
+    """The scores behind it, detached."""
+    state: State
+    """What the next step remembers of this one."""
+
+
+class Gradient(ABC, Generic[State]):
+    """A way to differentiate E_q[L(Z)]: `init` once, then `step` with the state it returned."""
+
+    scores_weights: ClassVar[bool]
+    """Whether `score` is asked about weights in [0, 1] (`ScoreWeights`) or masks (`ScoreMasks`)."""
+
+    @abstractmethod
+    def init(self) -> State:
+        """The memory before the first step."""
+
+    @abstractmethod
+    def step(
+        self,
+        q: Bernoulli,
+        score: ScoreMasks | ScoreWeights,
+        *,
+        state: State,
+        generator: torch.Generator | None = None,
+    ) -> Estimate[State]:
+        """One estimate of E_q[score] and of its gradient."""
+
+
+# What to subtract from a score before it multiplies ∇ log q: any number that does not depend on
+# the same draw leaves the gradient unbiased, and a good one takes most of its variance away.
+
+
+class Baseline(ABC, Generic[State]):
+    """A baseline with a memory: `init` once, then `step` with the state it returned."""
+
+    @abstractmethod
+    def init(self) -> State:
+        """The memory before the first step."""
+
+    @abstractmethod
+    def step(self, values: Nats, state: State) -> tuple[Nats, State]:
+        """The baseline of each of S scores, and the memory after them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoBaseline(Baseline[None]):
+    """Zero. Bounds of hundreds of nats then multiply ∇ log q as they are: for comparison only."""
+
+    def init(self) -> None:
+        return None
+
+    def step(self, values: Nats, state: None) -> tuple[Nats, None]:
+        return torch.zeros_like(values), None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut(Baseline[None]):
+    """b_s = mean of the other S − 1 scores of the same step (zero if there is none)."""
+
+    def init(self) -> None:
+        return None
+
+    def step(self, values: Nats, state: None) -> tuple[Nats, None]:
+        S = values.shape[0]
+        if S == 1:
+            return torch.zeros_like(values), None
+        return (values.sum() - values) / (S - 1), None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DecayingAverage(Baseline[Scalar | None]):
+    """The paper's baseline: b ← decay · b + (1 − decay) · mean of a step's scores.
+
+    A step is given the average of the steps before it, never its own scores, so the gradient stays
+    unbiased. The first step has no past and uses `LeaveOneOut`.
+    """
+
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise InputError(f"`decay` must lie within [0, 1); got {self.decay}.")
+
+    def init(self) -> None:
+        return None
+
+    def step(self, values: Nats, state: Scalar | None) -> tuple[Nats, Scalar]:
+        if state is None:
+            return LeaveOneOut().step(values, None)[0], values.mean()
+        return state.expand_as(values), self.decay * state + (1 - self.decay) * values.mean()
+
+
+# The paper's gradient: sampled subsets, scored, weighted by ∇ log q (section 3.1).
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScoreFunction(Gradient[Any]):
+    """∇ E_q[L] ≈ (1/S) Σ_s [(L(Z_s) − b_s) ∇ log q(Z_s) + ∇ L(Z_s)],  Z_s ~ q.
+
+    Unbiased in the logits and in the parameters of L. The state is the baseline's.
+    """
+
+    samples: int = 4
+    baseline: Baseline[Any] = field(default_factory=DecayingAverage)
+    scores_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"`samples` must be at least 1; got {self.samples}.")
+
+    def init(self) -> Any:
+        return self.baseline.init()
+
+    def step(
+        self,
+        q: Bernoulli,
+        score: ScoreMasks,
+        *,
+        state: Any,
+        generator: torch.Generator | None = None,
+    ) -> Estimate[Any]:
+        masks = q.sample(self.samples, generator=generator)
+        values = score(masks)
+        baseline, state = self.baseline.step(values.detach(), state)
+        log_prob = q.log_prob(masks)
+        # log q − sg(log q) is zero in value and ∇ log q in gradient.
+        score_term = (values.detach() - baseline) * (log_prob - log_prob.detach())
+        return Estimate((values + score_term).mean(), values.detach(), state)
+
+
+# The oracle: the full sum over all 2^K subsets.
+
+
+MOST_CANDIDATES = 12
+
+
+def all_masks(K: int, *, device: torch.device | None = None) -> Masks:
+    """All 2^K subsets of K candidates, counting in binary; K ≤ 12.
+
+    >>> all_masks(2).int().tolist()
+    [[0, 0], [1, 0], [0, 1], [1, 1]]
+    """
+    if not 0 <= K <= MOST_CANDIDATES:
+        raise InputError(
+            f"enumerating {K} candidates means 2^{K} subsets; the most is {MOST_CANDIDATES}. "
+            "Use ScoreFunction instead."
+        )
+    number = torch.arange(2**K, device=device)
+    return (number[:, None] >> torch.arange(K, device=device)) % 2 == 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Enumeration(Gradient[None]):
+    """E_q[L(Z)] = Σ_Z q(Z) L(Z), exactly, for K ≤ 12 candidates."""
+
+    scores_weights: ClassVar[bool] = False
+
+    def init(self) -> None:
+        return None
+
+    def step(
+        self,
+        q: Bernoulli,
+        score: ScoreMasks,
+        *,
+        state: None = None,
+        generator: torch.Generator | None = None,
+    ) -> Estimate[None]:
+        masks = all_masks(q.K, device=q.logits.device)
+        values = score(masks)
+        surrogate = (q.log_prob(masks).exp() * values).sum()
+        return Estimate(surrogate, values.detach(), None)
+
+
+# Appendix B of the paper: reparametrise a continuous relaxation of the Bernoulli draws.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A geometric path from `start` to `end` in `steps` steps, then constant.
+
+    >>> cooling = Temperature(start=1.0, end=0.25, steps=2)
+    >>> cooling.at(0), cooling.at(1), cooling.at(2), cooling.at(3)
+    (1.0, 0.5, 0.25, 0.25)
+    """
+
+    start: float = 1.0
+    end: float = 0.1
+    steps: int = 500
+
+    def __post_init__(self) -> None:
+        if not (self.start >= self.end > 0 and self.steps >= 1):
+            raise InputError(
+                "`Temperature` needs start ≥ end > 0 and steps ≥ 1; "
+                f"got start={self.start}, end={self.end}, steps={self.steps}."
+            )
+
+    def at(self, step: int) -> float:
+        """The temperature of a step, counted from zero."""
+        return self.start * (self.end / self.start) ** min(step / self.steps, 1.0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Relaxed(Gradient[int]):
+    """∇ E[L̂(Z*; b)] with b_k = sigmoid((logit λ_k + logit u_k) / τ),  u_k ~ U(0, 1).
+
+    The binary Concrete distribution of Maddison et al. (2017) on the masked bound. Biased: what is
+    differentiated is the expectation of L̂ under the relaxed draws, which tends to E_q[L] as τ → 0
+    while the variance of the gradient grows. The state counts steps, for the temperature.
+    """
+
+    samples: int = 1
+    temperature: Temperature = field(default_factory=Temperature)
+    scores_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"`samples` must be at least 1; got {self.samples}.")
+
+    def init(self) -> int:
+        return 0
+
+    def step(
+        self,
+        q: Bernoulli,
+        score: ScoreWeights,
+        *,
+        state: int,
+        generator: torch.Generator | None = None,
+    ) -> Estimate[int]:
+        values = score(self._draw(q, self.temperature.at(state), generator))
+        return Estimate(values.mean(), values.detach(), state + 1)
+
+    def _draw(self, q: Bernoulli, tau: float, generator: torch.Generator | None) -> Weights:
+        uniform = torch.rand(
+            (self.samples, q.K), generator=generator, dtype=q.logits.dtype, device=q.logits.device
+        )
+        # logit 0 = −∞ would make a gradient of NaN.
+        tiny = torch.finfo(uniform.dtype).tiny
+        return torch.sigmoid((q.logits + torch.logit(uniform, eps=tiny)) / tau)

@@ -1,0 +1,151 @@
+"""A fitted winnowgp model as a model of GPyTorch's."""
+
+from copy import deepcopy
+from typing import Any, final
+
+import torch
+from gpytorch.constraints import Positive
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.models import ApproximateGP
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from jaxtyping import Float
+from linear_operator import to_dense
+from torch import Tensor
+
+from winnowgp.data import Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
+from winnowgp.integrations.gpytorch.distribution import GaussianQ
+from winnowgp.models import Posterior
+from winnowgp.training import Fit
+
+
+@final
+class FittedGP(ApproximateGP):
+    """q(f) of a fitted model: `model(x)` takes the user's inputs and is in the user's units.
+
+    Kernel, mean and inducing points are for standardised inputs where the estimator standardises;
+    the way in and out is part of the call. It has parameters like any ApproximateGP, can be
+    trained on, and goes through `winnow`.
+    """
+
+    mean_module: Any
+    covar_module: Any
+    x_shift: Tensor
+    x_scale: Tensor
+    y_shift: Tensor
+    y_scale: Tensor
+
+    def __init__(self, posterior: Posterior, x_units: Standardiser, y_units: Standardiser) -> None:
+        P, Z = posterior.P, posterior.Z
+        q = CholeskyVariationalDistribution(
+            posterior.M, batch_shape=torch.Size([P] if P > 1 else [])
+        ).to(Z)
+        super().__init__(VariationalStrategy(self, Z, q, jitter_val=_jitter(posterior)))
+        self.mean_module = deepcopy(posterior.mean).requires_grad_()
+        self.covar_module = deepcopy(posterior.kernel).requires_grad_()
+        GaussianQ(posterior.q_mean.mT, posterior.q_factor.expand(P, -1, -1)).put_into(q)
+        self.variational_strategy.variational_params_initialized.fill_(1)
+        for name, units in (("x", x_units), ("y", y_units)):
+            self.register_buffer(f"{name}_shift", units.shift.to(Z))
+            self.register_buffer(f"{name}_scale", units.scale.to(Z))
+
+    def forward(self, x: Float[Tensor, "*batch N D"]) -> MultivariateNormal:
+        """The prior, of standardised inputs and targets."""
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    def __call__(
+        self, inputs: Float[Tensor, "*batch N D"] | None, prior: bool = False, **arguments: Any
+    ) -> MultivariateNormal:
+        """q(f) at some rows; several targets are tasks."""
+        if inputs is None:
+            raise InputError("`inputs` must be rows [N D]; a fitted model has none of its own.")
+        f = super().__call__((inputs - self.x_shift) / self.x_scale, prior=prior, **arguments)
+        if len(self.y_scale) == 1:
+            scale = self.y_scale[0]
+            covariance = f.lazy_covariance_matrix * scale.square()
+            return MultivariateNormal(self.y_shift[0] + scale * f.mean, covariance)
+        shift, scale = self.y_shift[:, None], self.y_scale[:, None]
+        # Dense: a lazy sum with a constant diagonal cannot be scaled by a batch.
+        covariance = f.covariance_matrix * scale[..., None].square()
+        batch = MultivariateNormal(shift + scale * f.mean, covariance)
+        return MultitaskMultivariateNormal.from_batch_mvn(batch, task_dim=-1)
+
+
+def to_gpytorch(
+    fitted: Posterior | Fit[Any] | SparseGPRegressor | SparseGPClassifier,
+) -> tuple[FittedGP, Likelihood]:
+    """Model and likelihood in eval mode that predict as what was fitted does.
+
+    `model(x)` is the function and `likelihood(model(x))` an observation, in the units of the data
+    that an estimator was given, or in those of a `Posterior` itself.
+
+    Args:
+        fitted: `SparseGPRegressor`, `SparseGPClassifier` (whose classes are numbers 0, 1, ... in
+            the order of `classes_`), what `winnowgp.fit` returns, or its posterior.
+
+    >>> from gpytorch.kernels import RBFKernel
+    >>> from winnowgp import Dataset, SparseGP
+    >>> x = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    >>> data = Dataset.of(x, torch.sin(x[:, 0]))
+    >>> posterior = SparseGP(RBFKernel(), x[::5], noise=0.01).posterior(data)
+    >>> model, likelihood = to_gpytorch(posterior)
+    >>> bool((model(x).mean - posterior.predict(x).mean[:, 0]).abs().max() < 1e-6)
+    True
+    """
+    if isinstance(fitted, Fit):
+        fitted = fitted.posterior
+    if isinstance(fitted, Posterior):
+        return _made(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
+    if isinstance(fitted, SparseGPRegressor):
+        return _made(fitted.posterior_, fitted._x_units, fitted._y_units.columns)
+    if isinstance(fitted, SparseGPClassifier):
+        posterior = fitted.posterior_
+        return _made(posterior, fitted._x_units, Standardiser.none(posterior.q_mean))
+    raise InputError(
+        "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; "
+        f"got {type(fitted).__name__}. Deep and latent models have no form of GPyTorch's that "
+        "predicts the same; save and load them with winnowgp."
+    )
+
+
+def _made(
+    posterior: Posterior, x_units: Standardiser, y_units: Standardiser
+) -> tuple[FittedGP, Likelihood]:
+    model = FittedGP(posterior, x_units, y_units)
+    return model.eval(), _likelihood(posterior, y_units.scale).to(posterior.Z).eval()
+
+
+def _likelihood(posterior: Posterior, scale: Float[Tensor, " P"]) -> Likelihood:
+    """The likelihood of targets in their own units."""
+    own = posterior.likelihood
+    if isinstance(own, GaussianLikelihood):
+        noise = own.noise.detach() * scale.square()
+        if posterior.P == 1:
+            single = GaussianLikelihood(noise_constraint=Positive()).to(noise)
+            single.noise = noise
+            return single
+        several = MultitaskGaussianLikelihood(
+            posterior.P, has_global_noise=False, noise_constraint=Positive()
+        ).to(noise)
+        several.task_noises = noise
+        return several
+    copy: Any = deepcopy(own).requires_grad_()
+    if bool((scale == 1).all()):
+        return copy
+    if posterior.P > 1:
+        raise InputError(
+            f"`fitted` has {posterior.P} targets of different units under a "
+            f"{type(own).__name__}, which has one noise for all; pass `fitted.posterior_`, which "
+            "is in standardised units."
+        )
+    # Student-t and Laplace: noise is a squared scale.
+    copy.noise = copy.noise.detach() * scale.square()
+    return copy
+
+
+def _jitter(posterior: Posterior) -> float:
+    """What was added to the diagonal of K_uu before it was factorised."""
+    prior = to_dense(posterior.kernel(posterior.Z, diag=True))
+    return (posterior.L.square().sum(1) - prior).mean().clamp_min(0).item()

@@ -1,0 +1,302 @@
+"""Export of programs to ONNX and to a numpy file."""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from winnowgp import __version__
+from winnowgp.data.tables import MISSING_WORDS
+from winnowgp.errors import InputError, MissingExtraError
+from winnowgp.io.format import written_whole
+from winnowgp.io.program import Program, Step
+
+# A program as an ONNX model, in float64.
+
+
+OPSET, ML_OPSET, IR_VERSION = 18, 3, 9
+
+_AXES = {-1: "winnowgp/last", 1: "winnowgp/second"}
+
+_SAME = ("Add", "Sub", "Mul", "Div", "MatMul", "Exp", "Sqrt", "Sin", "Pow", "Max", "Softplus")
+
+
+def save_onnx(program: Program, path: Path) -> Path:
+    """Write a program as ONNX, whole or not at all; the model is checked first."""
+    try:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        raise MissingExtraError(
+            "export to ONNX needs onnx: pip install 'winnowgp[onnx]'; or export to numpy."
+        ) from None
+    taken = {given.name for given in program.inputs} & set(program.outputs)
+    if taken:
+        raise InputError(
+            f"ONNX cannot have {', '.join(taken)} as input and as output; rename the column."
+        )
+    # No name of a column is like the names of what is in between.
+    own = [*program.constants, *(step.output for step in program.steps)]
+    values = {name: f"winnowgp/{name}" for name in own}
+    values |= {f"input{i}": given.name for i, given in enumerate(program.inputs)}
+    inputs = [
+        helper.make_tensor_value_info(
+            given.name,
+            TensorProto.STRING if given.words else TensorProto.DOUBLE,
+            ["N"] if given.width is None else ["N", given.width],
+        )
+        for given in program.inputs
+    ]
+    nodes = [node for step in program.steps for node in _nodes(helper, step, program, values)]
+    outputs = []
+    for name, (value, width) in program.outputs.items():
+        nodes.append(helper.make_node("Identity", [values[value]], [name]))
+        shape = ["N"] if width is None else ["N", width]
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
+    numbers = {n: c for n, c in program.constants.items() if c.dtype != object}
+    initializers = [numpy_helper.from_array(c, values[n]) for n, c in numbers.items()]
+    initializers += [
+        numpy_helper.from_array(np.array([axis], dtype=np.int64), _AXES[axis]) for axis in _AXES
+    ]
+    graph = helper.make_graph(nodes, "winnowgp", inputs, outputs, initializers)
+    model = helper.make_model(
+        graph,
+        producer_name="winnowgp",
+        producer_version=__version__,
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)],
+    )
+    helper.set_model_props(model, program.about)
+    onnx.checker.check_model(model)
+    with written_whole(path) as part:
+        part.write_bytes(model.SerializeToString())
+    return path
+
+
+def _nodes(helper: Any, step: Step, program: Program, values: dict[str, str]) -> list[Any]:
+    """One step as one node or a few."""
+    given = [values[name] for name in step.inputs]
+    out = values[step.output]
+    if step.op in _SAME:
+        return [helper.make_node(step.op, given, [out])]
+    if step.op == "Concat":
+        return [helper.make_node("Concat", given, [out], axis=1)]
+    if step.op == "RowSum":
+        return [helper.make_node("ReduceSum", [given[0], _AXES[-1]], [out], keepdims=1)]
+    if step.op == "Mean1":
+        return [helper.make_node("ReduceMean", [given[0], _AXES[1]], [out], keepdims=0)]
+    if step.op == "Softmax":
+        return [helper.make_node("Softmax", given, [out], axis=-1)]
+    if step.op == "Unsqueeze1":
+        return [helper.make_node("Unsqueeze", [given[0], _AXES[1]], [out])]
+    if step.op == "Squeeze1":
+        return [helper.make_node("Squeeze", [given[0], _AXES[1]], [out])]
+    if step.op == "Missing":
+        return [
+            helper.make_node("IsNaN", given, [f"{out}_nan"]),
+            helper.make_node("Cast", [f"{out}_nan"], [out], to=11),
+        ]
+    if step.op == "Filled":
+        nan = helper.make_node("IsNaN", given[:1], [f"{out}_nan"])
+        return [nan, helper.make_node("Where", [f"{out}_nan", given[1], given[0]], [out])]
+    if step.op == "OneHot":
+        words = [str(word) for word in program.constants[step.inputs[1]]]
+        hot = helper.make_node(
+            "OneHotEncoder",
+            given[:1],
+            [f"{out}_32"],
+            domain="ai.onnx.ml",
+            cats_strings=words,
+            zeros=1,
+        )
+        return [hot, helper.make_node("Cast", [f"{out}_32"], [out], to=11)]
+    if step.op == "Ndtr":
+        # Φ(z) = ½ + ½ erf(z / √2); runtimes have erf in single precision only, good to 1e-7.
+        return [
+            helper.make_node("Cast", given, [f"{out}_z"], to=1),
+            helper.make_node("Constant", [], [f"{out}_r"], value_float=float(0.5**0.5)),
+            helper.make_node("Mul", [f"{out}_z", f"{out}_r"], [f"{out}_s"]),
+            helper.make_node("Erf", [f"{out}_s"], [f"{out}_e"]),
+            helper.make_node("Cast", [f"{out}_e"], [f"{out}_d"], to=11),
+            helper.make_node(
+                "Constant",
+                [],
+                [f"{out}_h"],
+                value=helper.make_tensor(f"{out}_hv", 11, [], [0.5]),
+            ),
+            helper.make_node("Mul", [f"{out}_d", f"{out}_h"], [f"{out}_m"]),
+            helper.make_node("Add", [f"{out}_m", f"{out}_h"], [out]),
+        ]
+    raise AssertionError(step.op)
+
+
+# A program as one Python file that needs numpy and nothing else.
+
+
+_OPS = {
+    "Add": "{0} + {1}",
+    "Sub": "{0} - {1}",
+    "Mul": "{0} * {1}",
+    "Div": "{0} / {1}",
+    "MatMul": "{0} @ {1}",
+    "Pow": "{0} ** {1}",
+    "Max": "np.maximum({0}, {1})",
+    "Exp": "np.exp({0})",
+    "Sqrt": "np.sqrt({0})",
+    "Sin": "np.sin({0})",
+    "Softplus": "np.logaddexp(0.0, {0})",
+    "Softmax": "_softmax({0})",
+    "Ndtr": "_ndtr({0})",
+    "RowSum": "{0}.sum(-1, keepdims=True)",
+    "Mean1": "{0}.mean(1)",
+    "Unsqueeze1": "{0}[:, None]",
+    "Squeeze1": "{0}[:, 0]",
+    "Missing": "np.isnan({0}).astype(float)",
+    "Filled": "np.where(np.isnan({0}), {1}, {0})",
+    "OneHot": "_one_hot({0}, {1})",
+}
+
+_FILE = '''"""A predictor exported by winnowgp {version}. It needs numpy and nothing else.
+
+{about}
+
+    from {module} import predict
+    answer = predict({example})
+
+`answer` is a dictionary of arrays: {outputs}.
+"""
+
+import base64
+import io
+import math
+
+import numpy as np
+
+ABOUT = {facts}
+MISSING = {missing}
+ROWS = 4096  # at once, so that memory stays small
+
+
+def predict(data):
+    """Predictions for the rows of `data`, {data}."""
+    columns = {columns}
+    parts = [_part(*rows) for rows in _chunks(columns)]
+    return {{name: np.concatenate([part[name] for part in parts]) for name in {names}}}
+
+
+def _chunks(columns):
+    total = len(columns[0])
+    if any(len(column) != total for column in columns):
+        raise ValueError("all columns must have one length")
+    for start in range(0, max(total, 1), ROWS):
+        yield [column[start : start + ROWS] for column in columns]
+
+
+def _numbers(values, width):
+    array = np.asarray(values, dtype=np.float64)
+    expected = 1 if width is None else 2
+    if array.ndim != expected or (width is not None and array.shape[1] != width):
+        raise ValueError(f"expected {{'one number a row' if width is None else f'[N, {{width}}]'}}")
+    return array
+
+
+def _words(values):
+    """Words as winnowgp reads them: without blanks around them, None where nothing is known."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError("expected one word a row")
+    if array.dtype.kind == "M":
+        return [None if t == "NaT" else str(t) for t in np.datetime_as_string(array, unit="s")]
+    if array.dtype.kind == "f":
+        array = array.astype(float)
+    return [_word(value) for value in array.tolist()]
+
+
+def _word(value):
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() and abs(value) < 2.0**53 else repr(value)
+    text = str(value).strip()
+    return None if text.lower() in MISSING else text
+
+
+def _one_hot(words, known):
+    places = {{word: place for place, word in enumerate(known)}}
+    found = np.array([places.get(word, -1) for word in words], dtype=int)
+    return (found[:, None] == np.arange(len(known))).astype(float)
+
+
+def _ndtr(z):
+    return 0.5 * np.vectorize(math.erfc, otypes=[float])(-z / math.sqrt(2))
+
+
+def _softmax(f):
+    e = np.exp(f - f.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def _part({arguments}):
+{steps}
+    return {{{answers}}}
+
+
+_C = dict(np.load(io.BytesIO(base64.b64decode({constants})), allow_pickle=False))
+'''
+
+
+def save_numpy(program: Program, path: Path) -> Path:
+    """Write a program as a Python file, whole or not at all."""
+    with written_whole(path) as part:
+        part.write_text(numpy_source(program, path.stem), encoding="utf-8")
+    return path
+
+
+def numpy_source(program: Program, module: str) -> str:
+    """The text of the file."""
+    packed = io.BytesIO()
+    numbers = {n: c for n, c in program.constants.items() if c.dtype != object}
+    np.savez_compressed(packed, allow_pickle=False, **numbers)
+    # Words stay Python's: numpy's strings forget zeros at their end.
+    sources = {
+        n: f"_C[{n!r}]" if n in numbers else ascii(c.tolist()) for n, c in program.constants.items()
+    }
+    steps = []
+    for step in program.steps:
+        names = [sources.get(n, n) for n in step.inputs]
+        text = "np.concatenate([{}], 1)".format(", ".join(names))
+        if step.op != "Concat":
+            text = _OPS[step.op].format(*names)
+        steps.append(f"    {step.output} = {text}")
+    single = len(program.inputs) == 1 and program.inputs[0].width is not None
+    columns = [
+        f"_words(data[{given.name!r}])"
+        if given.words
+        else f"_numbers({'data' if single else f'data[{given.name!r}]'}, {given.width})"
+        for given in program.inputs
+    ]
+    # JSON, not repr: no name of a column can end the docstring.
+    keys = ", ".join(f"{json.dumps(given.name)}: [...]" for given in program.inputs)
+    return _FILE.format(
+        version=__version__,
+        about="\n".join(f"{name}: {json.dumps(v)}" for name, v in program.about.items()),
+        module=module,
+        example="X" if single else "{" + keys + "}",
+        outputs=", ".join(program.outputs),
+        facts=repr(program.about),
+        missing=sorted(MISSING_WORDS),
+        data="an array" if single else "a dictionary of columns",
+        columns="[" + ", ".join(columns) + "]",
+        names=list(program.outputs),
+        arguments=", ".join(f"input{i}" for i in range(len(program.inputs))),
+        steps="\n".join(steps),
+        answers=", ".join(f"{name!r}: {value}" for name, (value, _) in program.outputs.items()),
+        constants=repr(base64.b64encode(packed.getvalue()).decode()),
+    )

@@ -1,0 +1,315 @@
+"""Posteriors of the GP-LVM and the bound of a new row."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from math import log
+from typing import final
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from winnowgp.bounds import ExpectedKernel, latent_kl, pair_weights
+from winnowgp.data import Entries
+from winnowgp.linalg import solve_lower
+from winnowgp.models.kernels import expected_kernel
+from winnowgp.models.likelihoods import Prediction, check_targets, expected_log_prob, valid
+from winnowgp.models.posterior import Posterior
+from winnowgp.models.quadrature import normal_nodes
+
+# Rows of a table, each as a function of its own place in latent space.
+
+
+class RowBound(ABC):
+    """A lower bound on log p(y_i) of each row's observed entries, given the functions.
+
+    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, as a function of q(x_i).
+    """
+
+    @property
+    @abstractmethod
+    def N(self) -> int:
+        """Number of rows."""
+
+    @abstractmethod
+    def of(self, rows: Int[Tensor, " B"]) -> "RowBound":
+        """Some of the rows."""
+
+    @abstractmethod
+    def __call__(
+        self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, " B"]:
+        """Nats of some rows at these places, differentiable in them."""
+
+    @abstractmethod
+    def everywhere(
+        self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
+    ) -> Float[Tensor, "N J"]:
+        """Nats of every row at each of J places."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExpectedRowBound(RowBound):
+    """Rows with Gaussian noise, by psi statistics.
+
+        Σ_p E log N(y_ip | f_p(x_i), σ_p²) − KL[q(x_i) ‖ N(0, I)]
+          = constant_i + ⟨first_i, ψ1_i⟩ − ½ (precision_i ψ0_i + ⟨second_i, Ψ2_i⟩) − KL_i
+
+    At a training row's own q(x_i) its gradient is that of the model's bound, since q(u) is the best
+    one there. Rows with the same entries observed share `second`.
+
+    Attributes:
+        constant: −½ Σ_p [log 2πσ_p² + y_ip²/σ_p²] over what is observed.
+        first: Σ_p (y_ip/σ_p²) a_p.
+        second: Σ_p A_p/σ_p² for each of H patterns, by pairs of points.
+        pattern: which of them each row has.
+        precision: Σ_p 1/σ_p².
+    """
+
+    kernel: ExpectedKernel
+    Z: Float[Tensor, "M Q"]
+    constant: Float[Tensor, " N"]
+    first: Float[Tensor, "N M"]
+    second: Float[Tensor, "H T"]
+    pattern: Int[Tensor, " N"]
+    precision: Float[Tensor, " N"]
+
+    @property
+    def N(self) -> int:
+        """Number of rows."""
+        return len(self.constant)
+
+    def of(self, rows: Int[Tensor, " B"]) -> "ExpectedRowBound":
+        """Some of the rows."""
+        return replace(
+            self,
+            constant=self.constant[rows],
+            first=self.first[rows],
+            pattern=self.pattern[rows],
+            precision=self.precision[rows],
+        )
+
+    def __call__(
+        self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, " B"]:
+        """Nats of some rows at these places, differentiable in them; O(M²) a row."""
+        psi1 = self.kernel.psi1(mean, variance, Z=self.Z)
+        psi2 = self.kernel.psi2_rows(mean, variance, Z=self.Z)
+        linear = (self.first[rows] * psi1.mT).sum(1)
+        square = (self.second[self.pattern[rows]] * psi2).sum(1)
+        square = square + self.precision[rows] * self.kernel.psi0(mean, variance)
+        return self.constant[rows] + linear - 0.5 * square - latent_kl(mean, variance)
+
+    @torch.no_grad()
+    def everywhere(
+        self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
+    ) -> Float[Tensor, "N J"]:
+        """Nats of every row at each of J places; O(N M J) where rows share their patterns."""
+        linear = self.first @ self.kernel.psi1(mean, variance, Z=self.Z)
+        square = (self.second @ self.kernel.psi2_rows(mean, variance, Z=self.Z).mT)[self.pattern]
+        square = square + self.precision[:, None] * self.kernel.psi0(mean, variance)
+        return self.constant[:, None] + linear - 0.5 * square - latent_kl(mean, variance)
+
+
+# A fitted latent-variable model, asked about rows whose place is uncertain.
+
+
+# Quasi-random nodes for integrals over a place; each counts twice, as itself and reflected.
+NODES = 64
+
+
+class LatentPosterior(nn.Module, ABC):
+    """q(f) of a latent-variable model, averaged over q(x).
+
+    Args:
+        function: q(f) given the inputs.
+    """
+
+    def __init__(self, function: Posterior) -> None:
+        super().__init__()
+        self.function = function
+
+    @property
+    def Q(self) -> int:
+        """Number of latent dimensions."""
+        return self.function.Z.shape[1]
+
+    @abstractmethod
+    def predict(
+        self,
+        mean: Float[Tensor, "N Q"],
+        variance: Float[Tensor, "N Q"],
+        *,
+        observed: bool = False,
+    ) -> Prediction:
+        """Mean and variance of the functions where x ~ N(mean, diag variance).
+
+        Args:
+            observed: whether they are those of an entry, noise included.
+        """
+
+    @abstractmethod
+    def row_bound(self, table: Entries) -> RowBound:
+        """What each row of a table is worth as a function of its own q(x)."""
+
+    @torch.no_grad()
+    def log_density(
+        self,
+        Y: Float[Tensor, "N P"],
+        mean: Float[Tensor, "N Q"],
+        variance: Float[Tensor, "N Q"],
+    ) -> Float[Tensor, "N P"]:
+        """log ∫ p(y | x) q(x) dx of each entry, in nats, by 128 quasi-random places a row."""
+        check_targets(self.function.likelihood, Y)
+        places = nodes_at(mean, variance)
+        nats = torch.stack([self.function.log_density(x, Y) for x in places])
+        return nats.logsumexp(0) - log(len(places))
+
+
+def nodes_at(
+    mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"], count: int = NODES
+) -> Float[Tensor, "T N Q"]:
+    """Places of equal weight under q(x) of each row, the same standard ones for every row."""
+    return mean + variance.sqrt() * normal_nodes(count, mean.shape[1]).to(mean)[:, None]
+
+
+# Predictions at uncertain inputs in closed form, for Gaussian noise and kernels with averages.
+
+
+@final
+class ExpectedPosterior(LatentPosterior):
+    """q(f) of a Gaussian latent-variable model, averaged over q(x) by psi statistics.
+
+    With a_p = L⁻ᵀ m_p and A_p = a_p a_pᵀ + L⁻ᵀ (F_p F_pᵀ − I) L⁻¹, an input x ~ N(μ, diag s) has
+
+        E f_p = ψ1ᵀ a_p,   E f_p² = ψ0 + ⟨Ψ2, A_p⟩.
+    """
+
+    second: Tensor
+
+    def __init__(self, function: Posterior) -> None:
+        super().__init__(function)
+        F, L = function.q_factor, function.L
+        eye = torch.eye(function.M, dtype=L.dtype, device=L.device)
+        L_inverse = solve_lower(L, eye)
+        a = function.weights.mT
+        spread = L_inverse.mT @ (F @ F.mT - eye) @ L_inverse
+        self.register_buffer("second", pair_weights(a[:, :, None] * a[:, None, :] + spread))
+
+    @property
+    def noise(self) -> Float[Tensor, " columns"]:
+        """Noise variance of each column, or one for all."""
+        assert isinstance(self.function.likelihood, GaussianLikelihood)
+        return self.function.likelihood.noise
+
+    def predict(
+        self,
+        mean: Float[Tensor, "N Q"],
+        variance: Float[Tensor, "N Q"],
+        *,
+        observed: bool = False,
+    ) -> Prediction:
+        """Mean and variance of the functions at uncertain inputs; O(P M²) a row."""
+        kernel, Z = expected_kernel(self.function.kernel, self.Q), self.function.Z
+        first = kernel.psi1(mean, variance, Z=Z).mT @ self.function.weights
+        pairs = kernel.psi2_rows(mean, variance, Z=Z) @ self.second.mT
+        second = kernel.psi0(mean, variance)[:, None] + pairs
+        spread = (second - first.square()).clamp_min(0)
+        return Prediction(first, spread + self.noise if observed else spread)
+
+    @torch.no_grad()
+    def row_bound(self, table: Entries) -> ExpectedRowBound:
+        """What each row of a table is worth as a function of its own q(x)."""
+        noise = self.noise.expand(table.P)
+        precision = table.observed / noise
+        pattern, which = torch.unique(table.observed, dim=0, return_inverse=True)
+        Y = table.filled()
+        density = (2 * torch.pi * noise).log() * table.observed + Y.square() * precision
+        return ExpectedRowBound(
+            kernel=expected_kernel(self.function.kernel, self.Q),
+            Z=self.function.Z,
+            constant=-0.5 * density.sum(1),
+            first=(Y * precision) @ self.function.weights.mT,
+            second=(pattern / noise) @ self.second,
+            pattern=which,
+            precision=precision.sum(1),
+        )
+
+
+# Predictions at uncertain inputs by quasi-random places, for any kernel and likelihood.
+
+
+# Places that an integral over q(x) is a mean of, while a row is being placed.
+PLACING = 8
+
+
+@final
+class SampledPosterior(LatentPosterior):
+    """q(f) averaged over q(x) by the same standard places for every row: nothing is random."""
+
+    def predict(
+        self,
+        mean: Float[Tensor, "N Q"],
+        variance: Float[Tensor, "N Q"],
+        *,
+        observed: bool = False,
+    ) -> Prediction:
+        """Mean and variance at uncertain inputs: Var y = E Var[y | x] + Var E[y | x]."""
+        parts = [self.function.predict(x, observed=observed) for x in nodes_at(mean, variance)]
+        means = torch.stack([part.mean for part in parts])
+        inner = torch.stack([part.variance for part in parts]).mean(0)
+        return Prediction(means.mean(0), inner + means.var(0, correction=0))
+
+    def row_bound(self, table: Entries) -> "SampledRowBound":
+        """What each row of a table is worth as a function of its own q(x)."""
+        check_targets(self.function.likelihood, valid(table))
+        return SampledRowBound(self.function, valid(table), table.observed)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SampledRowBound(RowBound):
+    """Rows under any likelihood, by a mean over places.
+
+    Attributes:
+        Y: the table, with something possible where an entry is missing.
+        observed: where it is not.
+    """
+
+    function: Posterior
+    Y: Float[Tensor, "N P"]
+    observed: Bool[Tensor, "N P"]
+
+    @property
+    def N(self) -> int:
+        return len(self.Y)
+
+    def of(self, rows: Int[Tensor, " B"]) -> "SampledRowBound":
+        return SampledRowBound(self.function, self.Y[rows], self.observed[rows])
+
+    def __call__(
+        self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
+    ) -> Float[Tensor, " B"]:
+        Y, observed = self.Y[rows], self.observed[rows]
+        places = nodes_at(mean, variance, PLACING)
+        nats = torch.stack([self._nats(Y, x) * observed for x in places])
+        return nats.mean(0).sum(1) - latent_kl(mean, variance)
+
+    @torch.no_grad()
+    def everywhere(
+        self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
+    ) -> Float[Tensor, "N J"]:
+        """At the centres of the places alone, which is enough to compare them."""
+        latent, likelihood = self.function.predict(mean), self.function.likelihood
+        columns = []
+        for f, v in zip(latent.mean, latent.variance, strict=True):
+            size = (self.N, len(f))
+            nats = expected_log_prob(likelihood, self.Y, f.expand(size), v.expand(size))
+            columns.append((nats * self.observed).sum(1))
+        return torch.stack(columns, 1) - latent_kl(mean, variance)
+
+    def _nats(self, Y: Tensor, X: Tensor) -> Tensor:
+        latent = self.function.predict(X)
+        return expected_log_prob(self.function.likelihood, Y, latent.mean, latent.variance)

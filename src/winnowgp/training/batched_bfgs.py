@@ -1,0 +1,115 @@
+"""Many small problems at once, each climbed as if it were alone."""
+
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Problems: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+"""From the numbers of B problems and their vectors `[B n]` to nats `[B]`, differentiable."""
+
+_BACKTRACKS = 10
+# Of a step, in units of the coordinates. Where data have little noise, a row may begin hundreds of
+# its standard deviations away.
+_LONGEST = 32.0
+# Relative to a value: what rounding may hide. A gradient this small is not worth starting over for.
+_ROUNDING, _SMALL = 1e-11, 1e-3
+
+
+def maximise_each(
+    problems: Problems, start: Float[Tensor, "N n"], *, iterations: int = 200, flat: float = 1e-6
+) -> tuple[Float[Tensor, "N n"], Float[Tensor, " N"]]:
+    """BFGS with a matrix for each problem and its own step lengths, in batches.
+
+    Where a problem ends does not depend on which others are solved beside it.
+
+    Args:
+        iterations: at the most.
+        flat: a problem is solved when its gradient is this small in every coordinate.
+
+    Returns: the maximisers, never lower than at the start, and the nats there.
+    """
+    climb = _Climb(problems, start)
+    for _ in range(iterations):
+        moving = (climb.gradient.abs().amax(1) > flat) & ~climb.stuck
+        if not bool(moving.any()):
+            break
+        climb.step(torch.nonzero(moving)[:, 0])
+    return climb.x, climb.value
+
+
+@final
+class _Climb:
+    """Where every problem stands."""
+
+    def __init__(self, problems: Problems, start: Float[Tensor, "N n"]) -> None:
+        N, n = start.shape
+        self._problems = problems
+        self.x = start.detach().clone()
+        self.value, self.gradient = self._evaluate(torch.arange(N, device=start.device), self.x)
+        self._eye = torch.eye(n, dtype=start.dtype, device=start.device)
+        # A first step of about one unit.
+        size = self.gradient.norm(dim=1).clamp_min(1.0)
+        self._H = self._eye / size[:, None, None]
+        self.stuck: Bool[Tensor, " N"] = ~torch.isfinite(self.value)
+
+    def step(self, rows: Int[Tensor, " B"]) -> None:
+        """One iteration of the problems in `rows`."""
+        g = self.gradient[rows]
+        direction = (self._H[rows] @ g[:, :, None])[:, :, 0]
+        direction = direction / (direction.norm(dim=1, keepdim=True) / _LONGEST).clamp_min(1.0)
+        x, value, gradient, moved = self._searched(rows, direction)
+        s, y = x - self.x[rows], g - gradient
+        self.x[rows], self.value[rows], self.gradient[rows] = x, value, gradient
+        self._remember(rows[moved], s[moved], y[moved])
+        failed = rows[~moved]
+        # A search that fails from a plain gradient step is the end; from a memory, forget it.
+        scale = self.gradient[failed].norm(dim=1).clamp_min(1.0)
+        plain = self._eye / scale[:, None, None]
+        fresh = (self._H[failed] - plain).abs().amax((1, 2)) < 1e-12
+        self.stuck[failed] = fresh | (self.gradient[failed].abs().amax(1) < _SMALL)
+        self._H[failed] = plain
+
+    def _searched(
+        self, rows: Int[Tensor, " B"], direction: Float[Tensor, "B n"]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Backtracking on each line until enough is gained, up to rounding."""
+        x, value, gradient = self.x[rows].clone(), self.value[rows].clone(), self.gradient[rows]
+        gradient, start = gradient.clone(), x.clone()
+        slope = (direction * gradient).sum(1)
+        least = value - _ROUNDING * (1 + value.abs())
+        step, moved = torch.ones_like(value), torch.zeros_like(value, dtype=torch.bool)
+        for _ in range(_BACKTRACKS):
+            open_ = torch.nonzero(~moved)[:, 0]
+            if not len(open_):
+                break
+            trial = start[open_] + step[open_, None] * direction[open_]
+            new, slope_at = self._evaluate(rows[open_], trial)
+            enough = new >= least[open_] + 1e-4 * step[open_] * slope[open_]
+            enough &= slope[open_] > 0
+            done = open_[enough]
+            x[done], value[done], gradient[done] = trial[enough], new[enough], slope_at[enough]
+            moved[done] = True
+            step[open_] *= 0.3
+        return x, value, gradient, moved
+
+    def _remember(self, rows: Tensor, s: Tensor, y: Tensor) -> None:
+        """H ← (I − ρ s yᵀ) H (I − ρ y sᵀ) + ρ s sᵀ where the curvature along s is positive."""
+        sy = (s * y).sum(1)
+        good = sy > 1e-12 * s.norm(dim=1) * y.norm(dim=1)
+        rows, s, y, sy = rows[good], s[good], y[good], sy[good]
+        left = self._eye - s[:, :, None] * y[:, None, :] / sy[:, None, None]
+        self._H[rows] = (
+            left @ self._H[rows] @ left.mT + s[:, :, None] * s[:, None, :] / (sy[:, None, None])
+        )
+
+    def _evaluate(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            value = self._problems(rows, at)
+            gradient = torch.autograd.grad(value.sum(), at)[0]
+        unusable = ~(torch.isfinite(value) & torch.isfinite(gradient).all(1))
+        return value.detach().masked_fill(unusable, -torch.inf), gradient.nan_to_num(0.0)

@@ -1,0 +1,1 @@
+"""Problems, oracles and processes that tests share."""

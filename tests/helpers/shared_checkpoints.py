@@ -1,0 +1,139 @@
+"""Checkpoints of fits that processes share; each has a folder of its own, to see who writes."""
+
+import errno
+import os
+import signal
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from helpers.shared_rows import plain, rows, said
+from winnowgp.data import ArraySource, Ranks, SharedSource, shared
+from winnowgp.errors import CheckpointWarning
+from winnowgp.models import SparseGP
+from winnowgp.training import Checkpoint, EndPhase, Fast, Progress, fit, opened
+from winnowgp.training import checkpoint as checkpoint_module
+
+PLAN = Fast(n_candidates=8, rounds=1, inclusion_steps=10)
+
+
+class Stopped(Exception):
+    """A fit that was stopped from outside."""
+
+
+class Stops:
+    """A watcher that stops the fit at its n-th step, and counts what it is told."""
+
+    def __init__(self, at: int = -1, error: type[Exception] = Stopped) -> None:
+        self.at, self.error, self.told = at, error, 0
+
+    def __call__(self, progress: Progress) -> None:
+        self.told += 1
+        if self.told == self.at:
+            raise self.error
+
+
+def curve() -> SharedSource:
+    """A fit of these takes little time."""
+    X, y, _ = rows()
+    return shared(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
+
+
+def line(noise: float = 0.1) -> SparseGP:
+    return SparseGP(ScaleKernel(RBFKernel()), torch.zeros(0, 1).double(), noise=noise)
+
+
+def _fitted(**words: Any) -> dict[str, Any]:
+    found = fit(line(), curve(), schedule=PLAN, **words)
+    return {"bound": found.bound, "points": plain(found.posterior.Z)}
+
+
+def unbroken(ranks: Ranks) -> dict[str, Any]:
+    return _fitted()
+
+
+def resumed(ranks: Ranks) -> dict[str, Any]:
+    """Stopped, gone on with, and begun once more after it has ended."""
+    where = Checkpoint(f"kept-{ranks.rank}", 0)
+    with suppress(Stopped):
+        _fitted(checkpoint=where, on_progress=Stops(8))
+    goes_on, ended = Stops(), Stops()
+    return {
+        "again": _fitted(checkpoint=where, on_progress=goes_on),
+        "once more": _fitted(checkpoint=where, on_progress=ended),
+        "told": [goes_on.told, ended.told],
+        "folder": os.path.isdir(where.folder),
+    }
+
+
+def once(ranks: Ranks) -> list[int]:
+    """Of a journal that is kept, and of one that is not."""
+    kept = opened(Checkpoint(f"kept-{ranks.rank}"), "once", ranks=ranks)
+    unkept = opened(None, "once", ranks=ranks)
+    return [kept.once(lambda: ranks.rank + 3), unkept.once(lambda: ranks.rank + 4)]
+
+
+def early(ranks: Ranks) -> list[Any]:
+    """The first process ends a phase."""
+    watcher = Stops(4, EndPhase) if ranks.first else Stops()
+    return [_fitted(on_progress=watcher), watcher.told]
+
+
+def full_disk(ranks: Ranks) -> list[Any]:
+    """From the third writing on."""
+    real, seen = checkpoint_module.write_packed, [0]
+
+    def write(*words: Any) -> Any:
+        seen[0] += 1
+        if seen[0] > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*words)
+
+    checkpoint_module.write_packed = write  # type: ignore[assignment]
+    where = Checkpoint(f"full-{ranks.rank}", 0)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = _fitted(checkpoint=where)
+    finally:
+        checkpoint_module.write_packed = real  # type: ignore[assignment]
+    warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
+    # What was written before is whole, and can be gone on from.
+    return [found, sorted(warned), _fitted(checkpoint=where)]
+
+
+def damaged(ranks: Ranks) -> list[str]:
+    """The file of the first process, and of no other."""
+    where = Checkpoint(f"damaged-{ranks.rank}", 0)
+    if ranks.first:
+        where.path("fit").parent.mkdir()
+        where.path("fit").write_bytes(b"nothing of ours")
+    return said(lambda: _fitted(checkpoint=where))
+
+
+def different(ranks: Ranks) -> list[str]:
+    """A model of its own in each process."""
+    return said(lambda: fit(line(0.1 + ranks.rank), curve(), schedule=Fast(n_candidates=8)))
+
+
+def shards(ranks: Ranks) -> list[str]:
+    """Rows of its own in each process."""
+    X, y, _ = rows()
+    return said(lambda: shared(ArraySource(X[ranks.rank :], y[ranks.rank :])))
+
+
+def elastic(ranks: Ranks) -> dict[str, Any]:
+    """Under torchrun: the second process is killed in the first try, the first in the second."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    steps = Stops()
+
+    def watch(progress: Progress) -> None:
+        steps(progress)
+        if attempt < 2 and steps.told == 6 and ranks.rank == 1 - attempt:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    found = _fitted(checkpoint=Checkpoint("kept", 0), on_progress=watch)
+    return {"attempt": attempt, "told": steps.told, "found": found}

@@ -1,0 +1,68 @@
+"""Estimators whose minibatches several processes share."""
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from winnowgp.data import Dataset, Ranks, Source, shared
+from winnowgp.estimators import DeepGPClassifier, DeepGPRegressor, SparseGPClassifier
+from winnowgp.training.adam import Parts
+
+_RNG = np.random.default_rng(5)
+X = _RNG.uniform(-2, 2, size=(60, 2))
+Y = np.sin(2 * X[:, 0]) + 0.1 * _RNG.normal(size=60)
+CLASSES = (Y > 0).astype(int) + (X[:, 1] > 1)
+
+_DEEP: dict[str, Any] = {"epochs": (2, 10, 3), "batch_size": 12, "n_candidates": 6}
+ESTIMATORS: dict[str, tuple[Any, Any]] = {
+    "classes": (
+        SparseGPClassifier(
+            schedule="paper",
+            alpha=0.05,
+            epochs=(4, 6, 3),
+            batch_size=12,
+            n_candidates=6,
+            random_state=0,
+        ),
+        CLASSES,
+    ),
+    "layers": (DeepGPRegressor(**_DEEP, random_state=0), Y),
+    "layers of classes": (DeepGPClassifier(**_DEEP, random_state=0), CLASSES),
+    "a seed of chance": (DeepGPRegressor(**_DEEP, hidden_mean="identity"), Y),
+}
+
+
+def source(targets: Any) -> Source:
+    return shared(Dataset.of(torch.tensor(X), torch.tensor(targets, dtype=torch.float64)))
+
+
+def findings(fitted: Any) -> dict[str, Any]:
+    """What can be compared."""
+    points = fitted.inducing_points_
+    listed = points if isinstance(points, tuple) else (points,)
+    ask = getattr(fitted, "predict_proba", fitted.predict)
+    return {
+        "bound": fitted.elbo_,
+        "points": [part.tolist() for part in listed],
+        "predicted": ask(X[:4]).tolist(),
+    }
+
+
+def fits(ranks: Ranks) -> dict[str, Any]:
+    """What each estimator finds, and how many rows of a minibatch this process looked at."""
+    assert source(Y).ranks == ranks
+    return {name: _watched(*asked) for name, asked in ESTIMATORS.items()}
+
+
+def _watched(estimator: Any, targets: Any) -> dict[str, Any]:
+    whole, looked = Parts.next, set[int]()
+
+    def watched(parts: Parts) -> Dataset:
+        part = whole(parts)
+        looked.add(part.N)
+        return part
+
+    with patch.object(Parts, "next", watched):
+        return {**findings(estimator.fit(source(targets))), "rows": sorted(looked)}

@@ -1,0 +1,57 @@
+"""Fits that processes share."""
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+
+from helpers.shared_rows import D, N, array, dataset, parquet, plain
+from winnowgp.data import Ranks, Source, shared, standardised
+from winnowgp.models import SparseGP
+from winnowgp.training import Fast, MaxPoints, Tolerance, fit
+
+FEW = Tolerance(0.1)
+QUICK: dict[str, Any] = {"n_candidates": 20, "rounds": 1, "inclusion_steps": 10}
+
+
+def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
+    """All that a fit finds."""
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
+    model = SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
+    found = fit(model, source, schedule=Fast(**{**QUICK, **plan}))
+    X = standardised(dataset()).part(torch.arange(0, N, 10)).X
+    predicted = found.posterior.predict(X)
+    assert found.selection.frontier is not None
+    return {
+        "bound": found.bound,
+        "upper bound": found.upper_bound,
+        "given up": found.given_up,
+        "noise": found.model.noise.item(),
+        "points": plain(found.posterior.Z),
+        "candidates": plain(found.candidates),
+        "inclusion": plain(found.selection.inclusion),
+        "frontier": plain(found.selection.frontier.bounds),
+        "mean": plain(predicted.mean),
+        "variance": plain(predicted.variance),
+    }
+
+
+def fits(ranks: Ranks) -> dict[str, Any]:
+    """Of rows in memory that count differently, and of rows that are read."""
+    return {
+        "weights": _fitted(standardised(shared(dataset(weighted=True))), goal=FEW),
+        "array": _fitted(standardised(shared(array())), goal=FEW),
+    }
+
+
+def more_fits(ranks: Ranks) -> dict[str, Any]:
+    """Of other sources, and by other plans."""
+    units = standardised(shared(array()))
+    return {
+        "dataset": _fitted(standardised(shared(dataset())), goal=FEW, rounds=2),
+        "parquet": _fitted(standardised(shared(parquet())), goal=FEW, rounds=2),
+        "own units": _fitted(shared(array()), goal=FEW),
+        "count of points": _fitted(units, goal=MaxPoints(5), iterations=40),
+        "tighter": _fitted(units, goal=FEW, tighter=True),
+    }

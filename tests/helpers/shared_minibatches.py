@@ -1,0 +1,86 @@
+"""The paper's schedules, shared: each process looks at a part of every minibatch."""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+
+from helpers.shared_checkpoints import Stopped, Stops
+from helpers.shared_rows import D, plain, rows, said
+from winnowgp.data import Dataset, Ranks, shared
+from winnowgp.gradients import Relaxed
+from winnowgp.models import DeepGP, DeepLayer, VariationalGP
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import Checkpoint, DeepThreePhases, ThreePhases, fit, fit_deep
+
+
+def _plan(**words: Any) -> ThreePhases:
+    asked: dict[str, Any] = {"process": 12, "post": 6, "pre": 8, "learning_rate": 0.05, **words}
+    return ThreePhases(SquaredCardinality(12, 0.1), **asked)
+
+
+def _fitted(
+    plan: ThreePhases, *, likelihood: Likelihood | None = None, **words: Any
+) -> dict[str, Any]:
+    """To numbers, or to two classes where a likelihood is given."""
+    X, y, _ = (torch.tensor(column[:60]) for column in rows())
+    data = Dataset.of(X, y if likelihood is None else (y > 2).double())
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
+    start = VariationalGP(kernel, X[:12], likelihood=likelihood or GaussianLikelihood())
+    values: list[float] = []
+    watcher = words.pop("on_progress", lambda progress: values.append(progress.objective))
+    found = fit(start, shared(data), schedule=plan, on_progress=watcher, **words)
+    return {
+        "values": values,
+        "bound": found.bound,
+        "inclusion": plain(found.selection.inclusion),
+        "points": plain(found.posterior.Z),
+        "mean": plain(found.posterior.predict_mean(X[:9])),
+    }
+
+
+def gaussian(ranks: Ranks) -> dict[str, Any]:
+    return _fitted(_plan(batch_size=20))
+
+
+def classes(ranks: Ranks) -> dict[str, Any]:
+    return _fitted(_plan(batch_size=20), likelihood=BernoulliLikelihood())
+
+
+def relaxed(ranks: Ranks) -> dict[str, Any]:
+    return _fitted(_plan(batch_size=20, gradient=Relaxed(samples=2)))
+
+
+def whole(ranks: Ranks) -> dict[str, Any]:
+    """All rows at every step."""
+    return _fitted(_plan())
+
+
+def odd(ranks: Ranks) -> list[str]:
+    """Minibatches that two processes cannot halve."""
+    return said(lambda: _fitted(_plan(batch_size=21)))
+
+
+def resumed(ranks: Ranks) -> dict[str, Any]:
+    """`gaussian`, stopped and gone on with."""
+    kept = Checkpoint(f"kept-{ranks.rank}", 0)
+    with suppress(Stopped):
+        _fitted(_plan(batch_size=20), checkpoint=kept, on_progress=Stops(13))
+    return _fitted(_plan(batch_size=20), checkpoint=kept)
+
+
+def deep(ranks: Ranks) -> dict[str, Any]:
+    """Two layers."""
+    X, y, _ = rows()
+    data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
+    layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]
+    model = DeepGP(layers, likelihood=GaussianLikelihood())
+    plan = DeepThreePhases(0.1, layerwise=2, pre=6, process=6, post=6, batch_size=20)
+    values: list[float] = []
+    found = fit_deep(
+        model, data, schedule=plan, on_progress=lambda step: values.append(step.objective)
+    )
+    state = {name: plain(value) for name, value in sorted(found.model.state_dict().items())}
+    return {"values": values, "bound": found.bound, "state": repr(state)}

@@ -1,0 +1,299 @@
+"""Steps that several processes take together, each in a process of its own."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from torch import Tensor
+
+from winnowgp.bounds import RowBlocks
+from winnowgp.data import ArraySource, Dataset, Ranks, SharedSource, shared, standardised
+from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
+from winnowgp.estimators import SparseGPRegressor
+from winnowgp.models import DeepGP, DeepLayer, SparseGP
+from winnowgp.models.kernels import ScaledRBFChunks
+from winnowgp.selection import Frontier
+from winnowgp.training import (
+    Adam,
+    Checkpoint,
+    Course,
+    DeepFast,
+    DeepSchedule,
+    DeepThreePhases,
+    Fast,
+    Journal,
+    MaxPoints,
+    Tolerance,
+    fit,
+    fit_deep,
+    opened,
+    silent,
+)
+from winnowgp.training import fast as fast_steps
+from winnowgp.training.adam import Parts
+from winnowgp.training.context import _check_same
+from winnowgp.training.fast import FastSteps
+from winnowgp.training.lbfgs import Stop
+
+
+def rows(N: int = 80) -> Dataset:
+    rng = np.random.default_rng(11)
+    X = rng.uniform(0, 4, size=(N, 2))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.normal(size=N)
+    return Dataset.of(torch.tensor(X), torch.tensor(y))
+
+
+class Odd(Exception):
+    """An error that pickle cannot make again."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def words(ranks: Ranks) -> dict[str, Any]:
+    """What the first process says is what all hear."""
+    own = torch.tensor([0.1 + ranks.rank, 1.0], dtype=torch.float64)
+    mask = torch.tensor([[True, ranks.first]])
+    led = ranks.led(own, mask, torch.tensor(3.0 + ranks.rank))
+    total = ranks.total(own, torch.tensor([1.0 + ranks.rank]))
+
+    def fails() -> int:
+        raise Odd("no", "luck")
+
+    try:
+        error = f"{ranks.decided(fails)}"
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return {
+        "led": [each.tolist() for each in led],
+        "dtypes": [str(each.dtype) for each in (*led, *total)],
+        "decided": ranks.decided(lambda: None),
+        "error": error,
+    }
+
+
+def one_fails(ranks: Ranks) -> dict[str, Any]:
+    """The second process cannot compute its part of the third minibatch."""
+    data = rows(40)
+    parts = Parts(data, 8, torch.Generator().manual_seed(0), ranks=ranks)
+    slope = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    calls, values = 0, []
+
+    def bound() -> Tensor:
+        nonlocal calls
+        calls += 1
+        own = parts.next()
+        if calls == 3 and ranks.rank == ranks.of - 1:
+            raise NotPositiveDefiniteError("rows of this process only")
+        return -(own.Y[:, 0] - own.X @ slope).square().mean()
+
+    Adam(6).maximise(
+        lambda: parts.together(bound),
+        [([slope], 0.1)],
+        scale=1.0,
+        on_step=lambda step, value: values.append(value),
+        ranks=ranks,
+    )
+    return {"calls": calls, "values": values, "slope": slope.tolist()}
+
+
+def uneven(ranks: Ranks) -> list[list[float]]:
+    """Parts that are far larger than their mean."""
+    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
+    some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
+    own = (0.1 - 3e5 * some if ranks.rank else 3e5 * some).requires_grad_()
+    found = parts.together(lambda: own / 3, own.shape)
+    found.sum().backward()
+    assert own.grad is not None
+    return [found.tolist(), own.grad.tolist()]
+
+
+def failed_scores(ranks: Ranks) -> list[float]:
+    """Several numbers that the last process cannot compute, and what comes after them."""
+    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
+
+    def scores() -> Tensor:
+        if ranks.rank == ranks.of - 1:
+            raise NotPositiveDefiniteError("rows of this process only")
+        return torch.ones(3, dtype=torch.float64)
+
+    try:
+        return parts.together(scores, (3,)).tolist()
+    except NotPositiveDefiniteError:
+        return parts.together(lambda: torch.full((2,), 0.5 + ranks.rank), (2,)).tolist()
+
+
+def starts(ranks: Ranks) -> list[list[float]]:
+    """A stage that begins elsewhere in each process."""
+    own = torch.nn.Parameter(torch.tensor([1.0, 0.1 * ranks.rank]))
+    Journal(ranks=ranks).stage({}, start=[own, torch.ones(0)])
+    return own.tolist()
+
+
+class Unwritable:
+    """A watcher with a memory that a checkpoint has no words for."""
+
+    def __call__(self, progress: Any) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": object()}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def watched(ranks: Ranks) -> str:
+    """Only the first process has such a watcher."""
+    watcher = Unwritable() if ranks.first else silent
+    try:
+        opened(Checkpoint(f"kept-{ranks.of}"), "fit", watcher=watcher, ranks=ranks)
+    except NotSaveableError as error:
+        return str(error)
+    return ""
+
+
+def choices(ranks: Ranks) -> dict[str, Any]:
+    """What the fast schedule decides by, which each process but the first sees differently."""
+    if not ranks.first:
+        _differ()
+    data = shared(rows())
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
+    course = Course(torch.Generator().manual_seed(0), silent, Journal(ranks=ranks), ranks)
+    steps = FastSteps(model, data, rows=80, course=course)
+    pool = steps.with_fresh(model, 12)
+    frontier = steps.frontier(pool.subset_statistics(data))
+    kept = steps.chosen(pool, frontier.masks[6], 0.0)
+    return {
+        "own": kept.fixed_bound(data),
+        "fresh": pool.candidates.tolist(),
+        "frontier": [frontier.bounds.tolist(), frontier.masks.tolist()],
+        "climbed": [steps.climb(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
+    }
+
+
+def _differ() -> None:
+    greedy, path = fast_steps.greedy_variance, fast_steps.path_frontier
+    bound = SparseGP.fixed_bound
+
+    def reversed_path(statistics: Any) -> Frontier:
+        found = path(statistics)
+        return Frontier(found.bounds + 1e-3, found.masks.flip(1), found.N)
+
+    fast_steps.greedy_variance = lambda *given, **words: greedy(*given, **words).flip(0)
+    fast_steps.path_frontier = reversed_path
+    SparseGP.fixed_bound = lambda self, data: bound(self, data) + 1e-3
+
+
+def other_machines(ranks: Ranks) -> dict[str, Any]:
+    """Processes but the first evaluate kernels with errors of their own."""
+    return _perturbed(ranks, rows(40), Fast(Tolerance(0.1), n_candidates=10, rounds=1))
+
+
+def more_machines(ranks: Ranks) -> dict[str, Any]:
+    """As many points as are asked for, where several starts race."""
+    return _perturbed(ranks, rows(), Fast(MaxPoints(20), n_candidates=30, rounds=2, iterations=30))
+
+
+def _perturbed(ranks: Ranks, data: Dataset, plan: Fast) -> dict[str, Any]:
+    if not ranks.first:
+        _perturb(1e-7 * ranks.rank)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
+    steps: list[float] = []
+    fitted = fit(
+        model,
+        standardised(shared(data)),
+        schedule=plan,
+        on_progress=lambda told: steps.append(told.objective),
+    )
+    return {"steps": steps, "points": fitted.posterior.Z.tolist()}
+
+
+def threads(ranks: Ranks) -> dict[str, str]:
+    """How many there are is no part of a fit that processes of several machines share."""
+    heading = {"threads": str(1 + ranks.rank), "rows": "4"}
+    _check_same(ranks.gathered(heading))
+    try:
+        _check_same(ranks.gathered({**heading, "rows": str(4 + ranks.rank)}))
+    except InputError as error:
+        return {"refused": str(error)}
+    return {}
+
+
+def _perturb(error: float) -> None:
+    kept = ScaledRBFChunks.uu, ScaledRBFChunks.uf
+
+    def uu(self: ScaledRBFChunks) -> Tensor:
+        found = kept[0](self)
+        return found + error * torch.diag(found.diagonal())
+
+    def uf(self: ScaledRBFChunks, block: Any) -> Tensor:
+        return (1 + error) * kept[1](self, block)
+
+    ScaledRBFChunks.uu, ScaledRBFChunks.uf = uu, uf  # type: ignore[method-assign]
+
+
+def blocks(ranks: Ranks) -> list[float]:
+    """Of another size in each process, as free memory may have it."""
+    X, y = rows().X.numpy(), rows().Y.numpy()
+    source = shared(ArraySource(X, y))
+    found = RowBlocks(source, device=torch.device("cpu"), size=10 + ranks.rank)
+    return found.centre.tolist()
+
+
+def standard_twice(ranks: Ranks) -> dict[str, Any]:
+    """An estimator standardises what may be standardised already."""
+    read: list[int] = []
+    original = SharedSource.lanes
+
+    def lanes(self: SharedSource) -> Any:
+        found = original(self)
+        read.append(sum(lane.N for lane in found))
+        return found
+
+    SharedSource.lanes = lanes  # type: ignore[method-assign]
+    estimator = SparseGPRegressor(tolerance=0.3, n_candidates=10, random_state=0)
+    estimator.fit(standardised(shared(rows(30))))
+    return {"read": max(read[2:]), "elbo": estimator.elbo_}
+
+
+def deep_layers(ranks: Ranks) -> dict[str, Any]:
+    """Two layers by both schedules, for Gaussian noise and for classes."""
+    paper = DeepThreePhases(0.1, layerwise=2, pre=4, process=4, post=4, batch_size=20, samples=2)
+    fast = DeepFast(layerwise=2, pre=4, post=4, rounds=2, batch_size=20, inclusion_steps=4)
+    data = rows(40)
+    level = data.Y.mean()
+    classes = Dataset(data.X, (level < data.Y).double())
+    return {
+        "paper": _deep(data, GaussianLikelihood(), paper),
+        "fast": _deep(data, GaussianLikelihood(), fast),
+        "all rows": _deep(
+            data,
+            GaussianLikelihood(),
+            DeepFast(layerwise=2, pre=3, post=3, rounds=1, inclusion_steps=4),
+        ),
+        "classes": _deep(classes, BernoulliLikelihood(), fast),
+    }
+
+
+def _deep(data: Dataset, likelihood: Likelihood, plan: DeepSchedule) -> dict[str, Any]:
+    layers = [
+        DeepLayer(ScaleKernel(RBFKernel()), data.X[:8], outputs=P, slope=slope)
+        for P, slope in ((2, torch.eye(2)), (1, None))
+    ]
+    values: list[float] = []
+    found = fit_deep(
+        DeepGP(layers, likelihood=likelihood),
+        shared(data),
+        schedule=plan,
+        on_progress=lambda told: values.append(told.objective),
+    )
+    state = sorted(found.model.named_parameters())
+    return {
+        "values": values,
+        "bound": found.bound,
+        "sizes": list(found.model.sizes),
+        "state": [number for _, part in state for number in part.flatten().tolist()],
+    }

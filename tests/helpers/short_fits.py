@@ -1,0 +1,28 @@
+"""The default schedule cut short, for tests of what is done with a model once there is one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from winnowgp.data import Dataset
+from winnowgp.estimators import base as points_request
+from winnowgp.models import Model
+from winnowgp.training import Fast
+from winnowgp.training import initialization as warm_up
+
+
+@contextmanager
+def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
+    """In it estimators begin from so few starts, the first of those that the data suggest, and
+    choose and move so few times."""
+    every = warm_up.starting_points
+
+    def few(model: Model, data: Dataset) -> list[Model]:
+        return every(model, data)[1 : 1 + starts]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_up, "starting_points", few)
+        patch.setattr(points_request, "Fast", partial(Fast, rounds=rounds, inclusion_steps=10))
+        yield

@@ -1,0 +1,48 @@
+"""The rows that every source holds, and the files they are written to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from helpers.parquet_files import write_row_groups
+from winnowgp.data import Dataset
+
+N, D, P = 103, 3, 2
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(N, D)), RNG.normal(size=(N, P))
+WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
+
+
+def row_groups(path: Path, sizes: list[int], X: Any = X, Y: Any = Y, **changes: Any) -> Path:
+    """A Parquet file of these rows, its targets between its inputs."""
+    columns = {"a": X[:, 0], "y": Y[:, 0], "b": X[:, 1], "word": ["w"] * len(X), "z": Y[:, 1]}
+    return write_row_groups(path, {**columns, "c": X[:, 2], **changes}, sizes)
+
+
+CHOICE: dict[str, Any] = {"inputs": ["a", "b", "c"], "targets": ["y", "z"]}
+
+
+def folder_of_files(folder: Path) -> Path:
+    path = folder / "table"
+    (path / "later").mkdir(parents=True)
+    row_groups(path / "0.parquet", [20, 1, 0, 13], X[:34], Y[:34])
+    row_groups(path / "1.parquet", [0], X[:0], Y[:0])
+    row_groups(path / "later" / "0.parquet", [N - 34], X[34:], Y[34:])
+    (path / "_SUCCESS").write_text("")
+    return path
+
+
+def maps(folder: Path) -> tuple[Path, Path]:
+    np.save(folder / "X.npy", X)
+    np.save(folder / "Y.npy", Y)
+    return folder / "X.npy", folder / "Y.npy"
+
+
+def batches() -> Iterator[tuple[Any, Any]]:
+    """Arrays and tensors; one batch is empty."""
+    for start, stop in ((0, 40), (40, 41), (41, 41), (41, 90)):
+        yield X[start:stop], Y[start:stop]
+    yield torch.tensor(X[90:]), torch.tensor(Y[90:])
