@@ -161,7 +161,7 @@ def measured(name: str, seed: int) -> Row:
             f"{goal}_after": example.log_density(found.model),
             f"{goal}_on": example.trained_on(found.model),
             f"{goal}_marginal": example.log_density(pruned(example.model, [mask[None]])),
-            f"{goal}_given_up": found.given_up / len(example.train[1]),
+            f"{goal}_given_up": found.elbo_gap / len(example.train[1]),
             f"{goal}_gained": (found.reference - found.original) / len(example.train[1]),
             **seconds.row(f"{goal}_"),
         }

@@ -27,7 +27,7 @@ from gpytorch.variational import CholeskyVariationalDistribution, VariationalStr
 from sklearn.cluster import KMeans
 
 from records import Records, mean, recorded, table, timed
-from winnowgp import GPLVM, Entries, LatentVariableGP
+from winnowgp import GPLVM, LatentVariableGP, MaskedMatrix
 from winnowgp.data import Standardiser, load_table
 from winnowgp.experiments.gplvm import grid, neighbour_accuracy, paper_settings, run_gplvm
 from winnowgp.models import Latents
@@ -46,12 +46,14 @@ def qpcr() -> tuple[torch.Tensor, tuple[str, ...]]:
     return found.values, found.labels
 
 
-def standard() -> Entries:
+def standard() -> MaskedMatrix:
     Y = qpcr()[0]
-    return Entries.of(Standardiser.of(Y).forward(Y))
+    return MaskedMatrix.of(Standardiser.of(Y).forward(Y))
 
 
-def started(entries: Entries, Q: int, candidates: torch.Tensor | None = None) -> LatentVariableGP:
+def started(
+    entries: MaskedMatrix, Q: int, candidates: torch.Tensor | None = None
+) -> LatentVariableGP:
     """The PCA start that everyone has."""
     start = principal_latents(entries, Q, generator=torch.Generator().manual_seed(0))
     kernel = ScaleKernel(RBFKernel(ard_num_dims=Q)).double()
@@ -250,7 +252,7 @@ def run_peer(records: Records, seeds: list[int]) -> None:
     )
 
 
-def peer_trace(entries: Entries, M: int) -> list[tuple[float, float]]:
+def peer_trace(entries: MaskedMatrix, M: int) -> list[tuple[float, float]]:
     """CPU seconds and our bound of GPyTorch's parameters, every 25 steps."""
     Y = entries.Y
     N, P = Y.shape
@@ -279,7 +281,7 @@ def peer_trace(entries: Entries, M: int) -> list[tuple[float, float]]:
     return trace
 
 
-def peer_bound(model: Peer, likelihood: Any, entries: Entries) -> float:
+def peer_bound(model: Peer, likelihood: Any, entries: MaskedMatrix) -> float:
     """Our bound, with the best q(u), at GPyTorch's parameters."""
     sd = torch.nn.functional.softplus(model.X.q_log_sigma.detach())
     twin = LatentVariableGP(

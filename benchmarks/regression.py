@@ -71,7 +71,7 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
                 n_train=problem.train.N,
                 elbo=fitted.bound,
                 upper_bound=fitted.upper_bound,
-                given_up=fitted.given_up / problem.train.N,
+                given_up=fitted.elbo_gap / problem.train.N,
                 alpha=fitted.selection.alpha,
                 **_test_scores(fitted, problem),
                 **seconds.row(),

@@ -34,7 +34,7 @@ from records import Records, Row
 from scale_measures import MEASURES, peak_mib
 from scale_report import report
 from scale_rows import written
-from winnowgp.data import Ranks
+from winnowgp.data import ProcessGroup
 from winnowgp.errors import DataNotFoundError
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
@@ -55,10 +55,16 @@ class Tables:
         return str(path if path.exists() else written(path, rows))
 
 
-def measured(kind: str, *, threads: int = 1, ranks: int | None = None, **words: Any) -> Row:
+def measured(kind: str, *, threads: int = 1, process_group: int | None = None, **words: Any) -> Row:
     """What a new process, or several of them, found."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *([] if ranks is None else torchrun), __file__]
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(process_group),
+    ]
+    command = [sys.executable, *([] if process_group is None else torchrun), __file__]
     done = subprocess.run(
         [*command, "--measure", json.dumps({"kind": kind, **words})],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -83,7 +89,7 @@ def measure(task: Row) -> None:
         row = MEASURES[task.pop("kind")](**task)
     except DataNotFoundError as error:
         row = {"skipped": str(error)}
-    if Ranks.started().first:
+    if ProcessGroup.started().first:
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         print(json.dumps({**row, "imports_mib": imported, "gpu": name}), flush=True)
 
@@ -105,14 +111,14 @@ def points(tables: Tables, said: argparse.Namespace) -> None:
         records.add(**measured("evaluation", **words))
 
 
-def ranks(tables: Tables, said: argparse.Namespace) -> None:
+def process_group(tables: Tables, said: argparse.Namespace) -> None:
     """Against processes; one and two in turn, so that a busy machine is busy for both."""
     records = Records("scale/ranks")
     count = max(said.rows or [1_000_000])
     for _ in range(said.repeats):
         for of in (1, 2):
             words = {"rows": count, "points": 128, "repeats": 2, "path": tables(count)}
-            records.add(**measured("evaluation", ranks=of, **words))
+            records.add(**measured("evaluation", process_group=of, **words))
 
 
 def minibatches(_tables: Tables, said: argparse.Namespace) -> None:
@@ -123,7 +129,7 @@ def minibatches(_tables: Tables, said: argparse.Namespace) -> None:
         for _ in range(said.repeats):
             for of in (1, 2):
                 words = {"rows": count, "batch": batch, "steps": 30}
-                records.add(**measured("minibatches", ranks=of, **words))
+                records.add(**measured("minibatches", process_group=of, **words))
 
 
 def fits(tables: Tables, said: argparse.Namespace) -> None:
@@ -162,7 +168,7 @@ def gpu(tables: Tables, said: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "rows": rows,
     "points": points,
-    "ranks": ranks,
+    "ranks": process_group,
     "minibatches": minibatches,
     "fits": fits,
     "gpu": gpu,

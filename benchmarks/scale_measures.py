@@ -16,7 +16,15 @@ from gpytorch.means import ConstantMean
 from records import Row, Seconds, timed
 from scale_rows import INPUTS, in_memory
 from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
-from winnowgp.data import Dataset, ParquetSource, Ranks, Source, load_table, shared, standardised
+from winnowgp.data import (
+    Dataset,
+    ParquetSource,
+    ProcessGroup,
+    Source,
+    load_table,
+    shared,
+    standardised,
+)
 from winnowgp.models import SparseGP
 from winnowgp.selection import path_frontier
 from winnowgp.training import Fast, fit
@@ -83,7 +91,7 @@ def evaluation(
 ) -> Row:
     """The bound and its gradient; then the pass for the statistics, and a choice from them."""
     source = rows_of(path, rows, device)
-    together = Ranks.started()
+    together = ProcessGroup.started()
     if torch.distributed.is_torchelastic_launched():
         source = shared(source)
     model = gp(source, points, device=device, precision=precision)
@@ -95,7 +103,8 @@ def evaluation(
         value.backward()
         values.append(value.item())
 
-    row: Row = {"rows": rows, "points": points, "precision": precision, "ranks": together.of}
+    processes = together.world_size
+    row: Row = {"rows": rows, "points": points, "precision": precision, "ranks": processes}
     row |= {"source": "memory" if path is None else "parquet", "first_wall_s": first(evaluated)}
     row |= least(evaluated, repeats).row()
     row |= {"bound": values[-1], "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
@@ -103,7 +112,7 @@ def evaluation(
     statistics = model.subset_statistics(source)
     row |= least(lambda: path_frontier(statistics), 5).row("selection_")
     mask = torch.arange(points, device=device) % 2 == 0
-    row |= least(lambda: statistics.flips(mask), 20).row("flips_")
+    row |= least(lambda: statistics.marginal_gains(mask), 20).row("flips_")
     return row
 
 
@@ -187,7 +196,7 @@ def whole_fit(
         "bound": fitted.bound,
         "own_bound": own_bound(fitted.model, data, precision),
         "double_bound": own_bound(fitted.model, data, "double"),
-        "given_up": fitted.given_up / rows,
+        "given_up": fitted.elbo_gap / rows,
         "peak_mib": peak_mib(),
         "gpu_mib": gpu_mib(),
     }
@@ -225,7 +234,8 @@ def minibatches(*, rows: int, batch: int, steps: int) -> Row:
         "layers": step_s(layers, shared(data)),
         "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **asked), shared(classes)),
     }
-    row: Row = {"rows": rows, "points": points, "batch": batch, "ranks": Ranks.started().of}
+    processes = ProcessGroup.started().world_size
+    row: Row = {"rows": rows, "points": points, "batch": batch, "ranks": processes}
     return {**row, **{f"{name}_wall_s": round(wall, 5) for name, wall in found.items()}}
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winnowgp.data import Columns, Dataset, Entries, read_columns
+    from winnowgp.data import Columns, Dataset, MaskedMatrix, read_table
     from winnowgp.estimators import (
         GPLVM,
         DeepGPClassifier,
@@ -33,8 +33,8 @@ __all__ = [
     "DeepGP",
     "DeepGPClassifier",
     "DeepGPRegressor",
-    "Entries",
     "LatentVariableGP",
+    "MaskedMatrix",
     "Posterior",
     "SparseGP",
     "SparseGPClassifier",
@@ -47,7 +47,7 @@ __all__ = [
     "fit_latent",
     "fit_table",
     "load",
-    "read_columns",
+    "read_table",
     "save",
 ]
 
@@ -58,7 +58,7 @@ _ROOMS = {
     "DeepGP": "winnowgp.models",
     "DeepGPClassifier": "winnowgp.estimators",
     "DeepGPRegressor": "winnowgp.estimators",
-    "Entries": "winnowgp.data",
+    "MaskedMatrix": "winnowgp.data",
     "GPLVM": "winnowgp.estimators",
     "LatentVariableGP": "winnowgp.models",
     "Posterior": "winnowgp.models",
@@ -72,7 +72,7 @@ _ROOMS = {
     "fit_latent": "winnowgp.training",
     "fit_table": "winnowgp.estimators",
     "load": "winnowgp.io",
-    "read_columns": "winnowgp.data",
+    "read_table": "winnowgp.data",
     "save": "winnowgp.io",
 }
 

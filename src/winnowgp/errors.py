@@ -46,7 +46,7 @@ class ToleranceWarning(UserWarning):
     """More nats were given up than the tolerance allows, and no try at keeping it succeeded."""
 
 
-class UnsharedWarning(UserWarning):
+class NotShardedWarning(UserWarning):
     """Several processes were started, and each does all the work of a fit by itself."""
 
 

@@ -62,4 +62,4 @@ def test_more_points_are_never_expected_to_be_worse() -> None:
     L, moments = whitened(p, p.Y)
     statistics = subset_statistics(L, prior_moments(moments))
     for mask in all_masks(5, device=p.X.device):
-        assert bool((statistics.flips(mask) > -1e-8).all())
+        assert bool((statistics.marginal_gains(mask) > -1e-8).all())

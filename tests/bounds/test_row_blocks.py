@@ -57,9 +57,9 @@ def test_features_are_those_of_inputs_about_one_centre(made: Callable[[], Source
 @pytest.mark.parametrize("made", SOURCES.values(), ids=SOURCES)
 def test_sums_of_lanes_are_those_of_all_rows(made: Callable[[], Source]) -> None:
     found = blocks(made())
-    lanes = [torch.stack([part.X.sum(0) for part in lane]).sum(0) for lane in found.lanes()]
-    assert len(lanes) == (8 if "shared" in type(made()).__name__.lower() else 1)
-    (total,) = found.summed((lane,) for lane in lanes)
+    shards = [torch.stack([part.X.sum(0) for part in shard]).sum(0) for shard in found.shards()]
+    assert len(shards) == (8 if "shared" in type(made()).__name__.lower() else 1)
+    (total,) = found.summed((shard,) for shard in shards)
     torch.testing.assert_close(total, WHOLE.X.sum(0), rtol=1e-12, atol=1e-12)
 
 

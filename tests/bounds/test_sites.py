@@ -247,4 +247,6 @@ def test_moments_of_sites_score_every_subset_by_its_own_dense_evidence(P: int) -
             up, down = mask.tolist(), mask.tolist()
             up[k], down[k] = True, False
             worth.append(value[tuple(up)] - value[tuple(down)])
-        torch.testing.assert_close(statistics.flips(mask), torch.stack(worth), rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(
+            statistics.marginal_gains(mask), torch.stack(worth), rtol=1e-7, atol=1e-7
+        )

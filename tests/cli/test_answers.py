@@ -44,7 +44,7 @@ def test_the_paper_s_data_are_listed_and_fetched(
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
     assert names == ["concrete", "energy", "kin8nm", "protein", "qpcr"]
     assert run(["data", "energy"]) == 0
-    assert winnowgp.read_columns(tmp_path / "energy.csv.gz").N == 768
+    assert winnowgp.read_table(tmp_path / "energy.csv.gz").N == 768
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.py"])

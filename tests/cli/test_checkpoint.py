@@ -48,7 +48,7 @@ def test_the_same_command_goes_on_after_an_interruption(
     assert "`tolerance` was 1.0 and is 2.0" in line
     assert run(words) == 0
     found, expected = load(tmp_path / "line.winnow"), load(plain)
-    assert found.findings["training"] == expected.findings["training"]
+    assert found.summary["training"] == expected.summary["training"]
     assert found.estimator.elbo_ == expected.estimator.elbo_
     assert found.estimator.checkpoint is None
 

@@ -15,7 +15,7 @@ from winnowgp.cli.app import run
 
 def held_out(model: winnowgp.TabularModel) -> list[float]:
     """Targets that the fit never saw."""
-    quality = model.findings["quality"]
+    quality = model.summary["quality"]
     assert quality is not None
     assert quality["residuals"] is not None
     return quality["residuals"]["actual"]
@@ -24,7 +24,7 @@ def held_out(model: winnowgp.TabularModel) -> list[float]:
 @pytest.mark.usefixtures("quickly")
 def test_the_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--tolerance", "1", "-q"]
-    table, models, predictions = winnowgp.read_columns(shop), [], []
+    table, models, predictions = winnowgp.read_table(shop), [], []
     for seed in ("1", "1", "2"):
         out = tmp_path / f"{len(models)}.winnow"
         assert run([*words, "--seed", seed, "-o", str(out)]) == 0
@@ -73,7 +73,7 @@ def test_precision_is_that_of_the_estimator_and_for_numbers_alone(
     assert run([*words, "-t", "y", "--drop", "up,visits,day,id,x"]) == 0
     saved = winnowgp.load(out)
     assert saved.estimator.precision == "mixed"
-    assert saved.findings["settings"]["precision"] == "mixed"
+    assert saved.summary["settings"]["precision"] == "mixed"
     out.unlink()
     for task, target in (("classification", "up"), ("counts", "visits")):
         assert run([*words, "-t", target, "--task", task, "--id", "id"]) == 2

@@ -15,7 +15,7 @@ from helpers.launched import SHARED_WORK, torchrun
 from helpers.shared_rows import sums
 from helpers.short_fits import short_fits
 from winnowgp import load
-from winnowgp.data import Ranks, read_columns
+from winnowgp.data import ProcessGroup, read_table
 from winnowgp.estimators import fit_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on one machine")
@@ -37,7 +37,7 @@ def launched(folder: Path, *words: str) -> Any:
 
 def said(model: Any) -> dict[str, Any]:
     """All but what a clock measures."""
-    found = {k: v for k, v in model.findings.items() if k not in ("timings", "settings")}
+    found = {k: v for k, v in model.summary.items() if k not in ("timings", "settings")}
     found["choice"] = {k: v for k, v in found["choice"].items() if not k.endswith("_us")}
     return json.loads(json.dumps(found))
 
@@ -77,9 +77,9 @@ def test_two_processes_write_the_model_of_one_and_speak_once(
     assert torchrun.stdout.count("model: model.winnow") == 1
     assert torchrun.stderr.count("warm up") == 1
     asked: dict[str, Any] = {"tolerance": 0.3, "seed": 0}
-    columns = read_columns(folder / "table.csv")
+    columns = read_table(folder / "table.csv")
     with short_fits(rounds=2):
-        alone = fit_table(columns, "y", ranks=Ranks.alone(), **asked)
+        alone = fit_table(columns, "y", process_group=ProcessGroup.alone(), **asked)
         # Without torchrun rows are summed in another order.
         plain = fit_table(columns, "y", **asked)
     model = load(folder / "model.winnow")
@@ -120,5 +120,5 @@ def test_counts_are_not_shared_and_written_once(tmp_path: Path) -> None:
     done = launched(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("winnow: each of 2 processes does all the work") == 1
-    alone = fit_table(read_columns(tmp_path / "table.csv"), "y", task="counts", tolerance=0.3)
+    alone = fit_table(read_table(tmp_path / "table.csv"), "y", task="counts", tolerance=0.3)
     assert said(load(tmp_path / "model.winnow")) == said(alone)

@@ -33,7 +33,7 @@ def test_predictions_are_those_of_the_library(
     assert run(["predict", str(models["y"]), str(shop), "--level", "0.5"]) == 0
     found = read(capsys.readouterr().out)
     model = winnowgp.load(models["y"])
-    X = model.encoder.encode(winnowgp.read_columns(shop))
+    X = model.encoder.encode(winnowgp.read_table(shop))
     mean, sd = model.estimator.predict(X, return_std=True)
     np.testing.assert_allclose([float(r["mean"]) for r in found], mean, rtol=1e-12)
     # Half of a Gaussian lies within 0.6745 standard deviations.
@@ -59,7 +59,7 @@ def test_counts_have_whole_intervals(shop: Path, models: dict[str, Path], tmp_pa
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     out = tmp_path / "out.parquet"
     assert run(["predict", str(models["visits"]), str(shop), "-o", str(out), "-q"]) == 0
-    table = winnowgp.read_columns(out)
+    table = winnowgp.read_table(out)
     assert table.names == ("id", "mean", "sd", "lower", "upper")
     lower = table.numbers("lower")
     assert lower is not None
@@ -150,7 +150,7 @@ def parts(path: Path, rows: int, **changes: Any) -> Path:
 
 
 def as_csv(source: Path, path: Path) -> Path:
-    table = winnowgp.read_columns(source)
+    table = winnowgp.read_table(source)
     words = [["" if w is None else w for w in table.words(name)] for name in table.names]
     with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([table.names, *zip(*words, strict=True)])
@@ -190,14 +190,14 @@ def check_blocks(model: winnowgp.TabularModel, table: winnowgp.Columns, size: in
 def test_blocks_of_any_size_have_the_predictions_of_the_whole(
     target: str, size: int, models: dict[str, Path], new: Path
 ) -> None:
-    check_blocks(winnowgp.load(models[target]), winnowgp.read_columns(new), size)
+    check_blocks(winnowgp.load(models[target]), winnowgp.read_table(new), size)
 
 
 def test_so_they_have_where_a_model_predicts_as_much_at_once_as_it_does(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     new = parts(tmp_path / "new.parquet", tabular_model.ROWS + 116)
-    check_blocks(winnowgp.load(models["y"]), winnowgp.read_columns(new), 4999)
+    check_blocks(winnowgp.load(models["y"]), winnowgp.read_table(new), 4999)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -206,14 +206,14 @@ def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
     kind: str, models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
 ) -> None:
     model = winnowgp.load(models["y"])
-    whole = model.predict(winnowgp.read_columns(new))
+    whole = model.predict(winnowgp.read_table(new))
     given = new if kind == "csv.gz" else as_csv(new, tmp_path / "new.csv.gz")
     out = tmp_path / f"out.{kind}"
     assert run(["predict", str(models["y"]), str(given), "-o", str(out)]) == 0
     said = capfd.readouterr()
     assert said.out == f"{ROWS} predictions: {out}\n"
     assert said.err.startswith("note: 1 words of column 'town' were not in the training rows")
-    found = winnowgp.read_columns(out)
+    found = winnowgp.read_table(out)
     assert found.names == tuple(whole)
     assert found.words("id").tolist() == whole["id"].tolist()
     for name in ("mean", "sd", "lower", "upper"):
@@ -254,7 +254,7 @@ def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
     tmp_path: Path,
     capfd: Any,
 ) -> None:
-    table = winnowgp.read_columns(new)
+    table = winnowgp.read_table(new)
     (name, value) = next(iter(bad.items()))
     column = table.values[name].copy()
     column[1_199] = value

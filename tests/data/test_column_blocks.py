@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.parquet_files import spoil, write_row_groups
-from winnowgp.data import Columns, column_blocks, read_columns, regrouped
+from winnowgp.data import Columns, column_blocks, read_table, regrouped
 from winnowgp.errors import InputError
 
 N = 103
@@ -65,7 +65,7 @@ def test_blocks_of_any_size_are_the_whole_table(kind: str, size: int, tmp_path: 
     path, encoding = written(kind, tmp_path)
     blocks = list(column_blocks(path, size=size, encoding=encoding))
     assert max(block.N for block in blocks) <= size
-    whole = read_columns(path, encoding=encoding)
+    whole = read_table(path, encoding=encoding)
     assert whole.N == N
     assert whole.words("id").tolist() == [str(i) for i in range(N)]
     assert whole.words("long")[-1] == str(2**60 + N - 1)

@@ -57,9 +57,9 @@ def test_a_constant_column_is_only_shifted_and_weights_count() -> None:
     data = Dataset.of(torch.tensor(A), torch.tensor(Y), weights=weights)
     found = standardised(data)
     direct = Standardiser.of(data.X, weights=weights)
-    assert found.x_units.scale[0] == 1
-    assert torch.allclose(found.x_units.shift, direct.shift, rtol=1e-13)
-    assert torch.allclose(found.x_units.scale, direct.scale, rtol=1e-13)
+    assert found.x_scaler.scale[0] == 1
+    assert torch.allclose(found.x_scaler.shift, direct.shift, rtol=1e-13)
+    assert torch.allclose(found.x_scaler.scale, direct.scale, rtol=1e-13)
     chunk = next(found.share(1, 2).chunks(N))
     assert chunk.weights is not None
     assert torch.equal(chunk.weights, weights[51:])

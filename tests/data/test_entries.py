@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 
 NAN = float("nan")
 
 
 def test_columns_observed_in_the_same_rows_share_a_pattern() -> None:
-    table = Entries.of(torch.tensor([[1.0, NAN, 2.0], [3.0, 4.0, 5.0]]))
+    table = MaskedMatrix.of(torch.tensor([[1.0, NAN, 2.0], [3.0, 4.0, 5.0]]))
     patterns, which = table.patterns()
     assert len(patterns) == 2
     assert torch.equal(patterns[which].mT, table.observed)
@@ -17,9 +17,9 @@ def test_columns_observed_in_the_same_rows_share_a_pattern() -> None:
 
 
 def test_batches_see_every_row_once_before_any_twice(generator) -> None:
-    batches = Entries.of(torch.zeros(7, 2)).batches(3, generator=generator)
+    batches = MaskedMatrix.of(torch.zeros(7, 2)).batches(3, generator=generator)
     assert len({int(i) for _ in range(2) for i in next(batches)}) == 6
-    assert len(next(Entries.of(torch.zeros(7, 2)).batches(9, generator=generator))) == 7
+    assert len(next(MaskedMatrix.of(torch.zeros(7, 2)).batches(9, generator=generator))) == 7
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_batches_see_every_row_once_before_any_twice(generator) -> None:
 )
 def test_tables_that_cannot_be_used_are_refused(Y: torch.Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Entries.of(Y)
+        MaskedMatrix.of(Y)

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from winnowgp.data import BatchSource, Dataset, Ranks, SharedSource, sampled_rows, standardised
+from winnowgp.data import (
+    BatchSource,
+    Dataset,
+    ProcessGroup,
+    ShardedSource,
+    sampled_rows,
+    standardised,
+)
 from winnowgp.errors import InputError
 
 
@@ -23,14 +30,14 @@ def test_lanes_are_cut_from_one_stream(of: int, N: int) -> None:
     source = BatchSource(batches)
     found = []
     for rank in range(of):
-        shared = SharedSource(source, Ranks(rank, of))
+        shared = ShardedSource(source, ProcessGroup(rank, of))
         passes = 0
-        lanes = [[chunk.Y[:, 0] for chunk in lane] for lane in shared.lane_chunks(4)]
+        shards = [[chunk.Y[:, 0] for chunk in shard] for shard in shared.shard_chunks(4)]
         assert passes == 1
-        direct = [next(lane.chunks(N)).Y[:, 0] for lane in shared.lanes()]
-        assert [torch.cat(lane).tolist() for lane in lanes] == [d.tolist() for d in direct]
-        assert all(len(chunk) <= 4 for lane in lanes for chunk in lane)
-        found += [row for lane in lanes for row in torch.cat(lane).tolist()]
+        direct = [next(shard.chunks(N)).Y[:, 0] for shard in shared.shards()]
+        assert [torch.cat(shard).tolist() for shard in shards] == [d.tolist() for d in direct]
+        assert all(len(chunk) <= 4 for shard in shards for chunk in shard)
+        found += [row for shard in shards for row in torch.cat(shard).tolist()]
     assert found == list(range(N))
 
 
@@ -42,33 +49,33 @@ def test_a_stream_that_changes_is_noticed_at_its_end(later: int) -> None:
         rows = torch.arange(next(counts, later), dtype=torch.float64)
         yield from zip(rows[:, None].split(8), rows.split(8), strict=True)
 
-    shared = SharedSource(BatchSource(batches), Ranks.alone())
+    shared = ShardedSource(BatchSource(batches), ProcessGroup.alone())
     with pytest.raises(InputError, match="`batches` gave 40 rows when they were counted and"):
         list(shared.chunks(5))
 
 
 def test_rows_that_are_in_standard_units_twice_stay_shared() -> None:
     rows = torch.arange(40, dtype=torch.float64)
-    shared = SharedSource(Dataset.of(rows[:, None], rows), Ranks.alone())
+    shared = ShardedSource(Dataset.of(rows[:, None], rows), ProcessGroup.alone())
     for source in (standardised(shared), standardised(standardised(shared))):
         found = source.converted()
-        assert isinstance(found, SharedSource)
-        assert found.ranks == shared.ranks
+        assert isinstance(found, ShardedSource)
+        assert found.process_group == shared.process_group
         assert isinstance(found.held(), Dataset)
 
 
 def test_every_process_needs_a_row() -> None:
     rows = Dataset.of(torch.zeros(3, 1), torch.zeros(3))
-    assert SharedSource(rows, Ranks(2, 3)).lanes()[0].N == 1
-    with pytest.raises(InputError, match=r"a row for each of 4 processes; got 3 rows\. Start few"):
-        SharedSource(rows, Ranks(0, 4))
+    assert ShardedSource(rows, ProcessGroup(2, 3)).shards()[0].N == 1
+    with pytest.raises(InputError, match=r"each of 4 processes needs at least one row; got 3 rows"):
+        ShardedSource(rows, ProcessGroup(0, 4))
 
 
 def test_standard_units_reach_every_lane() -> None:
     rows = torch.arange(40, dtype=torch.float64)
     source = BatchSource(lambda: iter([(rows[:, None], rows)]))
-    shared = standardised(SharedSource(source, Ranks.alone()))
-    found = torch.cat([chunk.X[:, 0] for lane in shared.lane_chunks(3) for chunk in lane])
+    shared = standardised(ShardedSource(source, ProcessGroup.alone()))
+    found = torch.cat([chunk.X[:, 0] for shard in shared.shard_chunks(3) for chunk in shard])
     torch.testing.assert_close(found, (rows - rows.mean()) / rows.std(correction=0))
 
 

@@ -11,7 +11,7 @@ from helpers import shared_rows
 from helpers.forks import Forks
 from helpers.shared_rows import ASKED, D, N, rows
 from helpers.shared_work import together
-from winnowgp.data import Dataset, Ranks, SharedSource, shared, standardised
+from winnowgp.data import Dataset, ProcessGroup, ShardedSource, shared, standardised
 
 COUNTS = (1, 2, 3, 4)
 SOURCES = ("dataset", "weights", "array", "parquet", "batches")
@@ -93,13 +93,13 @@ def test_every_row_is_read_by_one_process(source: dict[int, list[Any]], of: int,
 
 
 def test_lanes_are_the_same_whoever_sums_which(source: dict[int, list[Any]], name: str) -> None:
-    lanes = {of: [lane for each in source[of] for lane in each["lanes"]] for of in COUNTS}
-    assert lanes[1] == lanes[2] == lanes[4]
-    assert len(lanes[1]) == 8
-    assert len(lanes[3]) == 3
-    assert sum(lanes[1]) == sum(lanes[3]) == N
+    shards = {of: [shard for each in source[of] for shard in each["lanes"]] for of in COUNTS}
+    assert shards[1] == shards[2] == shards[4]
+    assert len(shards[1]) == 8
+    assert len(shards[3]) == 3
+    assert sum(shards[1]) == sum(shards[3]) == N
     for of in COUNTS:
-        assert max(lanes[of]) - min(lanes[of]) <= 1
+        assert max(shards[of]) - min(shards[of]) <= 1
         for each in source[of]:
             assert sum(each["sizes"]) == sum(each["lanes"])
 
@@ -130,8 +130,8 @@ def test_units_are_those_of_all_rows_to_the_last_digit(
         if of != 3:
             assert found == source[1][0]["units"]
         np.testing.assert_allclose(each["standard part"], ((X - mean) / scale)[ASKED], 1e-12)
-    lanes = [row for each in source[of] for lane in each["standard lanes"] for row in lane]
-    np.testing.assert_allclose(lanes, (X - mean) / scale, rtol=1e-10, atol=1e-12)
+    shards = [row for each in source[of] for shard in each["standard lanes"] for row in shard]
+    np.testing.assert_allclose(shards, (X - mean) / scale, rtol=1e-10, atol=1e-12)
 
 
 def test_what_cannot_be_asked_of_shared_rows_is_said(
@@ -151,15 +151,15 @@ def test_without_torchrun_one_process_reads_all(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(name, raising=False)
     X, y, _ = map(torch.tensor, rows())
     source = shared(Dataset.of(X, y))
-    assert source.ranks == Ranks.alone() == Ranks(0, 1)
+    assert source.process_group == ProcessGroup.alone() == ProcessGroup(0, 1)
     assert sum(len(chunk.X) for chunk in source.chunks(50)) == N
-    assert standardised(source).ranks == Ranks.alone()
+    assert standardised(source).process_group == ProcessGroup.alone()
 
 
 def test_more_processes_than_lanes_or_rows_share_what_there_is() -> None:
     X, y, _ = map(torch.tensor, rows())
     whole = Dataset.of(X, y)
-    parts = [SharedSource(whole, Ranks(rank, 11)) for rank in range(11)]
+    parts = [ShardedSource(whole, ProcessGroup(rank, 11)) for rank in range(11)]
     assert torch.equal(torch.cat([next(part.chunks(N)).X for part in parts]), X)
     few = whole.part(slice(0, 5))
-    assert [lane.N for lane in SharedSource(few, Ranks(1, 2)).lanes()] == [3]
+    assert [shard.N for shard in ShardedSource(few, ProcessGroup(1, 2)).shards()] == [3]

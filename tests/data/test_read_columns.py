@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from winnowgp.data import read_columns
+from winnowgp.data import read_table
 from winnowgp.errors import InputError
 
 
@@ -30,7 +30,7 @@ def written(folder: Path, content: bytes | str, name: str = "a.csv") -> Path:
     ],
 )
 def test_dialects_of_csv_say_the_same(content: bytes, tmp_path: Path) -> None:
-    table = read_columns(written(tmp_path, content))
+    table = read_table(written(tmp_path, content))
     assert {name: table.words(name).tolist() for name in table.names} == {
         "a": ["1", None],
         "b": ["x y", "z"],
@@ -39,11 +39,11 @@ def test_dialects_of_csv_say_the_same(content: bytes, tmp_path: Path) -> None:
 
 def test_an_encoding_can_be_said(tmp_path: Path) -> None:
     path = written(tmp_path, "town\nMünchen\n".encode("latin-1"))
-    assert read_columns(path, encoding="latin-1").words("town").tolist() == ["München"]
+    assert read_table(path, encoding="latin-1").words("town").tolist() == ["München"]
     with pytest.raises(InputError, match=r"byte 6 cannot be read.*--encoding"):
-        read_columns(path)
+        read_table(path)
     with pytest.raises(InputError, match="`encoding` must be"):
-        read_columns(path, encoding="klingon")
+        read_table(path, encoding="klingon")
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_what_cannot_be_read_is_said(content: bytes | str, message: str, tmp_pat
     if isinstance(content, bytes) and content.startswith(b"PAR1"):
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     with pytest.raises(InputError, match=message):
-        read_columns(written(tmp_path, content))
+        read_table(written(tmp_path, content))
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
-        read_columns(tmp_path)
+        read_table(tmp_path)
     with pytest.raises(InputError, match=r"nope\.csv cannot be read: No such file"):
-        read_columns(tmp_path / "nope.csv")
+        read_table(tmp_path / "nope.csv")
 
 
 def test_parquet_is_read_by_type(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_parquet_is_read_by_type(tmp_path: Path) -> None:
         }
     )
     parquet.write_table(table, tmp_path / "a.anything")
-    columns = read_columns(tmp_path / "a.anything")
+    columns = read_table(tmp_path / "a.anything")
     np.testing.assert_array_equal(columns.values["whole"], [1, np.nan])
     np.testing.assert_array_equal(columns.values["real"], [0.5, np.nan])
     words = {n: columns.words(n).tolist() for n in ("huge", "word", "flag", "day")}
@@ -103,10 +103,10 @@ def test_parquet_is_read_by_type(tmp_path: Path) -> None:
     }
     parquet.write_table(pyarrow.table({"list": [[1], [2]]}), tmp_path / "b")
     with pytest.raises(InputError, match="column 'list' holds list"):
-        read_columns(tmp_path / "b")
+        read_table(tmp_path / "b")
 
 
 def test_a_delimiter_within_a_quoted_name_is_no_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('"a, b";y\n1;2\n')
-    assert read_columns(path).names == ("a, b", "y")
+    assert read_table(path).names == ("a, b", "y")

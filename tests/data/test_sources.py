@@ -196,7 +196,7 @@ def iterator_once() -> Callable[[], Iterator[tuple[Any, Any]]]:
 
 def test_standard_units_are_those_of_the_whole(source: Source) -> None:
     found = standardised(source)
-    for units, A in ((found.x_units, X), (found.y_units, Y)):
+    for units, A in ((found.x_scaler, X), (found.y_scaler, Y)):
         np.testing.assert_allclose(units.shift, A.mean(0), rtol=0, atol=1e-15)
         np.testing.assert_allclose(units.scale, A.std(0), rtol=1e-14)
     expected = (X - X.mean(0)) / X.std(0)

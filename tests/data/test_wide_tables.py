@@ -70,7 +70,7 @@ def test_units_are_found_from_fewer_rows_at_a_time(monkeypatch: pytest.MonkeyPat
     source = Tracked(ROWS)
     found = standardised(source)
     assert source.most <= 2 * 5
-    torch.testing.assert_close(found.x_units.scale, ROWS.X.std(0, correction=0))
+    torch.testing.assert_close(found.x_scaler.scale, ROWS.X.std(0, correction=0))
 
 
 def test_blocks_for_a_gpu_leave_half_of_it_free() -> None:
@@ -88,7 +88,7 @@ def test_standard_units_move_with_rows_in_memory() -> None:
     meta = torch.device("meta")
     moved = standardised(ROWS).to(meta)
     found = moved.part(torch.arange(3))
-    assert {moved.device, found.X.device, found.Y.device, moved.x_units.shift.device} == {meta}
+    assert {moved.device, found.X.device, found.Y.device, moved.x_scaler.shift.device} == {meta}
     # Others are moved as they are read.
     stays = standardised(ArraySource(ROWS.X.numpy(), ROWS.Y.numpy())).to(meta)
     assert next(stays.chunks(3)).X.device.type == stays.device.type == "cpu"

@@ -224,7 +224,7 @@ def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
     words = ["fit", str(tmp_path / "t.csv"), "-t", "y", "-o", model, "--quiet"]
     assert run([*words, "--kernel", kernel]) == 0
     found = winnowgp.load(model)
-    assert found.findings["kernel"] == kernel
+    assert found.summary["kernel"] == kernel
     assert found.estimator.kernel == "rbf[0] + linear[1, 2, 3]"
     assert run([*words, "--kernel", "rbf[year]"]) == 2
 

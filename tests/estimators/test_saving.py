@@ -39,7 +39,7 @@ def clone(model: Any) -> Any:
 QUICK: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": (3, 3, 3), "n_candidates": 6}
 
 
-def watcher(progress: Progress) -> None:
+def callback(progress: Progress) -> None:
     pass
 
 
@@ -49,7 +49,7 @@ REGRESSORS = {
     "kernel": SparseGPRegressor(
         ScaleKernel(MaternKernel(nu=1.5)), random_state=np.random.RandomState(3), **QUICK
     ),
-    "counts": SparseGPRegressor(likelihood="poisson", on_progress=watcher, **QUICK),
+    "counts": SparseGPRegressor(likelihood="poisson", on_progress=callback, **QUICK),
     "locations": SparseGPRegressor(candidates=X[:8], tolerance=np.float64(0.1)),
 }
 

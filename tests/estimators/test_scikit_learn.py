@@ -124,7 +124,7 @@ def test_a_weight_is_a_number_of_rows_in_a_whole_fit(name: str) -> None:
     weighted = copied(estimator).fit(X, y, sample_weight=COUNTS)
     repeated = copied(estimator).fit(X.loc[X.index.repeat(COUNTS.tolist())], y.repeat(COUNTS))
     assert weighted.elbo_ == pytest.approx(repeated.elbo_, abs=1e-6)
-    assert weighted.given_up_ == pytest.approx(repeated.given_up_, abs=1e-6)
+    assert weighted.elbo_gap_ == pytest.approx(repeated.elbo_gap_, abs=1e-6)
     for answer in ("predict_proba", "predict") if "classifier" in name else ("predict",):
         a, b = getattr(weighted, answer)(X), getattr(repeated, answer)(X)
         if a.dtype.kind == "f":

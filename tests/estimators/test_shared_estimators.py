@@ -26,7 +26,7 @@ def unfitted(estimator: Any) -> Any:
 def test_a_source_in_memory_gives_the_fit_of_its_rows(name: str) -> None:
     estimator, targets = work.ESTIMATORS[name]
     fitted = unfitted(estimator).fit(work.source(targets))
-    assert work.findings(fitted) == work.findings(unfitted(estimator).fit(work.X, targets))
+    assert work.summary(fitted) == work.summary(unfitted(estimator).fit(work.X, targets))
     assert fitted.n_features_in_ == 2
     if name != "layers":
         assert fitted.classes_.tolist() == [0, 1, 2]
@@ -55,7 +55,7 @@ def test_rows_may_have_weights_and_single_precision() -> None:
     rows = Dataset.of(X, y, weights=torch.tensor(weights, dtype=torch.float32))
     found = unfitted(estimator).fit(rows)
     expected = unfitted(estimator).fit(X.double().numpy(), targets, sample_weight=weights)
-    assert work.findings(found) == work.findings(expected)
+    assert work.summary(found) == work.summary(expected)
 
 
 ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
@@ -89,9 +89,9 @@ def test_a_source_is_not_predicted_at_once(name: str) -> None:
     estimator, targets = work.ESTIMATORS[name]
     rows = work.source(targets)
     fitted = unfitted(estimator).fit(rows)
-    with pytest.raises(InputError, match=r"got a SharedSource\. Predict its rows some at a time"):
+    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows some at a time"):
         fitted.predict(rows)
-    with pytest.raises(InputError, match=r"got a SharedSource\. Predict its rows some at a time"):
+    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows some at a time"):
         fitted.log_density(rows, targets)
 
 
@@ -103,4 +103,4 @@ def test_who_follows_what_a_shared_source_is_told_has_all_rows() -> None:
         estimator.fit(shared(source))
     fitted = estimator.fit(shared(next(source.chunks(source.N))))
     expected = unfitted(estimator).fit(work.X, work.CLASSES)
-    assert work.findings(fitted) == work.findings(expected)
+    assert work.summary(fitted) == work.summary(expected)

@@ -64,9 +64,11 @@ def test_all_flips_and_the_score_function_have_no_bias(q, generator, samples: in
     problem = Close.made()
     exact = exact_gradient(problem, q)
     # 400 estimates of 6 numbers: |z| of the largest exceeds 4 once in 2,600 times.
-    flips = flip_draws(problem.statistics(), q, samples=samples, repeats=400, generator=generator)
-    assert flips.shape == (400, 6)
-    assert z_scores(flips, exact).abs().max() < 4
+    marginal_gains = flip_draws(
+        problem.statistics(), q, samples=samples, repeats=400, generator=generator
+    )
+    assert marginal_gains.shape == (400, 6)
+    assert z_scores(marginal_gains, exact).abs().max() < 4
     score = gradient_draws(
         ScoreFunction(samples),
         problem.statistics().value,
@@ -75,14 +77,14 @@ def test_all_flips_and_the_score_function_have_no_bias(q, generator, samples: in
         generator=generator,
     )
     assert z_scores(score, exact).abs().max() < 4
-    assert flips.var(0).sum() < score.var(0).sum()
+    assert marginal_gains.var(0).sum() < score.var(0).sum()
 
 
 def test_the_variance_of_all_flips_is_that_of_the_full_sum(q, generator) -> None:
     statistics = Close.made().statistics()
     masks = all_masks(6)
     weight = q.inclusion * (1 - q.inclusion)
-    each = weight * torch.stack([statistics.flips(mask) for mask in masks])
+    each = weight * torch.stack([statistics.marginal_gains(mask) for mask in masks])
     p = q.log_prob(masks).exp()[:, None]
     mean = (p * each).sum(0)
     exact = (p * (each - mean).square()).sum().item()

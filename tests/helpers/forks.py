@@ -114,13 +114,13 @@ def _started() -> subprocess.Popen[str]:
     import winnowgp
 
     # The package under test; and what has once asked for a GPU cannot be forked.
-    package = str(Path(winnowgp.__file__).parents[1])
+    paths = [str(Path(winnowgp.__file__).parents[1]), str(Path(__file__).parents[1])]
     return subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": package},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)},
     )
 
 

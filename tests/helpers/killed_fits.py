@@ -121,9 +121,9 @@ def command(checkpoint: Any) -> dict[str, str]:
     with short_fits(starts=2, rounds=2):
         assert run([*asked, "-o", str(where)]) == 0
     model = load(where)
-    findings = {k: v for k, v in model.findings.items() if k not in ("timings", "settings")}
-    findings["choice"] = {k: v for k, v in findings["choice"].items() if not k.endswith("_us")}
-    return {**answer(model.estimator), "findings": repr(findings)}
+    summary = {k: v for k, v in model.summary.items() if k not in ("timings", "settings")}
+    summary["choice"] = {k: v for k, v in summary["choice"].items() if not k.endswith("_us")}
+    return {**answer(model.estimator), "findings": repr(summary)}
 
 
 PROBLEMS: dict[str, Callable[[Any], dict[str, str]]] = {

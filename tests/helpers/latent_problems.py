@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.models import Latents, LatentVariableGP
 
 
@@ -28,8 +28,8 @@ class Latent:
         return LatentVariableGP(self.kernel, latents, candidates=self.Z, noise=noise)
 
     @property
-    def table(self) -> Entries:
-        return Entries.of(self.Y)
+    def table(self) -> MaskedMatrix:
+        return MaskedMatrix.of(self.Y)
 
 
 def rbf() -> Kernel:

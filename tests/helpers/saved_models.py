@@ -8,7 +8,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import PoissonLikelihood
 
 from helpers.deep_problems import deep
-from winnowgp import Dataset, Entries, LatentVariableGP, SparseGP, VariationalGP
+from winnowgp import Dataset, LatentVariableGP, MaskedMatrix, SparseGP, VariationalGP
 from winnowgp.models import Latents, SampledLatentGP
 
 X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
@@ -20,7 +20,7 @@ def sparse(M: int, dtype: torch.dtype = torch.float64) -> SparseGP:
     return SparseGP(kernel, X[:: max(40 // max(M, 1), 1)][:M].to(dtype), noise=0.1)
 
 
-def closed() -> tuple[LatentVariableGP, Entries]:
+def closed() -> tuple[LatentVariableGP, MaskedMatrix]:
     """A map with a noise for each column, and a table with a hole."""
     Y = DATA.Y.clone()
     Y[3, 1] = torch.nan
@@ -28,16 +28,16 @@ def closed() -> tuple[LatentVariableGP, Entries]:
     latents = Latents(X - 3, variance=0.1 + 0.01 * X)
     kernel = ScaleKernel(RBFKernel())
     model = LatentVariableGP(kernel, latents, candidates=X[::6] - 3, noise=noise)
-    return model, Entries.of(Y)
+    return model, MaskedMatrix.of(Y)
 
 
-def sampled() -> tuple[SampledLatentGP, Entries]:
+def sampled() -> tuple[SampledLatentGP, MaskedMatrix]:
     """A map of counts."""
     kernel, likelihood = ScaleKernel(MaternKernel(nu=1.5)), PoissonLikelihood()
     function = VariationalGP(kernel, X[::6] - 3, likelihood=likelihood, targets=2)
     function.q_mean.data.copy_(torch.sin(X[::6]).expand(-1, 2))
     latents = Latents(X - 3, variance=0.1 + 0.01 * X)
-    return SampledLatentGP(function, latents), Entries.of((DATA.Y.exp()).round())
+    return SampledLatentGP(function, latents), MaskedMatrix.of((DATA.Y.exp()).round())
 
 
 SAVED: dict[str, Callable[[], Any]] = {

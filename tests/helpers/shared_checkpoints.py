@@ -11,10 +11,10 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from helpers.shared_rows import plain, rows, said
-from winnowgp.data import ArraySource, Ranks, SharedSource, shared
+from winnowgp.data import ArraySource, ProcessGroup, ShardedSource, shared
 from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
-from winnowgp.training import Checkpoint, EndPhase, Fast, Progress, fit, opened
+from winnowgp.training import Checkpoint, EndPhase, Fast, Progress, fit, open_checkpoint
 from winnowgp.training import checkpoint as checkpoint_module
 
 PLAN = Fast(n_candidates=8, rounds=1, inclusion_steps=10)
@@ -36,7 +36,7 @@ class Stops:
             raise self.error
 
 
-def curve() -> SharedSource:
+def curve() -> ShardedSource:
     """A fit of these takes little time."""
     X, y, _ = rows()
     return shared(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
@@ -51,13 +51,13 @@ def _fitted(**words: Any) -> dict[str, Any]:
     return {"bound": found.bound, "points": plain(found.posterior.Z)}
 
 
-def unbroken(ranks: Ranks) -> dict[str, Any]:
+def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
     return _fitted()
 
 
-def resumed(ranks: Ranks) -> dict[str, Any]:
+def resumed(process_group: ProcessGroup) -> dict[str, Any]:
     """Stopped, gone on with, and begun once more after it has ended."""
-    where = Checkpoint(f"kept-{ranks.rank}", 0)
+    where = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
         _fitted(checkpoint=where, on_progress=Stops(8))
     goes_on, ended = Stops(), Stops()
@@ -69,20 +69,22 @@ def resumed(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def once(ranks: Ranks) -> list[int]:
+def once(process_group: ProcessGroup) -> list[int]:
     """Of a journal that is kept, and of one that is not."""
-    kept = opened(Checkpoint(f"kept-{ranks.rank}"), "once", ranks=ranks)
-    unkept = opened(None, "once", ranks=ranks)
-    return [kept.once(lambda: ranks.rank + 3), unkept.once(lambda: ranks.rank + 4)]
+    kept = open_checkpoint(
+        Checkpoint(f"kept-{process_group.rank}"), "once", process_group=process_group
+    )
+    unkept = open_checkpoint(None, "once", process_group=process_group)
+    return [kept.once(lambda: process_group.rank + 3), unkept.once(lambda: process_group.rank + 4)]
 
 
-def early(ranks: Ranks) -> list[Any]:
+def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
-    watcher = Stops(4, EndPhase) if ranks.first else Stops()
-    return [_fitted(on_progress=watcher), watcher.told]
+    callback = Stops(4, EndPhase) if process_group.first else Stops()
+    return [_fitted(on_progress=callback), callback.told]
 
 
-def full_disk(ranks: Ranks) -> list[Any]:
+def full_disk(process_group: ProcessGroup) -> list[Any]:
     """From the third writing on."""
     real, seen = checkpoint_module.write_packed, [0]
 
@@ -93,7 +95,7 @@ def full_disk(ranks: Ranks) -> list[Any]:
         return real(*words)
 
     checkpoint_module.write_packed = write  # type: ignore[assignment]
-    where = Checkpoint(f"full-{ranks.rank}", 0)
+    where = Checkpoint(f"full-{process_group.rank}", 0)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -105,34 +107,34 @@ def full_disk(ranks: Ranks) -> list[Any]:
     return [found, sorted(warned), _fitted(checkpoint=where)]
 
 
-def damaged(ranks: Ranks) -> list[str]:
+def damaged(process_group: ProcessGroup) -> list[str]:
     """The file of the first process, and of no other."""
-    where = Checkpoint(f"damaged-{ranks.rank}", 0)
-    if ranks.first:
+    where = Checkpoint(f"damaged-{process_group.rank}", 0)
+    if process_group.first:
         where.path("fit").parent.mkdir()
         where.path("fit").write_bytes(b"nothing of ours")
     return said(lambda: _fitted(checkpoint=where))
 
 
-def different(ranks: Ranks) -> list[str]:
+def different(process_group: ProcessGroup) -> list[str]:
     """A model of its own in each process."""
-    return said(lambda: fit(line(0.1 + ranks.rank), curve(), schedule=Fast(n_candidates=8)))
+    return said(lambda: fit(line(0.1 + process_group.rank), curve(), schedule=Fast(n_candidates=8)))
 
 
-def shards(ranks: Ranks) -> list[str]:
+def shards(process_group: ProcessGroup) -> list[str]:
     """Rows of its own in each process."""
     X, y, _ = rows()
-    return said(lambda: shared(ArraySource(X[ranks.rank :], y[ranks.rank :])))
+    return said(lambda: shared(ArraySource(X[process_group.rank :], y[process_group.rank :])))
 
 
-def elastic(ranks: Ranks) -> dict[str, Any]:
+def elastic(process_group: ProcessGroup) -> dict[str, Any]:
     """Under torchrun: the second process is killed in the first try, the first in the second."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     steps = Stops()
 
     def watch(progress: Progress) -> None:
         steps(progress)
-        if attempt < 2 and steps.told == 6 and ranks.rank == 1 - attempt:
+        if attempt < 2 and steps.told == 6 and process_group.rank == 1 - attempt:
             os.kill(os.getpid(), signal.SIGKILL)
 
     found = _fitted(checkpoint=Checkpoint("kept", 0), on_progress=watch)

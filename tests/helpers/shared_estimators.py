@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from winnowgp.data import Dataset, Ranks, Source, shared
+from winnowgp.data import Dataset, ProcessGroup, Source, shared
 from winnowgp.estimators import DeepGPClassifier, DeepGPRegressor, SparseGPClassifier
 from winnowgp.training.adam import Parts
 
@@ -38,7 +38,7 @@ def source(targets: Any) -> Source:
     return shared(Dataset.of(torch.tensor(X), torch.tensor(targets, dtype=torch.float64)))
 
 
-def findings(fitted: Any) -> dict[str, Any]:
+def summary(fitted: Any) -> dict[str, Any]:
     """What can be compared."""
     points = fitted.inducing_points_
     listed = points if isinstance(points, tuple) else (points,)
@@ -50,9 +50,9 @@ def findings(fitted: Any) -> dict[str, Any]:
     }
 
 
-def fits(ranks: Ranks) -> dict[str, Any]:
+def fits(process_group: ProcessGroup) -> dict[str, Any]:
     """What each estimator finds, and how many rows of a minibatch this process looked at."""
-    assert source(Y).ranks == ranks
+    assert source(Y).process_group == process_group
     return {name: _watched(*asked) for name, asked in ESTIMATORS.items()}
 
 
@@ -65,4 +65,4 @@ def _watched(estimator: Any, targets: Any) -> dict[str, Any]:
         return part
 
     with patch.object(Parts, "next", watched):
-        return {**findings(estimator.fit(source(targets))), "rows": sorted(looked)}
+        return {**summary(estimator.fit(source(targets))), "rows": sorted(looked)}

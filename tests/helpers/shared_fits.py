@@ -7,7 +7,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 
 from helpers.shared_rows import D, N, array, dataset, parquet, plain
-from winnowgp.data import Ranks, Source, shared, standardised
+from winnowgp.data import ProcessGroup, Source, shared, standardised
 from winnowgp.models import SparseGP
 from winnowgp.training import Fast, MaxPoints, Tolerance, fit
 
@@ -26,7 +26,7 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     return {
         "bound": found.bound,
         "upper bound": found.upper_bound,
-        "given up": found.given_up,
+        "given up": found.elbo_gap,
         "noise": found.model.noise.item(),
         "points": plain(found.posterior.Z),
         "candidates": plain(found.candidates),
@@ -37,7 +37,7 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     }
 
 
-def fits(ranks: Ranks) -> dict[str, Any]:
+def fits(process_group: ProcessGroup) -> dict[str, Any]:
     """Of rows in memory that count differently, and of rows that are read."""
     return {
         "weights": _fitted(standardised(shared(dataset(weighted=True))), goal=FEW),
@@ -45,7 +45,7 @@ def fits(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def more_fits(ranks: Ranks) -> dict[str, Any]:
+def more_fits(process_group: ProcessGroup) -> dict[str, Any]:
     """Of other sources, and by other plans."""
     units = standardised(shared(array()))
     return {

@@ -9,7 +9,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likeli
 
 from helpers.shared_checkpoints import Stopped, Stops
 from helpers.shared_rows import D, plain, rows, said
-from winnowgp.data import Dataset, Ranks, shared
+from winnowgp.data import Dataset, ProcessGroup, shared
 from winnowgp.gradients import Relaxed
 from winnowgp.models import DeepGP, DeepLayer, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
@@ -30,8 +30,8 @@ def _fitted(
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     start = VariationalGP(kernel, X[:12], likelihood=likelihood or GaussianLikelihood())
     values: list[float] = []
-    watcher = words.pop("on_progress", lambda progress: values.append(progress.objective))
-    found = fit(start, shared(data), schedule=plan, on_progress=watcher, **words)
+    callback = words.pop("on_progress", lambda progress: values.append(progress.objective))
+    found = fit(start, shared(data), schedule=plan, on_progress=callback, **words)
     return {
         "values": values,
         "bound": found.bound,
@@ -41,37 +41,37 @@ def _fitted(
     }
 
 
-def gaussian(ranks: Ranks) -> dict[str, Any]:
+def gaussian(process_group: ProcessGroup) -> dict[str, Any]:
     return _fitted(_plan(batch_size=20))
 
 
-def classes(ranks: Ranks) -> dict[str, Any]:
+def classes(process_group: ProcessGroup) -> dict[str, Any]:
     return _fitted(_plan(batch_size=20), likelihood=BernoulliLikelihood())
 
 
-def relaxed(ranks: Ranks) -> dict[str, Any]:
+def relaxed(process_group: ProcessGroup) -> dict[str, Any]:
     return _fitted(_plan(batch_size=20, gradient=Relaxed(samples=2)))
 
 
-def whole(ranks: Ranks) -> dict[str, Any]:
+def whole(process_group: ProcessGroup) -> dict[str, Any]:
     """All rows at every step."""
     return _fitted(_plan())
 
 
-def odd(ranks: Ranks) -> list[str]:
+def odd(process_group: ProcessGroup) -> list[str]:
     """Minibatches that two processes cannot halve."""
     return said(lambda: _fitted(_plan(batch_size=21)))
 
 
-def resumed(ranks: Ranks) -> dict[str, Any]:
+def resumed(process_group: ProcessGroup) -> dict[str, Any]:
     """`gaussian`, stopped and gone on with."""
-    kept = Checkpoint(f"kept-{ranks.rank}", 0)
+    kept = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
         _fitted(_plan(batch_size=20), checkpoint=kept, on_progress=Stops(13))
     return _fitted(_plan(batch_size=20), checkpoint=kept)
 
 
-def deep(ranks: Ranks) -> dict[str, Any]:
+def deep(process_group: ProcessGroup) -> dict[str, Any]:
     """Two layers."""
     X, y, _ = rows()
     data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))

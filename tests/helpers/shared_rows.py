@@ -13,7 +13,7 @@ from winnowgp.data import (
     BatchSource,
     Dataset,
     ParquetSource,
-    Ranks,
+    ProcessGroup,
     Source,
     shared,
     standardised,
@@ -82,40 +82,42 @@ def said(work: Callable[[], Any]) -> list[str]:
     return []
 
 
-def sums(ranks: Ranks) -> dict[str, Any]:
-    own = torch.full((2, 3), 10.0**ranks.rank, dtype=torch.float64)
-    total, single = ranks.total(own, torch.tensor(0.1 * (ranks.rank + 1), dtype=torch.float64))
-    (float32,) = ranks.total(torch.tensor([1.0 + ranks.rank]))
+def sums(process_group: ProcessGroup) -> dict[str, Any]:
+    own = torch.full((2, 3), 10.0**process_group.rank, dtype=torch.float64)
+    total, single = process_group.all_reduce(
+        own, torch.tensor(0.1 * (process_group.rank + 1), dtype=torch.float64)
+    )
+    (float32,) = process_group.all_reduce(torch.tensor([1.0 + process_group.rank]))
     return {
-        "rank": ranks.rank,
-        "of": ranks.of,
-        "first": ranks.first,
+        "rank": process_group.rank,
+        "of": process_group.world_size,
+        "first": process_group.first,
         "own": plain(own),
         "total": plain(total),
         "single": single.item(),
         "float32": [str(float32.dtype), *plain(float32)],
-        "agreed": ranks.agreed({"seed": 5 + ranks.rank, "text": "ü"}),
-        "gathered": ranks.gathered((ranks.rank, "x" * ranks.rank)),
+        "agreed": process_group.broadcast_object({"seed": 5 + process_group.rank, "text": "ü"}),
+        "gathered": process_group.all_gather((process_group.rank, "x" * process_group.rank)),
     }
 
 
-def of_dataset(ranks: Ranks) -> dict[str, Any]:
+def of_dataset(process_group: ProcessGroup) -> dict[str, Any]:
     return _of_source(dataset())
 
 
-def of_weights(ranks: Ranks) -> dict[str, Any]:
+def of_weights(process_group: ProcessGroup) -> dict[str, Any]:
     return _of_source(dataset(weighted=True))
 
 
-def of_array(ranks: Ranks) -> dict[str, Any]:
+def of_array(process_group: ProcessGroup) -> dict[str, Any]:
     return _of_source(array())
 
 
-def of_parquet(ranks: Ranks) -> dict[str, Any]:
+def of_parquet(process_group: ProcessGroup) -> dict[str, Any]:
     return _of_source(parquet())
 
 
-def of_batches(ranks: Ranks) -> dict[str, Any]:
+def of_batches(process_group: ProcessGroup) -> dict[str, Any]:
     return _of_source(batches())
 
 
@@ -129,7 +131,7 @@ def _of_source(whole: Source) -> dict[str, Any]:
     return {
         "shape": [source.N, source.D, source.P, str(source.dtype), source.observations],
         "sizes": [len(chunk.X) for chunk in read],
-        "lanes": [lane.N for lane in source.lanes()],
+        "lanes": [shard.N for shard in source.shards()],
         "read": [plain(torch.cat([chunk.X, chunk.Y], 1)) for chunk in read],
         "weights": [None if chunk.weights is None else plain(chunk.weights) for chunk in read],
         "part": plain(torch.cat([part.X, part.Y], 1)),
@@ -137,11 +139,11 @@ def _of_source(whole: Source) -> dict[str, Any]:
         "total": plain(source.total(torch.cat([chunk.X for chunk in read]).sum(0))[0]),
         "gathered": source.gathered(len(read)),
         "units": [
-            *(plain(u) for u in (units.x_units.shift, units.x_units.scale)),
-            *(plain(u) for u in (units.y_units.shift, units.y_units.scale)),
+            *(plain(u) for u in (units.x_scaler.shift, units.x_scaler.scale)),
+            *(plain(u) for u in (units.y_scaler.shift, units.y_scaler.scale)),
         ],
         "standard part": plain(units.part(torch.tensor(ASKED)).X),
-        "standard lanes": [plain(next(lane.chunks(N)).X) for lane in units.lanes()],
+        "standard lanes": [plain(next(shard.chunks(N)).X) for shard in units.shards()],
         "refused": said(lambda: source.share(0, 2)),
         "missing": missing,
     }

@@ -9,7 +9,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likeli
 from torch import Tensor
 
 from winnowgp.bounds import RowBlocks
-from winnowgp.data import ArraySource, Dataset, Ranks, SharedSource, shared, standardised
+from winnowgp.data import ArraySource, Dataset, ProcessGroup, ShardedSource, shared, standardised
 from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import DeepGP, DeepLayer, SparseGP
@@ -18,17 +18,17 @@ from winnowgp.selection import Frontier
 from winnowgp.training import (
     Adam,
     Checkpoint,
-    Course,
+    CheckpointLog,
     DeepFast,
     DeepSchedule,
     DeepThreePhases,
     Fast,
-    Journal,
     MaxPoints,
     Tolerance,
+    TrainingContext,
     fit,
     fit_deep,
-    opened,
+    open_checkpoint,
     silent,
 )
 from winnowgp.training import fast as fast_steps
@@ -52,32 +52,32 @@ class Odd(Exception):
         super().__init__(f"{first} {second}")
 
 
-def words(ranks: Ranks) -> dict[str, Any]:
+def words(process_group: ProcessGroup) -> dict[str, Any]:
     """What the first process says is what all hear."""
-    own = torch.tensor([0.1 + ranks.rank, 1.0], dtype=torch.float64)
-    mask = torch.tensor([[True, ranks.first]])
-    led = ranks.led(own, mask, torch.tensor(3.0 + ranks.rank))
-    total = ranks.total(own, torch.tensor([1.0 + ranks.rank]))
+    own = torch.tensor([0.1 + process_group.rank, 1.0], dtype=torch.float64)
+    mask = torch.tensor([[True, process_group.first]])
+    led = process_group.broadcast(own, mask, torch.tensor(3.0 + process_group.rank))
+    total = process_group.all_reduce(own, torch.tensor([1.0 + process_group.rank]))
 
     def fails() -> int:
         raise Odd("no", "luck")
 
     try:
-        error = f"{ranks.decided(fails)}"
+        error = f"{process_group.broadcast_result(fails)}"
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
     return {
         "led": [each.tolist() for each in led],
         "dtypes": [str(each.dtype) for each in (*led, *total)],
-        "decided": ranks.decided(lambda: None),
+        "decided": process_group.broadcast_result(lambda: None),
         "error": error,
     }
 
 
-def one_fails(ranks: Ranks) -> dict[str, Any]:
+def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
     """The second process cannot compute its part of the third minibatch."""
     data = rows(40)
-    parts = Parts(data, 8, torch.Generator().manual_seed(0), ranks=ranks)
+    parts = Parts(data, 8, torch.Generator().manual_seed(0), process_group=process_group)
     slope = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     calls, values = 0, []
 
@@ -85,7 +85,7 @@ def one_fails(ranks: Ranks) -> dict[str, Any]:
         nonlocal calls
         calls += 1
         own = parts.next()
-        if calls == 3 and ranks.rank == ranks.of - 1:
+        if calls == 3 and process_group.rank == process_group.world_size - 1:
             raise NotPositiveDefiniteError("rows of this process only")
         return -(own.Y[:, 0] - own.X @ slope).square().mean()
 
@@ -94,41 +94,41 @@ def one_fails(ranks: Ranks) -> dict[str, Any]:
         [([slope], 0.1)],
         scale=1.0,
         on_step=lambda step, value: values.append(value),
-        ranks=ranks,
+        process_group=process_group,
     )
     return {"calls": calls, "values": values, "slope": slope.tolist()}
 
 
-def uneven(ranks: Ranks) -> list[list[float]]:
+def uneven(process_group: ProcessGroup) -> list[list[float]]:
     """Parts that are far larger than their mean."""
-    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
+    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
     some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
-    own = (0.1 - 3e5 * some if ranks.rank else 3e5 * some).requires_grad_()
+    own = (0.1 - 3e5 * some if process_group.rank else 3e5 * some).requires_grad_()
     found = parts.together(lambda: own / 3, own.shape)
     found.sum().backward()
     assert own.grad is not None
     return [found.tolist(), own.grad.tolist()]
 
 
-def failed_scores(ranks: Ranks) -> list[float]:
+def failed_scores(process_group: ProcessGroup) -> list[float]:
     """Several numbers that the last process cannot compute, and what comes after them."""
-    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), ranks=ranks)
+    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
 
     def scores() -> Tensor:
-        if ranks.rank == ranks.of - 1:
+        if process_group.rank == process_group.world_size - 1:
             raise NotPositiveDefiniteError("rows of this process only")
         return torch.ones(3, dtype=torch.float64)
 
     try:
         return parts.together(scores, (3,)).tolist()
     except NotPositiveDefiniteError:
-        return parts.together(lambda: torch.full((2,), 0.5 + ranks.rank), (2,)).tolist()
+        return parts.together(lambda: torch.full((2,), 0.5 + process_group.rank), (2,)).tolist()
 
 
-def starts(ranks: Ranks) -> list[list[float]]:
+def starts(process_group: ProcessGroup) -> list[list[float]]:
     """A stage that begins elsewhere in each process."""
-    own = torch.nn.Parameter(torch.tensor([1.0, 0.1 * ranks.rank]))
-    Journal(ranks=ranks).stage({}, start=[own, torch.ones(0)])
+    own = torch.nn.Parameter(torch.tensor([1.0, 0.1 * process_group.rank]))
+    CheckpointLog(process_group=process_group).stage({}, start=[own, torch.ones(0)])
     return own.tolist()
 
 
@@ -143,25 +143,35 @@ class Unwritable:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-def watched(ranks: Ranks) -> str:
+def watched(process_group: ProcessGroup) -> str:
     """Only the first process has such a watcher."""
-    watcher = Unwritable() if ranks.first else silent
+    callback = Unwritable() if process_group.first else silent
     try:
-        opened(Checkpoint(f"kept-{ranks.of}"), "fit", watcher=watcher, ranks=ranks)
+        open_checkpoint(
+            Checkpoint(f"kept-{process_group.world_size}"),
+            "fit",
+            callback=callback,
+            process_group=process_group,
+        )
     except NotSaveableError as error:
         return str(error)
     return ""
 
 
-def choices(ranks: Ranks) -> dict[str, Any]:
+def choices(process_group: ProcessGroup) -> dict[str, Any]:
     """What the fast schedule decides by, which each process but the first sees differently."""
-    if not ranks.first:
+    if not process_group.first:
         _differ()
     data = shared(rows())
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
-    course = Course(torch.Generator().manual_seed(0), silent, Journal(ranks=ranks), ranks)
-    steps = FastSteps(model, data, rows=80, course=course)
+    context = TrainingContext(
+        torch.Generator().manual_seed(0),
+        silent,
+        CheckpointLog(process_group=process_group),
+        process_group,
+    )
+    steps = FastSteps(model, data, rows=80, context=context)
     pool = steps.with_fresh(model, 12)
     frontier = steps.frontier(pool.subset_statistics(data))
     kept = steps.chosen(pool, frontier.masks[6], 0.0)
@@ -186,19 +196,21 @@ def _differ() -> None:
     SparseGP.fixed_bound = lambda self, data: bound(self, data) + 1e-3
 
 
-def other_machines(ranks: Ranks) -> dict[str, Any]:
+def other_machines(process_group: ProcessGroup) -> dict[str, Any]:
     """Processes but the first evaluate kernels with errors of their own."""
-    return _perturbed(ranks, rows(40), Fast(Tolerance(0.1), n_candidates=10, rounds=1))
+    return _perturbed(process_group, rows(40), Fast(Tolerance(0.1), n_candidates=10, rounds=1))
 
 
-def more_machines(ranks: Ranks) -> dict[str, Any]:
+def more_machines(process_group: ProcessGroup) -> dict[str, Any]:
     """As many points as are asked for, where several starts race."""
-    return _perturbed(ranks, rows(), Fast(MaxPoints(20), n_candidates=30, rounds=2, iterations=30))
+    return _perturbed(
+        process_group, rows(), Fast(MaxPoints(20), n_candidates=30, rounds=2, iterations=30)
+    )
 
 
-def _perturbed(ranks: Ranks, data: Dataset, plan: Fast) -> dict[str, Any]:
-    if not ranks.first:
-        _perturb(1e-7 * ranks.rank)
+def _perturbed(process_group: ProcessGroup, data: Dataset, plan: Fast) -> dict[str, Any]:
+    if not process_group.first:
+        _perturb(1e-7 * process_group.rank)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
     steps: list[float] = []
@@ -211,12 +223,12 @@ def _perturbed(ranks: Ranks, data: Dataset, plan: Fast) -> dict[str, Any]:
     return {"steps": steps, "points": fitted.posterior.Z.tolist()}
 
 
-def threads(ranks: Ranks) -> dict[str, str]:
+def threads(process_group: ProcessGroup) -> dict[str, str]:
     """How many there are is no part of a fit that processes of several machines share."""
-    heading = {"threads": str(1 + ranks.rank), "rows": "4"}
-    _check_same(ranks.gathered(heading))
+    heading = {"threads": str(1 + process_group.rank), "rows": "4"}
+    _check_same(process_group.all_gather(heading))
     try:
-        _check_same(ranks.gathered({**heading, "rows": str(4 + ranks.rank)}))
+        _check_same(process_group.all_gather({**heading, "rows": str(4 + process_group.rank)}))
     except InputError as error:
         return {"refused": str(error)}
     return {}
@@ -235,31 +247,31 @@ def _perturb(error: float) -> None:
     ScaledRBFChunks.uu, ScaledRBFChunks.uf = uu, uf  # type: ignore[method-assign]
 
 
-def blocks(ranks: Ranks) -> list[float]:
+def blocks(process_group: ProcessGroup) -> list[float]:
     """Of another size in each process, as free memory may have it."""
     X, y = rows().X.numpy(), rows().Y.numpy()
     source = shared(ArraySource(X, y))
-    found = RowBlocks(source, device=torch.device("cpu"), size=10 + ranks.rank)
+    found = RowBlocks(source, device=torch.device("cpu"), size=10 + process_group.rank)
     return found.centre.tolist()
 
 
-def standard_twice(ranks: Ranks) -> dict[str, Any]:
+def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
     """An estimator standardises what may be standardised already."""
     read: list[int] = []
-    original = SharedSource.lanes
+    original = ShardedSource.shards
 
-    def lanes(self: SharedSource) -> Any:
+    def shards(self: ShardedSource) -> Any:
         found = original(self)
-        read.append(sum(lane.N for lane in found))
+        read.append(sum(shard.N for shard in found))
         return found
 
-    SharedSource.lanes = lanes  # type: ignore[method-assign]
+    ShardedSource.shards = shards  # type: ignore[method-assign]
     estimator = SparseGPRegressor(tolerance=0.3, n_candidates=10, random_state=0)
     estimator.fit(standardised(shared(rows(30))))
     return {"read": max(read[2:]), "elbo": estimator.elbo_}
 
 
-def deep_layers(ranks: Ranks) -> dict[str, Any]:
+def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
     """Two layers by both schedules, for Gaussian noise and for classes."""
     paper = DeepThreePhases(0.1, layerwise=2, pre=4, process=4, post=4, batch_size=20, samples=2)
     fast = DeepFast(layerwise=2, pre=4, post=4, rounds=2, batch_size=20, inclusion_steps=4)

@@ -22,18 +22,18 @@ import torch.distributed as dist
 
 from helpers.forks import Fork, returned
 from helpers.short_fits import short_fits
-from winnowgp.data import Ranks
+from winnowgp.data import ProcessGroup
 
 
-def together(work: Callable[[Ranks], Any], of: int) -> list[Any]:
+def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:
     """What it returned in each of so many processes, introduced to each other by a file."""
     met = Path("met").absolute()
 
     def begun(rank: int) -> Any:
         dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=of)
-        ranks = Ranks.started()
-        assert ranks == Ranks(rank, of)
-        return work(ranks)
+        process_group = ProcessGroup.started()
+        assert process_group == ProcessGroup(rank, of)
+        return work(process_group)
 
     forks = [Fork.of(lambda rank=rank: begun(rank), Path(f"{rank}.answer")) for rank in range(of)]
     answers = [fork.ended() or json.dumps({"raised": "it was killed"}) for fork in forks]
@@ -89,7 +89,7 @@ def _work(asked: list[str]) -> None:
         _leave("command", _command(words))
     for each in asked:
         module, name = each.split(":")
-        _leave(name, getattr(import_module(module), name)(Ranks.started()))
+        _leave(name, getattr(import_module(module), name)(ProcessGroup.started()))
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def test_with_targets_no_more_is_given_up_than_allowed(tolerance: float) -> None
     chosen = allocated(allocator, X, k, 40)
     Y = (y - y.mean())[:, None]
     every = dense_bound(k, X, list(range(40)), Y, 0.02)
-    given_up = every - dense_bound(k, X, chosen, Y, 0.02)
-    assert given_up <= tolerance * 40 + 1e-6
+    elbo_gap = every - dense_bound(k, X, chosen, Y, 0.02)
+    assert elbo_gap <= tolerance * 40 + 1e-6
     # One fewer of them, whichever it is, would be too few.
     fewer = [dense_bound(k, X, [c for c in chosen if c != gone], Y, 0.02) for gone in chosen]
     assert every - max(fewer) > tolerance * 40

@@ -25,44 +25,44 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return (tmp_path / "runs").as_uri()
 
 
-def client(watcher: MLflow) -> Any:
-    return pytest.importorskip("mlflow").tracking.MlflowClient(watcher.tracking_uri)
+def client(callback: MLflow) -> Any:
+    return pytest.importorskip("mlflow").tracking.MlflowClient(callback.tracking_uri)
 
 
-def curve(watcher: MLflow, name: str) -> list[tuple[int, float]]:
-    found = client(watcher).get_metric_history(watcher.run_id, name)
+def curve(callback: MLflow, name: str) -> list[tuple[int, float]]:
+    found = client(callback).get_metric_history(callback.run_id, name)
     return [(each.step, each.value) for each in found]
 
 
-def run_of(watcher: MLflow) -> Any:
-    return client(watcher).get_run(watcher.run_id)
+def run_of(callback: MLflow) -> Any:
+    return client(callback).get_run(callback.run_id)
 
 
 def test_metrics_and_words_are_in_the_run(runs: str) -> None:
-    with MLflow("hills", run_name="first", tracking_uri=runs, params={"alpha": 0.5}) as watcher:
+    with MLflow("hills", run_name="first", tracking_uri=runs, params={"alpha": 0.5}) as callback:
         # More than are sent at once.
         for number in range(1, 301):
-            watcher(step(number, float(number)))
-    run = run_of(watcher)
+            callback(step(number, float(number)))
+    run = run_of(callback)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "first"
     assert run.data.params == {"alpha": "0.5"}
-    assert curve(watcher, "objective/inclusion") == [(n, float(n)) for n in range(1, 301)]
-    assert curve(watcher, "expected points") == [(n, 2.0) for n in range(1, 301)]
-    assert curve(watcher, "points")[-1] == (300, 4.0)
+    assert curve(callback, "objective/inclusion") == [(n, float(n)) for n in range(1, 301)]
+    assert curve(callback, "expected points") == [(n, 2.0) for n in range(1, 301)]
+    assert curve(callback, "points")[-1] == (300, 4.0)
 
 
 def test_a_run_that_fails_says_so(runs: str) -> None:
-    watcher = MLflow("hills", tracking_uri=runs)
+    callback = MLflow("hills", tracking_uri=runs)
 
     def failing() -> None:
-        with watcher:
-            watcher(step(1))
+        with callback:
+            callback(step(1))
             raise KeyError
 
     with pytest.raises(KeyError):
         failing()
-    assert run_of(watcher).info.status == "FAILED"
+    assert run_of(callback).info.status == "FAILED"
 
 
 def test_a_fit_that_goes_on_goes_on_with_its_run(runs: str) -> None:

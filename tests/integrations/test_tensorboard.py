@@ -14,8 +14,8 @@ from winnowgp import Checkpoint, Dataset, SparseGP, fit
 from winnowgp.data import hills
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.integrations import TensorBoard
-from winnowgp.training import Fast, Progress, Tolerance, Watchers
-from winnowgp.training import checkpoint as journal
+from winnowgp.training import CallbackList, Fast, Progress, Tolerance
+from winnowgp.training import checkpoint as checkpoint_log
 
 pytest.importorskip("tensorboard", reason="needs winnowgp[tensorboard]")
 
@@ -38,12 +38,12 @@ def curve(found: Any, name: str) -> list[tuple[int, float]]:
 
 
 def test_curves_and_histograms_are_where_tensorboard_looks_for_them(tmp_path: Path) -> None:
-    watcher = TensorBoard(tmp_path, histogram_every=10)
+    callback = TensorBoard(tmp_path, histogram_every=10)
     for number in (1, 2):
-        watcher(step(number, "pre-train", objective=10.0 * number))
+        callback(step(number, "pre-train", objective=10.0 * number))
     for number in range(1, 21):
-        watcher(step(number, objective=float(number)))
-    watcher.close()
+        callback(step(number, objective=float(number)))
+    callback.close()
     found = read(tmp_path)
     assert curve(found, "objective/pre-train") == [(1, 10.0), (2, 20.0)]
     assert curve(found, "objective/inclusion") == [(2 + n, float(n)) for n in range(1, 21)]
@@ -94,7 +94,7 @@ def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list
             model,
             data,
             schedule=Fast(Tolerance(0.01), n_candidates=12, rounds=2),
-            on_progress=Watchers(board, watch),
+            on_progress=CallbackList(board, watch),
             checkpoint=checkpoint,
         )
     finally:
@@ -128,7 +128,7 @@ def test_a_fast_fit_that_goes_on_keeps_its_whole_curve(
 ) -> None:
     """No step twice and none missing, whenever it was stopped and however often it was written."""
     ticks = count()
-    monkeypatch.setattr(journal, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(checkpoint_log, "monotonic", lambda: next(ticks))
     phases, expected = undisturbed
     choose = 1 + phases.index("choose", phases.index("move"))
     stop = {"first": 1, "choose": choose, "move": choose + 3, "last": len(phases)}[moment]
@@ -157,12 +157,12 @@ def test_a_fit_that_had_ended_tells_nobody_and_opens_no_file(
 @pytest.mark.parametrize("copied", [deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
 def test_a_watcher_can_be_copied_while_its_file_is_open(tmp_path: Path, copied: Any) -> None:
     """As `sklearn.clone` and `joblib` do."""
-    watcher = TensorBoard(tmp_path)
-    watcher(step(1))
-    other = copied(watcher)
+    callback = TensorBoard(tmp_path)
+    callback(step(1))
+    other = copied(callback)
     other(step(2))
-    assert (watcher.state_dict(), other.state_dict()) == ({"step": 1}, {"step": 2})
-    watcher.close()
+    assert (callback.state_dict(), other.state_dict()) == ({"step": 1}, {"step": 2})
+    callback.close()
     other.close()
 
 

@@ -8,7 +8,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, SoftmaxLikelih
 from helpers.problems import problem
 from winnowgp.data import Dataset
 from winnowgp.models import InducingModel, SparseGP, VariationalGP
-from winnowgp.selection import FlipObjective, RelaxedObjective, SubsetObjective
+from winnowgp.selection import MarginalGainObjective, RelaxedObjective, SubsetObjective
 
 
 def model(order: torch.Tensor) -> tuple[SparseGP, Dataset]:
@@ -118,14 +118,14 @@ def test_relaxed_values_agree_at_the_corners(build, generator) -> None:
 @battery
 def test_flips_are_differences_of_values(build, generator) -> None:
     objective = build(STILL)
-    if not isinstance(objective, FlipObjective):
+    if not isinstance(objective, MarginalGainObjective):
         return
     for mask in torch.rand(5, objective.K, generator=generator) < 0.5:
         with_k, without_k = mask.repeat(objective.K, 1), mask.repeat(objective.K, 1)
         with_k.fill_diagonal_(True)
         without_k.fill_diagonal_(False)
         expected = objective.value(with_k) - objective.value(without_k)
-        torch.testing.assert_close(objective.flips(mask), expected, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(objective.marginal_gains(mask), expected, rtol=1e-7, atol=1e-7)
 
 
 MODELS = {

@@ -311,10 +311,10 @@ def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number
     exact = torch.stack([evidence(keep) for keep in masks[1:]])
     torch.testing.assert_close(values[1:] - 3.0, exact - exact[-1], rtol=1e-6, atol=1e-6)
     # Flips come with them.
-    flips = found.statistics(layer, bound=3.0, N=data.N).flips(masks[-1])
+    marginal_gains = found.statistics(layer, bound=3.0, N=data.N).marginal_gains(masks[-1])
     without = ~torch.eye(layer.K, dtype=torch.bool)
     codes = (without * 2 ** torch.arange(layer.K)).sum(1)
-    torch.testing.assert_close(flips, values[-1] - values[codes], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(marginal_gains, values[-1] - values[codes], rtol=1e-6, atol=1e-6)
 
 
 def test_one_layer_has_the_sites_of_a_shallow_model() -> None:

@@ -7,7 +7,7 @@ from gpytorch.likelihoods import PoissonLikelihood
 
 from helpers.latent_problems import latent, linear, quadrature
 from winnowgp.bounds import latent_kl
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.models import (
     LatentPosterior,
     SampledLatentGP,
@@ -81,13 +81,13 @@ def test_densities_integrate_to_one() -> None:
     )
 
 
-def sampled(likelihood, Y: torch.Tensor) -> tuple[SampledLatentGP, Entries]:
+def sampled(likelihood, Y: torch.Tensor) -> tuple[SampledLatentGP, MaskedMatrix]:
     p = latent()
     function = VariationalGP(p.kernel, p.Z, likelihood=likelihood, targets=3)
     g = torch.Generator().manual_seed(5)
     function.q_mean.data.normal_(generator=g)
     function.q_factor.data.mul_(0.4)
-    return SampledLatentGP(function, p.model().latents), Entries.of(Y)
+    return SampledLatentGP(function, p.model().latents), MaskedMatrix.of(Y)
 
 
 def test_sampled_and_expected_rows_agree() -> None:

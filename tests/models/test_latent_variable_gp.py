@@ -3,7 +3,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 from helpers.latent_problems import latent
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.models import LatentVariableGP, expected_kernel
 
@@ -35,12 +35,12 @@ def test_statistics_and_flips_are_those_of_regression(noise, missing) -> None:
     statistics = model.subset_statistics(p.table)
     values = model.subset_objective(p.table).value(MASKS) + model.latents.kl()
     torch.testing.assert_close(statistics.value(MASKS), values.detach(), rtol=1e-8, atol=1e-7)
-    flips = statistics.flips(MASKS[0])
+    marginal_gains = statistics.marginal_gains(MASKS[0])
     for k in range(5):
         pair = MASKS[0].repeat(2, 1)
         pair[:, k] = torch.tensor([True, False])
         on, off = statistics.value(pair)
-        torch.testing.assert_close(flips[k], on - off, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(marginal_gains[k], on - off, rtol=1e-7, atol=1e-7)
 
 
 def test_the_bound_has_exact_gradients() -> None:
@@ -71,7 +71,7 @@ def test_rounding_cannot_keep_a_subset_from_being_scored() -> None:
     with pytest.raises(NotPositiveDefiniteError):
         model.bound(p.table)
     statistics = model.subset_statistics(p.table)
-    assert torch.isfinite(statistics.flips(torch.arange(20) < 5)).all()
+    assert torch.isfinite(statistics.marginal_gains(torch.arange(20) < 5)).all()
     whole = torch.ones(1, 20, dtype=torch.bool)
     found = statistics.value(whole).item() - model.latents.kl().item()
     assert model.fixed_bound(p.table) == pytest.approx(found, rel=1e-6)
@@ -96,7 +96,7 @@ def test_other_kernels_tables_and_noises_are_refused() -> None:
     with pytest.raises(InputError, match="must exceed"):
         p.model(noise=0.0)
     with pytest.raises(InputError, match="7 rows and the table has 3"):
-        p.model().bound(Entries.of(p.Y[:3]))
+        p.model().bound(MaskedMatrix.of(p.Y[:3]))
     with pytest.raises(InputError, match="all rows at once"):
         p.model().bound(p.table, rows=torch.tensor([0]))
     with pytest.raises(InputError, match="`variance` must be positive"):

@@ -168,8 +168,10 @@ def test_what_is_reported_is_in_double_precision() -> None:
     assert mixed.fixed_bound(data) == double.fixed_bound(data)
     assert mixed.upper_bound(data) == double.upper_bound(data)
     mask = torch.arange(double.K) % 2 == 0
-    flips = [model.subset_statistics(data).flips(mask) for model in (double, mixed)]
-    assert torch.equal(*flips)
+    marginal_gains = [
+        model.subset_statistics(data).marginal_gains(mask) for model in (double, mixed)
+    ]
+    assert torch.equal(*marginal_gains)
     means = [model.posterior(data).predict(data.X[:9]).mean for model in (double, mixed)]
     assert torch.equal(*means)
 

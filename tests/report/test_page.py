@@ -39,11 +39,11 @@ def models() -> dict[str, TabularModel]:
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest, models: dict[str, TabularModel], tmp_path: Path) -> Path:
-    return save_report(models[request.param].findings, tmp_path / "report.html")
+    return save_report(models[request.param].summary, tmp_path / "report.html")
 
 
 def test_the_page_refers_to_nothing_outside(models: dict[str, TabularModel]) -> None:
-    text = report_page(models["regression"].findings)
+    text = report_page(models["regression"].summary)
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", text.replace(EVIL, ""))
     assert EVIL not in text
     addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))
@@ -58,7 +58,7 @@ def test_it_opens_without_complaint_in_any_light_and_width(
 ) -> None:
     with Browser(width=width, dark=dark) as browser:
         for task, model in models.items():
-            browser.open(save_report(model.findings, tmp_path / f"{task}.html"))
+            browser.open(save_report(model.summary, tmp_path / f"{task}.html"))
             assert browser.run("return location.pathname").endswith(f"/{task}.html")
             assert browser.complaints() == []
             assert browser.run("return document.querySelectorAll('svg').length") >= 5
@@ -75,8 +75,8 @@ def test_it_opens_without_complaint_in_any_light_and_width(
 @needs_browser
 @pytest.mark.parametrize("page", ["regression"], indirect=True)
 def test_the_controls_work(page: Path, models: dict[str, TabularModel]) -> None:
-    findings = models["regression"].findings
-    moments = findings["training"]["moments"]
+    summary = models["regression"].summary
+    moments = summary["training"]["moments"]
     with Browser() as browser:
         browser.open(page)
         said = "return document.getElementById('now').textContent"
@@ -106,7 +106,7 @@ def test_the_controls_work(page: Path, models: dict[str, TabularModel]) -> None:
 def test_hovering_tells_what_is_under_the_pointer(
     page: Path, models: dict[str, TabularModel]
 ) -> None:
-    choice = models["regression"].findings["choice"]
+    choice = models["regression"].summary["choice"]
     with Browser() as browser:
         browser.open(page)
         box = browser.run(

@@ -41,7 +41,7 @@ def random_process(K: int, *, seed: int, spread: float = 1.0) -> Bernoulli:
 
 
 def all_flips(statistics: SubsetStatistics) -> Tensor:
-    return torch.stack([statistics.flips(mask) for mask in all_masks(statistics.K)])
+    return torch.stack([statistics.marginal_gains(mask) for mask in all_masks(statistics.K)])
 
 
 def expected_flips(statistics: SubsetStatistics, q: Bernoulli) -> Tensor:
@@ -73,7 +73,7 @@ def test_a_step_averages_in_the_flips_of_the_subset_it_draws() -> None:
     state = natural_start(s, torch.arange(8) < 5, prior=prior)
     after, draw = natural_step(s, state, prior=prior, generator=seeded(3))
     mask = state.q.sample(1, generator=seeded(3))[0]
-    expected = state.worth + 5**-0.75 * (s.flips(mask) - state.worth)
+    expected = state.worth + 5**-0.75 * (s.marginal_gains(mask) - state.worth)
     torch.testing.assert_close(after.worth, expected)
     torch.testing.assert_close(after.q.logits, balanced(after.worth, prior, at=state.q).logits)
     torch.testing.assert_close(draw, s.value(mask[None])[0] - kl_divergence(state.q, prior))

@@ -29,9 +29,9 @@ cases = pytest.mark.parametrize("case", CASES, ids=str)
 FRACTIONS = [0.1, 0.3, 0.6, 1.0]
 
 
-def assert_flips_are(differences: Tensor, flips: Tensor, *, least: float) -> None:
+def assert_flips_are(differences: Tensor, marginal_gains: Tensor, *, least: float) -> None:
     """Within 1e-6 of each difference, or within `least` nats."""
-    excess = (flips - differences).abs() / torch.clamp(1e-6 * differences.abs(), min=least)
+    excess = (marginal_gains - differences).abs() / torch.clamp(1e-6 * differences.abs(), min=least)
     assert excess.max().item() <= 1
 
 
@@ -48,19 +48,21 @@ def test_flips_are_differences_of_value_at_every_subset(case: dict[str, Any]) ->
     s = problem(2, **case).statistics
     for mask in all_masks(s.K)[:: 7 if s.K > 8 else 3]:
         up, down = neighbours(mask)
-        assert_flips_are(s.value(up) - s.value(down), s.flips(mask), least=1e-5)
+        assert_flips_are(s.value(up) - s.value(down), s.marginal_gains(mask), least=1e-5)
 
 
 @cases
 def test_a_walk_of_flips_stays_on_the_fresh_tableau(case: dict[str, Any]) -> None:
     s = problem(3, **case).statistics
     generator = torch.Generator().manual_seed(0)
-    walk = s.tableau(torch.zeros(s.K, dtype=torch.bool))
+    walk = s.search_state(torch.zeros(s.K, dtype=torch.bool))
     for at in torch.randint(s.K, (40,), generator=generator).tolist():
-        walk = walk.flip(at, worth=walk.flips()[at])
-        fresh = s.tableau(walk.mask)
+        walk = walk.flip(at, worth=walk.marginal_gains()[at])
+        fresh = s.search_state(walk.mask)
         torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
-        torch.testing.assert_close(walk.flips(), fresh.flips(), rtol=1e-6, atol=1e-3)
+        torch.testing.assert_close(
+            walk.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-3
+        )
     torch.testing.assert_close(walk.bound, s.value(walk.mask[None])[0], rtol=1e-7, atol=1e-3)
 
 
@@ -68,15 +70,15 @@ def test_a_walk_of_flips_stays_on_the_fresh_tableau(case: dict[str, Any]) -> Non
 def test_dropping_keeps_what_is_left_on_the_fresh_tableau(case: dict[str, Any]) -> None:
     s = problem(3, **case).statistics
     order = torch.randperm(s.K, generator=torch.Generator().manual_seed(0))
-    walk = s.tableau(torch.ones(s.K, dtype=torch.bool))
+    walk = s.search_state(torch.ones(s.K, dtype=torch.bool))
     for at in order.split(1):
-        walk = walk.drop(at, worth=walk.flips()[at])
-        fresh = s.tableau(walk.mask)
+        walk = walk.drop(at, worth=walk.marginal_gains()[at])
+        fresh = s.search_state(walk.mask)
         assert not walk.mask[at]
         torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
         inside = walk.included
         torch.testing.assert_close(
-            walk.flips()[inside], fresh.flips()[inside], rtol=1e-6, atol=1e-3
+            walk.marginal_gains()[inside], fresh.marginal_gains()[inside], rtol=1e-6, atol=1e-3
         )
 
 
@@ -84,13 +86,15 @@ def test_a_tableau_of_fewer_rows_walks_like_the_whole_one() -> None:
     s = problem(3).statistics
     mask = all_masks(8)[0b01101001]
     keep = mask | (torch.arange(8) == 7)
-    whole, part = s.tableau(mask), s.tableau(mask).only(keep)
+    whole, part = s.search_state(mask), s.search_state(mask).only(keep)
     for k in [7, 0, 5, 7]:
         at = int((part.rows == k).nonzero())
-        whole = whole.flip(k, worth=whole.flips()[k])
-        part = part.flip(at, worth=part.flips()[at])
+        whole = whole.flip(k, worth=whole.marginal_gains()[k])
+        part = part.flip(at, worth=part.marginal_gains()[at])
         assert torch.equal(part.mask, whole.mask)
-        torch.testing.assert_close(part.flips(), whole.flips()[keep], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            part.marginal_gains(), whole.marginal_gains()[keep], rtol=1e-8, atol=1e-8
+        )
         torch.testing.assert_close(part.bound, whole.bound, rtol=1e-10, atol=0)
 
 
@@ -100,13 +104,15 @@ def test_permuting_the_candidates_permutes_the_answers() -> None:
     masks = all_masks(8)
     torch.testing.assert_close(permuted.value(masks[:, order]), straight.value(masks))
     mask = masks[77]
-    torch.testing.assert_close(permuted.flips(mask[order]), straight.flips(mask)[order])
+    torch.testing.assert_close(
+        permuted.marginal_gains(mask[order]), straight.marginal_gains(mask)[order]
+    )
 
 
 def test_a_duplicate_of_an_included_candidate_is_worth_nothing() -> None:
-    flips = problem(5, K=9, duplicates=1).statistics.flips(torch.arange(9) < 4)
-    assert abs(flips[8].item()) < 1e-6
-    assert flips[4:8].abs().min().item() > 1e-3
+    marginal_gains = problem(5, K=9, duplicates=1).statistics.marginal_gains(torch.arange(9) < 4)
+    assert abs(marginal_gains[8].item()) < 1e-6
+    assert marginal_gains[4:8].abs().min().item() > 1e-3
 
 
 def test_hundreds_of_copies_of_one_candidate_survive() -> None:
@@ -115,7 +121,7 @@ def test_hundreds_of_copies_of_one_candidate_survive() -> None:
     full, one_each = torch.ones(300, dtype=torch.bool), torch.arange(300) < 3
     bounds = s.value(torch.stack([full, one_each]))
     torch.testing.assert_close(bounds[0], bounds[1], rtol=1e-7, atol=1e-5)
-    assert s.flips(full).abs().max().item() < 1e-3
+    assert s.marginal_gains(full).abs().max().item() < 1e-3
 
 
 def test_single_precision_agrees_with_double() -> None:
@@ -123,8 +129,10 @@ def test_single_precision_agrees_with_double() -> None:
     masks = all_masks(8)
     difference = single.value(masks).double() - double.value(masks)
     assert difference.abs().max().item() < 0.5
-    flips = single.flips(masks[90]).double()
-    torch.testing.assert_close(flips, double.flips(masks[90]), rtol=1e-2, atol=0.1)
+    marginal_gains = single.marginal_gains(masks[90]).double()
+    torch.testing.assert_close(
+        marginal_gains, double.marginal_gains(masks[90]), rtol=1e-2, atol=0.1
+    )
 
 
 def test_no_masks_give_no_values() -> None:
@@ -150,13 +158,13 @@ def test_outputs_with_other_weights_add_up_to_the_sum_of_dense_bounds() -> None:
     dense = torch.stack([torch.stack([p.dense(mask) for p in parts]).sum() for mask in masks])
     torch.testing.assert_close(s.value(masks), dense, rtol=1e-7, atol=1e-7)
     for mask in masks[::6]:
-        torch.testing.assert_close(s.tableau(mask).bound, s.value(mask[None])[0])
+        torch.testing.assert_close(s.search_state(mask).bound, s.value(mask[None])[0])
         up, down = neighbours(mask)
         differences = [
             torch.stack([p.dense(a) - p.dense(b) for p in parts]).sum()
             for a, b in zip(up, down, strict=True)
         ]
-        assert_flips_are(torch.stack(differences), s.flips(mask), least=1e-5)
+        assert_flips_are(torch.stack(differences), s.marginal_gains(mask), least=1e-5)
 
 
 def test_outputs_with_the_same_weights_may_be_told_apart_or_not() -> None:
@@ -171,17 +179,23 @@ def test_outputs_with_the_same_weights_may_be_told_apart_or_not() -> None:
 def test_a_walk_with_several_weights_stays_on_the_fresh_tableau() -> None:
     _, s = several((2, 1))
     generator = torch.Generator().manual_seed(0)
-    walk = s.tableau(torch.zeros(8, dtype=torch.bool))
+    walk = s.search_state(torch.zeros(8, dtype=torch.bool))
     for at in torch.randint(8, (25,), generator=generator).tolist():
-        walk = walk.flip(at, worth=walk.flips()[at])
-        fresh = s.tableau(walk.mask)
+        walk = walk.flip(at, worth=walk.marginal_gains()[at])
+        fresh = s.search_state(walk.mask)
         torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-6)
-        torch.testing.assert_close(walk.flips(), fresh.flips(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            walk.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-6
+        )
     keep = walk.mask | (torch.arange(8) < 2)
     part = walk.only(keep)
-    torch.testing.assert_close(part.flips(), walk.flips()[keep], rtol=1e-10, atol=1e-10)
-    stepped = part.flip(0, worth=part.flips()[0])
-    torch.testing.assert_close(stepped.flips(), s.flips(stepped.mask)[keep], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        part.marginal_gains(), walk.marginal_gains()[keep], rtol=1e-10, atol=1e-10
+    )
+    stepped = part.flip(0, worth=part.marginal_gains()[0])
+    torch.testing.assert_close(
+        stepped.marginal_gains(), s.marginal_gains(stepped.mask)[keep], rtol=1e-6, atol=1e-6
+    )
 
 
 def test_weights_must_be_positive() -> None:
@@ -219,7 +233,7 @@ def test_sixty_candidates_of_condition_1e18_keep_seven_digits(fraction: float) -
     assert value == pytest.approx(p.precise(mask), rel=1e-7, abs=0)
     worth = [p.precise(up) - p.precise(down) for up, down in zip(*neighbours(mask), strict=True)]
     differences = torch.tensor(worth, dtype=torch.float64)
-    assert_flips_are(differences, p.statistics.flips(mask), least=1e-3)
+    assert_flips_are(differences, p.statistics.marginal_gains(mask), least=1e-3)
 
 
 @pytest.mark.usefixtures("paper_data")
@@ -239,4 +253,4 @@ def test_energy_with_200_candidates_keeps_seven_digits(stretch: float) -> None:
         expected = direct.value(mask[None]).detach()
         torch.testing.assert_close(s.value(mask[None]), expected, rtol=1e-7, atol=0)
         up, down = neighbours(mask)
-        assert_flips_are(s.value(up) - s.value(down), s.flips(mask), least=1e-3)
+        assert_flips_are(s.value(up) - s.value(down), s.marginal_gains(mask), least=1e-3)

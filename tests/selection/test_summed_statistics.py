@@ -40,7 +40,9 @@ def test_flips_are_differences_of_value_at_every_subset() -> None:
     s = SummedStatistics(parts())
     for mask in all_masks(K)[::3]:
         up, down = neighbours(mask)
-        torch.testing.assert_close(s.flips(mask), s.value(up) - s.value(down), rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(
+            s.marginal_gains(mask), s.value(up) - s.value(down), rtol=1e-6, atol=1e-5
+        )
 
 
 def test_a_walk_down_has_the_bounds_of_its_sets() -> None:
@@ -53,15 +55,17 @@ def test_a_walk_down_has_the_bounds_of_its_sets() -> None:
 
 def test_dropping_is_flipping_out() -> None:
     s = SummedStatistics(parts())
-    state = s.tableau(torch.ones(K, dtype=torch.bool))
+    state = s.search_state(torch.ones(K, dtype=torch.bool))
     for at in (2, 5, 0):
-        worth = state.flips()[[at]]
-        flipped = s.tableau(state.mask).flip(at, worth=worth[0])
+        worth = state.marginal_gains()[[at]]
+        flipped = s.search_state(state.mask).flip(at, worth=worth[0])
         state = state.drop(torch.tensor([at]), worth=worth)
         assert torch.equal(state.mask, flipped.mask)
         torch.testing.assert_close(state.bound, flipped.bound, rtol=1e-10, atol=0)
         left = state.included
-        torch.testing.assert_close(state.flips()[left], flipped.flips()[left], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            state.marginal_gains()[left], flipped.marginal_gains()[left], rtol=1e-8, atol=1e-8
+        )
 
 
 def best_of_all(s: SummedStatistics, alpha: float) -> tuple[torch.Tensor, float]:
@@ -109,5 +113,5 @@ def test_means_and_covariances_can_be_worth_something_apart(means: bool) -> None
         torch.testing.assert_close(apart.value(mask[None])[0], expected, rtol=1e-6, atol=1e-6)
         up, down = neighbours(mask)
         torch.testing.assert_close(
-            apart.flips(mask), apart.value(up) - apart.value(down), rtol=1e-6, atol=1e-5
+            apart.marginal_gains(mask), apart.value(up) - apart.value(down), rtol=1e-6, atol=1e-5
         )

@@ -56,7 +56,7 @@ def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPat
     if isinstance(goal, MaxPoints):
         assert M == 6
     if isinstance(goal, Tolerance):
-        assert fitted.given_up <= 0.05 * 80 + 1e-6
+        assert fitted.elbo_gap <= 0.05 * 80 + 1e-6
     kept = fitted.model
     assert fitted.bound == pytest.approx(kept.bound(data()).item(), abs=1e-5)
     assert fitted.bound == pytest.approx(kept.fixed_bound(data()), abs=1e-5)

@@ -11,7 +11,7 @@ from helpers.stopped_fits import Stopped, fitted, gp, plan, rows, same, seeded, 
 from winnowgp import Checkpoint, Dataset, SparseGP
 from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
-from winnowgp.training import Course, Fast, Progress, Tolerance, opened
+from winnowgp.training import Fast, Progress, Tolerance, TrainingContext, open_checkpoint
 from winnowgp.training import checkpoint as checkpoint_module
 
 
@@ -147,9 +147,9 @@ def test_a_loop_of_the_users_becomes_a_stage(tmp_path: Path) -> None:
                 raise Stopped
             model.weight.data += 1
 
-        journal = opened(Checkpoint(tmp_path, 0), "loop")
-        course = Course(seeded(), lambda progress: None, journal)
-        stage = course.journal.stage({"model": model}, start=list(model.parameters()))
+        checkpoint_log = open_checkpoint(Checkpoint(tmp_path, 0), "loop")
+        context = TrainingContext(seeded(), lambda progress: None, checkpoint_log)
+        stage = context.checkpoint_log.stage({"model": model}, start=list(model.parameters()))
         while not stage.ended and model.weight.item() < 5:
             take_a_step(model)
             stage.save()

@@ -12,7 +12,7 @@ from helpers.forgery import written
 from helpers.stopped_fits import fitted, gp, same, stopped
 from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError
-from winnowgp.training import Journal, Progress, opened
+from winnowgp.training import CheckpointLog, Progress, open_checkpoint
 from winnowgp.training import checkpoint as checkpoint_module
 
 
@@ -58,7 +58,7 @@ def test_a_file_that_holds_something_else_than_a_journal_is_refused(
     where = Checkpoint(tmp_path)
     where.write("fit", state)
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
-        opened(where, "fit")
+        open_checkpoint(where, "fit")
 
 
 @pytest.mark.parametrize("entry", [{}, {"parameters": {}}, {"parameters": {"values": [1]}}])
@@ -74,9 +74,9 @@ def test_a_memory_that_does_not_suit_the_fit_is_refused(tmp_path: Path, entry: A
 
 def test_a_stage_and_what_was_decided_once_are_not_taken_for_each_other(tmp_path: Path) -> None:
     for entry in (ENTRY, {"ended": True, "value": 3}):
-        journal = Journal(lambda _: None, entries={1: entry})
+        checkpoint_log = CheckpointLog(lambda _: None, entries={1: entry})
         with pytest.raises(CheckpointError, match="delete"):
-            journal.once(lambda: 4) if entry is ENTRY else journal.stage({})
+            checkpoint_log.once(lambda: 4) if entry is ENTRY else checkpoint_log.stage({})
 
 
 def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
     fitted(None, on_progress=lambda p: told.append(p.objective))
     with pytest.raises(Stopped):
         fitted(Checkpoint(tmp_path, 0), on_progress=Best())
-    watcher = Best()
+    callback = Best()
     # It stops once more, at the step that was not taken.
     with pytest.raises(Stopped):
-        fitted(Checkpoint(tmp_path, 0), on_progress=watcher)
-    assert (watcher.steps, watcher.best) == (7, max(told[:7]))
+        fitted(Checkpoint(tmp_path, 0), on_progress=callback)
+    assert (callback.steps, callback.best) == (7, max(told[:7]))
 
 
 def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_computed(
@@ -62,10 +62,10 @@ def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_compute
         def state_dict(self) -> dict[str, Any]:
             return {"pictures": [np.zeros(3)]}
 
-    watcher = Album()
+    callback = Album()
     with pytest.raises(NotSaveableError, match=r"got ndarray for `.*Album\.pictures\.0`"):
-        fitted(Checkpoint(tmp_path), on_progress=watcher)
-    assert watcher.steps == 0
+        fitted(Checkpoint(tmp_path), on_progress=callback)
+    assert callback.steps == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -45,7 +45,7 @@ def check(fitted: DeepFit, sizes: tuple[int, ...]) -> None:
         assert each.inclusion[each.mask].mean() > each.inclusion[~each.mask].sum() / sizes[0]
         assert torch.isfinite(each.trace).all()
     assert math.isfinite(fitted.bound)
-    assert fitted.given_up >= 0
+    assert fitted.elbo_gap >= 0
 
 
 def test_what_is_given_up_is_what_dropping_points_cost() -> None:
@@ -57,7 +57,7 @@ def test_what_is_given_up_is_what_dropping_points_cost() -> None:
     cost = seen[-1].objective - estimated_bound(fitted.model, data, generator=seeded(), samples=64)
     assert seen[-1].phase == "choose"
     assert cost > 1
-    assert fitted.given_up == pytest.approx(cost, rel=0.3)
+    assert fitted.elbo_gap == pytest.approx(cost, rel=0.3)
 
 
 def test_steps_that_rounds_cannot_share_evenly_are_taken_all_the_same() -> None:

@@ -47,7 +47,7 @@ def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> No
         assert torch.isfinite(each.trace).all()
         assert each.inclusion.shape == (6,)
     assert math.isfinite(fitted.bound)
-    assert fitted.given_up >= 0
+    assert fitted.elbo_gap >= 0
     assert fitted.bound > estimated_bound(model, data, generator=seeded())
     found = fitted.posterior.predict(data.X).mean
     assert torch.equal(found, fitted.model.posterior().predict(data.X).mean)

@@ -15,7 +15,6 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.selection import Frontier
 from winnowgp.training import (
-    Course,
     Fast,
     Fit,
     FixedAlpha,
@@ -23,6 +22,7 @@ from winnowgp.training import (
     MaxPoints,
     Progress,
     Tolerance,
+    TrainingContext,
     silent,
 )
 from winnowgp.training.fast import FastSteps
@@ -88,7 +88,7 @@ def test_the_tolerance_is_kept_against_the_exact_evidence_at_its_own_optimum() -
 
 def test_what_was_given_up_is_within_the_tolerance() -> None:
     fitted, _ = on_hills()
-    assert 0 <= fitted.given_up <= TOLERANCE * data().N
+    assert 0 <= fitted.elbo_gap <= TOLERANCE * data().N
 
 
 class Noted(Goal):
@@ -244,7 +244,7 @@ def test_every_start_of_frozen_candidates_is_among_them() -> None:
     rows = data(every=3)
     gp = model(rows, K=20)
     gp.candidates.requires_grad_(False)
-    steps = FastSteps(gp, rows, rows=4000, course=Course(seeded(), silent))
+    steps = FastSteps(gp, rows, rows=4000, context=TrainingContext(seeded(), silent))
     given = {tuple(z) for z in gp.candidates.tolist()}
     for start in steps.starts(5):
         assert {tuple(z) for z in start.candidates.tolist()} <= given
@@ -252,7 +252,7 @@ def test_every_start_of_frozen_candidates_is_among_them() -> None:
 
 def test_starts_have_no_more_points_than_asked_for_and_some_have_as_many() -> None:
     rows = data(every=3)
-    steps = FastSteps(model(rows), rows, rows=4000, course=Course(seeded(), silent))
+    steps = FastSteps(model(rows), rows, rows=4000, context=TrainingContext(seeded(), silent))
     for M in (3, 20, 40, 70):
         starts = steps.starts(M)
         assert all(start.K <= M for start in starts)
@@ -273,7 +273,7 @@ def test_two_outputs_share_their_points() -> None:
     both = Dataset(rows.X, torch.cat([rows.Y, rows.X.cos()], dim=1))
     fitted = fit(model(both), both, schedule=fast(rounds=2), generator=seeded())
     assert fitted.posterior.P == 2
-    assert fitted.given_up <= TOLERANCE * both.N
+    assert fitted.elbo_gap <= TOLERANCE * both.N
     error = (fitted.posterior.predict_mean(both.X) - both.Y).square().mean(0)
     assert (error < 0.1 * both.Y.var(0)).all()
 
@@ -283,7 +283,7 @@ def test_rows_that_repeat_are_no_trouble() -> None:
     twice = Dataset(rows.X.repeat(2, 1), torch.cat([rows.Y, rows.Y + 0.05]))
     fitted = fit(model(twice), twice, schedule=fast(rounds=2), generator=seeded())
     assert 0 < fitted.posterior.M <= rows.N
-    assert fitted.given_up <= TOLERANCE * twice.N
+    assert fitted.elbo_gap <= TOLERANCE * twice.N
 
 
 @pytest.mark.parametrize("goal", [Tolerance(), FixedAlpha(0.1)], ids=["tolerance", "alpha"])
@@ -309,7 +309,7 @@ def test_another_kernel_keeps_the_tolerance_too() -> None:
     gp = model(rows, ScaleKernel(MaternKernel(nu=2.5)))
     fitted = fit(gp, rows, schedule=fast(rounds=2), generator=seeded())
     assert fitted.posterior.M < 40
-    assert fitted.given_up <= TOLERANCE * rows.N
+    assert fitted.elbo_gap <= TOLERANCE * rows.N
     assert fitted.bound > fitted.model.dense_bound(rows)().item() - 2 * TOLERANCE * rows.N
 
 

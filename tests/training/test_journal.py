@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from winnowgp.io import State, packed_state, state_from
-from winnowgp.training import Adam, EndPhase, Journal
-from winnowgp.training.checkpoint import UNKEPT
+from winnowgp.training import Adam, CheckpointLog, EndPhase
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
 from winnowgp.training.lbfgs import Stop, maximise
 
 
-def from_every_state(run: Callable[[Journal], Any]) -> int:
+def from_every_state(run: Callable[[CheckpointLog], Any]) -> int:
     """Run whole, then from each state that was written; return how many there were."""
-    expected = run(UNKEPT)
+    expected = run(NO_CHECKPOINT_LOG)
     states: list[State] = []
 
     def write(state: State) -> None:
         states.append(state_from(packed_state("State", state)))
 
-    assert run(Journal(write)) == expected
+    assert run(CheckpointLog(write)) == expected
     for state in states:
-        assert run(Journal(lambda _: None, entries=state["entries"])) == expected
+        assert run(CheckpointLog(lambda _: None, entries=state["entries"])) == expected
     return len(states)
 
 
@@ -65,7 +65,7 @@ class Banana:
 )
 @pytest.mark.parametrize("fails_beyond", [1e9, 1.05])
 def test_a_climb(stop: Stop, fails_beyond: float) -> None:
-    def run(journal: Journal) -> Any:
+    def run(checkpoint_log: CheckpointLog) -> Any:
         banana, told = Banana(fails_beyond), list[int]()
         start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
         found = maximise(
@@ -74,7 +74,7 @@ def test_a_climb(stop: Stop, fails_beyond: float) -> None:
             stop=stop,
             memory=4,
             on_step=lambda step, _: told.append(step),
-            journal=journal,
+            checkpoint_log=checkpoint_log,
             scratch={"objective": banana},
         )
         # Every step is told of once, in the run that takes it.
@@ -82,13 +82,13 @@ def test_a_climb(stop: Stop, fails_beyond: float) -> None:
         return found.x.tolist(), found.value, found.iterations, found.rejected
 
     # Every step and the end; where a climb ends because of its last step, that is one and the same.
-    assert from_every_state(run) - run(UNKEPT)[2] in (0, 1)
+    assert from_every_state(run) - run(NO_CHECKPOINT_LOG)[2] in (0, 1)
 
 
 def test_two_climbs_one_of_which_cannot_begin() -> None:
     from winnowgp.errors import TrainingError
 
-    def run(journal: Journal) -> Any:
+    def run(checkpoint_log: CheckpointLog) -> Any:
         start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
         found = []
         for fails_beyond in (9.0, 0.5, 9.0):
@@ -99,7 +99,7 @@ def test_two_climbs_one_of_which_cannot_begin() -> None:
                         banana,
                         start,
                         stop=Stop(1e-2, 3, 20),
-                        journal=journal,
+                        checkpoint_log=checkpoint_log,
                         scratch={"objective": banana},
                     ).x
                 )
@@ -132,7 +132,7 @@ class Noise:
 def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None:
     """Steps beyond x = 0.6 fail, and are taken back."""
 
-    def run(journal: Journal) -> Any:
+    def run(checkpoint_log: CheckpointLog) -> Any:
         x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         noise = Noise()
 
@@ -146,7 +146,12 @@ def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None
 
         groups = [([x], 0.2)]
         Adam(12, **options).maximise(
-            objective, groups, scale=1.0, on_step=on_step, journal=journal, memory={"noise": noise}
+            objective,
+            groups,
+            scale=1.0,
+            on_step=on_step,
+            checkpoint_log=checkpoint_log,
+            memory={"noise": noise},
         )
         return x.tolist(), noise.next()
 
@@ -157,28 +162,30 @@ def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None
 def test_what_was_decided_once_stays_decided() -> None:
     chances = iter([3, 4, 5, 6])
 
-    def run(journal: Journal) -> Any:
-        return journal.once(lambda: next(chances)), journal.once(lambda: next(chances))
+    def run(checkpoint_log: CheckpointLog) -> Any:
+        return checkpoint_log.once(lambda: next(chances)), checkpoint_log.once(
+            lambda: next(chances)
+        )
 
     states: list[State] = []
-    assert run(Journal(states.append)) == (3, 4)
-    assert run(Journal(states.append, entries=states[-1]["entries"])) == (3, 4)
-    assert run(UNKEPT) == (5, 6)
+    assert run(CheckpointLog(states.append)) == (3, 4)
+    assert run(CheckpointLog(states.append, entries=states[-1]["entries"])) == (3, 4)
+    assert run(NO_CHECKPOINT_LOG) == (5, 6)
 
 
 def with_memory_of_falls(
     steps: int, objective: Callable[[Tensor, Noise], Tensor]
-) -> Callable[[Journal], Any]:
+) -> Callable[[CheckpointLog], Any]:
     """A phase of Adam from x = 0 that goes back to before a fall."""
 
-    def run(journal: Journal) -> Any:
+    def run(checkpoint_log: CheckpointLog) -> Any:
         x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
         Adam(steps, deepest=1.0).maximise(
             lambda: objective(x, noise),
             [([x], 0.05)],
             scale=1.0,
             on_step=lambda *_: None,
-            journal=journal,
+            checkpoint_log=checkpoint_log,
             memory={"noise": noise},
         )
         return x.item(), noise.next()
@@ -193,7 +200,7 @@ def test_a_phase_of_adam_that_falls(steps: int) -> None:
         steps, lambda x, noise: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.52)
     )
     assert from_every_state(run) == steps + 1
-    assert run(UNKEPT)[0] < 0.52
+    assert run(NO_CHECKPOINT_LOG)[0] < 0.52
 
 
 def test_a_phase_of_adam_in_noise_beyond_what_would_be_a_fall() -> None:
@@ -205,12 +212,12 @@ def test_a_phase_of_adam_in_noise_beyond_what_would_be_a_fall() -> None:
 def test_a_stage_that_could_not_begin_leaves_no_doubt_about_what_was_told() -> None:
     """What happens before it is passed as soon as anything later was written."""
     entries = {1: {"ended": True, "value": 0}, 3: {"ended": True, "value": 0}}
-    journal = Journal(lambda _: None, entries=entries)
+    checkpoint_log = CheckpointLog(lambda _: None, entries=entries)
     passed = []
     for _ in range(3):
-        passed.append(journal.passed)
-        journal.next_entry()
-    assert [*passed, journal.passed] == [True, True, True, False]
+        passed.append(checkpoint_log.passed)
+        checkpoint_log.next_entry()
+    assert [*passed, checkpoint_log.passed] == [True, True, True, False]
 
 
 def test_a_state_is_copied_whatever_kinds_of_tuples_it_holds() -> None:
@@ -232,7 +239,7 @@ def test_a_state_is_copied_whatever_kinds_of_tuples_it_holds() -> None:
 
     states: list[State] = []
     memory = Memory()
-    stage = Journal(states.append).stage({"memory": memory})
+    stage = CheckpointLog(states.append).stage({"memory": memory})
     stage.save()
     memory.pair.best.add_(1)
     memory.pair.seen.append(2)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
 from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP, gaussian_noise
@@ -19,17 +19,17 @@ from winnowgp.training import (
 )
 
 
-def arc(N: int = 24, *, missing: bool = False) -> Entries:
+def arc(N: int = 24, *, missing: bool = False) -> MaskedMatrix:
     t = torch.linspace(-1.5, 1.5, N, dtype=torch.float64)
     Y = torch.stack([torch.sin(t), torch.cos(t), torch.tanh(2 * t), t], 1)
     Y = Y + 0.05 * torch.randn(N, 4, generator=torch.Generator().manual_seed(0), dtype=Y.dtype)
     Y = (Y - Y.mean(0)) / Y.std(0)
     if missing:
         Y[3, 0] = Y[9, 2] = float("nan")
-    return Entries.of(Y)
+    return MaskedMatrix.of(Y)
 
 
-def model(table: Entries, K: int = 0) -> LatentVariableGP:
+def model(table: MaskedMatrix, K: int = 0) -> LatentVariableGP:
     start = principal_latents(table, 1, generator=torch.Generator().manual_seed(0))
     kernel = ScaleKernel(RBFKernel(ard_num_dims=1))
     return LatentVariableGP(kernel, start, candidates=start[: K or 0], noise=0.1)
@@ -126,11 +126,11 @@ def test_principal_components_fill_in_what_is_missing(generator) -> None:
     line = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
     Y = line * torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     Y[4, 1] = float("nan")
-    X = principal_latents(Entries.of(Y), 1, generator=generator)
+    X = principal_latents(MaskedMatrix.of(Y), 1, generator=generator)
     assert torch.corrcoef(torch.cat([X, line], 1).mT)[0, 1].abs() > 0.9999
     torch.testing.assert_close(X[:, 0].square().mean(), torch.ones((), dtype=torch.float64))
     # A rank-one table has no second direction.
-    assert principal_latents(Entries.of(Y[5:]), 2, generator=generator)[:, 1].std() < 0.2
+    assert principal_latents(MaskedMatrix.of(Y[5:]), 2, generator=generator)[:, 1].std() < 0.2
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from helpers.deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, deep_sites
-from winnowgp.training import Course, DeepProgress, deep_silent
+from winnowgp.training import DeepProgress, TrainingContext, deep_silent
 from winnowgp.training.adam import Parts
 from winnowgp.training.fast_deep import LayerTraining, train_layerwise
 
@@ -24,7 +24,7 @@ def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, 
         Parts(data, size, generator),
         training=LayerTraining(0.03, natural_rate=0.5),
         steps=steps,
-        course=Course(generator, told),
+        context=TrainingContext(generator, told),
     )
 
 
@@ -159,7 +159,7 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = LayerTraining(0.0, samples=2, natural_rate=0.4)
     parts = Parts(data, size, seeded(1))
-    training.run(model, parts, "x", steps=3, course=Course(seeded(2), deep_silent))
+    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2), deep_silent))
     g, parts = seeded(2), Parts(data, size, seeded(1))
     for rate in (1.0, 0.5, 0.4):
         part = parts.next()
@@ -185,7 +185,7 @@ def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
         Parts(data, None, seeded()),
         "x",
         steps=1,
-        course=Course(seeded(2), deep_silent),
+        context=TrainingContext(seeded(2), deep_silent),
     )
     torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
     assert not torch.equal(model.layers[0].level, level)
@@ -196,7 +196,7 @@ def test_without_natural_steps_adam_learns_everything() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training, told = LayerTraining(0.02), []
     parts = Parts(data, None, seeded())
-    training.run(model, parts, "x", steps=40, course=Course(seeded(), told.append))
+    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), told.append))
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
     values = [p.objective for p in told]
@@ -212,7 +212,7 @@ def test_only_what_is_to_be_learnt_changes() -> None:
         Parts(data, 4, seeded()),
         "x",
         steps=2,
-        course=Course(seeded(), deep_silent),
+        context=TrainingContext(seeded(), deep_silent),
     )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name
@@ -228,9 +228,9 @@ def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) ->
         last.q_mean.requires_grad_()
     last.q_factor.requires_grad_(frozen == "all the rest")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts, course = Parts(data, None, seeded()), Course(seeded(), deep_silent)
+    parts, context = Parts(data, None, seeded()), TrainingContext(seeded(), deep_silent)
     # One step: of more, with so few rows, chance can look like a fall that is undone.
-    LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=1, course=course)
+    LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=1, context=context)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is not parameter.requires_grad, name
 

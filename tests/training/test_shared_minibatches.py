@@ -9,7 +9,7 @@ import torch
 from helpers import shared_minibatches as work
 from helpers.forks import Forks
 from helpers.shared_work import together
-from winnowgp.data import Dataset, Ranks
+from winnowgp.data import Dataset, ProcessGroup
 from winnowgp.training.adam import Parts
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -58,10 +58,14 @@ def test_layers_stay_the_same_in_all_processes(forks: Forks) -> None:
 def test_each_looks_at_its_part_of_the_same_minibatch() -> None:
     data = Dataset.of(torch.arange(10.0)[:, None], torch.zeros(10))
 
-    def seen(ranks: Ranks) -> list[list[float]]:
-        parts = Parts(data, 4, torch.Generator().manual_seed(3), ranks=ranks)
+    def seen(process_group: ProcessGroup) -> list[list[float]]:
+        parts = Parts(data, 4, torch.Generator().manual_seed(3), process_group=process_group)
         return [parts.next().X[:, 0].tolist() for _ in range(3)]
 
-    first, second, alone = seen(Ranks(0, 2)), seen(Ranks(1, 2)), seen(Ranks.alone())
+    first, second, alone = (
+        seen(ProcessGroup(0, 2)),
+        seen(ProcessGroup(1, 2)),
+        seen(ProcessGroup.alone()),
+    )
     assert [len(rows) for rows in first + second] == [2] * 6
     assert [a + b for a, b in zip(first, second, strict=True)] == alone

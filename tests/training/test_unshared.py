@@ -6,29 +6,31 @@ import numpy as np
 import pytest
 import torch
 
-from winnowgp.data import Dataset, Ranks
-from winnowgp.errors import UnsharedWarning
+from winnowgp.data import Dataset, ProcessGroup
+from winnowgp.errors import NotShardedWarning
 from winnowgp.estimators import SparseGPClassifier
-from winnowgp.training import warn_unshared
+from winnowgp.training import warn_not_sharded
 from winnowgp.training.adam import Parts
 
 
 def test_the_first_of_several_says_it() -> None:
-    with pytest.warns(UnsharedWarning, match=r"each of 3 processes does all .* itself: so be it\."):
-        warn_unshared(Ranks(0, 3), "so be it")
+    with pytest.warns(
+        NotShardedWarning, match=r"each of 3 processes does all .* itself: so be it\."
+    ):
+        warn_not_sharded(ProcessGroup(0, 3), "so be it")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_unshared(Ranks(1, 3), "so be it")
-        warn_unshared(Ranks(0, 1), "so be it")
+        warn_not_sharded(ProcessGroup(1, 3), "so be it")
+        warn_not_sharded(ProcessGroup(0, 1), "so be it")
 
 
 def test_all_rows_at_every_step_are_not_shared() -> None:
     data = Dataset.of(torch.zeros(8, 1), torch.zeros(8))
     generator = torch.Generator()
     for size in (None, 8):
-        with pytest.warns(UnsharedWarning, match="with a `batch_size` below all rows"):
-            Parts(data, size, generator, ranks=Ranks(0, 2))
-    Parts(data, 4, generator, ranks=Ranks(0, 2))
+        with pytest.warns(NotShardedWarning, match="with a `batch_size` below all rows"):
+            Parts(data, size, generator, process_group=ProcessGroup(0, 2))
+    Parts(data, 4, generator, process_group=ProcessGroup(0, 2))
 
 
 def test_an_estimator_of_arrays_under_torchrun_is_not_shared(
@@ -40,6 +42,6 @@ def test_an_estimator_of_arrays_under_torchrun_is_not_shared(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(
-        UnsharedWarning, match=r"2 processes .* `fit\(shared.* minibatches of classes"
+        NotShardedWarning, match=r"2 processes .* `fit\(shared.* minibatches of classes"
     ):
         classifier.fit(X, X[:, 0] > 0.5)

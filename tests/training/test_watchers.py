@@ -1,4 +1,4 @@
-"""Watchers: ending a phase early, several at once, and the numbers of a step."""
+"""CallbackList: ending a phase early, several at once, and the numbers of a step."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from winnowgp.data import hills
 from winnowgp.errors import InputError
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
+    CallbackList,
     DeepProgress,
     EarlyStopping,
     EndPhase,
@@ -19,9 +20,8 @@ from winnowgp.training import (
     Progress,
     ThreePhases,
     Tolerance,
-    Watchers,
     inclusions,
-    readings,
+    step_metrics,
 )
 
 
@@ -31,11 +31,11 @@ def step(number: int, objective: float, phase: str = "pre-train", **words: Any) 
 
 
 def stopped_at(
-    watcher: OnProgress, objectives: list[float], phase: str = "pre-train"
+    callback: OnProgress, objectives: list[float], phase: str = "pre-train"
 ) -> int | None:
     for number, value in enumerate(objectives, start=1):
         try:
-            watcher(step(number, value, phase))
+            callback(step(number, value, phase))
         except EndPhase:
             return number
     return None
@@ -64,12 +64,12 @@ def test_it_ends_where_the_rise_ends_and_one_lucky_step_does_not_matter() -> Non
 
 
 def test_each_phase_is_judged_by_its_own_steps() -> None:
-    watcher = EarlyStopping(2, 1.0)
-    assert stopped_at(watcher, [0.0, 0.0, 0.0], "a") is None
-    assert stopped_at(watcher, [0.0, 0.0, 0.0], "b") is None
+    callback = EarlyStopping(2, 1.0)
+    assert stopped_at(callback, [0.0, 0.0, 0.0], "a") is None
+    assert stopped_at(callback, [0.0, 0.0, 0.0], "b") is None
     # The same phase again begins with its first step.
-    assert stopped_at(watcher, [0.0, 0.0, 0.0], "b") is None
-    assert stopped_at(watcher, [0.0, 0.0, 0.0, 0.0], "b") == 4
+    assert stopped_at(callback, [0.0, 0.0, 0.0], "b") is None
+    assert stopped_at(callback, [0.0, 0.0, 0.0, 0.0], "b") == 4
     picky = EarlyStopping(2, 1.0, phases={"a"})
     assert stopped_at(picky, 9 * [0.0], "b") is None
     assert stopped_at(picky, 9 * [0.0], "a") == 4
@@ -141,33 +141,33 @@ def test_phases_of_the_fast_schedule_can_end_early_too(phase: str) -> None:
 def test_all_watchers_are_told_before_the_phase_ends() -> None:
     first: list[tuple[str, int]] = []
     last: list[Progress] = []
-    both = Watchers(end("pre-train", 1, first), last.append)
+    both = CallbackList(end("pre-train", 1, first), last.append)
     with pytest.raises(EndPhase):
         both(step(1, 0.0))
     assert len(first) == len(last) == 1
 
 
 def test_watchers_remember_for_each_of_them() -> None:
-    a = Watchers(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+    a = CallbackList(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
     for number in (1, 2, 3):
-        a.watchers[2](step(number, float(number)))
-    b = Watchers(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+        a.callbacks[2](step(number, float(number)))
+    b = CallbackList(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
     b.load_state_dict(a.state_dict())
     assert b.state_dict() == a.state_dict()
     assert a.state_dict()["watchers"][2]["EarlyStopping"]["seen"] == [1.0, 2.0, 3.0]
     # Others in their place are left alone.
-    Watchers(print, EarlyStopping()).load_state_dict(a.state_dict())
+    CallbackList(print, EarlyStopping()).load_state_dict(a.state_dict())
 
 
 def test_the_numbers_of_a_step() -> None:
     inclusion = torch.tensor([0.25, 0.5, 1.0])
     told = step(1, -3.0, "inclusion", inclusion=inclusion)
-    assert readings(told) == {
+    assert step_metrics(told) == {
         "objective/inclusion": -3.0,
         "points": 3.0,
         "expected points": 1.75,
     }
-    assert readings(step(1, float("-inf"), "warm up")) == {"points": 3.0}
+    assert step_metrics(step(1, float("-inf"), "warm up")) == {"points": 3.0}
     assert list(inclusions(told)) == ["inclusion"]
     assert inclusions(step(1, 0.0)) == {}
 
@@ -185,7 +185,7 @@ def test_the_numbers_of_a_step_of_a_deep_model() -> None:
         random_state=0,
         on_progress=told.append,
     ).fit(data().X.numpy(), y)
-    pre, inclusion, _ = (readings(each) for each in told)
+    pre, inclusion, _ = (step_metrics(each) for each in told)
     assert pre == {
         "objective/pre-train": told[0].objective,
         "points/layer 1": 6.0,

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, Ranks, Source
+from winnowgp.data import Dataset, ProcessGroup, Source
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 
 # Rows as a pass over them meets them: one block after another.
@@ -61,17 +61,22 @@ class RowBlocks:
     """
 
     def __init__(
-        self, source: Source, *, device: torch.device, size: int, ranks: Ranks | None = None
+        self,
+        source: Source,
+        *,
+        device: torch.device,
+        size: int,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self._source, self._device, self._size = source, device, size
-        self._ranks = source.ranks if ranks is None else ranks
+        self._process_group = source.process_group if process_group is None else process_group
         held = source.held()
         # Read by all processes together, and so the same rows in each, however much memory it has.
         first = source.part(torch.arange(min(source.N, CHUNK))) if held is None else held
         self.centre = first.X.mean(0).to(device)
-        self.in_memory = all(isinstance(lane, Dataset) for lane in source.lanes())
-        self._cut = [list(lane) for lane in self._read_lanes()] if self.in_memory else None
+        self.in_memory = all(isinstance(shard, Dataset) for shard in source.shards())
+        self._cut = [list(shard) for shard in self._read_lanes()] if self.in_memory else None
 
     @classmethod
     def of(
@@ -81,7 +86,7 @@ class RowBlocks:
         points: int = 0,
         device: torch.device | None = None,
         size: int | None = None,
-        ranks: Ranks | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> "RowBlocks":
         """Blocks whose size suits the device and its free memory.
 
@@ -93,7 +98,7 @@ class RowBlocks:
         """
         place = source.device if device is None else device
         size = size or _size(place, points, source.D)
-        return cls(source, device=place, size=size, ranks=ranks)
+        return cls(source, device=place, size=size, process_group=process_group)
 
     @cached_property
     def free(self) -> int:
@@ -106,22 +111,22 @@ class RowBlocks:
         return self._device
 
     def __iter__(self) -> Iterator[RowBlock]:
-        return chain.from_iterable(self.lanes())
+        return chain.from_iterable(self.shards())
 
-    def lanes(self) -> Iterator[Iterable[RowBlock]]:
+    def shards(self) -> Iterator[Iterable[RowBlock]]:
         """Runs of rows whose sums are formed separately (`Source.lanes`)."""
         return self._read_lanes() if self._cut is None else iter(self._cut)
 
-    def summed(self, lanes: Iterable[Sums]) -> Sums:
+    def summed(self, shards: Iterable[Sums]) -> Sums:
         """Sums over the rows of all processes, from those of each lane of this one."""
-        return self._ranks.total(*pairwise_sum(lanes))
+        return self._process_group.all_reduce(*pairwise_sum(shards))
 
     def _read_lanes(self) -> Iterator[Iterator[RowBlock]]:
-        lanes = zip(self._source.lanes(), self._source.lane_chunks(self._size), strict=True)
+        shards = zip(self._source.shards(), self._source.shard_chunks(self._size), strict=True)
         first = 0
-        for lane, chunks in lanes:
+        for shard, chunks in shards:
             yield self._read(chunks, first)
-            first += lane.N
+            first += shard.N
 
     def _read(self, chunks: Iterator[Dataset], first: int) -> Iterator[RowBlock]:
         for chunk in chunks:
@@ -317,15 +322,15 @@ class WhitenedChunks:
 
     def summed(self, add: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
         """Sums over all rows, of all processes; `add` forms those of some of them."""
-        return self.blocks.summed(add(lane) for lane in self._lanes())
+        return self.blocks.summed(add(shard) for shard in self._lanes())
 
     def _lanes(self) -> Iterator[Iterable[WhitenedChunk]]:
         if self._kept is not None:
             yield from self._kept
             return
         kept: list[list[WhitenedChunk]] = []
-        for lane in self.blocks.lanes():
-            parts = map(self._evaluate, lane)
+        for shard in self.blocks.shards():
+            parts = map(self._evaluate, shard)
             if self._keeps:
                 kept.append([])
                 parts = _remembered(parts, kept[-1])

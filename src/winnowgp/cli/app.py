@@ -17,7 +17,7 @@ from winnowgp.cli.options import name
 from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
 from winnowgp.cli.reproduce import reproduce
-from winnowgp.errors import CheckpointWarning, UnsharedWarning, WinnowError
+from winnowgp.errors import CheckpointWarning, NotShardedWarning, WinnowError
 
 FINE, OURS, YOURS, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
@@ -83,7 +83,7 @@ def run(words: list[str]) -> int:
             # Of libraries, about themselves; ours are messages of their own.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", CheckpointWarning)
-            warnings.simplefilter("always", UnsharedWarning)
+            warnings.simplefilter("always", NotShardedWarning)
             warnings.showwarning = _show
             app(words, prog_name="winnow")
     except SystemExit as end:

@@ -21,7 +21,7 @@ from winnowgp.cli.options import (
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
-    from winnowgp.data import Ranks
+    from winnowgp.data import ProcessGroup
     from winnowgp.estimators import TabularModel
     from winnowgp.training import Checkpoint
 
@@ -100,10 +100,10 @@ def fit(
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
-    from winnowgp.data import read_columns
+    from winnowgp.data import read_table
     from winnowgp.estimators import fit_table
 
-    table = read_columns(data, encoding=encoding)
+    table = read_table(data, encoding=encoding)
     # Progress goes to stderr: stdout is for the result.
     with PhaseBars(Console(stderr=True), quiet=quiet or json or not speaks()) as bars:
         model = fit_table(
@@ -130,12 +130,12 @@ def fit(
             },
             on_progress=bars.update,
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
-            ranks=_ranks(device) if launched() else None,
+            process_group=_process_group(device) if launched() else None,
         )
     if not speaks():
         return
     model.save(output)
-    _say(model, output, left_out=table.N - model.findings["rows"], quiet=quiet, json=json)
+    _say(model, output, left_out=table.N - model.summary["rows"], quiet=quiet, json=json)
 
 
 def _alpha(alpha: str) -> str | float:
@@ -153,13 +153,13 @@ def _checkpoint(folder: Path | None, every: float) -> "Checkpoint | None":
     return None if folder is None else Checkpoint(folder, every)
 
 
-def _ranks(device: str) -> "Ranks":
+def _process_group(device: str) -> "ProcessGroup":
     import torch
 
-    from winnowgp.data import Ranks
+    from winnowgp.data import ProcessGroup
 
     gpu = device != "cpu" and torch.cuda.is_available()
-    return Ranks.started(torch.device("cuda") if gpu else None)
+    return ProcessGroup.started(torch.device("cuda") if gpu else None)
 
 
 def _digest(data: Path) -> str:
@@ -173,9 +173,9 @@ def _say(model: "TabularModel", output: Path, *, left_out: int, quiet: bool, jso
     from winnowgp.cli.summary import as_json, print_summary
 
     if json:
-        typer.echo(as_json(model.findings, file=str(output)))
+        typer.echo(as_json(model.summary, file=str(output)))
         return
-    print_summary(model.findings)
+    print_summary(model.summary)
     if left_out:
         typer.echo(f"{left_out} rows without a target were left out.")
     typer.echo(f"model: {output}")

@@ -20,12 +20,12 @@ def info(model: ModelFile, json: Json = False) -> None:
     from winnowgp.cli.options import loaded
     from winnowgp.cli.summary import as_json, print_summary
 
-    findings = loaded(model).findings
+    summary = loaded(model).summary
     if json:
-        typer.echo(as_json(findings, file=str(model)))
+        typer.echo(as_json(summary, file=str(model)))
         return
-    print_summary(findings)
-    for name, value in findings["settings"].items():
+    print_summary(summary)
+    for name, value in summary["settings"].items():
         typer.echo(f"{name}: {value}")
 
 
@@ -46,7 +46,7 @@ def frontier(
         checked_output(output, PICTURES)
     from winnowgp.cli.options import loaded
 
-    choice = loaded(model).findings["choice"]
+    choice = loaded(model).summary["choice"]
     bounds = choice["frontier"] or []
     if output is not None:
         from winnowgp.cli.plot import frontier_picture

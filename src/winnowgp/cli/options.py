@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from winnowgp.errors import InputError
-from winnowgp.estimators import TabularModel
-from winnowgp.io import load
+
+if TYPE_CHECKING:
+    from winnowgp.estimators import TabularModel
 
 # Options that several commands share, said once.
 
@@ -71,8 +72,12 @@ def checked_folder(output: Path) -> Path:
 # The model that a file holds, if a command can use it.
 
 
-def loaded(path: Path) -> TabularModel:
+def loaded(path: Path) -> "TabularModel":
     """A model that `winnow fit` wrote."""
+    # Here, so that `winnow --help` needs no PyTorch.
+    from winnowgp.estimators import TabularModel
+    from winnowgp.io import load
+
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file that `winnow fit` wrote.")
     model = load(path)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from winnowgp.data import Columns
     from winnowgp.estimators import TabularModel
-    from winnowgp.report import Findings
+    from winnowgp.report import Summary
     from winnowgp.report.summary import Choice
 
 
@@ -48,33 +48,33 @@ def plot(
     if data is not None and what != "surface":
         raise InputError("`--data` is for `--what surface`; leave it out.")
     from winnowgp.cli.options import loaded
-    from winnowgp.data import read_columns
+    from winnowgp.data import read_table
     from winnowgp.plots import saved
 
     fitted = loaded(model)
     if what == "surface":
-        table = None if data is None else read_columns(data, encoding=encoding)
+        table = None if data is None else read_table(data, encoding=encoding)
         picture = _surface(fitted, table)
     else:
-        picture = _picture(fitted.findings, what)
+        picture = _picture(fitted.summary, what)
     saved(picture, output)
     if not quiet:
         typer.echo(f"picture: {output}")
 
 
-def _picture(findings: "Findings", what: str) -> "Figure":
+def _picture(summary: "Summary", what: str) -> "Figure":
     from winnowgp.plots import draw_effects, draw_inclusion, draw_trace
 
     if what == "frontier":
-        return frontier_picture(findings["choice"])
+        return frontier_picture(summary["choice"])
     if what == "calibration":
-        return _calibration(findings)
+        return _calibration(summary)
     if what == "effects":
-        return draw_effects(findings["effects"], target=findings["target"])
+        return draw_effects(summary["effects"], target=summary["target"])
     if what == "inclusion":
-        choice = findings["choice"]
+        choice = summary["choice"]
         return _alone(lambda ax: draw_inclusion(choice["inclusion"], choice["points"], ax=ax))
-    return _alone(lambda ax: draw_trace(findings["training"]["moments"], ax=ax))
+    return _alone(lambda ax: draw_trace(summary["training"]["moments"], ax=ax))
 
 
 def frontier_picture(choice: "Choice") -> "Figure":
@@ -116,14 +116,14 @@ def _second(model: "TabularModel") -> str:
     """Which class the second colour is for."""
     from winnowgp.plots.style import plain
 
-    other = plain(str(model.findings["classes"][-1]))
+    other = plain(str(model.summary["classes"][-1]))
     return f"probability that {plain(model.target)} is {other}"
 
 
-def _calibration(findings: "Findings") -> "Figure":
+def _calibration(summary: "Summary") -> "Figure":
     from winnowgp.plots import draw_calibration
 
-    quality = findings["quality"]
+    quality = summary["quality"]
     if quality is None:
         raise InputError("no rows were held out; fit with `--test-size` above 0 to calibrate.")
     pairs = quality["coverage"] or [
@@ -160,7 +160,7 @@ def report(
     from winnowgp.cli.options import loaded
     from winnowgp.report import save_report
 
-    save_report(loaded(model).findings, output)
+    save_report(loaded(model).summary, output)
     if not quiet:
         typer.echo(f"report: {output}")
 

@@ -51,14 +51,14 @@ def predict(
     fitted = loaded(model)
     notes, count = TableNotes(fitted), 0
     blocks = notes.watched(column_blocks(data, encoding=encoding))
-    with ExitStack() as opened:
+    with ExitStack() as open_checkpoint:
         # Left in the opposite order: the file is whole before a line is printed.
         writers = []
         if json or output is None:
             rows = json_rows if json else csv_rows
-            writers.append(opened.enter_context(printed_predictions(sys.stdout, rows)))
+            writers.append(open_checkpoint.enter_context(printed_predictions(sys.stdout, rows)))
         if output is not None:
-            writers.append(opened.enter_context(written_predictions(output)))
+            writers.append(open_checkpoint.enter_context(written_predictions(output)))
         for found in fitted.predict_blocks(blocks, level=level, device=device):
             for write in writers:
                 write(found)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from winnowgp.data import Columns
 from winnowgp.estimators import TabularModel
-from winnowgp.report import Findings
+from winnowgp.report import Summary
 
 # What a person should know about a new table, found while it goes by.
 
@@ -57,21 +57,21 @@ class TableNotes:
 # A model in a few lines, for people and for machines.
 
 
-def as_json(findings: Findings, *, file: str) -> str:
+def as_json(summary: Summary, *, file: str) -> str:
     """What `info` knows, in one JSON object."""
-    choice = findings["choice"]
-    quality = findings["quality"]
+    choice = summary["choice"]
+    quality = summary["quality"]
     return json.dumps(
         {
             "file": file,
-            "target": findings["target"],
-            "task": findings["task"],
-            "classes": findings["classes"],
-            "rows": findings["rows"],
-            "train_rows": findings["train_rows"],
+            "target": summary["target"],
+            "task": summary["task"],
+            "classes": summary["classes"],
+            "rows": summary["rows"],
+            "train_rows": summary["train_rows"],
             "inputs": [
                 {"name": c["name"], "kind": c["kind"], "relevance": c["relevance"]}
-                for c in findings["columns"]
+                for c in summary["columns"]
             ],
             "points": choice["points"],
             "asked": choice["asked"],
@@ -86,28 +86,28 @@ def as_json(findings: Findings, *, file: str) -> str:
                 **{m["name"]: m["value"] for m in quality["metrics"]},
                 "coverage": quality["coverage"],
             },
-            "timings": findings["timings"],
-            "settings": findings["settings"],
+            "timings": summary["timings"],
+            "settings": summary["settings"],
         },
         ensure_ascii=False,
     )
 
 
-def print_summary(findings: Findings) -> None:
+def print_summary(summary: Summary) -> None:
     """Target, inputs, points, and quality beside that of a constant prediction."""
     # Names of columns may hold brackets, as in `weight [kg]`: they are not rich's markup.
     console = Console(markup=False)
-    choice, quality = findings["choice"], findings["quality"]
+    choice, quality = summary["choice"], summary["quality"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("target", f"{findings['target']} ({findings['task']}: {findings['why_task']})")
-    table.add_row("inputs", _inputs(findings))
-    table.add_row("rows", f"{findings['train_rows']} to learn from, {_held_out(findings)} held out")
+    table.add_row("target", f"{summary['target']} ({summary['task']}: {summary['why_task']})")
+    table.add_row("inputs", _inputs(summary))
+    table.add_row("rows", f"{summary['train_rows']} to learn from, {_held_out(summary)} held out")
     table.add_row("points", f"{choice['points']} inducing points kept; asked for {choice['asked']}")
     table.add_row("given up", f"{choice['given_up']:.4f} nats per row")
     table.add_row(
         "time",
-        f"fit {findings['timings']['fit_s']:.1f} s, "
-        f"prediction {findings['timings']['predict_us']:.1f} µs a row",
+        f"fit {summary['timings']['fit_s']:.1f} s, "
+        f"prediction {summary['timings']['predict_us']:.1f} µs a row",
     )
     console.print(table)
     if quality is None:
@@ -123,13 +123,13 @@ def print_summary(findings: Findings) -> None:
     console.print(scores)
 
 
-def _inputs(findings: Findings) -> str:
-    ranked = sorted(findings["columns"], key=lambda c: -(c["relevance"] or 0.0))
+def _inputs(summary: Summary) -> str:
+    ranked = sorted(summary["columns"], key=lambda c: -(c["relevance"] or 0.0))
     shown = ", ".join(c["name"] for c in ranked[:8])
     more = f" and {len(ranked) - 8} more" if len(ranked) > 8 else ""
     order = "most relevant first" if ranked[0]["relevance"] is not None else "in no order"
     return f"{shown}{more} ({order})" if len(ranked) > 1 else shown
 
 
-def _held_out(findings: Findings) -> int:
-    return 0 if findings["quality"] is None else findings["quality"]["rows"]
+def _held_out(summary: Summary) -> int:
+    return 0 if summary["quality"] is None else summary["quality"]["rows"]

@@ -1,13 +1,13 @@
 """Rows and targets: checked once, standardised, loaded by name, read some rows at a time."""
 
 from winnowgp.data.catalogue import Table, hills, load_table, table_names
-from winnowgp.data.dataset import Dataset, Entries
-from winnowgp.data.distributed import Ranks
+from winnowgp.data.dataset import Dataset, MaskedMatrix
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.encoding import ColumnEncoding, TableEncoder
 from winnowgp.data.out_of_core import ArraySource, BatchSource
 from winnowgp.data.parquet import ParquetSource
-from winnowgp.data.readers import column_blocks, read_columns, regrouped
-from winnowgp.data.sharding import SharedSource, shared
+from winnowgp.data.readers import column_blocks, read_table, regrouped
+from winnowgp.data.sharding import ShardedSource, shared
 from winnowgp.data.sources import RowBatches, Source, sampled_rows
 from winnowgp.data.standardise import ColumnMoments, StandardisedSource, Standardiser, standardised
 from winnowgp.data.tables import Columns
@@ -19,11 +19,11 @@ __all__ = [
     "ColumnMoments",
     "Columns",
     "Dataset",
-    "Entries",
+    "MaskedMatrix",
     "ParquetSource",
-    "Ranks",
+    "ProcessGroup",
     "RowBatches",
-    "SharedSource",
+    "ShardedSource",
     "Source",
     "StandardisedSource",
     "Standardiser",
@@ -32,7 +32,7 @@ __all__ = [
     "column_blocks",
     "hills",
     "load_table",
-    "read_columns",
+    "read_table",
     "regrouped",
     "sampled_rows",
     "shared",

@@ -165,10 +165,10 @@ def _may_repeat(X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class MaskedMatrix:
     """N rows of P columns, NaN where an entry is missing.
 
-    >>> entries = Entries.of(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]))
+    >>> entries = MaskedMatrix.of(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]))
     >>> entries.count, entries.filled()[1, 0].item()
     (3, 0.0)
     """
@@ -177,7 +177,7 @@ class Entries:
     observed: Bool[Tensor, "N P"]
 
     @classmethod
-    def of(cls, Y: Tensor) -> "Entries":
+    def of(cls, Y: Tensor) -> "MaskedMatrix":
         """Check a table `[N P]`: floating-point, no infinity, something observed."""
         if Y.dim() != 2 or not Y.dtype.is_floating_point:
             raise InputError(
@@ -226,9 +226,9 @@ class Entries:
             return self.observed[:, :1].mT, zero
         return torch.unique(self.observed.mT, dim=0, return_inverse=True)
 
-    def rows(self, index: Int[Tensor, " B"]) -> "Entries":
+    def rows(self, index: Int[Tensor, " B"]) -> "MaskedMatrix":
         """Some of the rows."""
-        return Entries(self.Y[index], self.observed[index])
+        return MaskedMatrix(self.Y[index], self.observed[index])
 
     def batches(self, size: int, *, generator: torch.Generator) -> RowBatches:
         """Numbers of `size` random rows without end, in an order drawn anew once it is used up."""

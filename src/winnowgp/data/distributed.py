@@ -17,25 +17,25 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class ProcessGroup:
     """This process among those that work together on PyTorch's engine, `torch.distributed`.
 
-    >>> Ranks.alone()
-    Ranks(rank=0, of=1)
+    >>> ProcessGroup.alone()
+    ProcessGroup(rank=0, world_size=1)
     """
 
     rank: int
     """Its number, from 0."""
-    of: int
+    world_size: int
     """How many there are."""
 
     @classmethod
-    def alone(cls) -> "Ranks":
+    def alone(cls) -> "ProcessGroup":
         """One process."""
         return cls(0, 1)
 
     @classmethod
-    def launched(cls) -> "Ranks":
+    def launched(cls) -> "ProcessGroup":
         """Those that `torchrun` started, not yet introduced to each other; one without it."""
         here = os.environ
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= here.keys():
@@ -43,14 +43,14 @@ class Ranks:
         return cls(int(here["RANK"]), int(here["WORLD_SIZE"]))
 
     @classmethod
-    def started(cls, device: torch.device | None = None) -> "Ranks":
+    def started(cls, device: torch.device | None = None) -> "ProcessGroup":
         """Those that `torchrun` started, introduced to each other; one without it.
 
         By gloo, or NCCL for a fit on GPUs, unless the caller has already introduced them.
         """
         if not dist.is_initialized():
             found = cls.launched()
-            if found.of == 1:
+            if found.world_size == 1:
                 return found
             gpu = device is not None and device.type == "cuda"
             if gpu:
@@ -65,7 +65,7 @@ class Ranks:
         """Whether this is the process that writes and speaks for all."""
         return self.rank == 0
 
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+    def all_reduce(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Sums over all processes, the same digits in each.
 
         A power of two of them add up in pairs, so that the digits are those of
@@ -73,7 +73,7 @@ class Ranks:
         """
         return self._exchanged(sums, self._summed)
 
-    def led(self, *values: Tensor) -> tuple[Tensor, ...]:
+    def broadcast(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Those of the first process, for what another machine may round differently.
 
         Processes that decide by numbers which differ in their last digits part sooner or later, and
@@ -81,16 +81,16 @@ class Ranks:
         """
         return self._exchanged(values, _of_first)
 
-    def agreed(self, value: Value) -> Value:
+    def broadcast_object(self, value: Value) -> Value:
         """That of the first process, for what a clock or chance decides."""
-        if self.of == 1:
+        if self.world_size == 1:
             return value
         held: list[Any] = [value]
         with _heard():
             dist.broadcast_object_list(held)
         return held[0]
 
-    def decided(self, compute: Callable[[], Value]) -> Value:
+    def broadcast_result(self, compute: Callable[[], Value]) -> Value:
         """What `compute` gives the first process; it is not called in the others.
 
         An error that it raises there is raised in all.
@@ -102,18 +102,20 @@ class Ranks:
                 found.append(compute())
             except Exception as raised:
                 error = raised
-        found, told = self.agreed((found, None if error is None else _sendable_error(error)))
+        found, told = self.broadcast_object(
+            (found, None if error is None else _sendable_error(error))
+        )
         if error is not None:
             raise error
         if told is not None:
             raise told
         return found[0]
 
-    def gathered(self, value: Value) -> list[Value]:
+    def all_gather(self, value: Value) -> list[Value]:
         """That of every process, in order."""
-        if self.of == 1:
+        if self.world_size == 1:
             return [value]
-        held: list[Any] = [None] * self.of
+        held: list[Any] = [None] * self.world_size
         with _heard():
             dist.all_gather_object(held, value)
         return held
@@ -122,7 +124,7 @@ class Ranks:
         self, values: tuple[Tensor, ...], exchange: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, ...]:
         """In one message, whatever devices and dtypes they have."""
-        if self.of == 1 or not values:
+        if self.world_size == 1 or not values:
             return values
         flat = torch.cat([value.detach().reshape(-1) for value in values])
         flat = _sendable(flat)
@@ -133,14 +135,14 @@ class Ranks:
         return tuple(new.reshape(old.shape).to(old, copy=True) for new, old in parts)
 
     def _summed(self, mine: Tensor) -> Tensor:
-        if self.of & (self.of - 1):
+        if self.world_size & (self.world_size - 1):
             dist.all_reduce(mine)
             return mine
         return self._paired(mine)
 
     def _paired(self, mine: Tensor) -> Tensor:
         distance = 1
-        while distance < self.of:
+        while distance < self.world_size:
             theirs, partner = torch.empty_like(mine), self.rank ^ distance
             sent = [
                 dist.P2POp(dist.isend, mine, partner),

@@ -324,7 +324,7 @@ def column_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> 
 # A whole table from a file: CSV (also gzipped) or Parquet, told apart by what is in it.
 
 
-def read_columns(path: Path, *, encoding: str = "utf-8") -> Columns:
+def read_table(path: Path, *, encoding: str = "utf-8") -> Columns:
     """Read a table whose first line names its columns. For one too large, see `column_blocks`.
 
     Args:

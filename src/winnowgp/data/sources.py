@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from winnowgp.data.distributed import Ranks
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class Source(ABC):
         return self.N
 
     @property
-    def ranks(self) -> Ranks:
+    def process_group(self) -> ProcessGroup:
         """The processes that share the rows; this one alone, unless they are `shared`."""
-        return Ranks.alone()
+        return ProcessGroup.alone()
 
     @abstractmethod
     def chunks(self, size: int) -> "Iterator[Dataset]":
@@ -95,9 +95,9 @@ class Source(ABC):
             rank: of the process, from 0.
         """
 
-    def lane_chunks(self, size: int) -> "Iterator[Iterator[Dataset]]":
+    def shard_chunks(self, size: int) -> "Iterator[Iterator[Dataset]]":
         """The chunks of each lane, to be read one lane after another."""
-        return (lane.chunks(size) for lane in self.lanes())
+        return (shard.chunks(size) for shard in self.shards())
 
     def held(self) -> "Dataset | None":
         """All rows, where this process has them in memory."""
@@ -122,7 +122,7 @@ class Source(ABC):
             )
         return held
 
-    def lanes(self) -> "Sequence[Source]":
+    def shards(self) -> "Sequence[Source]":
         """Runs of rows whose sums are formed separately, and then added in pairs.
 
         A sum over rows that several processes share then has the same digits whatever their number.
@@ -131,11 +131,11 @@ class Source(ABC):
 
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Sums over all rows, from sums over those that this process reads."""
-        return self.ranks.total(*sums)
+        return self.process_group.all_reduce(*sums)
 
     def gathered(self, value: Value) -> list[Value]:
         """What each process that reads some of the rows found, in the order of the rows."""
-        return self.ranks.gathered(value)
+        return self.process_group.all_gather(value)
 
 
 # Checks of numbers of rows, said once for every source.

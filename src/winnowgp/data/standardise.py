@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.data.dataset import Dataset, Entries
-from winnowgp.data.distributed import Ranks
+from winnowgp.data.dataset import Dataset, MaskedMatrix
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.out_of_core import WrappedSource
 from winnowgp.data.sources import Source
 
@@ -120,7 +120,7 @@ class Standardiser:
         return cls(mean, torch.where(constant, 1.0, sd))
 
     @classmethod
-    def of_entries(cls, table: Entries) -> "Standardiser":
+    def of_entries(cls, table: MaskedMatrix) -> "Standardiser":
         """Mean and standard deviation of what is observed of each column."""
         size = torch.where(table.observed, table.Y.abs(), 0.0).amax(0)
         size = torch.where(size > 0, size, 1.0)
@@ -161,17 +161,17 @@ _ROWS, _NUMBERS = 65_536, 2**22
 class StandardisedSource(WrappedSource):
     """The rows of another source, each in standard units when it is read."""
 
-    x_units: Standardiser
-    y_units: Standardiser
+    x_scaler: Standardiser
+    y_scaler: Standardiser
 
     @property
-    def ranks(self) -> Ranks:
-        return self.source.ranks
+    def process_group(self) -> ProcessGroup:
+        return self.source.process_group
 
     def to(self, device: torch.device) -> "StandardisedSource":
         moved = self.source.to(device)
         return StandardisedSource(
-            moved, self.x_units.to(moved.device), self.y_units.to(moved.device)
+            moved, self.x_scaler.to(moved.device), self.y_scaler.to(moved.device)
         )
 
     def chunks(self, size: int) -> Iterator[Dataset]:
@@ -182,7 +182,7 @@ class StandardisedSource(WrappedSource):
 
     def share(self, rank: int, of: int) -> "StandardisedSource":
         """In the units of all rows, as the other shares are."""
-        return StandardisedSource(self.source.share(rank, of), self.x_units, self.y_units)
+        return StandardisedSource(self.source.share(rank, of), self.x_scaler, self.y_scaler)
 
     def held(self) -> Dataset | None:
         held = self.source.held()
@@ -196,20 +196,20 @@ class StandardisedSource(WrappedSource):
     def alike(self, rows: Dataset) -> Source:
         return self.source.alike(rows)
 
-    def lanes(self) -> tuple[Source, ...]:
-        return tuple(map(self._lane, self.source.lanes()))
+    def shards(self) -> tuple[Source, ...]:
+        return tuple(map(self._lane, self.source.shards()))
 
-    def lane_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
-        return (map(self._forward, lane) for lane in self.source.lane_chunks(size))
+    def shard_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
+        return (map(self._forward, shard) for shard in self.source.shard_chunks(size))
 
-    def _lane(self, lane: Source) -> Source:
-        held = lane.held()
+    def _lane(self, shard: Source) -> Source:
+        held = shard.held()
         if held is not None:
             return self._forward(held)
-        return StandardisedSource(lane, self.x_units, self.y_units)
+        return StandardisedSource(shard, self.x_scaler, self.y_scaler)
 
     def _forward(self, rows: Dataset) -> Dataset:
-        return Dataset(self.x_units.forward(rows.X), self.y_units.forward(rows.Y), rows.weights)
+        return Dataset(self.x_scaler.forward(rows.X), self.y_scaler.forward(rows.Y), rows.weights)
 
 
 def standardised(source: Source, *, targets: bool = True) -> StandardisedSource:
@@ -224,10 +224,10 @@ def standardised(source: Source, *, targets: bool = True) -> StandardisedSource:
         targets: whether they change as well; classes and counts must not.
     """
     x, y = _over_all(source)
-    x_units, y_units = (Standardiser.of_moments(m).to(source.device) for m in (x, y))
+    x_scaler, y_scaler = (Standardiser.of_moments(m).to(source.device) for m in (x, y))
     if not targets:
-        y_units = Standardiser.none(y_units.shift[None])
-    return StandardisedSource(source, x_units, y_units)
+        y_scaler = Standardiser.none(y_scaler.shift[None])
+    return StandardisedSource(source, x_scaler, y_scaler)
 
 
 _Pair: TypeAlias = tuple[ColumnMoments, ColumnMoments]
@@ -235,7 +235,7 @@ _Pair: TypeAlias = tuple[ColumnMoments, ColumnMoments]
 
 def _over_all(source: Source) -> _Pair:
     """Of all rows, those that other processes read included."""
-    found = source.gathered([_of_lane(lane) for lane in source.lanes()])
+    found = source.gathered([_of_lane(shard) for shard in source.shards()])
     return reduce(_merged, chain.from_iterable(found))
 
 

@@ -26,7 +26,7 @@ from winnowgp.estimators.validation import (
     Folder,
     checkpoint_of,
     drawn_seed,
-    journal_of,
+    open_checkpoint_log,
     positive,
     refuse_source,
     tensor,
@@ -37,11 +37,11 @@ from winnowgp.models import InducingModel, Prediction, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier
 from winnowgp.training import (
+    CheckpointLog,
     Fast,
     Fit,
     FixedAlpha,
     Goal,
-    Journal,
     MaxPoints,
     OnProgress,
     Schedule,
@@ -157,7 +157,7 @@ class PointsRequest:
             return torch.from_numpy(clusters.fit(part.numpy()).cluster_centers_)
         return rows[: self.n_candidates]
 
-    def plan(self, model: InducingModel, data: Source, journal: Journal) -> Schedule:
+    def plan(self, model: InducingModel, data: Source, checkpoint_log: CheckpointLog) -> Schedule:
         """The schedule that does what was asked for; what a clock decides is in the journal."""
         if self.schedule == "paper":
             assert self.alpha is not None
@@ -166,9 +166,9 @@ class PointsRequest:
             return ThreePhases(
                 prior, pre=pre, process=process, post=post, batch_size=self.batch_size
             )
-        return Fast(self._goal(model, data, journal), n_candidates=self.n_candidates)
+        return Fast(self._goal(model, data, checkpoint_log), n_candidates=self.n_candidates)
 
-    def _goal(self, model: InducingModel, data: Source, journal: Journal) -> Goal:
+    def _goal(self, model: InducingModel, data: Source, checkpoint_log: CheckpointLog) -> Goal:
         if self.alpha is not None:
             return FixedAlpha(self.alpha)
         if self.max_points is not None:
@@ -182,7 +182,7 @@ class PointsRequest:
                 predict_us=partial(measured_predict_us, model, some),
                 most=min(self.n_candidates, data.N),
             )
-            return MaxPoints(journal.once(measured))
+            return MaxPoints(checkpoint_log.once(measured))
         return Tolerance(self.tolerance)
 
 
@@ -268,12 +268,14 @@ class InducingEstimator(BaseEstimator, ABC):
         about = row_identity(rows, kept=checkpoint is not None)
         said = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
         told = {said.get(name, name): part for name, part in about.items()}
-        journal = journal_of(self, checkpoint, ranks=rows.ranks, **told)
-        seed = drawn_seed(self.random_state, journal)
+        checkpoint_log = open_checkpoint_log(
+            self, checkpoint, process_group=rows.process_group, **told
+        )
+        seed = drawn_seed(self.random_state, checkpoint_log)
         generator = torch.Generator(device=device).manual_seed(seed)
         if isinstance(rows, StandardisedSource):
             # Kernels and candidates that users name are on the CPU until the model is made.
-            units, data = rows.x_units.to(torch.device("cpu")), rows.converted()
+            units, data = rows.x_scaler.to(torch.device("cpu")), rows.converted()
         else:
             held = rows.in_memory("this fit")
             units = Standardiser.of(held.X, weights=held.weights)
@@ -285,13 +287,13 @@ class InducingEstimator(BaseEstimator, ABC):
         fitted = fit(
             made,
             data,
-            schedule=request.plan(made, data, journal),
+            schedule=request.plan(made, data, checkpoint_log),
             generator=generator,
             on_progress=self.on_progress,
             checkpoint=checkpoint,
         )
-        journal.finish()
-        self._x_units = plain_units(units)
+        checkpoint_log.finish()
+        self._x_scaler = plain_units(units)
         self._keep(fitted, data.observations)
         return fitted
 
@@ -328,7 +330,7 @@ class InducingEstimator(BaseEstimator, ABC):
         self.posterior_ = fitted.posterior.cpu().double()
         self.kernel_ = self.posterior_.kernel
         self.elbo_ = fitted.bound
-        self.given_up_ = fitted.given_up / N
+        self.elbo_gap_ = fitted.elbo_gap / N
         self.alpha_ = selection.alpha
         self.frontier_ = (
             None
@@ -336,8 +338,8 @@ class InducingEstimator(BaseEstimator, ABC):
             else Frontier(frontier.bounds.cpu(), frontier.masks.cpu(), frontier.N)
         )
         self.n_inducing_ = fitted.posterior.M
-        self.inducing_points_ = self._x_units.inverse(self.posterior_.Z).numpy()
-        self.candidates_ = self._x_units.inverse(candidates).numpy()
+        self.inducing_points_ = self._x_scaler.inverse(self.posterior_.Z).numpy()
+        self.candidates_ = self._x_scaler.inverse(candidates).numpy()
         self.inclusion_ = selection.inclusion.cpu().numpy()
 
     def _inputs(self, X: Any) -> Tensor:
@@ -345,7 +347,7 @@ class InducingEstimator(BaseEstimator, ABC):
         check_is_fitted(self)
         refuse_source(X)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_units.forward(tensor(X)).to(self.posterior_.Z.device)
+        return self._x_scaler.forward(tensor(X)).to(self.posterior_.Z.device)
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor, *, observed: bool) -> Prediction:

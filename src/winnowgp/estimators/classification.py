@@ -59,7 +59,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
             come first, then fresh ones that were not needed.
         alpha_: strength of the prior that keeps this many points.
         elbo_: lower bound on the log evidence, in nats.
-        given_up_: nats per observation below the best bound seen with more points.
+        elbo_gap_: nats per observation below the best bound seen with more points.
         frontier_: best bound for each number of points among the candidates; None with the paper's
             schedule.
         kernel_: the fitted kernel, for standardised inputs.

@@ -14,7 +14,7 @@ from winnowgp.data import Source
 from winnowgp.estimators.deep_base import DeepEstimator
 from winnowgp.estimators.validation import (
     Folder,
-    TargetUnits,
+    TargetScaler,
     has_noise,
     held_rows,
     labelled_rows,
@@ -83,7 +83,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        given_up_: nats per observation that dropping points cost when it happened, before the kept
+        elbo_gap_: nats per observation that dropping points cost when it happened, before the kept
             ones were trained on.
         noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
             the likelihood has none.
@@ -152,13 +152,13 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
             rows, single = held_rows(X, "a deep model").merged(), X.P == 1
         else:
             rows, single = numeric_rows(self, X, y, sample_weight)
-        units = TargetUnits.of(rows, likelihood, single=single)
+        units = TargetScaler.of(rows, likelihood, single=single)
         data = replace(rows, Y=units.columns.forward(rows.Y))
         check_targets(likelihood, data.Y)
         self._fit(X.alike(data) if isinstance(X, Source) else data, likelihood)
-        self._y_units = units
+        self._y_scaler = units
         self.likelihood_ = self.posterior_.likelihood
-        self.noise_ = self._y_units.noise(self.likelihood_)
+        self.noise_ = self._y_scaler.noise(self.likelihood_)
         return self
 
     def predict(
@@ -176,8 +176,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         Returns: the mean `[N]` or `[N P]`; with a request, a pair.
         """
         found = self._predicted(self._inputs(X), observed=observed, method=method)
-        mean = self._y_units.values(found.mean)
-        return (mean, self._y_units.deviations(found.variance.sqrt())) if return_std else mean
+        mean = self._y_scaler.values(found.mean)
+        return (mean, self._y_scaler.deviations(found.variance.sqrt())) if return_std else mean
 
     @torch.no_grad()
     def predict_quantiles(
@@ -195,13 +195,13 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
             self.posterior_.quantiles(rows, wanted, observed=observed)
             for rows in inputs.split(self._rows)
         ]
-        return self._y_units.values(torch.cat(parts, dim=1))
+        return self._y_scaler.values(torch.cat(parts, dim=1))
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density of each observation, in nats and in the units of `y`."""
         inputs = self._inputs(X)
-        targets = self._y_units.seen(y, self.likelihood_, inputs=inputs)
-        return self._y_units.log_densities(self._log_density(inputs, targets))
+        targets = self._y_scaler.seen(y, self.likelihood_, inputs=inputs)
+        return self._y_scaler.log_densities(self._log_density(inputs, targets))
 
 
 # Deep classification for people who know scikit-learn.
@@ -254,7 +254,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         frontiers_: best bound for each number of points in each layer, the others held; None with
             the paper's schedule.
         elbo_: lower bound on the log evidence, in nats.
-        given_up_: nats per observation that dropping points cost when it happened, before the kept
+        elbo_gap_: nats per observation that dropping points cost when it happened, before the kept
             ones were trained on.
         posterior_: the predictor, for standardised inputs.
     """

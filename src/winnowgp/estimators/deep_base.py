@@ -26,7 +26,7 @@ from winnowgp.estimators.validation import (
     checkpoint_of,
     drawn_seed,
     has_noise,
-    journal_of,
+    open_checkpoint_log,
     positive,
     refuse_source,
     tensor,
@@ -325,15 +325,15 @@ class DeepEstimator(BaseEstimator, ABC):
                 f"got {self.hidden_mean!r}."
             )
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(
+        checkpoint_log = open_checkpoint_log(
             self,
             checkpoint,
-            ranks=given.ranks,
+            process_group=given.process_group,
             X=rows.X,
             y=rows.Y,
             sample_weight=rows.weights,
         )
-        seed = drawn_seed(self.random_state, journal)
+        seed = drawn_seed(self.random_state, checkpoint_log)
         generator = torch.Generator().manual_seed(seed)
         units = Standardiser.of(rows.X, weights=rows.weights)
         data = replace(rows, X=units.forward(rows.X))
@@ -358,11 +358,11 @@ class DeepEstimator(BaseEstimator, ABC):
             on_progress=self.on_progress,
             checkpoint=checkpoint,
         )
-        journal.finish()
-        self._x_units = units
+        checkpoint_log.finish()
+        self._x_scaler = units
         self.posterior_ = fitted.model.posterior(samples=request.predict_samples)
         self.elbo_ = fitted.bound
-        self.given_up_ = fitted.given_up / data.observations
+        self.elbo_gap_ = fitted.elbo_gap / data.observations
         self.n_inducing_ = self.posterior_.M
         kept = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
         self.inducing_points_ = seen_outside(kept, units)
@@ -411,7 +411,7 @@ class DeepEstimator(BaseEstimator, ABC):
         check_is_fitted(self)
         refuse_source(X)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_units.forward(tensor(X))
+        return self._x_scaler.forward(tensor(X))
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor, *, observed: bool, method: str) -> Prediction:

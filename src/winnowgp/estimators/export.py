@@ -44,7 +44,7 @@ def predictor_program(model: Exportable) -> Program:
     else:
         estimator = model
         X = program.give("X", width=estimator.n_features_in_)
-    units = estimator._x_units
+    units = estimator._x_scaler
     shifted = program.do("Sub", X, program.constant(units.shift.numpy()))
     inputs = program.do("Div", shifted, program.constant(units.scale.numpy()))
     latent_mean, latent_variance = add_latents(program, estimator.posterior_, inputs)
@@ -57,13 +57,13 @@ def predictor_program(model: Exportable) -> Program:
     assert variance is not None
     if estimator.likelihood == "poisson" and estimator.posterior_.P > 1:
         raise InputError("counts are exported for one target only; fit one model a target.")
-    targets = estimator._y_units.columns
+    targets = estimator._y_scaler.columns
     scale, shift = targets.scale.numpy(), targets.shift.numpy()
     # As a matrix: see `winnowgp.io.predictor_program`.
     scaled = program.do("MatMul", mean, program.constant(np.diag(scale)))
     mean = program.do("Add", scaled, program.constant(shift))
     variance = program.do("Mul", variance, program.constant(np.square(scale)))
-    width = None if estimator._y_units.single else estimator.posterior_.P
+    width = None if estimator._y_scaler.single else estimator.posterior_.P
     if width is None:
         mean, variance = program.do("Squeeze1", mean), program.do("Squeeze1", variance)
     program.answer("mean", mean, width=width)

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import Tags, check_array
 from sklearn.utils.validation import check_is_fitted
 
-from winnowgp.data import Entries, Standardiser
+from winnowgp.data import MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.gplvm_parameters import LatentRequest, relevance
 from winnowgp.estimators.validation import (
@@ -26,7 +26,7 @@ from winnowgp.estimators.validation import (
     checkpoint_of,
     drawn_seed,
     has_noise,
-    journal_of,
+    open_checkpoint_log,
     tensor,
     varying_columns,
 )
@@ -137,7 +137,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         alpha_: strength of the prior that keeps this many points.
         frontier_: best bound for each number of points; None with the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) table, in nats.
-        given_up_: nats per observed entry below the best bound seen with more points.
+        elbo_gap_: nats per observed entry below the best bound seen with more points.
         noise_: noise of each column in its own squared units: the variance, or the squared scale of
             Student-t and Laplace; NaN if there is none.
         kernel_: the fitted kernel.
@@ -202,15 +202,15 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             X: the table `[N P]`, NaN where an entry is missing.
             y: ignored.
         """
-        raw = Entries.of(checked_table(self, X, reset=True))
+        raw = MaskedMatrix.of(checked_table(self, X, reset=True))
         checkpoint = checkpoint_of(self.checkpoint)
-        journal = journal_of(self, checkpoint, X=raw.Y, observed=raw.observed)
-        seed = drawn_seed(self.random_state, journal)
+        checkpoint_log = open_checkpoint_log(self, checkpoint, X=raw.Y, observed=raw.observed)
+        seed = drawn_seed(self.random_state, checkpoint_log)
         generator = torch.Generator().manual_seed(seed)
         request = self._request()
         varies = varying_columns(raw) | (not has_noise(request.likelihood))
         units = self._units_of(raw, request.likelihood)
-        table = Entries(units.forward(raw.Y), raw.observed & varies)
+        table = MaskedMatrix(units.forward(raw.Y), raw.observed & varies)
         model = request.model(table, raw, generator=generator)
         counted = CountedSteps(self.on_progress, ("move", "joint"))
         fitted = fit_latent(
@@ -224,7 +224,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self._varies, self._units = varies, units
         self.n_iter_ = counted.count
         self._keep(fitted, table, generator)
-        journal.finish()
+        checkpoint_log.finish()
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> NDArray[np.float64]:
@@ -344,7 +344,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
 
-    def _units_of(self, raw: Entries, likelihood: Likelihood) -> Standardiser:
+    def _units_of(self, raw: MaskedMatrix, likelihood: Likelihood) -> Standardiser:
         if not has_noise(likelihood):
             return Standardiser.none(raw.Y)
         units = Standardiser.of_entries(raw)
@@ -369,7 +369,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             batch_size=self.batch_size,
         )
 
-    def _keep(self, fitted: LatentFit, table: Entries, generator: torch.Generator) -> None:
+    def _keep(self, fitted: LatentFit, table: MaskedMatrix, generator: torch.Generator) -> None:
         """What was learnt."""
         latents, posterior = fitted.model.latents, fitted.posterior
         chosen = torch.randperm(table.N, generator=generator)[:ANCHORS].sort().values
@@ -384,7 +384,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.alpha_ = fitted.selection.alpha
         self.frontier_ = fitted.selection.frontier
         self.elbo_ = fitted.bound
-        self.given_up_ = fitted.given_up / table.count
+        self.elbo_gap_ = fitted.elbo_gap / table.count
         self.noise_ = self._noise(table.P)
         found = self._placed(table)
         self.embedding_ = found.mean.numpy()
@@ -402,11 +402,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             return np.full(P, np.nan)
         return (likelihood.noise.expand(P) * self._units.scale.square() * self._varies).numpy()
 
-    def _table(self, X: Any) -> Entries:
+    def _table(self, X: Any) -> MaskedMatrix:
         """Checked rows in standard units."""
         check_is_fitted(self)
         Y = checked_table(self, X, reset=False)
-        return Entries(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
+        return MaskedMatrix(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
 
-    def _placed(self, table: Entries) -> Places:
+    def _placed(self, table: MaskedMatrix) -> Places:
         return placed(self.posterior_.row_bound(table), anchors=self._anchors)

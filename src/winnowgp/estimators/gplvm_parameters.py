@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data import Dataset, Entries, Standardiser
+from winnowgp.data import Dataset, MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.validation import has_noise, likelihood_from, positive, tensor, whole
@@ -68,7 +68,7 @@ def latent_kernel(kernel: str | Kernel, Q: int) -> Kernel:
 
 
 def latent_rows(
-    start: Any, table: Entries, Q: int, *, generator: torch.Generator
+    start: Any, table: MaskedMatrix, Q: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N Q"]:
     """Where rows start: their principal components, or the places given."""
     if isinstance(start, str):
@@ -96,7 +96,9 @@ def awakened(kernel: Kernel, X: Float[Tensor, "N Q"]) -> Latents:
 
 
 @torch.no_grad()
-def levelled(function: VariationalGP, X: Float[Tensor, "N Q"], table: Entries) -> VariationalGP:
+def levelled(
+    function: VariationalGP, X: Float[Tensor, "N Q"], table: MaskedMatrix
+) -> VariationalGP:
     """Columns as functions of where their rows start, of the size that the likelihood asks for.
 
     Functions of variance one around zero are steps away from counts in the hundreds.
@@ -111,7 +113,7 @@ def levelled(function: VariationalGP, X: Float[Tensor, "N Q"], table: Entries) -
 
 
 @torch.no_grad()
-def sharpened(function: VariationalGP, latents: Latents, table: Entries) -> Latents:
+def sharpened(function: VariationalGP, latents: Latents, table: MaskedMatrix) -> Latents:
     """Rows as certain of their places as the likelihood likes best, of four variances.
 
     Counts in the thousands tell places apart that counts of one do not; Adam would take hundreds of
@@ -123,7 +125,7 @@ def sharpened(function: VariationalGP, latents: Latents, table: Entries) -> Late
     return starts[nats.index(max(nats))]
 
 
-def _levels(likelihood: Likelihood, table: Entries) -> Float[Tensor, " P"]:
+def _levels(likelihood: Likelihood, table: MaskedMatrix) -> Float[Tensor, " P"]:
     """Of each column, on a grid: small numbers, and the column's own quantiles."""
     Y, share = valid(table), torch.linspace(0, 1, 41, dtype=table.Y.dtype)
     own = _own(table).nanquantile(share, 0)
@@ -137,13 +139,13 @@ def _levels(likelihood: Likelihood, table: Entries) -> Float[Tensor, " P"]:
     return grid.gather(0, best[None])[0]
 
 
-def _own(table: Entries) -> Float[Tensor, "N P"]:
+def _own(table: MaskedMatrix) -> Float[Tensor, "N P"]:
     return torch.where(table.observed, table.Y, torch.nan)
 
 
-def scaled(raw: Entries) -> Entries:
+def scaled(raw: MaskedMatrix) -> MaskedMatrix:
     """Counts and the like, standardised for principal components alone."""
-    return Entries(Standardiser.of_entries(raw).forward(raw.Y), raw.observed)
+    return MaskedMatrix(Standardiser.of_entries(raw).forward(raw.Y), raw.observed)
 
 
 def places(name: str, given: Any, shape: tuple[int | None, int]) -> Tensor:
@@ -255,7 +257,9 @@ class LatentRequest:
         """Whether averages over q(X) and the best q(u) are known in closed form."""
         return isinstance(self.likelihood, GaussianLikelihood) and has_psi(self.kernel)
 
-    def model(self, table: Entries, raw: Entries, *, generator: torch.Generator) -> LatentModel:
+    def model(
+        self, table: MaskedMatrix, raw: MaskedMatrix, *, generator: torch.Generator
+    ) -> LatentModel:
         """A model at its start.
 
         Args:
@@ -320,7 +324,7 @@ class LatentRequest:
         count = 0 if self.fast else self.n_candidates
         return X[torch.randperm(len(X), generator=generator)[:count]]
 
-    def _starting_noise(self, table: Entries) -> Tensor:
+    def _starting_noise(self, table: MaskedMatrix) -> Tensor:
         """Variances of Gaussian noise in standard units: given ones, or a tenth of the table's."""
         if isinstance(self.likelihood, GaussianLikelihood) and self.given_noise:
             start = self.likelihood.noise.detach().mean().item()

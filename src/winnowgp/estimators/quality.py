@@ -239,7 +239,7 @@ def _constant_density(model: SparseGPRegressor, y: Values, y_train: Values) -> f
     """
     if model.likelihood == "poisson":
         return float(poisson.logpmf(y, max(y_train.mean(), 1e-12)).mean())
-    least = sqrt(LEAST_NOISE) * model._y_units.columns.scale.item()
+    least = sqrt(LEAST_NOISE) * model._y_scaler.columns.scale.item()
     return float(norm.logpdf(y, y_train.mean(), max(y_train.std(), least)).mean())
 
 

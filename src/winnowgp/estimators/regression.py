@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.base import ROWS, InducingEstimator, plain_units
 from winnowgp.estimators.validation import (
     Folder,
-    TargetUnits,
+    TargetScaler,
     has_noise,
     likelihood_from,
     note_source,
@@ -78,7 +78,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
         evidence_gap_: an upper bound on that evidence less `elbo_`, in nats; infinite where no
             upper bound is known, which is for every likelihood but the Gaussian.
-        given_up_: nats per observation below the best bound seen with more points.
+        elbo_gap_: nats per observation below the best bound seen with more points.
         frontier_: best bound for each number of points among the candidates; None with the paper's
             schedule.
         noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
@@ -147,10 +147,10 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             note_source(self, X, y, sample_weight)
             self._check_before_reading(X)
             data = standardised(X, targets=has_noise(likelihood))
-            units = TargetUnits(plain_units(data.y_units), single=data.P == 1)
+            units = TargetScaler(plain_units(data.y_scaler), single=data.P == 1)
         else:
             rows, single = numeric_rows(self, X, y, sample_weight)
-            units = TargetUnits.of(rows, likelihood, single=single)
+            units = TargetScaler.of(rows, likelihood, single=single)
             data = replace(rows, Y=units.columns.forward(rows.Y))
 
         def model(kernel: Kernel, points: Tensor) -> InducingModel:
@@ -170,10 +170,10 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             return made
 
         fitted = self._fit(data, model=model, n_candidates=N_CANDIDATES)
-        self._y_units = units
+        self._y_scaler = units
         self.evidence_gap_ = fitted.upper_bound - fitted.bound
         self.likelihood_ = fitted.posterior.likelihood
-        self.noise_ = self._y_units.noise(self.likelihood_)
+        self.noise_ = self._y_scaler.noise(self.likelihood_)
         return self
 
     def _check_before_reading(self, rows: Source) -> None:
@@ -210,14 +210,14 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         if return_cov:
             mean = self.posterior_.predict_mean(inputs).cpu()
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
-            return self._y_units.values(mean), self._y_units.variances(covariance.cpu())
+            return self._y_scaler.values(mean), self._y_scaler.variances(covariance.cpu())
         if not return_std and (has_noise(self.likelihood_) or not observed):
             # The mean of the function is that of an observation, and O(M) a row.
             mean = torch.cat([self.posterior_.predict_mean(rows) for rows in inputs.split(ROWS)])
-            return self._y_units.values(mean.cpu())
+            return self._y_scaler.values(mean.cpu())
         found = self._predicted(inputs, observed=observed)
-        mean = self._y_units.values(found.mean)
-        return (mean, self._y_units.deviations(found.variance.sqrt())) if return_std else mean
+        mean = self._y_scaler.values(found.mean)
+        return (mean, self._y_scaler.deviations(found.variance.sqrt())) if return_std else mean
 
     def sample_y(
         self,
@@ -230,10 +230,10 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         inputs = self._inputs(X)
         generator = torch.Generator(inputs.device).manual_seed(seed)
         draws = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
-        return np.moveaxis(self._y_units.values(draws), 0, -1)
+        return np.moveaxis(self._y_scaler.values(draws), 0, -1)
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density of each observation, in nats and in the units of `y`."""
         inputs = self._inputs(X)
-        targets = self._y_units.seen(y, self.likelihood_, inputs=inputs)
-        return self._y_units.log_densities(self._log_density(inputs, targets))
+        targets = self._y_scaler.seen(y, self.likelihood_, inputs=inputs)
+        return self._y_scaler.log_densities(self._log_density(inputs, targets))

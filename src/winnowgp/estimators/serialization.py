@@ -20,7 +20,7 @@ from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_parameters import relevance
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
-from winnowgp.estimators.validation import LIKELIHOODS, ClassLabels, TargetUnits
+from winnowgp.estimators.validation import LIKELIHOODS, ClassLabels, TargetScaler
 from winnowgp.io import Packed, Packing
 from winnowgp.io.components import (
     kernel_from_packed,
@@ -38,7 +38,7 @@ from winnowgp.io.models import (
     posterior_from,
     unpacked,
 )
-from winnowgp.report import checked_findings
+from winnowgp.report import validated_summary
 from winnowgp.selection import Frontier
 
 # What an estimator was asked for, as a file keeps it.
@@ -164,19 +164,19 @@ def units_from(found: Packed, columns: int) -> Standardiser:
     return Standardiser(found.numbers("shift", columns), scale)
 
 
-def packed_target_units(units: TargetUnits) -> Packed:
+def packed_target_units(units: TargetScaler) -> Packed:
     """Those of the columns, and whether there is an axis of them."""
     found = packed_units(units.columns)
     found.about["single"] = units.single
     return found
 
 
-def target_units_from(found: Packed, P: int) -> TargetUnits:
+def target_units_from(found: Packed, P: int) -> TargetScaler:
     """The way back."""
     single = found.said("single", bool)
     if single and P != 1:
         raise ModelFileError(f"says that there is a single target and has {P}")
-    return TargetUnits(units_from(found, P), single)
+    return TargetScaler(units_from(found, P), single)
 
 
 def packed_labels(labels: ClassLabels) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def candidates_from(
 
 def pack_numbers(model: Any, found: Packed) -> Packed:
     """Add what a regressor knows of numbers: their units."""
-    found.parts["y_units"] = packed_target_units(model._y_units)
+    found.parts["y_scaler"] = packed_target_units(model._y_scaler)
     return found
 
 
@@ -249,8 +249,8 @@ def take_numbers(model: Any, found: Packed) -> Any:
     """The way back, for a regressor that has its posterior."""
     learnt = model.posterior_.likelihood
     check_likelihood(model.likelihood, learnt)
-    model._y_units = target_units_from(found.parts["y_units"], model.posterior_.P)
-    model.likelihood_, model.noise_ = learnt, model._y_units.noise(learnt)
+    model._y_scaler = target_units_from(found.parts["y_scaler"], model.posterior_.P)
+    model.likelihood_, model.noise_ = learnt, model._y_scaler.noise(learnt)
     return model
 
 
@@ -279,7 +279,8 @@ def check_likelihood(asked: Any, learnt: Any) -> None:
 
 
 # Of a fit; may be infinite or absent.
-_NUMBERS = ("elbo_", "given_up_", "alpha_")
+# Names in a file, and the attributes they are of.
+_NUMBERS = {"elbo_": "elbo_", "given_up_": "elbo_gap_", "alpha_": "alpha_"}
 
 
 def _packed_regressor(model: SparseGPRegressor) -> Packed:
@@ -297,10 +298,10 @@ def _regressor_from(found: Packed) -> SparseGPRegressor:
 def _packed_inducing(model: InducingEstimator) -> Packed:
     """What both shallow estimators have."""
     found = packed_estimator(model)
-    found.about.update({name: packed_number(getattr(model, name)) for name in _NUMBERS})
+    found.about.update({key: packed_number(getattr(model, name)) for key, name in _NUMBERS.items()})
     found.tensors["candidates_"] = torch.from_numpy(model.candidates_)
     found.tensors["inclusion_"] = torch.from_numpy(model.inclusion_)
-    found.parts["x_units"] = packed_units(model._x_units)
+    found.parts["x_scaler"] = packed_units(model._x_scaler)
     found.parts["posterior"] = packed_posterior(model.posterior_)
     if model.frontier_ is not None:
         found.parts["frontier"] = packed_frontier(model.frontier_)
@@ -312,12 +313,12 @@ def _inducing_from(made: Any, found: Packed) -> Any:
     D, posterior = model.n_features_in_, posterior_from(found.parts["posterior"])
     if posterior.Z.shape[1] != D:
         raise ModelFileError(f"has {D} inputs and points of {posterior.Z.shape[1]}")
-    model._x_units = units_from(found.parts["x_units"], D)
+    model._x_scaler = units_from(found.parts["x_scaler"], D)
     model.posterior_, model.kernel_ = posterior, posterior.kernel
-    for name in _NUMBERS:
-        setattr(model, name, number_from(found.about[name]))
+    for key, name in _NUMBERS.items():
+        setattr(model, name, number_from(found.about[key]))
     model.n_inducing_ = posterior.M
-    model.inducing_points_ = model._x_units.inverse(posterior.Z).numpy()
+    model.inducing_points_ = model._x_scaler.inverse(posterior.Z).numpy()
     model.candidates_, model.inclusion_ = candidates_from(found, D)
     frontier = found.parts.get("frontier")
     model.frontier_ = None if frontier is None else frontier_from(frontier)
@@ -328,7 +329,7 @@ def _packed_tabular(model: TabularModel) -> Packed:
     about = {
         "encoder": model.encoder.about(),
         "id_column": model.id_column,
-        "findings": dict(model.findings),
+        "findings": dict(model.summary),
     }
     return Packed("TabularModel", about, parts={"estimator": packed(model.estimator)})
 
@@ -336,22 +337,22 @@ def _packed_tabular(model: TabularModel) -> Packed:
 def _tabular_from(found: Packed) -> TabularModel:
     encoder = TableEncoder.from_about(found.about["encoder"])
     estimator = unpacked(found.parts["estimator"])
-    findings = checked_findings(found.about["findings"])
-    choice, name = findings["choice"], found.about["id_column"]
+    summary = validated_summary(found.about["findings"])
+    choice, name = summary["choice"], found.about["id_column"]
     consistent = (
         isinstance(estimator, SparseGPRegressor | SparseGPClassifier)
         and len(encoder.features) == estimator.n_features_in_
         and choice["points"] == estimator.n_inducing_
         and (choice["frontier"] is None or len(choice["frontier"]) > choice["points"])
-        and len(findings["columns"]) > 0
-        and findings["task"] in TASKS
-        and (findings["task"] == "classification") == isinstance(estimator, SparseGPClassifier)
+        and len(summary["columns"]) > 0
+        and summary["task"] in TASKS
+        and (summary["task"] == "classification") == isinstance(estimator, SparseGPClassifier)
         and (name is None or isinstance(name, str))
-        and name not in prediction_names(findings["task"], findings["classes"])
+        and name not in prediction_names(summary["task"], summary["classes"])
     )
     if not consistent:
         raise ModelFileError("its parts do not belong together")
-    return TabularModel(encoder, estimator, name, findings)
+    return TabularModel(encoder, estimator, name, summary)
 
 
 PACKINGS = {
@@ -371,9 +372,9 @@ def _packed_deep(model: DeepEstimator) -> Packed:
     """What both deep estimators have."""
     found = packed_estimator(model)
     found.about["elbo_"] = packed_number(model.elbo_)
-    found.about["given_up_"] = packed_number(model.given_up_)
+    found.about["given_up_"] = packed_number(model.elbo_gap_)
     found.about["alpha_"] = [packed_number(alpha) for alpha in model.alpha_]
-    found.parts["x_units"] = packed_units(model._x_units)
+    found.parts["x_scaler"] = packed_units(model._x_scaler)
     found.parts["posterior"] = packed_deep_posterior(model.posterior_)
     for number, points in enumerate(model.candidates_):
         found.tensors[f"candidates_{number}"] = torch.from_numpy(points)
@@ -390,12 +391,12 @@ def _deep_from(made: Any, found: Packed) -> Any:
     layers = posterior.layers
     if layers[0].D != D or model.layers != len(layers):
         raise ModelFileError("its layers are not those it says it was asked for")
-    model._x_units = units_from(found.parts["x_units"], D)
+    model._x_scaler = units_from(found.parts["x_scaler"], D)
     model.posterior_, model.n_inducing_ = posterior, posterior.M
     kept = [layer.candidates.detach().clone() for layer in layers]
-    model.inducing_points_ = seen_outside(kept, model._x_units)
+    model.inducing_points_ = seen_outside(kept, model._x_scaler)
     model.elbo_ = number_from(found.about["elbo_"])
-    model.given_up_ = number_from(found.about["given_up_"])
+    model.elbo_gap_ = number_from(found.about["given_up_"])
     model.alpha_ = tuple(number_from(text) for text in found.said("alpha_", list))
     pairs = [candidates_from(found, layer.D, str(n)) for n, layer in enumerate(layers)]
     model.candidates_, model.inclusion_ = zip(*pairs, strict=True)
@@ -421,16 +422,12 @@ PACKINGS |= {
 # How a map of the rows of a table is packed; the rows' places are part of it.
 
 
-_LATENT_PACKING_NUMBERS = ("elbo_", "given_up_", "alpha_")
-
 _LATENT_PACKING_ARRAYS = ("candidates_", "inclusion_", "embedding_", "embedding_std_")
 
 
 def _packed_gplvm(model: GPLVM) -> Packed:
     found = packed_estimator(model)
-    found.about.update(
-        {name: packed_number(getattr(model, name)) for name in _LATENT_PACKING_NUMBERS}
-    )
+    found.about.update({key: packed_number(getattr(model, name)) for key, name in _NUMBERS.items()})
     found.about["n_iter_"] = int(model.n_iter_)
     found.tensors.update(
         {name: torch.from_numpy(getattr(model, name)) for name in _LATENT_PACKING_ARRAYS}
@@ -464,7 +461,7 @@ def _gplvm_from(found: Packed) -> GPLVM:
     model.candidates_, model.inclusion_ = candidates_from(found, Q)
     model.embedding_ = found.numbers("embedding_", None, Q).numpy()
     model.embedding_std_ = found.numbers("embedding_std_", *model.embedding_.shape).numpy()
-    model.elbo_, model.given_up_ = float(found.about["elbo_"]), float(found.about["given_up_"])
+    model.elbo_, model.elbo_gap_ = float(found.about["elbo_"]), float(found.about["given_up_"])
     model.alpha_ = number_from(found.about["alpha_"])
     model.n_iter_ = found.said("n_iter_", int)
     frontier = found.parts.get("frontier")

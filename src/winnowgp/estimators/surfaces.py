@@ -76,7 +76,7 @@ def numeric_inputs(model: TabularModel) -> tuple[str, str]:
 
 
 def _axis(model: TabularModel, name: str, side: int) -> NDArray[np.float64]:
-    (spread,) = [c["spread"] for c in model.findings["columns"] if c["name"] == name]
+    (spread,) = [c["spread"] for c in model.summary["columns"] if c["name"] == name]
     low, high = spread[0], spread[-1]
     if low == high:
         low, high = low - 0.5, high + 0.5

@@ -139,7 +139,7 @@ def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
         "alpha": estimator.alpha_,
         "bound": float(estimator.elbo_),
         "evidence_gap": float(gap) if isfinite(gap) else None,
-        "given_up": float(estimator.given_up_),
+        "given_up": float(estimator.elbo_gap_),
         "rows": rows,
         "inclusion": [float(f"{p:.4g}") for p in estimator.inclusion_],
         "frontier": estimator.frontier_.bounds.tolist(),
@@ -243,7 +243,7 @@ def training(
     chosen = best[:2]
     return {
         "inputs": [encoder.features[i] for i in chosen],
-        "moments": film.moments(estimator._x_units, chosen),
+        "moments": film.moments(estimator._x_scaler, chosen),
     }
 
 

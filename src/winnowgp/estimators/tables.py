@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
-from winnowgp.data import Columns, Dataset, Ranks, SharedSource, TableEncoder, regrouped
+from winnowgp.data import Columns, Dataset, ProcessGroup, ShardedSource, TableEncoder, regrouped
 from winnowgp.data.encoding import check_finite, decimal_comma_advice, odd_word
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import ROWS, predicting_on
@@ -35,7 +35,7 @@ from winnowgp.estimators.table_summary import (
 )
 from winnowgp.estimators.validation import Folder, tensor
 from winnowgp.io import save
-from winnowgp.report.summary import Findings, Quality
+from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import OnProgress, silent
 
 # A model of a table: what `winnow fit` makes, and what a file of it holds.
@@ -67,17 +67,17 @@ class TabularModel:
     encoder: TableEncoder
     estimator: SparseGPRegressor | SparseGPClassifier
     id_column: str | None
-    findings: Findings
+    summary: Summary
 
     @property
     def target(self) -> str:
         """Name of the column that is predicted."""
-        return self.findings["target"]
+        return self.summary["target"]
 
     @property
     def task(self) -> str:
         """ "regression", "classification" or "counts"."""
-        return self.findings["task"]
+        return self.summary["task"]
 
     def predict(self, table: Columns, *, level: float = 0.95) -> dict[str, np.ndarray[Any, Any]]:
         """Columns of predictions, the column of names of rows first where there is one.
@@ -150,7 +150,7 @@ def fit_table(
     settings: dict[str, str] | None = None,
     on_progress: OnProgress = silent,
     checkpoint: Folder | None = None,
-    ranks: Ranks | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> TabularModel:
     """Learn to predict one column of a table from the others.
 
@@ -210,19 +210,19 @@ def fit_table(
     )
     X = encoder.encode(inputs)
     start = perf_counter()
-    if ranks is None:
+    if process_group is None:
         estimator.fit(X[train], y[train])
     elif task == "regression":
         rows = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
-        estimator.fit(SharedSource(rows, ranks))
+        estimator.fit(ShardedSource(rows, process_group))
     else:
-        estimator.checkpoint = checkpoint if ranks.first else None
+        estimator.checkpoint = checkpoint if process_group.first else None
         estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
     estimator.on_progress, estimator.checkpoint = silent, None
     relevant = relevances(estimator.kernel_, encoder)
     summaries = [column_summary(inputs, column, relevant) for column in encoder.columns]
-    findings: Findings = {
+    summary: Summary = {
         "target": target,
         "task": task,
         "why_task": why,
@@ -250,7 +250,7 @@ def fit_table(
             **(settings or {}),
         },
     }
-    return TabularModel(encoder, estimator, id_column, findings)
+    return TabularModel(encoder, estimator, id_column, summary)
 
 
 def _with_target(table: Columns, target: str, *, missing: str) -> tuple[Columns, NDArray[np.intp]]:

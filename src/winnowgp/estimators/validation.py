@@ -26,11 +26,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Entries, Ranks, Source, Standardiser
+from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE, check_targets
 from winnowgp.models.likelihoods import is_plain
-from winnowgp.training import Checkpoint, Journal, opened, warn_unshared
+from winnowgp.training import Checkpoint, CheckpointLog, open_checkpoint, warn_not_sharded
 
 # From what users bring to tensors.
 
@@ -337,7 +337,7 @@ def checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P"
     )
 
 
-def varying_columns(raw: Entries) -> Bool[Tensor, " P"]:
+def varying_columns(raw: MaskedMatrix) -> Bool[Tensor, " P"]:
     """Which columns of a table take more than one value.
 
     Raises:
@@ -361,7 +361,7 @@ def varying_columns(raw: Entries) -> Bool[Tensor, " P"]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class TargetUnits:
+class TargetScaler:
     """z = (y − shift) / scale, column by column; a single target has no axis of outputs outside.
 
     Only where targets are the function plus noise: counts and shares stay what they are.
@@ -369,7 +369,7 @@ class TargetUnits:
     >>> import torch
     >>> from gpytorch.likelihoods import GaussianLikelihood
     >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
-    >>> units = TargetUnits.of(data, GaussianLikelihood(), single=True)
+    >>> units = TargetScaler.of(data, GaussianLikelihood(), single=True)
     >>> Y = units.columns.forward(data.Y)
     >>> Y.tolist(), units.values(Y).tolist(), units.deviations(Y).tolist()
     ([[-1.0], [1.0]], [1.0, 3.0], [-1.0, 1.0])
@@ -380,7 +380,7 @@ class TargetUnits:
     """Whether `fit` was given `[N]` rather than `[N P]`."""
 
     @classmethod
-    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetUnits":
+    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
         """The units of checked targets."""
         if not has_noise(likelihood):
             return cls(Standardiser.none(data.Y), single)
@@ -438,7 +438,7 @@ Folder: TypeAlias = str | os.PathLike[str] | Checkpoint
 
 """What users may say for a checkpoint."""
 
-_ALONE = Ranks.alone()
+_ALONE = ProcessGroup.alone()
 
 
 def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
@@ -450,13 +450,13 @@ def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
     return Checkpoint(folder)
 
 
-def journal_of(
+def open_checkpoint_log(
     estimator: BaseEstimator,
     checkpoint: Checkpoint | None,
     *,
-    ranks: Ranks = _ALONE,
+    process_group: ProcessGroup = _ALONE,
     **rows: Any,
-) -> Journal:
+) -> CheckpointLog:
     """What is drawn or measured once for a fit to these rows, of an estimator with this request.
 
     Warns where `torchrun` has started several processes, and the rows are not shared among them.
@@ -464,19 +464,21 @@ def journal_of(
     Raises:
         CheckpointError: the folder belongs to a fit of other rows or another request.
     """
-    if ranks.of == 1:
-        warn_unshared(
-            Ranks.launched(),
+    if process_group.world_size == 1:
+        warn_not_sharded(
+            ProcessGroup.launched(),
             "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
             "noise and for minibatches of classes and of layers",
         )
     watching = ("on_progress", "checkpoint")
     asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}
     kind = type(estimator).__name__
-    return opened(checkpoint, "estimator", ranks=ranks, **rows, estimator=kind, **asked)
+    return open_checkpoint(
+        checkpoint, "estimator", process_group=process_group, **rows, estimator=kind, **asked
+    )
 
 
-def drawn_seed(random_state: Any, journal: Journal) -> int:
+def drawn_seed(random_state: Any, checkpoint_log: CheckpointLog) -> int:
     """A seed; without a `random_state` the one that the fit began with."""
     seed = int(check_random_state(random_state).randint(2**31))
-    return journal.once(lambda: seed)
+    return checkpoint_log.once(lambda: seed)

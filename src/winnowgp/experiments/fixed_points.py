@@ -14,10 +14,10 @@ from winnowgp.errors import InputError
 from winnowgp.experiments.base import claim, counted
 from winnowgp.models import DeepGP
 from winnowgp.training import (
-    Course,
     LayerTraining,
     Parts,
     Place,
+    TrainingContext,
     deep_silent,
     random_rows,
     train_layerwise,
@@ -133,12 +133,12 @@ def train_held(
         places = place(data.X, sizes[0], generator)
         held.layers[0].candidates[: len(places)].copy_(places)
     alone, first, last = steps
-    course = Course(generator, deep_silent)
+    context = TrainingContext(generator, deep_silent)
     parts = Parts(data, None, generator)
-    train_layerwise(held, parts, training=training, steps=alone, course=course, place=place)
-    training.run(held, parts, "train", steps=first, course=course)
+    train_layerwise(held, parts, training=training, steps=alone, context=context, place=place)
+    training.run(held, parts, "train", steps=first, context=context)
     cooled = LayerTraining(
         training.learning_rate, training.samples, training.natural_rate, cooling=0.03
     )
-    cooled.run(held, parts, "cool", steps=last, course=course)
+    cooled.run(held, parts, "cool", steps=last, context=context)
     return held

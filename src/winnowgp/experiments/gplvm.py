@@ -18,7 +18,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from winnowgp.data import Entries, Standardiser, load_table
+from winnowgp.data import MaskedMatrix, Standardiser, load_table
 from winnowgp.experiments.base import (
     PROCEDURE_NAMES,
     Experiment,
@@ -95,7 +95,7 @@ def paper_settings(seed: int = 0, *, epochs: int = EPOCHS) -> Row:
 def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
     """PCA start, candidates fixed on a grid, all else learnt, as a row's settings say."""
     table = load_table("qpcr")
-    entries = Entries.of(Standardiser.of(table.values).forward(table.values).to(device))
+    entries = MaskedMatrix.of(Standardiser.of(table.values).forward(table.values).to(device))
     generator = torch.Generator(device=device).manual_seed(settings["seed"])
     start = principal_latents(entries, 2, generator=generator)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).double()

@@ -81,8 +81,8 @@ def flip_draws(
     """
     weight = q.inclusion * torch.sigmoid(-q.logits)
     masks = q.sample(repeats * samples, generator=generator)
-    flips = torch.stack([statistics.flips(mask) for mask in masks])
-    return weight * flips.reshape(repeats, samples, q.K).mean(1)
+    marginal_gains = torch.stack([statistics.marginal_gains(mask) for mask in masks])
+    return weight * marginal_gains.reshape(repeats, samples, q.K).mean(1)
 
 
 # Inclusions on their way up: the objective after so many steps, and what they cost.

@@ -100,7 +100,7 @@ def illustrate(
     )
     before = model.posterior(data)
     full_bound = model.bound(data).item()
-    watcher = _Watcher(max(process // 4, 1), on_progress)
+    callback = _Watcher(max(process // 4, 1), on_progress)
     schedule = ThreePhases(
         SquaredCardinality(model.K, alpha),
         pre=0,
@@ -108,14 +108,14 @@ def illustrate(
         post=post,
         learning_rate=learning_rate,
     )
-    fitted = fit(model, data, schedule=schedule, generator=generator, on_progress=watcher)
+    fitted = fit(model, data, schedule=schedule, generator=generator, on_progress=callback)
 
-    assert watcher.kept is not None
+    assert callback.kept is not None
     picture = illustration.Illustration(
         x=data.X[:, 0],
         y=data.Y[:, 0],
         before=_curve(before, data),
-        midway=_midway(watcher.kept, generator),
+        midway=_midway(callback.kept, generator),
         after=_curve(fitted.posterior, data),
     )
     return Illustrated(picture, fitted, full_bound)

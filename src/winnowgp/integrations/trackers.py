@@ -7,7 +7,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, final
 
 from winnowgp.errors import InputError, MissingExtraError
-from winnowgp.training import DeepProgress, Progress, inclusions, readings
+from winnowgp.training import DeepProgress, Progress, inclusions, step_metrics
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -46,7 +46,7 @@ class TensorBoard:
         if self._writer is None:
             # Whatever a killed fit wrote of this step and later ones will be written again.
             self._writer = _summary_writer()(os.fspath(self.folder), purge_step=self._step)
-        for name, value in readings(progress).items():
+        for name, value in step_metrics(progress).items():
             self._writer.add_scalar(name, value, self._step)
         if progress.step % self.histogram_every == 0 or progress.step == progress.steps:
             for name, inclusion in inclusions(progress).items():
@@ -134,7 +134,7 @@ class MLflow:
         self._step += 1
         metric, now = _module("entities").Metric, int(1000 * time())
         self._waiting += [
-            metric(name, value, now, self._step) for name, value in readings(progress).items()
+            metric(name, value, now, self._step) for name, value in step_metrics(progress).items()
         ]
         if len(self._waiting) > _MOST_METRICS // 2:
             self.flush()

@@ -20,14 +20,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds import RowBlocks, Sites, SiteSums, WhitenedChunks, site_moments, site_sums
-from winnowgp.data import Dataset, Ranks
+from winnowgp.data import Dataset, ProcessGroup
 from winnowgp.linalg import definite_cholesky
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.selection import SubsetStatistics, subset_statistics
 
-_ALONE = Ranks.alone()
+_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -40,14 +40,16 @@ class LayerSites:
     """Of the functions less their prior mean, weighted so that all samples count once."""
 
     @torch.no_grad()
-    def sums(self, layer: DeepLayer, *, ranks: Ranks = _ALONE) -> tuple[WhitenedChunks, SiteSums]:
+    def sums(
+        self, layer: DeepLayer, *, process_group: ProcessGroup = _ALONE
+    ) -> tuple[WhitenedChunks, SiteSums]:
         """What the sites add up to for a layer's candidates, O(P R K²).
 
         Args:
             ranks: processes with sites of their own, all of which are added.
         """
         rows = Dataset(self.inputs, self.inputs[:, :0])
-        blocks = RowBlocks.of(rows, points=layer.K, ranks=ranks)
+        blocks = RowBlocks.of(rows, points=layer.K, process_group=process_group)
         kernel, _ = chunked_kernel(layer.kernel, layer.candidates, blocks)
         chunks = WhitenedChunks.for_values(kernel, blocks)
         return chunks, site_sums(chunks, self.sites)
@@ -68,13 +70,13 @@ class LayerSites:
 
     @torch.no_grad()
     def natural_step(
-        self, layer: DeepLayer, *, rate: float, ranks: Ranks = _ALONE
+        self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = _ALONE
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
         """Mean and factor of a layer's q(v) after a natural-gradient step; the best at rate one.
 
         B ← (1 − rate) Λ + rate B,  D ← (1 − rate) Λ m + rate D,  with Λ the precision of q.
         """
-        _, sums = self.sums(layer, ranks=ranks)
+        _, sums = self.sums(layer, process_group=process_group)
         if rate < 1:
             sums = _towards(layer, sums, rate)
         q_mean, factor = sums.posterior()

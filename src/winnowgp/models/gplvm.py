@@ -29,7 +29,7 @@ from winnowgp.bounds import (
     uncollapsed_bound,
     whitening,
 )
-from winnowgp.data import Dataset, Entries
+from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models.base import check_parts
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
@@ -150,7 +150,7 @@ class LatentModel(nn.Module, ABC):
     @abstractmethod
     def bound(
         self,
-        table: Entries,
+        table: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
@@ -167,7 +167,7 @@ class LatentModel(nn.Module, ABC):
     @abstractmethod
     def subset_objective(
         self,
-        table: Entries,
+        table: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
@@ -179,10 +179,10 @@ class LatentModel(nn.Module, ABC):
         """A new model with the same parameters and only the candidates that `mask` keeps."""
 
     @abstractmethod
-    def posterior(self, table: Entries) -> LatentPosterior:
+    def posterior(self, table: MaskedMatrix) -> LatentPosterior:
         """q(f), small and independent of the table from then on."""
 
-    def check(self, table: Entries) -> None:
+    def check(self, table: MaskedMatrix) -> None:
         """An error where the model was made for another table."""
         if table.N != self.latents.N:
             raise InputError(
@@ -260,7 +260,7 @@ class LatentVariableGP(LatentModel):
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> angle = torch.linspace(0, 3, 20, dtype=torch.float64)
-    >>> table = Entries.of(torch.stack([angle.sin(), angle.cos()], 1))
+    >>> table = MaskedMatrix.of(torch.stack([angle.sin(), angle.cos()], 1))
     >>> X = (angle - angle.mean())[:, None]
     >>> model = LatentVariableGP(ScaleKernel(RBFKernel()), X, candidates=X[::4], noise=0.1)
     >>> model.bound(table).item() < 0 and model.K == 5
@@ -292,7 +292,7 @@ class LatentVariableGP(LatentModel):
 
     def bound(
         self,
-        table: Entries,
+        table: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
@@ -309,7 +309,7 @@ class LatentVariableGP(LatentModel):
 
     def subset_objective(
         self,
-        table: Entries,
+        table: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
@@ -323,7 +323,7 @@ class LatentVariableGP(LatentModel):
         return LatentObjective(kernel.uu(self.candidates), psi, columns, self.latents.kl())
 
     @torch.no_grad()
-    def subset_statistics(self, table: Entries) -> SubsetStatistics:
+    def subset_statistics(self, table: MaskedMatrix) -> SubsetStatistics:
         """The same question at fixed parameters, less the latents' KL, without the table.
 
         With missing entries or a noise for each column there are statistics for each of them.
@@ -331,7 +331,7 @@ class LatentVariableGP(LatentModel):
         return subset_statistics(*self._moments(table))
 
     @torch.no_grad()
-    def fixed_bound(self, table: Entries) -> float:
+    def fixed_bound(self, table: MaskedMatrix) -> float:
         """The bound as a number, also where rounding keeps `bound` from being computed."""
         fits = [moment_bound(m) for m in self._moments(table)[1:]]
         return (torch.stack(fits).sum() - self.latents.kl()).item()
@@ -348,7 +348,7 @@ class LatentVariableGP(LatentModel):
         return self.with_candidates(self.candidates[mask])
 
     @torch.no_grad()
-    def posterior(self, table: Entries) -> ExpectedPosterior:
+    def posterior(self, table: MaskedMatrix) -> ExpectedPosterior:
         """q(f) given the table, small and independent of it from then on."""
         L, *moments = self._moments(table)
         q_mean, q_factor = latent_posterior(moments)
@@ -363,13 +363,13 @@ class LatentVariableGP(LatentModel):
         )
         return ExpectedPosterior(function)
 
-    def _moments(self, table: Entries) -> tuple[Tensor, *tuple[Moments, ...]]:
+    def _moments(self, table: MaskedMatrix) -> tuple[Tensor, *tuple[Moments, ...]]:
         """The factor of the candidates' covariance, and the table's moments whitened with it."""
         objective = self.subset_objective(table)
         L = whitening(objective.Kuu)
         return L, *latent_moments(L, objective.psi, objective.columns)
 
-    def _columns(self, table: Entries) -> Columns:
+    def _columns(self, table: MaskedMatrix) -> Columns:
         self.check(table)
         observed, pattern = table.patterns()
         return Columns(table.filled(), observed.to(table.Y.dtype), pattern, self.noise)
@@ -402,7 +402,7 @@ class SampledLatentGP(LatentModel):
     >>> from gpytorch.kernels import MaternKernel, ScaleKernel
     >>> from gpytorch.likelihoods import PoissonLikelihood
     >>> X = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
-    >>> counts = Entries.of((4 * X + 4).round().repeat(1, 3))
+    >>> counts = MaskedMatrix.of((4 * X + 4).round().repeat(1, 3))
     >>> kernel, likelihood = ScaleKernel(MaternKernel()), PoissonLikelihood()
     >>> function = VariationalGP(kernel, X[::3], likelihood=likelihood, targets=3)
     >>> SampledLatentGP(function, X).bound(counts).item() < 0
@@ -419,7 +419,7 @@ class SampledLatentGP(LatentModel):
 
     def bound(
         self,
-        table: Entries,
+        table: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
@@ -438,7 +438,7 @@ class SampledLatentGP(LatentModel):
 
     def subset_objective(
         self,
-        table: Entries,
+        table: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
@@ -461,13 +461,13 @@ class SampledLatentGP(LatentModel):
         """A new model with only the candidates that `mask` keeps, and the marginal q(u) of them."""
         return SampledLatentGP(self.function.prune(mask), self.latents)
 
-    def posterior(self, table: Entries) -> SampledPosterior:
+    def posterior(self, table: MaskedMatrix) -> SampledPosterior:
         """q(f) of this q(u); the table is in it already."""
         nothing = Dataset(self.candidates[:0].detach(), table.Y[:0])
         return SampledPosterior(self.function.posterior(nothing))
 
     def _expected(
-        self, part: Entries, X: Tensor, kl: Float[Tensor, " B"]
+        self, part: MaskedMatrix, X: Tensor, kl: Float[Tensor, " B"]
     ) -> Callable[[Tensor, Tensor], Tensor]:
         centre, Y = prior_mean(self.function.mean, X), valid(part)
 

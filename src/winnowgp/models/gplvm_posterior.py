@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds import ExpectedKernel, latent_kl, pair_weights
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel
 from winnowgp.models.likelihoods import Prediction, check_targets, expected_log_prob, valid
@@ -151,7 +151,7 @@ class LatentPosterior(nn.Module, ABC):
         """
 
     @abstractmethod
-    def row_bound(self, table: Entries) -> RowBound:
+    def row_bound(self, table: MaskedMatrix) -> RowBound:
         """What each row of a table is worth as a function of its own q(x)."""
 
     @torch.no_grad()
@@ -220,7 +220,7 @@ class ExpectedPosterior(LatentPosterior):
         return Prediction(first, spread + self.noise if observed else spread)
 
     @torch.no_grad()
-    def row_bound(self, table: Entries) -> ExpectedRowBound:
+    def row_bound(self, table: MaskedMatrix) -> ExpectedRowBound:
         """What each row of a table is worth as a function of its own q(x)."""
         noise = self.noise.expand(table.P)
         precision = table.observed / noise
@@ -262,7 +262,7 @@ class SampledPosterior(LatentPosterior):
         inner = torch.stack([part.variance for part in parts]).mean(0)
         return Prediction(means.mean(0), inner + means.var(0, correction=0))
 
-    def row_bound(self, table: Entries) -> "SampledRowBound":
+    def row_bound(self, table: MaskedMatrix) -> "SampledRowBound":
         """What each row of a table is worth as a function of its own q(x)."""
         check_targets(self.function.likelihood, valid(table))
         return SampledRowBound(self.function, valid(table), table.observed)

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models.quadrature import (
     LOWEST_RATE,
@@ -392,7 +392,7 @@ def _some(values: Tensor) -> str:
 # Something possible where an entry is missing, for likelihoods that must see a number.
 
 
-def valid(table: Entries) -> Float[Tensor, "N P"]:
+def valid(table: MaskedMatrix) -> Float[Tensor, "N P"]:
     """The table with missing entries replaced by one that was observed."""
     some = table.Y[table.observed]
     return table.filled(some[0].item() if len(some) else 0.0)

@@ -281,7 +281,7 @@ class SparseGP(InducingModel):
                 yield kernel.uf(block), kernel.ff(block), Y, precision
 
         C, D, square, diagonal = blocks.summed(
-            chunked_moments(L, pieces(lane)).sums for lane in blocks.lanes()
+            chunked_moments(L, pieces(shard)).sums for shard in blocks.shards()
         )
         N = blocks.observations
         constant = -0.5 * N * (log(2 * pi) + self.noise.log())

@@ -123,7 +123,7 @@ def draw_effects(effects: Sequence[Any], *, target: str) -> Figure:
     """A panel an input, up to three abreast.
 
     Args:
-        effects: `Findings["effects"]`.
+        effects: `Summary["effects"]`.
         target: what is predicted.
     """
     across = min(len(effects), 3)

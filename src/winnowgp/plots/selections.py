@@ -80,7 +80,7 @@ def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
     """The objective and, on an axis of its own, the number of points.
 
     Args:
-        moments: `Findings["training"]["moments"]`.
+        moments: `Summary["training"]["moments"]`.
     """
     seen = [moment for moment in moments if moment["objective"] is not None]
     steps = [moment["step"] for moment in seen]

@@ -5,10 +5,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from winnowgp.io import written_whole
-from winnowgp.report.summary import Findings
+from winnowgp.report.summary import Summary
 
 
-def report_page(findings: Findings) -> str:
+def report_page(summary: Summary) -> str:
     """The page: style, script and numbers inside, no address of anything outside.
 
     Everything that came from a user's table is JSON, and set as text by the script.
@@ -16,7 +16,7 @@ def report_page(findings: Findings) -> str:
     room = files("winnowgp.report")
     parts = {name: (room / name).read_text(encoding="utf-8") for name in _FILES}
     # "</script>" and "<!--" inside a string would end the element that holds it.
-    numbers = json.dumps(findings, allow_nan=False).replace("<", "\\u003c")
+    numbers = json.dumps(summary, allow_nan=False).replace("<", "\\u003c")
     page = parts["page.html"]
     for mark, text in (
         ("/*STYLE*/", parts["page.css"]),
@@ -28,10 +28,10 @@ def report_page(findings: Findings) -> str:
     return page
 
 
-def save_report(findings: Findings, path: Path) -> Path:
+def save_report(summary: Summary, path: Path) -> Path:
     """Write the page whole or not at all."""
     with written_whole(path) as part:
-        part.write_text(report_page(findings), encoding="utf-8")
+        part.write_text(report_page(summary), encoding="utf-8")
     return path
 
 

@@ -131,7 +131,7 @@ class Training(TypedDict):
     moments: list[Moment]
 
 
-class Findings(TypedDict):
+class Summary(TypedDict):
     """Everything."""
 
     target: str
@@ -153,13 +153,13 @@ class Findings(TypedDict):
     """Versions, the digest of the data, and the command that does all this again."""
 
 
-# Whether JSON from a file has the shape of `Findings`.
+# Whether JSON from a file has the shape of `Summary`.
 
 
-def checked_findings(value: Any) -> Findings:
+def validated_summary(value: Any) -> Summary:
     """The value itself, if every field is there and of its type; an error that names it if not."""
-    _check(value, Findings, "findings")
-    return cast(Findings, value)
+    _check(value, Summary, "findings")
+    return cast(Summary, value)
 
 
 def _check(value: Any, kind: Any, where: str) -> None:

@@ -15,30 +15,30 @@ from winnowgp.selection.frontier import (
 )
 from winnowgp.selection.natural import NaturalSelection, select_naturally
 from winnowgp.selection.objective import (
-    FlipObjective,
-    Place,
+    MarginalGainObjective,
     RelaxedObjective,
+    SearchObjective,
+    SearchState,
     SubsetObjective,
-    WalkObjective,
 )
-from winnowgp.selection.search import Found, backward_path, climbed, forward_path, swapped
+from winnowgp.selection.search import SearchResult, backward_path, climbed, forward_path, swapped
 from winnowgp.selection.statistics import SubsetStatistics, SummedStatistics, subset_statistics
 
 __all__ = [
     "WEAKEST_ALPHA",
     "DataRoot",
-    "FlipObjective",
-    "Found",
     "Frontier",
+    "MarginalGainObjective",
     "NaturalSelection",
-    "Place",
     "RelaxedObjective",
     "Roots",
+    "SearchObjective",
+    "SearchResult",
+    "SearchState",
     "Selection",
     "SubsetObjective",
     "SubsetStatistics",
     "SummedStatistics",
-    "WalkObjective",
     "alpha_at",
     "alpha_interval",
     "backward_path",

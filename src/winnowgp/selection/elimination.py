@@ -9,7 +9,7 @@ from torch import Tensor
 
 from winnowgp.bounds import Moments
 from winnowgp.linalg import definite_cholesky, flip_step, resolved_rows, solve_lower
-from winnowgp.selection.objective import Place
+from winnowgp.selection.objective import SearchState
 
 # Roots that say everything a collapsed bound needs about the data.
 #
@@ -112,7 +112,7 @@ class DataRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Tableau(Place):
+class EliminationState(SearchState):
     """A subset, with the resolved rows of J candidates (all K, or those a search still looks at).
 
     Attributes:
@@ -138,7 +138,7 @@ class Tableau(Place):
         mask[self.rows] = self.included
         return mask
 
-    def flips(self) -> Float[Tensor, " J"]:
+    def marginal_gains(self) -> Float[Tensor, " J"]:
         """L(Z ∪ k) − L(Z \\ k) in nats for the J rows; positive favours including k. O(J K)."""
         prior = self.E.square().sum(dim=1)
         parts = []
@@ -151,8 +151,8 @@ class Tableau(Place):
             parts.append(torch.add(fit, learnt, alpha=root.P))
         return 0.5 * reduce(torch.add, parts)
 
-    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "Tableau":
-        """Tableau of the subset with row `at` on the other side, O(J K).
+    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "EliminationState":
+        """EliminationState of the subset with row `at` on the other side, O(J K).
 
         Args:
             at: position among the rows.
@@ -172,7 +172,7 @@ class Tableau(Place):
             data.append(DataRows(ER=ER, H=torch.addr(part.H, b, p)))
         included = self.included.clone()
         included[at] = not leaves
-        return Tableau(
+        return EliminationState(
             roots=self.roots,
             rows=self.rows,
             included=included,
@@ -181,7 +181,7 @@ class Tableau(Place):
             bound=self.bound - worth if leaves else self.bound + worth,
         )
 
-    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "Tableau":
+    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "EliminationState":
         a, e = _left(self.E, at)
         data = []
         for part in self.data:
@@ -192,7 +192,7 @@ class Tableau(Place):
                     H=torch.addr(part.H, b, h, alpha=-1),
                 )
             )
-        return Tableau(
+        return EliminationState(
             roots=self.roots,
             rows=self.rows,
             included=self.included.index_fill(0, at, False),
@@ -201,9 +201,9 @@ class Tableau(Place):
             bound=self.bound - worth[0],
         )
 
-    def only(self, keep: Bool[Tensor, " J"]) -> "Tableau":
+    def only(self, keep: Bool[Tensor, " J"]) -> "EliminationState":
         """The same subset, looking at fewer rows; included rows must be kept for `mask` to hold."""
-        return Tableau(
+        return EliminationState(
             roots=self.roots,
             rows=self.rows[keep],
             included=self.included[keep],
@@ -222,7 +222,7 @@ def _left(
     return along / along.index_select(0, at), e
 
 
-def tableau(roots: Roots, mask: Bool[Tensor, " K"]) -> Tableau:
+def search_state(roots: Roots, mask: Bool[Tensor, " K"]) -> EliminationState:
     """Fresh tableau of a subset, O(K² M)."""
     E, Q = resolved_rows(roots.L, mask)
     bound, data = roots.empty, []
@@ -230,7 +230,7 @@ def tableau(roots: Roots, mask: Bool[Tensor, " K"]) -> Tableau:
         rows, gain = _data_rows(roots.L, root, mask, E=E, Q=Q)
         data.append(rows)
         bound = bound + gain
-    return Tableau(
+    return EliminationState(
         roots=roots,
         rows=torch.arange(roots.K, device=mask.device),
         included=mask.clone(),

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.objective import WalkObjective
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import (
-    Found,
+    SearchResult,
     backward_path,
     climbed,
     forward_path,
@@ -42,11 +42,11 @@ class Frontier:
         """0, 1, ..., K."""
         return torch.arange(len(self.bounds), device=self.bounds.device)
 
-    def best(self, log_weights: SizeTable) -> Found:
+    def best(self, log_weights: SizeTable) -> SearchResult:
         """Subset with the highest L(Z_M) + w(M), for a table of w(0..K)."""
         return self.at(int((self.bounds + log_weights).argmax()), log_weights=log_weights)
 
-    def best_for_alpha(self, alpha: float) -> Found:
+    def best_for_alpha(self, alpha: float) -> SearchResult:
         """Subset with the highest L(Z_M) − α M²."""
         return self.best(-alpha * self.sizes.to(self.bounds.dtype).square())
 
@@ -70,21 +70,21 @@ class Frontier:
             raise InputError(f"`max_points` must not be negative; got {max_points}.")
         return int(self.bounds[: max_points + 1].argmax())
 
-    def at(self, M: int, *, log_weights: SizeTable | None = None) -> Found:
+    def at(self, M: int, *, log_weights: SizeTable | None = None) -> SearchResult:
         """The subset of size M; its score is its bound unless a prior is given."""
         bound = self.bounds[M].item()
         extra = 0.0 if log_weights is None else log_weights[M].item()
-        return Found(mask=self.masks[M], bound=bound, score=bound + extra)
+        return SearchResult(mask=self.masks[M], bound=bound, score=bound + extra)
 
 
-def path_frontier(statistics: WalkObjective) -> Frontier:
+def path_frontier(statistics: SearchObjective) -> Frontier:
     """The frontier of one backward path: nested sets, the quickest to find. O(K³)."""
     back = backward_path(statistics)
     return Frontier(bounds=back.bounds.flip(0), masks=back.masks.flip(0), N=statistics.N)
 
 
 def search_frontier(
-    statistics: WalkObjective, *, improved_at: int = 5, longest_forward: int | None = None
+    statistics: SearchObjective, *, improved_at: int = 5, longest_forward: int | None = None
 ) -> Frontier:
     """Backward path, forward path, and both improved at a few sizes and walked down from there.
 
@@ -110,8 +110,8 @@ def search_frontier(
 
 
 def polished(
-    statistics: WalkObjective, frontier: Frontier, *, log_weights: SizeTable
-) -> tuple[Found, Frontier]:
+    statistics: SearchObjective, frontier: Frontier, *, log_weights: SizeTable
+) -> tuple[SearchResult, Frontier]:
     """Best subset under a prior, and the frontier that knows of it and of the way down from it.
 
     Climbs from the frontier's best and from a forward path's best, and keeps the higher: on kin8nm

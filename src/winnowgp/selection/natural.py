@@ -16,7 +16,7 @@ from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
-from winnowgp.selection.objective import WalkObjective
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import forward_path
 from winnowgp.typing import Mask, Scalar
 
@@ -55,20 +55,20 @@ class NaturalSelection:
 
 
 def natural_start(
-    statistics: WalkObjective, mask: Mask, *, prior: CardinalityPrior
+    statistics: SearchObjective, mask: Mask, *, prior: CardinalityPrior
 ) -> NaturalState:
     """State at a given subset: its flips as the first average. O(K² M).
 
     Started from λ = ½ instead, a strong prior empties the set in one step and nothing brings it
     back, and a weak one fills it and takes tens of steps to forget the first, enormous flips.
     """
-    worth = statistics.flips(mask)
+    worth = statistics.marginal_gains(mask)
     q = Bernoulli.from_inclusion(mask.to(worth))
     return NaturalState(worth, balanced(worth, prior, at=q), 0)
 
 
 def natural_step(
-    statistics: WalkObjective,
+    statistics: SearchObjective,
     state: NaturalState,
     *,
     prior: CardinalityPrior,
@@ -86,10 +86,10 @@ def natural_step(
 
     Returns: the next state, and the draw L(Z) − KL[q ‖ p] at the state that was passed in.
     """
-    drawn = statistics.tableau(state.q.sample(1, generator=generator)[0])
+    drawn = statistics.search_state(state.q.sample(1, generator=generator)[0])
     rate = (state.step + _OFFSET) ** -_POWER
     # No clipping: flips are heavy-tailed because losing a neighbourhood is; clipped ended lower.
-    change = rate * (drawn.flips() - state.worth)
+    change = rate * (drawn.marginal_gains() - state.worth)
     draw = drawn.bound - kl_divergence(state.q, prior)
     return _moved(state, change, prior=prior), draw
 
@@ -142,7 +142,7 @@ def _interpolated(
 
 
 def select_naturally(
-    statistics: WalkObjective,
+    statistics: SearchObjective,
     *,
     prior: CardinalityPrior,
     generator: torch.Generator,

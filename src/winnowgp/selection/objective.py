@@ -27,15 +27,15 @@ class SubsetObjective(ABC):
         """
 
 
-class FlipObjective(SubsetObjective):
+class MarginalGainObjective(SubsetObjective):
     """An objective that knows, exactly and cheaply, what every single candidate is worth."""
 
     @abstractmethod
-    def flips(self, mask: Mask) -> Float[Tensor, " K"]:
+    def marginal_gains(self, mask: Mask) -> Float[Tensor, " K"]:
         """L(Z ∪ k) − L(Z without k) in nats for every candidate k at once."""
 
 
-class Place(ABC):
+class SearchState(ABC):
     """A subset that a search stands on: what every flip is worth there, and a step to it."""
 
     rows: Int[Tensor, " J"]
@@ -51,26 +51,26 @@ class Place(ABC):
         """The subset as a mask over all candidates."""
 
     @abstractmethod
-    def flips(self) -> Float[Tensor, " J"]:
+    def marginal_gains(self) -> Float[Tensor, " J"]:
         """L(Z ∪ k) − L(Z without k) in nats of each of the rows."""
 
     @abstractmethod
-    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "Place":
+    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "SearchState":
         """The subset with row `at` on the other side; `worth` is its entry of `flips`."""
 
     @abstractmethod
-    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "Place":
+    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "SearchState":
         """The subset without its row `at`, for walks down: flips of rows outside mean nothing then.
 
         `at` is a tensor and never read: no step waits for a GPU.
         """
 
     @abstractmethod
-    def only(self, keep: Bool[Tensor, " J"]) -> "Place":
+    def only(self, keep: Bool[Tensor, " J"]) -> "SearchState":
         """The same subset, looking at fewer rows; those included must be kept."""
 
 
-class WalkObjective(FlipObjective):
+class SearchObjective(MarginalGainObjective):
     """An objective that searches walk over, for a step to a neighbour is cheap."""
 
     @property
@@ -84,7 +84,7 @@ class WalkObjective(FlipObjective):
         """L(∅) in nats."""
 
     @abstractmethod
-    def tableau(self, mask: Mask) -> Place:
+    def search_state(self, mask: Mask) -> SearchState:
         """A subset to start from."""
 
 

@@ -1,6 +1,7 @@
 """Discrete search: walks over subsets, one exact flip at a time.
 
-Every step reads all flips of a `Tableau` and moves to a neighbour at O(K²). Walks maximise the
+Every step reads all marginal gains of an `EliminationState` and moves to a neighbour in O(K²). Walks
+maximise the
 score L(Z) + w(|Z|) for a table w(0..K), such as −α m². They are greedy: the result is a
 local optimum under the moves named, not the best subset, but it is compared with nothing random and
 needs no seed.
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.objective import Place, WalkObjective
+from winnowgp.selection.objective import SearchObjective, SearchState
 from winnowgp.typing import SizeTable
 
 _FRESH = 64  # flips between fresh tableaux: rounding grows with each flip
@@ -30,7 +31,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """A subset, its bound, and its score L(Z) + w(|Z|), in nats."""
 
     mask: Bool[Tensor, " K"]
@@ -38,7 +39,7 @@ class Found:
     score: float
 
 
-def backward_path(statistics: WalkObjective, *, start: Bool[Tensor, " K"] | None = None) -> Path:
+def backward_path(statistics: SearchObjective, *, start: Bool[Tensor, " K"] | None = None) -> Path:
     """Drop the point whose removal costs least until none is left, O(K³) in all.
 
     Only rows still included are carried, discarded an eighth at a time; the tableau is made afresh
@@ -46,21 +47,23 @@ def backward_path(statistics: WalkObjective, *, start: Bool[Tensor, " K"] | None
     """
     K, device = statistics.K, statistics.empty.device
     mask = torch.ones(K, dtype=torch.bool, device=device) if start is None else start
-    state = statistics.tableau(mask)
+    state = statistics.search_state(mask)
     state = state.only(state.included)
     # When each candidate leaves, if ever.
     left = torch.full((K,), K, device=device)
     inside = anchor = size = int(mask.sum())
     bounds = [state.bound]
     while inside:
-        worth, at = state.flips().masked_fill(~state.included, torch.inf).min(0, keepdim=True)
+        worth, at = (
+            state.marginal_gains().masked_fill(~state.included, torch.inf).min(0, keepdim=True)
+        )
         left.index_fill_(0, state.rows[at], size - inside)
         state = state.drop(at, worth=worth)
         bounds.append(state.bound)
         inside -= 1
         if 2 * inside <= anchor:
             anchor = inside
-            state = statistics.tableau(state.mask)
+            state = statistics.search_state(state.mask)
             bounds[-1] = state.bound
         if 8 * inside <= 7 * len(state.rows):
             state = state.only(state.included)
@@ -69,7 +72,7 @@ def backward_path(statistics: WalkObjective, *, start: Bool[Tensor, " K"] | None
 
 
 def forward_path(
-    statistics: WalkObjective,
+    statistics: SearchObjective,
     *,
     longest: int | None = None,
     log_weights: SizeTable | None = None,
@@ -84,14 +87,16 @@ def forward_path(
     """
     K = statistics.K
     limit = K if longest is None else min(longest, K)
-    state = statistics.tableau(torch.zeros(K, dtype=torch.bool, device=statistics.empty.device))
+    state = statistics.search_state(
+        torch.zeros(K, dtype=torch.bool, device=statistics.empty.device)
+    )
     masks, bounds, poor = [state.mask], [state.bound], 0
     for M in range(1, limit + 1):
-        worth = state.flips().masked_fill(state.included, -torch.inf)
+        worth = state.marginal_gains().masked_fill(state.included, -torch.inf)
         at = int(worth.argmax())
         state = state.flip(at, worth=worth[at])
         if M % _FRESH == 0:
-            state = statistics.tableau(state.mask)
+            state = statistics.search_state(state.mask)
         masks.append(state.mask)
         bounds.append(state.bound)
         gain = (
@@ -104,7 +109,7 @@ def forward_path(
 
 
 def swapped(
-    statistics: WalkObjective,
+    statistics: SearchObjective,
     mask: Bool[Tensor, " K"],
     *,
     sweeps: int = 2,
@@ -118,33 +123,33 @@ def swapped(
     Returns:
         The subset and its bound, never lower than the start's.
     """
-    state = statistics.tableau(mask)
+    state = statistics.search_state(mask)
     if not bool(mask.any()) or bool(mask.all()):
         return mask, state.bound.item()
     for _ in range(sweeps):
         before = state.bound.item()
-        worth = state.flips().masked_fill(~state.included, torch.inf)
+        worth = state.marginal_gains().masked_fill(~state.included, torch.inf)
         order = worth.argsort()[: int(state.included.sum())].tolist()
         for count, at in enumerate(order, start=1):
             state = _swap(state, at)
             if count % _FRESH == 0:
-                state = statistics.tableau(state.mask)
-        state = statistics.tableau(state.mask)
+                state = statistics.search_state(state.mask)
+        state = statistics.search_state(state.mask)
         if state.bound.item() - before < tolerance:
             break
     return state.mask, state.bound.item()
 
 
-def _swap(state: Place, at: int) -> Place:
+def _swap(state: SearchState, at: int) -> SearchState:
     """Take row `at` out and put the best row in; the same state when that is `at` again."""
-    without = state.flip(at, worth=state.flips()[at])
-    worth = without.flips().masked_fill(without.included, -torch.inf)
+    without = state.flip(at, worth=state.marginal_gains()[at])
+    worth = without.marginal_gains().masked_fill(without.included, -torch.inf)
     best = int(worth.argmax())
     return state if best == at else without.flip(best, worth=worth[best])
 
 
 def oscillated(
-    statistics: WalkObjective, mask: Bool[Tensor, " K"], *, depth: int
+    statistics: SearchObjective, mask: Bool[Tensor, " K"], *, depth: int
 ) -> tuple[Bool[Tensor, " K"], float]:
     """The subset improved by adding `depth` points, then dropping as many, as long as that helps.
 
@@ -154,7 +159,7 @@ def oscillated(
     Returns:
         The subset, of the size it had, and its bound, never lower than the start's.
     """
-    best = statistics.tableau(mask)
+    best = statistics.search_state(mask)
     size = int(mask.sum())
     tries = {min(size + depth, len(mask)), max(size - depth, 0)} - {size}
     improved = True
@@ -162,34 +167,34 @@ def oscillated(
         improved = False
         for turn in sorted(tries, reverse=True):
             there = _resized(statistics, best, size=turn)
-            back = statistics.tableau(_resized(statistics, there, size=size).mask)
+            back = statistics.search_state(_resized(statistics, there, size=size).mask)
             if back.bound.item() > best.bound.item() + 1e-6:
                 best, improved = back, True
                 break
     return best.mask, best.bound.item()
 
 
-def _resized(statistics: WalkObjective, state: Place, *, size: int) -> Place:
+def _resized(statistics: SearchObjective, state: SearchState, *, size: int) -> SearchState:
     """Greedy additions or removals until the subset has `size` points."""
     for step in range(1, abs(int(state.included.sum()) - size) + 1):
-        flips = state.flips()
+        marginal_gains = state.marginal_gains()
         if int(state.included.sum()) < size:
-            at = int(flips.masked_fill(state.included, -torch.inf).argmax())
+            at = int(marginal_gains.masked_fill(state.included, -torch.inf).argmax())
         else:
-            at = int(flips.masked_fill(~state.included, torch.inf).argmin())
-        state = state.flip(at, worth=flips[at])
+            at = int(marginal_gains.masked_fill(~state.included, torch.inf).argmin())
+        state = state.flip(at, worth=marginal_gains[at])
         if step % _FRESH == 0:
-            state = statistics.tableau(state.mask)
+            state = statistics.search_state(state.mask)
     return state
 
 
 def climbed(
-    statistics: WalkObjective,
+    statistics: SearchObjective,
     mask: Bool[Tensor, " K"],
     *,
     log_weights: SizeTable,
     rounds: int = 10,
-) -> Found:
+) -> SearchResult:
     """The subset improved by single flips, oscillations of falling depth and swaps, until none
     helps.
 
@@ -204,7 +209,7 @@ def climbed(
             f"`mask` has {int(mask.sum())} points, a size that `log_weights` forbids; start at a "
             "size that is allowed."
         )
-    best = Found(mask=mask, bound=-torch.inf, score=-torch.inf)
+    best = SearchResult(mask=mask, bound=-torch.inf, score=-torch.inf)
     for _ in range(rounds):
         mask = _flipped(statistics, best.mask, log_weights=log_weights)
         size = int(mask.sum())
@@ -216,25 +221,25 @@ def climbed(
         score = bound + log_weights[int(mask.sum())].item()
         if score <= best.score + 1e-6:
             break
-        best = Found(mask=mask, bound=bound, score=score)
+        best = SearchResult(mask=mask, bound=bound, score=score)
     return best
 
 
 def _flipped(
-    statistics: WalkObjective, mask: Bool[Tensor, " K"], *, log_weights: SizeTable
+    statistics: SearchObjective, mask: Bool[Tensor, " K"], *, log_weights: SizeTable
 ) -> Bool[Tensor, " K"]:
     """Best single flip, taken while it improves the score; at most 4K of them."""
-    state = statistics.tableau(mask)
+    state = statistics.search_state(mask)
     for step in range(1, 4 * len(mask) + 1):
         size = int(state.included.sum())
-        flips = state.flips()
+        marginal_gains = state.marginal_gains()
         enter = log_weights[min(size + 1, len(mask))] - log_weights[size]
         leave = log_weights[max(size - 1, 0)] - log_weights[size]
-        gain = torch.where(state.included, leave - flips, enter + flips)
+        gain = torch.where(state.included, leave - marginal_gains, enter + marginal_gains)
         at = int(gain.argmax())
         if gain[at].item() <= 1e-6:
             break
-        state = state.flip(at, worth=flips[at])
+        state = state.flip(at, worth=marginal_gains[at])
         if step % _FRESH == 0:
-            state = statistics.tableau(state.mask)
+            state = statistics.search_state(state.mask)
     return state.mask

@@ -10,8 +10,8 @@ from torch import Tensor
 from winnowgp.bounds import Moments, Subset
 from winnowgp.errors import InputError
 from winnowgp.linalg import triangular_rows
-from winnowgp.selection.elimination import Roots, Tableau, tableau, whitened_roots
-from winnowgp.selection.objective import Place, WalkObjective
+from winnowgp.selection.elimination import EliminationState, Roots, search_state, whitened_roots
+from winnowgp.selection.objective import SearchObjective, SearchState
 from winnowgp.typing import Mask, Masks, Nats
 
 # Subset statistics: the collapsed bound of any subset of the candidates, without the data.
@@ -22,7 +22,7 @@ _ELEMENTS = 2**22  # of the largest temporary in `value`: 32 MiB in float64
 
 @final
 @dataclass(frozen=True, slots=True)
-class SubsetStatistics(WalkObjective):
+class SubsetStatistics(SearchObjective):
     """Exact scores of subsets under Gaussian likelihoods, or sites, with fixed hyper-parameters.
 
     One pass over the data, O(N K²), is behind it (`chunked_moments`); after that nothing depends on
@@ -59,13 +59,13 @@ class SubsetStatistics(WalkObjective):
         gains = [_gain(self.roots, part) for part in mask.split(size)]
         return torch.cat(gains) + self.roots.empty
 
-    def flips(self, mask: Bool[Tensor, " K"]) -> Float[Tensor, " K"]:
-        """L(Z ∪ k) − L(Z \\ k) in nats for every candidate at once, O(K² M). See `Tableau`."""
-        return self.tableau(mask).flips()
+    def marginal_gains(self, mask: Bool[Tensor, " K"]) -> Float[Tensor, " K"]:
+        """L(Z ∪ k) − L(Z \\ k) in nats for every candidate k at once, in O(K² M)."""
+        return self.search_state(mask).marginal_gains()
 
-    def tableau(self, mask: Bool[Tensor, " K"]) -> Tableau:
+    def search_state(self, mask: Bool[Tensor, " K"]) -> EliminationState:
         """A subset with all its flips, from which neighbours cost O(K²)."""
-        return tableau(self.roots, mask)
+        return search_state(self.roots, mask)
 
 
 def subset_statistics(L: Float[Tensor, "K K"], *moments: Moments) -> SubsetStatistics:
@@ -99,16 +99,16 @@ def _gain(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class SummedPlace(Place):
+class SummedPlace(SearchState):
     """One subset in the tableaux of several kernels; flips and bounds add up."""
 
-    parts: tuple[Tableau, ...]
+    parts: tuple[EliminationState, ...]
     rows: Int[Tensor, " J"]
     included: Bool[Tensor, " J"]
     bound: Float[Tensor, ""]
 
     @classmethod
-    def of(cls, parts: tuple[Tableau, ...], *, bound: Float[Tensor, ""]) -> "SummedPlace":
+    def of(cls, parts: tuple[EliminationState, ...], *, bound: Float[Tensor, ""]) -> "SummedPlace":
         """Of parts that stand on the same subset."""
         return cls(parts, parts[0].rows, parts[0].included, bound)
 
@@ -116,8 +116,8 @@ class SummedPlace(Place):
     def mask(self) -> Bool[Tensor, " K"]:
         return self.parts[0].mask
 
-    def flips(self) -> Float[Tensor, " J"]:
-        return torch.stack([part.flips() for part in self.parts]).sum(0)
+    def marginal_gains(self) -> Float[Tensor, " J"]:
+        return torch.stack([part.marginal_gains() for part in self.parts]).sum(0)
 
     def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "SummedPlace":
         bound = self.bound - worth if bool(self.included[at]) else self.bound + worth
@@ -135,7 +135,7 @@ class SummedPlace(Place):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SummedStatistics(WalkObjective):
+class SummedStatistics(SearchObjective):
     """L(Z) = Σ_f L_f(Z): exact scores of subsets that functions with other kernels share.
 
     Everything costs as much as for one function, times the number of kernels.
@@ -165,9 +165,9 @@ class SummedStatistics(WalkObjective):
     def value(self, mask: Masks) -> Nats:
         return torch.stack([part.value(mask) for part in self.parts]).sum(0)
 
-    def flips(self, mask: Mask) -> Float[Tensor, " K"]:
-        return self.tableau(mask).flips()
+    def marginal_gains(self, mask: Mask) -> Float[Tensor, " K"]:
+        return self.search_state(mask).marginal_gains()
 
-    def tableau(self, mask: Mask) -> SummedPlace:
-        parts = tuple(part.tableau(mask) for part in self.parts)
+    def search_state(self, mask: Mask) -> SummedPlace:
+        parts = tuple(part.search_state(mask) for part in self.parts)
         return SummedPlace.of(parts, bound=torch.stack([part.bound for part in parts]).sum())

@@ -3,17 +3,17 @@
 from winnowgp.training._fit import fit
 from winnowgp.training.adam import Adam, Parts
 from winnowgp.training.callbacks import (
+    CallbackList,
     EndPhase,
     OnProgress,
     Progress,
     Remembered,
     Stateful,
-    Watchers,
     decided_by,
     silent,
 )
-from winnowgp.training.checkpoint import Checkpoint, Journal, row_identity
-from winnowgp.training.context import Course, opened, warn_unshared
+from winnowgp.training.checkpoint import Checkpoint, CheckpointLog, row_identity
+from winnowgp.training.context import TrainingContext, open_checkpoint, warn_not_sharded
 from winnowgp.training.fast import Fast
 from winnowgp.training.fast_deep import (
     DeepFast,
@@ -37,7 +37,7 @@ from winnowgp.training.goals import (
     points_within,
 )
 from winnowgp.training.initialization import best_level, principal_latents
-from winnowgp.training.metrics import EarlyStopping, inclusions, readings
+from winnowgp.training.metrics import EarlyStopping, inclusions, step_metrics
 from winnowgp.training.paper import DeepThreePhases, JointLatent, ThreePhases
 from winnowgp.training.schedules import (
     DeepFit,
@@ -56,8 +56,9 @@ from winnowgp.training.schedules import (
 
 __all__ = [
     "Adam",
+    "CallbackList",
     "Checkpoint",
-    "Course",
+    "CheckpointLog",
     "DeepFast",
     "DeepFit",
     "DeepProgress",
@@ -71,7 +72,6 @@ __all__ = [
     "FixedAlpha",
     "Goal",
     "JointLatent",
-    "Journal",
     "LatentFit",
     "LatentSchedule",
     "LayerAlphas",
@@ -91,7 +91,7 @@ __all__ = [
     "Stateful",
     "ThreePhases",
     "Tolerance",
-    "Watchers",
+    "TrainingContext",
     "best_level",
     "decided_by",
     "deep_race",
@@ -102,14 +102,14 @@ __all__ = [
     "fit_latent",
     "inclusions",
     "measured_predict_us",
-    "opened",
+    "open_checkpoint",
     "placed",
     "points_within",
     "principal_latents",
     "random_rows",
-    "readings",
     "row_identity",
     "silent",
+    "step_metrics",
     "train_layerwise",
-    "warn_unshared",
+    "warn_not_sharded",
 ]

@@ -9,7 +9,7 @@ from winnowgp.errors import InputError
 from winnowgp.models import Model
 from winnowgp.training.callbacks import OnProgress, silent
 from winnowgp.training.checkpoint import Checkpoint, row_identity
-from winnowgp.training.context import kept_course
+from winnowgp.training.context import training_context
 from winnowgp.training.fast import Fast
 from winnowgp.training.schedules import Fit, Schedule
 
@@ -57,14 +57,14 @@ def fit(
     model.check(data)
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
-    with kept_course(
+    with training_context(
         checkpoint,
         "fit",
         generator=generator,
         on_progress=on_progress,
-        ranks=data.ranks,
+        process_group=data.process_group,
         **row_identity(data, kept=checkpoint is not None),
         model=model,
         schedule=schedule,
-    ) as course:
-        return schedule.run(deepcopy(model), data, course=course)
+    ) as context:
+        return schedule.run(deepcopy(model), data, context=context)

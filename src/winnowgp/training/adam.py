@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, Ranks, RowBatches
+from winnowgp.data import Dataset, ProcessGroup, RowBatches
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.training.callbacks import EndPhase, Stateful
-from winnowgp.training.checkpoint import UNKEPT, Journal
-from winnowgp.training.context import warn_unshared
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.context import warn_not_sharded
 from winnowgp.typing import Scalar
 
 # What each step of a stochastic optimiser sees of the data.
 
 
-_ALONE = Ranks.alone()
+_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -41,18 +41,20 @@ class Parts:
         size: int | None,
         generator: torch.Generator,
         *,
-        ranks: Ranks = _ALONE,
+        process_group: ProcessGroup = _ALONE,
     ) -> None:
         whole = size is None or size >= data.N
-        self.ranks = ranks
+        self.process_group = process_group
         """Those that take the same steps."""
-        if size is not None and not whole and size % ranks.of:
+        if size is not None and not whole and size % process_group.world_size:
             raise InputError(
-                f"`batch_size` must be a multiple of the number of processes, {ranks.of}, each of "
-                f"which looks at as many rows; got {size}."
+                "`batch_size` must be a multiple of the number of processes, "
+                f"{process_group.world_size}; got {size}."
             )
         if whole:
-            warn_unshared(ranks, "minibatches are shared, with a `batch_size` below all rows")
+            warn_not_sharded(
+                process_group, "minibatches are shared, with a `batch_size` below all rows"
+            )
         self.total = None if whole else data.N
         """What a bound is told that the rows are a part of."""
         self.scale = float(data.observations * data.P)
@@ -70,7 +72,9 @@ class Parts:
         """The rows of the next step that this process looks at."""
         if self.total is None:
             return self.data
-        rows = next(self._batches).tensor_split(self.ranks.of)[self.ranks.rank]
+        rows = next(self._batches).tensor_split(self.process_group.world_size)[
+            self.process_group.rank
+        ]
         return self.data.part(rows)
 
     def own(self, drawn: Sequence[Float[Tensor, "T B _"]]) -> list[Float[Tensor, "T b _"]]:
@@ -80,7 +84,10 @@ class Parts:
         """
         if self.total is None:
             return list(drawn)
-        return [each.tensor_split(self.ranks.of, dim=1)[self.ranks.rank] for each in drawn]
+        return [
+            each.tensor_split(self.process_group.world_size, dim=1)[self.process_group.rank]
+            for each in drawn
+        ]
 
     def together(
         self, nats: Callable[[], Float[Tensor, "*S"]], shape: tuple[int, ...] = ()
@@ -98,7 +105,7 @@ class Parts:
             NotPositiveDefiniteError: some process cannot compute its part; raised in all of them,
                 or the others would wait for it.
         """
-        if self.ranks.of == 1:
+        if self.process_group.world_size == 1:
             return nats()
         found, failure = None, None
         try:
@@ -108,15 +115,15 @@ class Parts:
         # In one message, for which all must know how long it is.
         failed = self.data.X.new_tensor(0.0 if failure is None else 1.0)
         part = self.data.X.new_zeros(shape) if found is None else found
-        failed, total = self.ranks.total(failed, part)
+        failed, total = self.process_group.all_reduce(failed, part)
         if found is None or failed:
             raise failure or NotPositiveDefiniteError("another process cannot compute its part")
         # The latter is zero, and has the gradient.
-        return total / self.ranks.of + (found - found.detach())
+        return total / self.process_group.world_size + (found - found.detach())
 
     def alike(self, data: Dataset) -> "Parts":
         """Of other rows, as many at a time and from the same generator."""
-        return Parts(data, self._size, self._generator, ranks=self.ranks)
+        return Parts(data, self._size, self._generator, process_group=self.process_group)
 
     def state_dict(self) -> dict[str, Any]:
         """Which rows were seen."""
@@ -172,9 +179,9 @@ class Adam:
         *,
         scale: float,
         on_step: Callable[[int, float], None],
-        journal: Journal = UNKEPT,
+        checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
         memory: Mapping[str, Stateful] | None = None,
-        ranks: Ranks = _ALONE,
+        process_group: ProcessGroup = _ALONE,
     ) -> None:
         """Take `steps` steps.
 
@@ -197,10 +204,10 @@ class Adam:
         loop = _Loop(torch.optim.Adam(learnt))
         parameters = loop.parameters
         kept = {"parameters": _Parameters(parameters), **(memory or {})}
-        stage = journal.stage(kept, start=parameters, scratch={"loop": loop})
+        stage = checkpoint_log.stage(kept, start=parameters, scratch={"loop": loop})
         while loop.step < self.steps and not stage.ended:
             loop.set_rates(self._share(loop.step))
-            value = _differentiate(loop.optimiser, objective, parameters, scale, ranks)
+            value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
             if value is None:
                 loop.reject()
                 continue
@@ -217,7 +224,7 @@ class Adam:
             loop.optimiser.step()
             stage.save()
         while loop.falling:
-            value = _differentiate(loop.optimiser, objective, parameters, scale, ranks)
+            value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
             loop.fell(-inf if value is None else value / scale, self.deepest, kept)
         stage.end()
 
@@ -238,7 +245,7 @@ def _differentiate(
     objective: Callable[[], Scalar],
     parameters: list[Tensor],
     scale: float,
-    ranks: Ranks,
+    process_group: ProcessGroup,
 ) -> float | None:
     """Fill in gradients, the mean over processes, and return the objective; None if either is
     unusable."""
@@ -248,10 +255,10 @@ def _differentiate(
         (-value / scale).backward()
     except NotPositiveDefiniteError:
         return None
-    if ranks.of > 1:
+    if process_group.world_size > 1:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        for mine, total in zip(gradients, ranks.total(*gradients), strict=True):
-            mine.copy_(total / ranks.of)
+        for mine, total in zip(gradients, process_group.all_reduce(*gradients), strict=True):
+            mine.copy_(total / process_group.world_size)
     usable = torch.isfinite(value) and all(
         p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters
     )

@@ -80,9 +80,9 @@ class Deciding(Protocol):
         ...
 
 
-def decided_by(watcher: object) -> str:
+def decided_by(callback: object) -> str:
     """What of a watcher decides the answer, in words; nothing for most."""
-    return watcher.decides() if isinstance(watcher, Deciding) else ""
+    return callback.decides() if isinstance(callback, Deciding) else ""
 
 
 @final
@@ -109,45 +109,45 @@ class Remembered:
     given the memory.
     """
 
-    def __init__(self, watcher: object) -> None:
-        self._watcher = watcher
+    def __init__(self, callback: object) -> None:
+        self._callback = callback
 
     def state_dict(self) -> dict[str, Any]:
         """What the watcher remembers, and what kind it is."""
-        if not isinstance(self._watcher, Stateful):
+        if not isinstance(self._callback, Stateful):
             return {}
-        return {type(self._watcher).__qualname__: self._watcher.state_dict()}
+        return {type(self._callback).__qualname__: self._callback.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remind the watcher, if it is of the kind that this was."""
-        memory = state.get(type(self._watcher).__qualname__)
-        if memory is not None and isinstance(self._watcher, Stateful):
-            self._watcher.load_state_dict(memory)
+        memory = state.get(type(self._callback).__qualname__)
+        if memory is not None and isinstance(self._callback, Stateful):
+            self._callback.load_state_dict(memory)
 
 
 # Several watchers as one.
 
 
 @final
-class Watchers:
+class CallbackList:
     """Tells each of several watchers, in order; all of them, even if one wants to end the phase.
 
     >>> told = []
-    >>> both = Watchers(told.append, lambda progress: told.append(progress))
+    >>> both = CallbackList(told.append, lambda progress: told.append(progress))
     >>> both("step")
     >>> told
     ['step', 'step']
     """
 
-    def __init__(self, *watchers: Callable[[Any], None]) -> None:
-        self.watchers = watchers
+    def __init__(self, *callbacks: Callable[[Any], None]) -> None:
+        self.callbacks = callbacks
 
     def __call__(self, progress: Any) -> None:
         """Pass a step on, a `Progress` or a `DeepProgress`."""
         enough: EndPhase | None = None
-        for watcher in self.watchers:
+        for callback in self.callbacks:
             try:
-                watcher(progress)
+                callback(progress)
             except EndPhase as end:
                 enough = end
         if enough is not None:
@@ -155,13 +155,13 @@ class Watchers:
 
     def decides(self) -> str:
         """What those among them that end phases decide by."""
-        return ", ".join(filter(None, map(decided_by, self.watchers)))
+        return ", ".join(filter(None, map(decided_by, self.callbacks)))
 
     def state_dict(self) -> dict[str, Any]:
         """What each remembers."""
-        return {"watchers": [Remembered(watcher).state_dict() for watcher in self.watchers]}
+        return {"watchers": [Remembered(callback).state_dict() for callback in self.callbacks]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remind each, as far as they are the same kinds in the same order."""
-        for watcher, memory in zip(self.watchers, state["watchers"], strict=False):
-            Remembered(watcher).load_state_dict(memory)
+        for callback, memory in zip(self.callbacks, state["watchers"], strict=False):
+            Remembered(callback).load_state_dict(memory)

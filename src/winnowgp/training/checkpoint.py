@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from winnowgp import __version__
-from winnowgp.data import Ranks, Source, StandardisedSource, standardised
+from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
 from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
 from winnowgp.training.callbacks import Randomness, Remembered, Stateful
@@ -125,12 +125,12 @@ def row_identity(data: Source, *, kept: bool) -> dict[str, Any]:
     held = data.held()
     if held is not None:
         return {"inputs": held.X, "targets": held.Y, "weights": held.weights}
-    if not kept and data.ranks.of == 1:
+    if not kept and data.process_group.world_size == 1:
         return {"rows": data.N}
     first = data.part(torch.arange(min(data.N, FIRST)))
     if kept and not isinstance(data, StandardisedSource):
         data = standardised(data)
-    units = (data.x_units, data.y_units) if isinstance(data, StandardisedSource) else ()
+    units = (data.x_scaler, data.y_scaler) if isinstance(data, StandardisedSource) else ()
     return {"rows": data.N, "inputs": first.X, "targets": first.Y, "weights": None, "units": units}
 
 
@@ -227,7 +227,7 @@ def _short(words: bytes) -> str:
 
 Value = TypeVar("Value")
 
-_ALONE = Ranks.alone()
+_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -239,15 +239,15 @@ class Stage:
 
     def __init__(
         self,
-        journal: "Journal",
+        checkpoint_log: "CheckpointLog",
         *,
         kept: Mapping[str, Stateful],
         scratch: Mapping[str, Stateful],
         start: Sequence[Tensor],
     ) -> None:
-        self._journal, self._kept, self._scratch = journal, kept, scratch
-        self._number, found = journal.next_entry()
-        self._start = digest(start) if journal.kept else ""
+        self._checkpoint_log, self._kept, self._scratch = checkpoint_log, kept, scratch
+        self._number, found = checkpoint_log.next_entry()
+        self._start = digest(start) if checkpoint_log.kept else ""
         self.ended = found is not None and found["ended"]
         """Whether there is nothing left to do."""
         if found is not None:
@@ -255,23 +255,23 @@ class Stage:
 
     def save(self) -> None:
         """Write the memory down, if it is time to; between two steps."""
-        if self._journal.due():
+        if self._checkpoint_log.due():
             self._record(ended=False)
-            self._journal.write()
+            self._checkpoint_log.write()
 
     def end(self) -> None:
         """The loop is over: from now on it is skipped, and only what is kept is remembered."""
-        if self._journal.kept and not self.ended:
+        if self._checkpoint_log.kept and not self.ended:
             self._record(ended=True)
             self.ended = True
-            if self._journal.due():
-                self._journal.write()
+            if self._checkpoint_log.due():
+                self._checkpoint_log.write()
 
     def _record(self, *, ended: bool) -> None:
         parts = self._kept if ended else {**self._kept, **self._scratch}
         memory = {name: _copied(part.state_dict()) for name, part in parts.items()}
         entry = {"ended": ended, "start": self._start, "memory": memory}
-        self._journal.put(self._number, entry)
+        self._checkpoint_log.put(self._number, entry)
 
     def _restore(self, found: Mapping[str, Any]) -> None:
         if found.get("start") != self._start:
@@ -289,7 +289,7 @@ class Stage:
 
 
 @final
-class Journal:
+class CheckpointLog:
     """The stages of one fit in order of their beginning, and what each had reached.
 
     Args:
@@ -309,16 +309,16 @@ class Journal:
         *,
         every: float = 0.0,
         generator: torch.Generator | None = None,
-        watcher: object = None,
+        callback: object = None,
         heading: Mapping[str, str] | None = None,
         entries: Mapping[int, State] | None = None,
         finished: bool = False,
-        ranks: Ranks = _ALONE,
+        process_group: ProcessGroup = _ALONE,
     ) -> None:
-        self._finished, self.ranks = finished, ranks
+        self._finished, self.process_group = finished, process_group
         self._write, self._every, self._heading = write, every, dict(heading or {})
         self._generator, self._entries = generator, dict(entries or {})
-        self._always: dict[str, Stateful] = {"watcher": Remembered(watcher)}
+        self._always: dict[str, Stateful] = {"watcher": Remembered(callback)}
         if generator is not None:
             self._always["generator"] = Randomness(generator)
         self._count, self._written = 0, monotonic()
@@ -349,8 +349,8 @@ class Journal:
                 Processes that share the fit all start where the first of them does.
             scratch: what the loop needs to go on, and nobody needs afterwards.
         """
-        if self.ranks.of > 1:
-            for own, first in zip(start, self.ranks.led(*start), strict=True):
+        if self.process_group.world_size > 1:
+            for own, first in zip(start, self.process_group.broadcast(*start), strict=True):
                 own.detach().copy_(first)
         if self._generator is not None:
             start = [*start, self._generator.get_state()]
@@ -366,7 +366,7 @@ class Journal:
             if "value" not in found:
                 raise _unsuitable()
             return found["value"]
-        value = self.ranks.decided(compute)
+        value = self.process_group.broadcast_result(compute)
         if self.kept:
             self.put(number, {"ended": True, "value": value})
             self.write()
@@ -407,7 +407,7 @@ class Journal:
         self._written = monotonic()
 
 
-UNKEPT = Journal()
+NO_CHECKPOINT_LOG = CheckpointLog()
 
 """Of a fit without a checkpoint."""
 

@@ -9,27 +9,27 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 
-from winnowgp.data import Ranks
-from winnowgp.errors import CheckpointError, InputError, UnsharedWarning
+from winnowgp.data import ProcessGroup
+from winnowgp.errors import CheckpointError, InputError, NotShardedWarning
 from winnowgp.io import State, packed_state
 from winnowgp.training.callbacks import EndPhase, Remembered, decided_by
-from winnowgp.training.checkpoint import UNKEPT, Checkpoint, Journal, fingerprint
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, Checkpoint, CheckpointLog, fingerprint
 
 # The journal of a piece of work that has a checkpoint.
 
 
-_ALONE = Ranks.alone()
+_ALONE = ProcessGroup.alone()
 
 
-def opened(
+def open_checkpoint(
     checkpoint: Checkpoint | None,
     name: str,
     *,
     generator: torch.Generator | None = None,
-    watcher: object = None,
-    ranks: Ranks = _ALONE,
+    callback: object = None,
+    process_group: ProcessGroup = _ALONE,
     **parts: Any,
-) -> Journal:
+) -> CheckpointLog:
     """The journal of a piece of work: a new one, or that of the same work stopped before.
 
     Of processes that share the work only the first one reads and writes; the others go on from what
@@ -48,24 +48,24 @@ def opened(
         InputError: processes share the work, and not all are given the same.
         NotSaveableError: the watcher remembers something that a file has no words for.
     """
-    if checkpoint is None and ranks.of == 1:
-        return UNKEPT
+    if checkpoint is None and process_group.world_size == 1:
+        return NO_CHECKPOINT_LOG
     if generator is not None:
         parts["generator"] = generator
-    heading = fingerprint(**parts, on_progress=decided_by(watcher))
-    _check_same(ranks.gathered(heading))
+    heading = fingerprint(**parts, on_progress=decided_by(callback))
+    _check_same(process_group.all_gather(heading))
     if checkpoint is None:
-        return Journal(ranks=ranks)
-    found = ranks.decided(lambda: _found(checkpoint, name, heading, watcher))
-    return Journal(
-        (lambda state: checkpoint.write(name, state)) if ranks.first else _unwritten,
-        every=checkpoint.every if ranks.first else inf,
+        return CheckpointLog(process_group=process_group)
+    found = process_group.broadcast_result(lambda: _found(checkpoint, name, heading, callback))
+    return CheckpointLog(
+        (lambda state: checkpoint.write(name, state)) if process_group.first else _unwritten,
+        every=checkpoint.every if process_group.first else inf,
         generator=generator,
-        watcher=watcher,
+        callback=callback,
         heading=heading,
         entries=found["entries"] if found else {},
         finished=bool(found and found["finished"]),
-        ranks=ranks,
+        process_group=process_group,
     )
 
 
@@ -87,11 +87,11 @@ def _check_same(headings: list[dict[str, str]]) -> None:
 
 
 def _found(
-    checkpoint: Checkpoint, name: str, heading: dict[str, str], watcher: object
+    checkpoint: Checkpoint, name: str, heading: dict[str, str], callback: object
 ) -> State | None:
     """What was written of this work before; a new journal is begun if nothing was."""
     # What a file has no words for is found out now rather than at the first writing.
-    packed_state("Watcher", Remembered(watcher).state_dict())
+    packed_state("Watcher", Remembered(callback).state_dict())
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):
@@ -168,35 +168,35 @@ Told = TypeVar("Told")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Course(Generic[Told]):
+class TrainingContext(Generic[Told]):
     """Where a fit's randomness comes from, who watches it, and where it is written down."""
 
     generator: torch.Generator
     on_progress: Callable[[Told], None]
-    journal: Journal = UNKEPT
-    ranks: Ranks = _ALONE
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG
+    process_group: ProcessGroup = _ALONE
     """The processes that share the fit."""
 
-    def tell_once(self, progress: Told) -> None:
+    def notify_once(self, progress: Told) -> None:
         """Tell of something that happens between stages, unless an earlier run has told of it.
 
         It is a phase of a single step, which has ended already: `EndPhase` changes nothing.
         """
-        if not self.journal.passed:
+        if not self.checkpoint_log.passed:
             with suppress(EndPhase):
                 self.on_progress(progress)
 
 
 @contextmanager
-def kept_course(
+def training_context(
     checkpoint: Checkpoint | None,
     name: str,
     *,
     generator: torch.Generator,
     on_progress: Callable[[Any], None],
-    ranks: Ranks = _ALONE,
+    process_group: ProcessGroup = _ALONE,
     **parts: Any,
-) -> Iterator[Course[Any]]:
+) -> Iterator[TrainingContext[Any]]:
     """The course of a piece of work, which has ended once the block is left without an error.
 
     Args:
@@ -205,15 +205,24 @@ def kept_course(
         ranks: the processes that share the work.
         parts: all that the result depends on, besides the generator.
     """
-    journal = opened(
-        checkpoint, name, generator=generator, watcher=on_progress, ranks=ranks, **parts
+    checkpoint_log = open_checkpoint(
+        checkpoint,
+        name,
+        generator=generator,
+        callback=on_progress,
+        process_group=process_group,
+        **parts,
     )
-    told = on_progress if ranks.of == 1 else _told_together(on_progress, ranks)
-    yield Course(generator, told, journal, ranks)
-    journal.finish()
+    told = (
+        on_progress if process_group.world_size == 1 else _told_together(on_progress, process_group)
+    )
+    yield TrainingContext(generator, told, checkpoint_log, process_group)
+    checkpoint_log.finish()
 
 
-def _told_together(on_progress: Callable[[Any], None], ranks: Ranks) -> Callable[[Any], None]:
+def _told_together(
+    on_progress: Callable[[Any], None], process_group: ProcessGroup
+) -> Callable[[Any], None]:
     """A watcher in each process, of which the first decides when a phase ends."""
 
     def told(progress: Any) -> None:
@@ -223,7 +232,7 @@ def _told_together(on_progress: Callable[[Any], None], ranks: Ranks) -> Callable
         except EndPhase:
             enough = torch.ones(())
         # A watcher may look at a clock, or be in the first process only.
-        if bool(ranks.led(enough)[0]):
+        if bool(process_group.broadcast(enough)[0]):
             raise EndPhase
 
     return told
@@ -232,15 +241,15 @@ def _told_together(on_progress: Callable[[Any], None], ranks: Ranks) -> Callable
 # What is said where several processes do the same work.
 
 
-def warn_unshared(ranks: Ranks, why: str) -> None:
+def warn_not_sharded(process_group: ProcessGroup, why: str) -> None:
     """Say, in the first of several processes, that each does all the work of a fit.
 
     Args:
         why: and what to do, a clause.
     """
-    if ranks.of > 1 and ranks.first:
+    if process_group.world_size > 1 and process_group.first:
         warnings.warn(
-            f"each of {ranks.of} processes does all the work of this fit by itself: {why}.",
-            UnsharedWarning,
+            f"each of {process_group.world_size} processes repeats all the work of this fit: {why}.",
+            NotShardedWarning,
             stacklevel=3,
         )

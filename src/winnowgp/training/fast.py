@@ -8,7 +8,7 @@ from typing import Generic, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, Ranks, Source, sampled_rows
+from winnowgp.data import Dataset, ProcessGroup, Source, sampled_rows
 from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
@@ -28,7 +28,7 @@ from winnowgp.selection import (
     select_naturally,
 )
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.context import Course, warn_unshared
+from winnowgp.training.context import TrainingContext, warn_not_sharded
 from winnowgp.training.goals import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.initialization import (
     STAGES,
@@ -78,18 +78,18 @@ class FastSteps(Generic[Model]):
         data: Source,
         *,
         rows: int,
-        course: Course[Progress],
+        context: TrainingContext[Progress],
     ) -> None:
         self.model = model
-        self._rows, self._course = rows, course
-        self.sample, self._order = _sampled(data, course.generator)
+        self._rows, self._course = rows, context
+        self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_held(data, self.sample) else data
         self._given = model.candidates.detach().clone()
         self._latents = latent_functions(model.likelihood, data.P)
 
     @property
-    def _ranks(self) -> Ranks:
-        return self._course.ranks
+    def _process_group(self) -> ProcessGroup:
+        return self._course.process_group
 
     @property
     def most(self) -> int:
@@ -107,16 +107,22 @@ class FastSteps(Generic[Model]):
             dear = 0.4 * self._latents ** (-1 / 3)
             stages = tuple(round(dear * count) for count in stages)
         warm = warmed_up(
-            self.model, self.sample, order=self._order, stages=stages, journal=self._course.journal
+            self.model,
+            self.sample,
+            order=self._order,
+            stages=stages,
+            checkpoint_log=self._course.checkpoint_log,
         )
-        self._course.tell_once(_progress("warm up", 1, 1, -inf, warm))
+        self._course.notify_once(_progress("warm up", 1, 1, -inf, warm))
         return warm
 
     def with_fresh(self, model: Model, count: int) -> Model:
         """The model's points and up to `count` candidates of greatest conditional variance."""
         source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
         found = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
-        chosen = torch.tensor(self._ranks.agreed(found.tolist()), dtype=torch.long).to(found.device)
+        chosen = torch.tensor(
+            self._process_group.broadcast_object(found.tolist()), dtype=torch.long
+        ).to(found.device)
         return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
 
     def frontier(self, statistics: SubsetStatistics) -> Frontier:
@@ -125,12 +131,12 @@ class FastSteps(Generic[Model]):
         Of points that are worth nearly the same another machine may drop another one.
         """
         found = path_frontier(statistics)
-        return Frontier(*self._ranks.led(found.bounds, found.masks), N=found.N)
+        return Frontier(*self._process_group.broadcast(found.bounds, found.masks), N=found.N)
 
     def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
         """The pool pruned; its bound is known from the statistics."""
         kept = pool.prune(mask)
-        self._course.tell_once(_progress("choose", 1, 1, bound, kept))
+        self._course.notify_once(_progress("choose", 1, 1, bound, kept))
         return kept
 
     def climb(
@@ -156,12 +162,12 @@ class FastSteps(Generic[Model]):
             on_step=lambda step, value: self._course.on_progress(
                 _progress("move", step, stop.iterations, value, moved)
             ),
-            journal=self._course.journal,
+            checkpoint_log=self._course.checkpoint_log,
         )
-        after = self._ranks.agreed(moved.fixed_bound(rows))
+        after = self._process_group.broadcast_object(moved.fixed_bound(rows))
         if tighter:
             return moved, after
-        before = self._ranks.agreed(model.fixed_bound(rows))
+        before = self._process_group.broadcast_object(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
 
     def starts(self, M: int) -> list[Model]:
@@ -234,7 +240,9 @@ class FastSteps(Generic[Model]):
         found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
             source.cpu().numpy()
         )
-        (centres,) = self._ranks.led(torch.as_tensor(found.cluster_centers_).to(source))
+        (centres,) = self._process_group.broadcast(
+            torch.as_tensor(found.cluster_centers_).to(source)
+        )
         return model.with_candidates(centres)
 
     def _random(self, model: Model, M: int, *, first: bool) -> Model:
@@ -260,7 +268,7 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
 
 def _is_held(data: Source, sample: Dataset) -> bool:
     """Whether the sample is all rows; several processes sum their own rows, wherever they are."""
-    return sample.N == data.N <= HELD and len(data.lanes()) == data.ranks.of == 1
+    return sample.N == data.N <= HELD and len(data.shards()) == data.process_group.world_size == 1
 
 
 def _progress(phase: str, step: int, steps: int, value: float, model: InducingModel) -> Progress:
@@ -328,18 +336,20 @@ class Fast(Schedule):
                 f"got {self.n_candidates} and {self.rounds}."
             )
 
-    def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
+    def run(self, model: Model, data: Source, *, context: TrainingContext[Progress]) -> Fit[Model]:
         if not isinstance(model, SparseGP):
             # Sites are kept for each row, and found by sweeps in which rows see those before them.
-            warn_unshared(course.ranks, "the fast schedule shares rows for Gaussian noise only")
-        steps = FastSteps(model, data, rows=self.selection_rows, course=course)
+            warn_not_sharded(
+                context.process_group, "the fast schedule shares rows for Gaussian noise only"
+            )
+        steps = FastSteps(model, data, rows=self.selection_rows, context=context)
         if isinstance(self.goal, MaxPoints):
             fitted, reference = self._to_count(steps, self.goal.points)
         else:
             fitted, reference = self._to_goal(steps)
         if self.tighter:
             fitted, _ = steps.climb(fitted, stop=self._stop(data, 0.1), tighter=True)
-        return self._finished(steps, fitted, reference, course.generator)
+        return self._finished(steps, fitted, reference, context.generator)
 
     def _to_goal(self, steps: FastSteps[Model]) -> tuple[Model, float]:
         """As few points as the goal allows, in rounds of choosing and moving."""
@@ -412,7 +422,7 @@ class Fast(Schedule):
             candidates=pool.candidates.detach(),
             bound=bound,
             upper_bound=fitted.upper_bound(data),
-            given_up=max(reference - bound, 0.0),
+            elbo_gap=max(reference - bound, 0.0),
         )
 
     def _selection(

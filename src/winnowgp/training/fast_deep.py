@@ -21,7 +21,7 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, path_frontier, select_naturally
 from winnowgp.training.adam import Adam, Parts
 from winnowgp.training.checkpoint import Checkpoint, described
-from winnowgp.training.context import Course, kept_course
+from winnowgp.training.context import TrainingContext, training_context
 from winnowgp.training.goals import LayerGoal, SharedTolerance
 from winnowgp.training.schedules import (
     DeepFit,
@@ -71,7 +71,7 @@ class LayerTraining:
         phase: str,
         *,
         steps: int,
-        course: Course[DeepProgress],
+        context: TrainingContext[DeepProgress],
     ) -> None:
         """Take `steps` steps."""
         last = model.layers[-1]
@@ -85,7 +85,7 @@ class LayerTraining:
 
         def objective() -> Scalar:
             rows = parts.next()
-            noise = parts.own(model.noise(parts.rows, self.samples, course.generator))
+            noise = parts.own(model.noise(parts.rows, self.samples, context.generator))
 
             def bound() -> Scalar:
                 found = model.evaluated(rows, total=parts.total, noise=noise)
@@ -100,16 +100,16 @@ class LayerTraining:
         def on_step(step: int, value: float) -> None:
             if natural is not None:
                 _improve(model, parts, *latest[0], rate=max(natural, 1 / step))
-            course.on_progress(DeepProgress(phase, step, steps, value, model, None))
+            context.on_progress(DeepProgress(phase, step, steps, value, model, None))
 
         Adam(steps, cooling=self.cooling, longest=self.longest, deepest=_DEEPEST).maximise(
             objective,
             [(chosen, self.learning_rate)],
             scale=parts.scale,
             on_step=on_step,
-            journal=course.journal,
+            checkpoint_log=context.checkpoint_log,
             memory={"parts": parts, "last layer": last},
-            ranks=parts.ranks,
+            process_group=parts.process_group,
         )
 
 
@@ -121,9 +121,9 @@ def _improve(
 
     Where noise is not Gaussian a whole step can lead far away: it is shortened until it gains.
     """
-    last, top, ranks = model.layers[-1], found.passed.last, parts.ranks
+    last, top, process_group = model.layers[-1], found.passed.last, parts.process_group
     # Processes add up their sites, of which each has taken its rows for the whole minibatch.
-    scale = parts.scale / ranks.of
+    scale = parts.scale / process_group.world_size
     slope, curvature = top.mean.grad, top.variance.grad
     assert slope is not None
     assert curvature is not None
@@ -139,7 +139,12 @@ def _improve(
 
     for _ in range(_SHORTENED):
         try:
-            _set(last, *ranks.led(*sites.natural_step(last, rate=rate, ranks=ranks)))
+            _set(
+                last,
+                *process_group.broadcast(
+                    *sites.natural_step(last, rate=rate, process_group=process_group)
+                ),
+            )
             if certain or worth() >= before:
                 return
         except NotPositiveDefiniteError:
@@ -177,7 +182,7 @@ def train_layerwise(
     *,
     training: LayerTraining,
     steps: int,
-    course: Course[DeepProgress],
+    context: TrainingContext[DeepProgress],
     place: Place = random_rows,
 ) -> None:
     """Train the layers in order, each for `steps` steps on the mean outputs of those before it.
@@ -202,14 +207,14 @@ def train_layerwise(
             Y = data.Y if last else _hidden_targets(data, inputs, layer.P, model)
             alone = DeepGP([layer], likelihood=likelihood, targets=Y.shape[1])
             seen = parts.alike(Dataset(inputs, Y, data.weights))
-            training.run(alone, seen, f"layer {number}", steps=steps, course=course)
+            training.run(alone, seen, f"layer {number}", steps=steps, context=context)
             layer.load_state_dict(alone.layers[0].state_dict())
             if last:
                 model.likelihood.load_state_dict(alone.likelihood.state_dict())
         if not last:
             inputs = layer_inputs(_mean(layer, inputs), data.X, connected=model.connected)
             if layers[number].candidates.requires_grad:
-                _put(layers[number], place(inputs, layers[number].K, course.generator))
+                _put(layers[number], place(inputs, layers[number].K, context.generator))
 
 
 def _hidden_targets(
@@ -258,34 +263,37 @@ def deep_race(
     Args:
         data: rows in memory; processes that share them look at a part of each minibatch.
     """
-    ranks, rows = data.ranks, data.in_memory("a deep model")
+    process_group, rows = data.process_group, data.in_memory("a deep model")
     training = LayerTraining(0.03, samples, natural_rate=0.3)
 
-    def raced(start: DeepGP, course: Course[DeepProgress]) -> float:
-        model, parts = deepcopy(start), Parts(rows, batch_size, generator, ranks=ranks)
+    def raced(start: DeepGP, context: TrainingContext[DeepProgress]) -> float:
+        model, parts = (
+            deepcopy(start),
+            Parts(rows, batch_size, generator, process_group=process_group),
+        )
         try:
-            train_layerwise(model, parts, training=training, steps=layerwise, course=course)
-            training.run(model, parts, "race", steps=steps, course=course)
+            train_layerwise(model, parts, training=training, steps=layerwise, context=context)
+            training.run(model, parts, "race", steps=steps, context=context)
             bound = estimated_bound(model, rows, generator=generator)
         except (TrainingError, NotPositiveDefiniteError):
             # What the last step of a phase leads to has not been looked at before.
             bound = -inf
-        bound = ranks.agreed(bound)
+        bound = process_group.broadcast_object(bound)
         return bound if isfinite(bound) else -inf
 
-    with kept_course(
+    with training_context(
         checkpoint,
         "race",
         generator=generator,
         on_progress=on_progress,
-        ranks=ranks,
+        process_group=process_group,
         inputs=rows.X,
         targets=rows.Y,
         weights=rows.weights,
         starts=[described(start) for start in starts],
         steps=(layerwise, steps, samples, batch_size),
-    ) as course:
-        return max(starts, key=lambda start: raced(start, course))
+    ) as context:
+        return max(starts, key=lambda start: raced(start, context))
 
 
 # The default schedule for deep models: train, eliminate layer by layer, train the rest.
@@ -345,19 +353,21 @@ class DeepFast(DeepSchedule):
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
 
-    def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
-        generator = course.generator
-        parts = Parts(data, self.batch_size, generator, ranks=course.ranks)
+    def run(
+        self, model: DeepGP, data: Dataset, *, context: TrainingContext[DeepProgress]
+    ) -> DeepFit:
+        generator = context.generator
+        parts = Parts(data, self.batch_size, generator, process_group=context.process_group)
         before = LayerTraining(self.learning_rate, self.samples, self.natural_rate)
-        train_layerwise(model, parts, training=before, steps=self.layerwise, course=course)
+        train_layerwise(model, parts, training=before, steps=self.layerwise, context=context)
         chosen: list[_Chosen] = []
         for number in range(self.rounds):
             steps = self.pre // self.rounds + (number < self.pre % self.rounds)
-            before.run(model, parts, "pre-train", steps=steps, course=course)
-            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, course))
+            before.run(model, parts, "pre-train", steps=steps, context=context)
+            chosen.append(self._chosen(model, data, (number + 1) / self.rounds, context))
             model = chosen[-1].model
         after = LayerTraining(self.learning_rate, self.samples, self.natural_rate, cooling=0.03)
-        after.run(model, parts, "post-train", steps=self.post, course=course)
+        after.run(model, parts, "post-train", steps=self.post, context=context)
         bound = estimated_bound(model, data, generator=generator)
         return DeepFit(
             model=model,
@@ -365,14 +375,14 @@ class DeepFast(DeepSchedule):
             selections=chosen[-1].selections,
             candidates=chosen[-1].candidates,
             bound=bound,
-            given_up=sum(max(found.lost, 0.0) for found in chosen),
+            elbo_gap=sum(max(found.lost, 0.0) for found in chosen),
         )
 
     def _chosen(
-        self, model: DeepGP, data: Dataset, share: float, course: Course[DeepProgress]
+        self, model: DeepGP, data: Dataset, share: float, context: TrainingContext[DeepProgress]
     ) -> _Chosen:
         """The model pruned, all the way to the goal's sets or a share of the way."""
-        generator = course.generator
+        generator = context.generator
         seed = drawn_seed(generator)
         reference = seeded_bound(model, data, generator, seed=seed)
         sites = _sites(model, data, generator)
@@ -381,7 +391,7 @@ class DeepFast(DeepSchedule):
         masks = [_part_way(found, share) for found in selections]
         pruned = _pruned(model, data, sites, masks, generator)
         inclusion = tuple(found.inclusion for found in selections)
-        course.tell_once(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
+        context.notify_once(DeepProgress("choose", 1, 1, reference, pruned, inclusion))
         lost = reference - seeded_bound(pruned, data, generator, seed=seed)
         return _Chosen(pruned, selections, candidates, lost)
 

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.data import Entries
+from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import Latent, LatentVariableGP, RowBound, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
 from winnowgp.training.batched_bfgs import maximise_each
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.context import Course
+from winnowgp.training.context import TrainingContext
 from winnowgp.training.goals import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.training.lbfgs import Stop, climb
 from winnowgp.training.schedules import LatentFit, LatentSchedule
@@ -156,20 +156,22 @@ class FastLatent(LatentSchedule):
                 f"got {self.n_candidates}, {self.rounds} and {self.iterations}."
             )
 
-    def run(self, model: Latent, table: Entries, *, course: Course[Progress]) -> LatentFit[Latent]:
+    def run(
+        self, model: Latent, table: MaskedMatrix, *, context: TrainingContext[Progress]
+    ) -> LatentFit[Latent]:
         if not isinstance(model, LatentVariableGP):
             raise InputError(
                 f"`FastLatent` needs a LatentVariableGP; got {type(model).__name__}. "
                 "Use `JointLatent` for other kernels and likelihoods."
             )
-        steps = _Steps(model, table, course)
+        steps = _Steps(model, table, context)
         current, reference = self._rounds(steps)
         stop = Stop(self.gain * table.count, 20, self.iterations)
         current, _ = steps.climb(current, stop=stop)
         moved = steps.replaced(current)
         if moved is not current:
             current, _ = steps.climb(moved, stop=replace(stop, iterations=self.iterations // 3))
-        return self._finished(steps, current, reference, course.generator)
+        return self._finished(steps, current, reference, context.generator)
 
     def _rounds(self, steps: "_Steps") -> tuple[LatentVariableGP, float]:
         """Climb, place, choose, until the set settles."""
@@ -189,7 +191,7 @@ class FastLatent(LatentSchedule):
             reference = max(reference, frontier.bounds.max().item())
             M = self.goal.size(frontier, reference=reference)
             current = pool.prune(frontier.masks[M])
-            steps.tell_once("choose", frontier.bounds[M].item(), current)
+            steps.notify_once("choose", frontier.bounds[M].item(), current)
             if abs(M - size) <= 0.03 * size:
                 break
             size = M
@@ -214,7 +216,7 @@ class FastLatent(LatentSchedule):
             selection=self._selection(steps, pool, mask, generator),
             candidates=pool.candidates.detach(),
             bound=bound,
-            given_up=max(reference - bound, 0.0),
+            elbo_gap=max(reference - bound, 0.0),
         )
 
     def _selection(
@@ -236,8 +238,10 @@ class FastLatent(LatentSchedule):
 class _Steps:
     """The table, and where fresh candidates come from: given ones, else the latent cloud."""
 
-    def __init__(self, model: LatentVariableGP, table: Entries, course: Course[Progress]) -> None:
-        self.model, self.table, self._course = model, table, course
+    def __init__(
+        self, model: LatentVariableGP, table: MaskedMatrix, context: TrainingContext[Progress]
+    ) -> None:
+        self.model, self.table, self._course = model, table, context
         self._given = model.candidates.detach().clone()
 
     def started(self, count: int) -> LatentVariableGP:
@@ -283,7 +287,7 @@ class _Steps:
                 on_step=lambda step, value: self._course.on_progress(
                     _progress("move", step, stop.iterations, value, moved)
                 ),
-                journal=self._course.journal,
+                checkpoint_log=self._course.checkpoint_log,
             )
         except TrainingError:
             # Rounding at the start (close points, hardly any noise): stay, and choose again.
@@ -297,7 +301,9 @@ class _Steps:
         """Every row placed anew where the functions would have it, if the bound gains by it."""
         moved = deepcopy(model)
         latents = moved.latents
-        stage = self._course.journal.stage({"latents": latents}, start=list(model.parameters()))
+        stage = self._course.checkpoint_log.stage(
+            {"latents": latents}, start=list(model.parameters())
+        )
         if not stage.ended:
             anchors = latents.mean.detach(), latents.variance.detach()
             bound = model.posterior(self.table).row_bound(self.table)
@@ -321,9 +327,9 @@ class _Steps:
             bounds: Tensor = frontier.bounds - pool.latents.kl()
         return replace(frontier, bounds=bounds, N=self.table.count)
 
-    def tell_once(self, phase: str, value: float, model: LatentVariableGP) -> None:
+    def notify_once(self, phase: str, value: float, model: LatentVariableGP) -> None:
         """Something that happens between stages."""
-        self._course.tell_once(_progress(phase, 1, 1, value, model))
+        self._course.notify_once(_progress(phase, 1, 1, value, model))
 
 
 def _progress(phase: str, step: int, steps: int, value: float, model: LatentVariableGP) -> Progress:

@@ -20,10 +20,10 @@ from gpytorch.means import ConstantMean
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, Entries
+from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import TrainingError
 from winnowgp.models import InducingModel, Model, expected_log_prob, latent_functions
-from winnowgp.training.checkpoint import UNKEPT, Journal
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, climb
 
 # Where mean, noise and variance of a latent function may start, for any likelihood.
@@ -89,7 +89,7 @@ def warmed_up(
     *,
     order: Tensor,
     stages: tuple[int, ...] = STAGES,
-    journal: Journal = UNKEPT,
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
 ) -> Model:
     """A copy of the model with no candidates and warm hyper-parameters.
 
@@ -103,7 +103,7 @@ def warmed_up(
         if stage and stages[stage - 1] >= data.N:
             break
         rows = _counted_once(model, data.part(order[:count]))
-        climbed = [(_climb(start, rows, journal), start) for start in fitted]
+        climbed = [(_climb(start, rows, checkpoint_log), start) for start in fitted]
         ranked = sorted(climbed, key=lambda r: -r[0])
         top = ranked[0][0]
         others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.observations]
@@ -167,12 +167,14 @@ def _counted_once(model: InducingModel, rows: Dataset) -> Dataset:
     return replace(rows, weights=rows.weights * (rows.N / rows.observations))
 
 
-def _climb(model: InducingModel, rows: Dataset, journal: Journal) -> float:
+def _climb(model: InducingModel, rows: Dataset, checkpoint_log: CheckpointLog) -> float:
     """Maximise the exact evidence of the rows; −∞ where it cannot be computed at all."""
     stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
     try:
         objective = model.dense_bound(rows)
-        return climb(model, rows.X, objective=objective, stop=stop, journal=journal).value
+        return climb(
+            model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
+        ).value
     except TrainingError:
         return -inf
 
@@ -229,7 +231,7 @@ _PASSES = 30
 
 
 def principal_latents(
-    table: Entries, Q: int, *, generator: torch.Generator
+    table: MaskedMatrix, Q: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N Q"]:
     """The first Q principal components of a centred table, each of unit variance.
 

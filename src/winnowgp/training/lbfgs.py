@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Ranks
+from winnowgp.data import ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import InducingModel, LatentModel
 from winnowgp.training.callbacks import EndPhase, Stateful
-from winnowgp.training.checkpoint import UNKEPT, Journal
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.parameters import Coordinates
 from winnowgp.typing import Scalar
 
@@ -25,7 +25,7 @@ from winnowgp.typing import Scalar
 # told that a step failed, nor to stop by nats.
 
 
-_ALONE = Ranks.alone()
+_ALONE = ProcessGroup.alone()
 # Pairs after which the curvature is believed.
 _TRUSTED = 5
 
@@ -73,7 +73,7 @@ def maximise(
     stop: Stop,
     memory: int = 50,
     on_step: Callable[[int, float], None] = lambda step, value: None,
-    journal: Journal = UNKEPT,
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
     scratch: Mapping[str, Stateful] | None = None,
 ) -> Maximum:
     """Climb from `start`, never ending lower than there.
@@ -87,9 +87,9 @@ def maximise(
     Raises:
         TrainingError: the objective cannot be computed at `start`.
     """
-    line = _Line(objective, journal.ranks)
+    line = _Line(objective, checkpoint_log.process_group)
     pairs, way = _Pairs(memory, start.device), _Way(start)
-    stage = journal.stage(
+    stage = checkpoint_log.stage(
         {"way": way, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
     )
     if not way.trace:
@@ -155,8 +155,8 @@ class _Line:
     it sees: on machines that round differently each would soon be on a way of its own.
     """
 
-    def __init__(self, objective: Objective, ranks: Ranks = _ALONE) -> None:
-        self._objective, self._ranks = objective, ranks
+    def __init__(self, objective: Objective, process_group: ProcessGroup = _ALONE) -> None:
+        self._objective, self._process_group = objective, process_group
         self.rejected = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,8 +167,8 @@ class _Line:
 
     def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
         value, gradient = self._objective(x) or (math.nan, torch.zeros_like(x))
-        if self._ranks.of > 1:
-            seen, x, gradient = self._ranks.led(x.new_tensor(value), x, gradient)
+        if self._process_group.world_size > 1:
+            seen, x, gradient = self._process_group.broadcast(x.new_tensor(value), x, gradient)
             value = seen.item()
         if math.isfinite(value) and bool(gradient.isfinite().all()):
             return _Point(x, value, gradient)
@@ -304,7 +304,7 @@ def climb(
     objective: Callable[[], Scalar],
     stop: Stop,
     on_step: Callable[[int, float], None] = lambda step, value: None,
-    journal: Journal = UNKEPT,
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
 ) -> Maximum:
     """Maximise `objective`, nats as a function of the model's parameters; leave the model there.
 
@@ -337,7 +337,7 @@ def climb(
             coordinates.read(),
             stop=stop,
             on_step=on_step,
-            journal=journal,
+            checkpoint_log=checkpoint_log,
             scratch={"objective": objective} if isinstance(objective, Stateful) else None,
         )
     coordinates.write(found.x)

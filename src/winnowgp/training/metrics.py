@@ -13,7 +13,7 @@ from winnowgp.training.schedules import DeepProgress
 # The numbers that a step can be plotted by.
 
 
-def readings(progress: Progress | DeepProgress) -> dict[str, float]:
+def step_metrics(progress: Progress | DeepProgress) -> dict[str, float]:
     """The objective, the number of points, and the expected number where that is learnt.
 
     Of a deep model, points of each layer. Numbers that are not finite are left out.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset, Entries, Ranks, Source
+from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import DeepGP, Latent, LatentModel, Model
@@ -17,7 +17,7 @@ from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardina
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Parts
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.context import Course
+from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_deep import LayerTraining, train_layerwise
 from winnowgp.training.goals import LayerAlphas, layer_alphas
 from winnowgp.training.schedules import (
@@ -120,29 +120,34 @@ class ThreePhases(Schedule):
                 f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
             )
 
-    def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
+    def run(self, model: Model, data: Source, *, context: TrainingContext[Progress]) -> Fit[Model]:
         held = data.in_memory("`ThreePhases`")
-        return self._run(model, held, ranks=data.ranks, course=course)
+        return self._run(model, held, process_group=data.process_group, context=context)
 
     def _run(
-        self, model: Model, data: Dataset, *, ranks: Ranks, course: Course[Progress]
+        self,
+        model: Model,
+        data: Dataset,
+        *,
+        process_group: ProcessGroup,
+        context: TrainingContext[Progress],
     ) -> Fit[Model]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
                 f"build it with K={model.K}."
             )
-        parts = Parts(data, self.batch_size, course.generator, ranks=ranks)
-        self._train(model, parts, "pre-train", steps=self.pre, course=course)
-        q, trace = self._learn_inclusion(model, parts, course)
-        mask = self._draw(model, data, q, course.generator)
+        parts = Parts(data, self.batch_size, context.generator, process_group=process_group)
+        self._train(model, parts, "pre-train", steps=self.pre, context=context)
+        q, trace = self._learn_inclusion(model, parts, context)
+        mask = self._draw(model, data, q, context.generator)
         alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
         selection = Selection(q.inclusion, mask, trace, alpha, frontier=None)
         candidates = model.candidates.detach().clone()
         with torch.no_grad():
             reference = model.bound(data).item()
         pruned = model.prune(mask)
-        self._train(pruned, parts, "post-train", steps=self.post, course=course)
+        self._train(pruned, parts, "post-train", steps=self.post, context=context)
         with torch.no_grad():
             bound = pruned.bound(data).item()
         return Fit(
@@ -152,7 +157,7 @@ class ThreePhases(Schedule):
             candidates=candidates,
             bound=bound,
             upper_bound=pruned.upper_bound(data),
-            given_up=max(reference - bound, 0.0),
+            elbo_gap=max(reference - bound, 0.0),
         )
 
     def _train(
@@ -162,13 +167,13 @@ class ThreePhases(Schedule):
         phase: str,
         *,
         steps: int,
-        course: Course[Progress],
+        context: TrainingContext[Progress],
     ) -> None:
         """Adam on the ordinary bound with every point the model has."""
 
         def report(step: int, value: float) -> None:
             points = model.candidates.detach().clone()
-            course.on_progress(Progress(phase, step, steps, value, None, points))
+            context.on_progress(Progress(phase, step, steps, value, None, points))
 
         groups = [(_trainable(model), self.learning_rate)]
         Adam(steps).maximise(
@@ -176,18 +181,18 @@ class ThreePhases(Schedule):
             groups,
             scale=parts.scale,
             on_step=report,
-            journal=course.journal,
+            checkpoint_log=context.checkpoint_log,
             memory={"parts": parts},
-            ranks=parts.ranks,
+            process_group=parts.process_group,
         )
 
     def _learn_inclusion(
-        self, model: Model, parts: Parts, course: Course[Progress]
+        self, model: Model, parts: Parts, context: TrainingContext[Progress]
     ) -> tuple[Bernoulli, Float[Tensor, " T"]]:
         """Adam on the paper's objective, jointly in λ and all that the model learns."""
         start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start.detach()))
-        estimates = Estimates(self.gradient, course.generator)
+        estimates = Estimates(self.gradient, context.generator)
 
         def objective() -> Scalar:
             q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
@@ -201,7 +206,7 @@ class ThreePhases(Schedule):
             estimates.record(value)
             inclusion = torch.sigmoid(logits.detach())
             points = model.candidates.detach().clone()
-            course.on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
+            context.on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
 
         groups = [
             (_trainable(model), self.learning_rate),
@@ -212,9 +217,9 @@ class ThreePhases(Schedule):
             groups,
             scale=parts.scale,
             on_step=report,
-            journal=course.journal,
+            checkpoint_log=context.checkpoint_log,
             memory={"parts": parts, "estimates": estimates},
-            ranks=parts.ranks,
+            process_group=parts.process_group,
         )
         return Bernoulli(logits.detach()), estimates.trace(logits)
 
@@ -282,21 +287,23 @@ class DeepThreePhases(DeepSchedule):
                 "from layer to layer. Use `ScoreFunction`."
             )
 
-    def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
-        generator = course.generator
+    def run(
+        self, model: DeepGP, data: Dataset, *, context: TrainingContext[DeepProgress]
+    ) -> DeepFit:
+        generator = context.generator
         alphas = layer_alphas(self.alpha, len(model.layers))
-        parts = Parts(data, self.batch_size, generator, ranks=course.ranks)
+        parts = Parts(data, self.batch_size, generator, process_group=context.process_group)
         # Gradients as long as they come, as in the paper; falls are undone all the same.
         training = LayerTraining(self.learning_rate, self.samples, longest=inf)
-        train_layerwise(model, parts, training=training, steps=self.layerwise, course=course)
-        training.run(model, parts, "pre-train", steps=self.pre, course=course)
-        processes, trace = self._learn_inclusion(model, parts, alphas, course)
+        train_layerwise(model, parts, training=training, steps=self.layerwise, context=context)
+        training.run(model, parts, "pre-train", steps=self.pre, context=context)
+        processes, trace = self._learn_inclusion(model, parts, alphas, context)
         masks = self._draw(model, data, processes, alphas, generator)
         pruned = model.prune(masks)
         seed = drawn_seed(generator)
         lost = seeded_bound(model, data, generator, seed=seed)
         lost -= seeded_bound(pruned, data, generator, seed=seed)
-        training.run(pruned, parts, "post-train", steps=self.post, course=course)
+        training.run(pruned, parts, "post-train", steps=self.post, context=context)
         bound = estimated_bound(pruned, data, generator=generator)
         triples = zip(processes, masks, alphas, strict=True)
         return DeepFit(
@@ -307,7 +314,7 @@ class DeepThreePhases(DeepSchedule):
             ),
             candidates=tuple(layer.candidates.detach().clone() for layer in model.layers),
             bound=bound,
-            given_up=max(lost, 0.0),
+            elbo_gap=max(lost, 0.0),
         )
 
     def _learn_inclusion(
@@ -315,17 +322,17 @@ class DeepThreePhases(DeepSchedule):
         model: DeepGP,
         parts: Parts,
         alphas: Sequence[float],
-        course: Course[DeepProgress],
+        context: TrainingContext[DeepProgress],
     ) -> tuple[list[Bernoulli], Tensor]:
         """Adam on the objective, jointly in λ of all layers and all that the model learns."""
         like = model.layers[0].candidates.detach()
         start = like.new_full((sum(model.sizes),), self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start))
-        estimates = Estimates(self.gradient, course.generator)
+        estimates = Estimates(self.gradient, context.generator)
 
         def objective() -> Scalar:
             rows = parts.next()
-            noise = parts.own(model.noise(parts.rows, self.samples, course.generator))
+            noise = parts.own(model.noise(parts.rows, self.samples, context.generator))
             subsets = model.subset_objective(rows, total=parts.total, noise=noise)
             surrogate = estimates.next(
                 Bernoulli(logits),
@@ -338,7 +345,7 @@ class DeepThreePhases(DeepSchedule):
         def report(step: int, value: float) -> None:
             estimates.record(value)
             inclusion = tuple(q.inclusion for q in _split(logits.detach(), model))
-            course.on_progress(
+            context.on_progress(
                 DeepProgress("inclusion", step, self.process, value, model, inclusion)
             )
 
@@ -349,9 +356,9 @@ class DeepThreePhases(DeepSchedule):
             groups,
             scale=parts.scale,
             on_step=report,
-            journal=course.journal,
+            checkpoint_log=context.checkpoint_log,
             memory={"parts": parts, "estimates": estimates},
-            ranks=parts.ranks,
+            process_group=parts.process_group,
         )
         return _split(logits.detach(), model), estimates.trace(like)
 
@@ -417,7 +424,9 @@ class JointLatent(LatentSchedule):
                 f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
             )
 
-    def run(self, model: Latent, table: Entries, *, course: Course[Progress]) -> LatentFit[Latent]:
+    def run(
+        self, model: Latent, table: MaskedMatrix, *, context: TrainingContext[Progress]
+    ) -> LatentFit[Latent]:
         if self.prior.K != model.K:
             raise InputError(
                 f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
@@ -425,8 +434,8 @@ class JointLatent(LatentSchedule):
             )
         start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
         logits = nn.Parameter(torch.logit(start.detach()))
-        trace = self._learn(model, table, logits, course)
-        generator = course.generator
+        trace = self._learn(model, table, logits, context)
+        generator = context.generator
         q = Bernoulli(logits.detach())
         with torch.no_grad():
             mask = self._draw(model, table, q, generator)
@@ -443,17 +452,17 @@ class JointLatent(LatentSchedule):
             selection=Selection(q.inclusion, mask, trace, alpha, frontier=None),
             candidates=model.candidates.detach().clone(),
             bound=bound,
-            given_up=max(reference - bound, 0.0),
+            elbo_gap=max(reference - bound, 0.0),
         )
 
     def _learn(
         self,
         model: LatentModel,
-        table: Entries,
+        table: MaskedMatrix,
         logits: nn.Parameter,
-        course: Course[Progress],
+        context: TrainingContext[Progress],
     ) -> Tensor:
-        generator = course.generator
+        generator = context.generator
         estimates = Estimates(self.gradient, generator)
         whole = self.batch_size is None or self.batch_size >= table.N
         batches = table.batches(self.batch_size or table.N, generator=generator)
@@ -467,7 +476,7 @@ class JointLatent(LatentSchedule):
 
         def report(step: int, value: float) -> None:
             estimates.record(value)
-            course.on_progress(
+            context.on_progress(
                 Progress(
                     "joint",
                     step,
@@ -486,13 +495,13 @@ class JointLatent(LatentSchedule):
             groups,
             scale=float(table.count),
             on_step=report,
-            journal=course.journal,
+            checkpoint_log=context.checkpoint_log,
             memory={"batches": batches, "estimates": estimates},
         )
         return estimates.trace(logits)
 
     def _draw(
-        self, model: LatentModel, table: Entries, q: Bernoulli, generator: torch.Generator
+        self, model: LatentModel, table: MaskedMatrix, q: Bernoulli, generator: torch.Generator
     ) -> Mask:
         """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
         masks = q.sample(self.draws, generator=generator)

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, Entries, Source
+from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepPosterior, Latent, LatentPosterior, Model, Posterior
 from winnowgp.selection import Selection
 from winnowgp.training.callbacks import OnProgress, Progress, silent
 from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.context import Course, kept_course
+from winnowgp.training.context import TrainingContext, training_context
 
 # A schedule is a plan for a whole fit; a fit is what came of it.
 
@@ -37,7 +37,7 @@ class Fit(Generic[Model]):
     """Lower bound on the log evidence of the final model, in nats."""
     upper_bound: float
     """Upper bound on the log evidence at the final parameters, in nats."""
-    given_up: float
+    elbo_gap: float
     """Nats below the best bound seen with more points; zero if none was better."""
 
 
@@ -45,7 +45,7 @@ class Schedule(ABC):
     """A plan for a whole fit."""
 
     @abstractmethod
-    def run(self, model: Model, data: Source, *, course: Course[Progress]) -> Fit[Model]:
+    def run(self, model: Model, data: Source, *, context: TrainingContext[Progress]) -> Fit[Model]:
         """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
@@ -92,7 +92,7 @@ class DeepFit:
     """Where each layer's candidates stood when the choice was made, `[K D]`."""
     bound: float
     """Lower bound on the log evidence of the final model, in nats; an average over samples."""
-    given_up: float
+    elbo_gap: float
     """Nats that dropping points cost when it happened, before training went on, in all rounds
     together; zero if it cost nothing."""
 
@@ -101,7 +101,9 @@ class DeepSchedule(ABC):
     """A plan for a whole fit of a deep model."""
 
     @abstractmethod
-    def run(self, model: DeepGP, data: Dataset, *, course: Course[DeepProgress]) -> DeepFit:
+    def run(
+        self, model: DeepGP, data: Dataset, *, context: TrainingContext[DeepProgress]
+    ) -> DeepFit:
         """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
@@ -124,7 +126,7 @@ def fit_deep(
         on_progress: told of every step.
         checkpoint: where to write down how far it has come, and go on from if it was stopped.
     """
-    ranks, data = data.ranks, data.in_memory("a deep model")
+    process_group, data = data.process_group, data.in_memory("a deep model")
     points = model.layers[0].candidates
     if points.dtype != data.X.dtype or points.device != data.X.device:
         raise InputError(
@@ -134,19 +136,19 @@ def fit_deep(
     model.check(data)
     if generator is None:
         generator = torch.Generator(device=points.device).manual_seed(0)
-    with kept_course(
+    with training_context(
         checkpoint,
         "fit",
         generator=generator,
         on_progress=on_progress,
-        ranks=ranks,
+        process_group=process_group,
         inputs=data.X,
         targets=data.Y,
         weights=data.weights,
         model=model,
         schedule=schedule,
-    ) as course:
-        return schedule.run(deepcopy(model), data, course=course)
+    ) as context:
+        return schedule.run(deepcopy(model), data, context=context)
 
 
 def seeded_bound(model: DeepGP, data: Dataset, generator: torch.Generator, *, seed: int) -> float:
@@ -190,7 +192,7 @@ class LatentFit(Generic[Latent]):
     """Where the candidates stood when the choice was made."""
     bound: float
     """Lower bound on the log evidence of the final model, in nats; an estimate where sampled."""
-    given_up: float
+    elbo_gap: float
     """Nats below the best bound seen with more points; zero if none was better."""
 
 
@@ -198,13 +200,15 @@ class LatentSchedule(ABC):
     """A plan for a whole fit."""
 
     @abstractmethod
-    def run(self, model: Latent, table: Entries, *, course: Course[Progress]) -> LatentFit[Latent]:
+    def run(
+        self, model: Latent, table: MaskedMatrix, *, context: TrainingContext[Progress]
+    ) -> LatentFit[Latent]:
         """Fit a model that the schedule may change as it likes; long loops are stages."""
 
 
 def fit_latent(
     model: Latent,
-    table: Entries,
+    table: MaskedMatrix,
     *,
     schedule: LatentSchedule,
     generator: torch.Generator | None = None,
@@ -227,7 +231,7 @@ def fit_latent(
         )
     if generator is None:
         generator = torch.Generator(device=model.candidates.device).manual_seed(0)
-    with kept_course(
+    with training_context(
         checkpoint,
         "fit",
         generator=generator,
@@ -236,5 +240,5 @@ def fit_latent(
         observed=table.observed,
         model=model,
         schedule=schedule,
-    ) as course:
-        return schedule.run(deepcopy(model), table, course=course)
+    ) as context:
+        return schedule.run(deepcopy(model), table, context=context)

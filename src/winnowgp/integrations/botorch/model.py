@@ -78,7 +78,7 @@ class FittedGP(Model, FantasizeMixin):
             )
         check_is_fitted(regressor)
         return cls(
-            regressor.posterior_, inputs=regressor._x_units, targets=regressor._y_units.columns
+            regressor.posterior_, inputs=regressor._x_scaler, targets=regressor._y_scaler.columns
         )
 
     @property
@@ -136,12 +136,12 @@ class FittedGP(Model, FantasizeMixin):
         self._check_outcomes(X, Y)
         return FittedGP(
             self._own_process().conditioned(
-                self._x_units.forward(X),
-                self._y_units.forward(Y),
+                self._x_scaler.forward(X),
+                self._y_scaler.forward(Y),
                 noise=self._noise(noise, X.shape[-2]) / self.y_scale.square(),
             ),
-            inputs=self._x_units,
-            targets=self._y_units,
+            inputs=self._x_scaler,
+            targets=self._y_scaler,
         )
 
     def updated(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"]) -> "FittedGP":
@@ -156,11 +156,11 @@ class FittedGP(Model, FantasizeMixin):
             raise InputError("update the model first, then condition it on observations.")
         self._check(X, "X")
         self._check_outcomes(X, Y)
-        data = Dataset.of(self._x_units.forward(X), self._y_units.forward(Y))
+        data = Dataset.of(self._x_scaler.forward(X), self._y_scaler.forward(Y))
         return FittedGP(
             updated_posterior(self.process.posterior, data),
-            inputs=self._x_units,
-            targets=self._y_units,
+            inputs=self._x_scaler,
+            targets=self._y_scaler,
         )
 
     def subset_output(self, idcs: list[int]) -> "FittedGP":
@@ -177,7 +177,7 @@ class FittedGP(Model, FantasizeMixin):
         )
         return FittedGP(
             JointProcess(kept, X=process.X, Y=process.Y[..., idcs], noise=process.noise[..., idcs]),
-            inputs=self._x_units,
+            inputs=self._x_scaler,
             targets=Standardiser(self.y_shift[idcs], self.y_scale[idcs]),
         )
 
@@ -192,11 +192,11 @@ class FittedGP(Model, FantasizeMixin):
         return JointProcess(own, X=process.X, Y=process.Y, noise=process.noise)
 
     @property
-    def _x_units(self) -> Standardiser:
+    def _x_scaler(self) -> Standardiser:
         return Standardiser(self.x_shift, self.x_scale)
 
     @property
-    def _y_units(self) -> Standardiser:
+    def _y_scaler(self) -> Standardiser:
         return Standardiser(self.y_shift, self.y_scale)
 
     def _noise(self, given: Tensor | float | None, rows: int) -> Float[Tensor, "*b n m"]:

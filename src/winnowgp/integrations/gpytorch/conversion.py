@@ -37,7 +37,9 @@ class FittedGP(ApproximateGP):
     y_shift: Tensor
     y_scale: Tensor
 
-    def __init__(self, posterior: Posterior, x_units: Standardiser, y_units: Standardiser) -> None:
+    def __init__(
+        self, posterior: Posterior, x_scaler: Standardiser, y_scaler: Standardiser
+    ) -> None:
         P, Z = posterior.P, posterior.Z
         q = CholeskyVariationalDistribution(
             posterior.M, batch_shape=torch.Size([P] if P > 1 else [])
@@ -47,7 +49,7 @@ class FittedGP(ApproximateGP):
         self.covar_module = deepcopy(posterior.kernel).requires_grad_()
         GaussianQ(posterior.q_mean.mT, posterior.q_factor.expand(P, -1, -1)).put_into(q)
         self.variational_strategy.variational_params_initialized.fill_(1)
-        for name, units in (("x", x_units), ("y", y_units)):
+        for name, units in (("x", x_scaler), ("y", y_scaler)):
             self.register_buffer(f"{name}_shift", units.shift.to(Z))
             self.register_buffer(f"{name}_scale", units.scale.to(Z))
 
@@ -99,10 +101,10 @@ def to_gpytorch(
     if isinstance(fitted, Posterior):
         return _made(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
     if isinstance(fitted, SparseGPRegressor):
-        return _made(fitted.posterior_, fitted._x_units, fitted._y_units.columns)
+        return _made(fitted.posterior_, fitted._x_scaler, fitted._y_scaler.columns)
     if isinstance(fitted, SparseGPClassifier):
         posterior = fitted.posterior_
-        return _made(posterior, fitted._x_units, Standardiser.none(posterior.q_mean))
+        return _made(posterior, fitted._x_scaler, Standardiser.none(posterior.q_mean))
     raise InputError(
         "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; "
         f"got {type(fitted).__name__}. Deep and latent models have no form of GPyTorch's that "
@@ -111,10 +113,10 @@ def to_gpytorch(
 
 
 def _made(
-    posterior: Posterior, x_units: Standardiser, y_units: Standardiser
+    posterior: Posterior, x_scaler: Standardiser, y_scaler: Standardiser
 ) -> tuple[FittedGP, Likelihood]:
-    model = FittedGP(posterior, x_units, y_units)
-    return model.eval(), _likelihood(posterior, y_units.scale).to(posterior.Z).eval()
+    model = FittedGP(posterior, x_scaler, y_scaler)
+    return model.eval(), _likelihood(posterior, y_scaler.scale).to(posterior.Z).eval()
 
 
 def _likelihood(posterior: Posterior, scale: Float[Tensor, " P"]) -> Likelihood:

@@ -26,8 +26,8 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     WEAKEST_ALPHA,
     Frontier,
+    SearchObjective,
     Selection,
-    WalkObjective,
     alpha_at,
     path_frontier,
     select_naturally,
@@ -47,7 +47,7 @@ _SUBSETS = 60
 class StrategyChoice:
     """What the sets of one strategy are worth; its tensors ask for as many points in each."""
 
-    statistics: tuple[WalkObjective, ...]
+    statistics: tuple[SearchObjective, ...]
     frontiers: tuple[Frontier, ...]
 
     @classmethod
@@ -89,7 +89,7 @@ class StrategyChoice:
 
 
 def _selection(
-    statistics: WalkObjective,
+    statistics: SearchObjective,
     frontier: Frontier,
     M: int,
     alpha: float,
@@ -255,7 +255,7 @@ class Winnowed(Generic[Same]):
     """The same with all points and the q(u) that was given."""
 
     @property
-    def given_up(self) -> float:
+    def elbo_gap(self) -> float:
         """Nats below what all points reach."""
         return max(self.reference - self.bound, 0.0)
 
@@ -271,7 +271,7 @@ class Winnowed(Generic[Same]):
 
     def __str__(self) -> str:
         lines = [f"{s.name}: {s.selection.K} points, {s.n_inducing} kept" for s in self.sets]
-        nats = f"bound {self.bound:.1f} nats, {self.given_up:.1f} below all points"
+        nats = f"bound {self.bound:.1f} nats, {self.elbo_gap:.1f} below all points"
         return "\n".join([*lines, nats])
 
 

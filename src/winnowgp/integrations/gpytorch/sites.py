@@ -32,7 +32,7 @@ from winnowgp.integrations.gpytorch.strategies import (
 )
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.models import expected_log_prob
-from winnowgp.selection import DataRoot, Roots, SubsetStatistics, SummedStatistics, WalkObjective
+from winnowgp.selection import DataRoot, Roots, SearchObjective, SubsetStatistics, SummedStatistics
 
 # Every function of a strategy as Gaussian regression on what the bound asks of it.
 
@@ -111,7 +111,7 @@ class SiteTotals:
             total = total + 0.5 * (inside - off.numel() - volume.sum())
         return total.item()
 
-    def statistics(self, bound: float) -> tuple[WalkObjective, ...]:
+    def statistics(self, bound: float) -> tuple[SearchObjective, ...]:
         """What any subset of each set of points is worth, on the CPU.
 
         Choosing is thousands of steps on small matrices, one after another.
@@ -168,7 +168,7 @@ class SiteTotals:
             ) from error
 
 
-def _summed(parts: list[SubsetStatistics], offset: float) -> WalkObjective:
+def _summed(parts: list[SubsetStatistics], offset: float) -> SearchObjective:
     first, *others = parts
     shifted = replace(first.roots, empty=first.roots.empty + offset)
     first = SubsetStatistics(shifted)
