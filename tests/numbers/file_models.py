@@ -41,6 +41,7 @@ N = 40
 X = rows(N, 2, seed=0)
 Y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(1).normal(size=N)
 TABLE = np.stack([np.sin(X[:, 0]), np.cos(X[:, 0]), X[:, 0], X[:, 1] / 3], 1)
+TABLE = TABLE + 0.2 * np.random.default_rng(2).normal(size=TABLE.shape)
 COUNTS = np.round(np.exp(1 + Y))
 LABELS = np.where(Y > 0.3, "up", np.where(X[:, 1] > 3, "low", "side"))
 PAPER: dict[str, Any] = {
