@@ -34,7 +34,7 @@ Numbers: TypeAlias = dict[str, Any]
 
 RTOL = 1e-9
 # Entries of an array that are written down; of the others their sum alone.
-ENTRIES = 24
+ENTRIES = 14
 # Name of a quantity, and the attribute that holds it.
 ESTIMATOR = {
     "elbo": "elbo_",
