@@ -1,0 +1,29 @@
+"""Files that an earlier version saved load, and predict the numbers that it predicted."""
+
+import json
+
+import pytest
+from measurements import compact, differences, predictions
+from record import FILES, PREDICTIONS
+
+import winnowgp
+
+EXPECTED = json.loads((FILES / PREDICTIONS).read_text(encoding="utf-8"))
+
+
+def test_saved_files_are_all_recorded() -> None:
+    assert {path.stem for path in FILES.glob("*.winnow")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_saved_file_predicts_the_recorded_numbers(name: str) -> None:
+    found = compact(predictions(winnowgp.load(FILES / f"{name}.winnow")))
+    assert list(differences(EXPECTED[name], found, name, inferred=1e-5)) == []
+
+
+def test_differences_of_a_changed_number_names_it() -> None:
+    expected = EXPECTED["SparseGPRegressor-fast"]
+    found = json.loads(json.dumps(expected))
+    found["mean"]["entries"][3] *= 1 + 1e-8
+    (line,) = differences(expected, found, "model")
+    assert line.startswith("model.mean: 1 entries differ, first entry 3")
