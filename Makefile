@@ -1,30 +1,38 @@
-# Everything a contributor needs. Each target makes the virtual environment it runs in.
+# Commands for contributors; hosted CI and the pre-commit hooks call the same targets. Each target
+# creates the virtual environment that it needs, with the versions of constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Bytecode is kept, and made of what is imported alone: to make all of it takes longer than to
-# install.
+INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
+# Bytecode is written when a module is imported: compiling every installed module takes longer than
+# the installation.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test lint types unit slow bench peers docs dist clean
+.PHONY: demo test lint format types unit slow coverage hooks structure bench peers docs dist clean
 .DEFAULT_GOAL := test
 
+# Dependency groups need pip 25.1 or later; Python 3.11 comes with an older one.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip $(INSTALL) pip
+	$(BIN)/python -m pip $(INSTALL) --no-compile -e . --group dev
 	touch $@
 
 demo: $(INSTALLED)
 	$(BIN)/winnow demo
 
-# Types, on one core, next to the tests.
+# Type checking takes one core and runs beside the tests.
 test: lint
 	$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 types: $(INSTALLED)
 	$(BIN)/basedpyright --level error
@@ -34,6 +42,19 @@ unit: $(INSTALLED)
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# Coverage of src by the default tests, commands started by tests included.
+coverage: $(INSTALLED)
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --cov-report=xml
+
+# Installs the git hooks of .pre-commit-config.yaml.
+hooks: $(INSTALLED)
+	$(BIN)/pre-commit install
+
+# Size of the source tree, and the files that four typical fits pass through.
+structure: $(INSTALLED)
+	$(BIN)/python benchmarks/structure.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
@@ -64,26 +85,27 @@ peers:
 
 # Runs every example of every page: about three minutes. The site can be read from site/index.html.
 docs: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/python -m pip $(INSTALL) -e . --group docs
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The archive and the wheel, each tried in an environment that holds nothing but what it asks for.
+# Builds the archive and the wheel, and tries each in an environment that holds only its
+# requirements.
 BUILD := .venv-build
 BARE := .venv-bare
 dist:
 	rm -rf dist $(BARE)
 	test -x $(BUILD)/bin/python || $(PYTHON) -m venv $(BUILD)
-	$(BUILD)/bin/pip install --quiet --disable-pip-version-check "build>=1.2"
+	$(BUILD)/bin/python -m pip $(INSTALL) "build>=1.2"
 	$(BUILD)/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv $(BARE)
-	$(BARE)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(BARE)/bin/python -m pip $(INSTALL) dist/*.whl
 	$(BARE)/bin/python tests/minimal_install.py --clean
 	$(BARE)/bin/winnow --version
 	$(BARE)/bin/winnow demo --quiet -o $(BARE)/demo.png
-	$(BARE)/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.tar.gz
+	$(BARE)/bin/python -m pip $(INSTALL) --no-deps --force-reinstall dist/*.tar.gz
 	$(BARE)/bin/python tests/minimal_install.py --clean
 	rm -rf $(BARE)
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) $(BUILD) $(BARE) dist site
+	rm -rf $(VENV) $(BUILD) $(BARE) dist site coverage.xml .coverage .coverage.*
