@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from records import Records, Row, recorded, table
-from winnowgp import Columns, fit_table
+from winnowgp import DataTable, fit_table
 
 INPUTS, POINTS = 9, 32
 FORMATS = ("parquet", "csv", "csv.gz")
@@ -60,7 +60,7 @@ def fitted(path: Path) -> Path:
     """A model file."""
     X = next(parts(2000))
     columns = dict(zip(NAMES, X.T, strict=True)) | {"y": np.sin(X[:, 0]) + X[:, 1]}
-    return fit_table(Columns.of(columns), "y", max_points=POINTS).save(path)
+    return fit_table(DataTable.of(columns), "y", max_points=POINTS).save(path)
 
 
 def measured(words: list[str]) -> Row:

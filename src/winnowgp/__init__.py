@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from winnowgp.data import Columns, Dataset, MaskedMatrix, read_table
+    from winnowgp.data import Dataset, DataTable, MaskedMatrix, read_table
     from winnowgp.estimators import (
         GPLVM,
         DeepGPClassifier,
@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "GPLVM",
     "Checkpoint",
-    "Columns",
+    "DataTable",
     "Dataset",
     "DeepGP",
     "DeepGPClassifier",
@@ -53,7 +53,7 @@ __all__ = [
 
 _ROOMS = {
     "Checkpoint": "winnowgp.training",
-    "Columns": "winnowgp.data",
+    "DataTable": "winnowgp.data",
     "Dataset": "winnowgp.data",
     "DeepGP": "winnowgp.models",
     "DeepGPClassifier": "winnowgp.estimators",

@@ -43,12 +43,12 @@ def test_rows_held_out_are_not_learnt_from() -> None:
     """Whatever stands in them, the model is the same, and its quality another."""
     x = np.linspace(0, 6, 40)
     table = {"x": x, "y": np.sin(x)}
-    first = winnowgp.fit_table(winnowgp.Columns.of(table), "y", tolerance=1.0)
+    first = winnowgp.fit_table(winnowgp.DataTable.of(table), "y", tolerance=1.0)
     unseen = np.isin(table["y"], held_out(first))
     assert unseen.sum() == 8
     other = {name: np.where(unseen, 9 + column, column) for name, column in table.items()}
-    second = winnowgp.fit_table(winnowgp.Columns.of(other), "y", tolerance=1.0)
-    rows = winnowgp.Columns.of({"x": x})
+    second = winnowgp.fit_table(winnowgp.DataTable.of(other), "y", tolerance=1.0)
+    rows = winnowgp.DataTable.of({"x": x})
     np.testing.assert_array_equal(second.predict(rows)["mean"], first.predict(rows)["mean"])
     assert held_out(second) == other["y"][unseen].tolist()
 

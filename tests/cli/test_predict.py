@@ -162,12 +162,12 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parts(tmp_path_factory.mktemp("new") / "new.parquet", ROWS)
 
 
-def check_blocks(model: winnowgp.TabularModel, table: winnowgp.Columns, size: int) -> None:
+def check_blocks(model: winnowgp.TabularModel, table: winnowgp.DataTable, size: int) -> None:
     """That they have the predictions of the whole, to the last bit."""
     whole = model.predict(table)
     pulled = 0
 
-    def blocks() -> Iterator[winnowgp.Columns]:
+    def blocks() -> Iterator[winnowgp.DataTable]:
         nonlocal pulled
         for start in range(0, table.N, size):
             block = table.between(start, start + size)

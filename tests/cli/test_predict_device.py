@@ -10,7 +10,7 @@ import torch
 import winnowgp
 from helpers.short_fits import short_fits
 from winnowgp.cli.app import run
-from winnowgp.data import Columns
+from winnowgp.data import DataTable
 from winnowgp.estimators import TabularModel, fit_table
 from winnowgp.models import Posterior, Prediction
 
@@ -21,10 +21,10 @@ GPU = [
 ]
 
 
-def table() -> Columns:
+def table() -> DataTable:
     x = np.linspace(0, 6, N)
     label = np.where(np.cos(2 * x) > 0, "up", "down")
-    return Columns.of({"x": x, "y": np.sin(x), "label": label, "n": np.round(3 + 2 * np.sin(x))})
+    return DataTable.of({"x": x, "y": np.sin(x), "label": label, "n": np.round(3 + 2 * np.sin(x))})
 
 
 def fitted(target: str, **words: Any) -> TabularModel:

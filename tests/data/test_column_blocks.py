@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.parquet_files import spoil, write_row_groups
-from winnowgp.data import Columns, column_blocks, read_table, regrouped
+from winnowgp.data import DataTable, column_blocks, read_table, regrouped
 from winnowgp.errors import InputError
 
 N = 103
@@ -52,7 +52,7 @@ def written(kind: str, folder: Path) -> tuple[Path, str]:
     return path, "latin-1" if kind == "latin-1" else "utf-8"
 
 
-def same(a: Columns, b: Columns) -> None:
+def same(a: DataTable, b: DataTable) -> None:
     assert a.names == b.names
     for name in a.names:
         assert a.words(name).tolist() == b.words(name).tolist()
@@ -69,10 +69,10 @@ def test_blocks_of_any_size_are_the_whole_table(kind: str, size: int, tmp_path: 
     assert whole.N == N
     assert whole.words("id").tolist() == [str(i) for i in range(N)]
     assert whole.words("long")[-1] == str(2**60 + N - 1)
-    same(Columns.joined(blocks), whole)
+    same(DataTable.joined(blocks), whole)
     again = list(regrouped(blocks, 10))
     assert [block.N for block in again] == [10] * 10 + [3]
-    same(Columns.joined(again), whole)
+    same(DataTable.joined(again), whole)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -182,11 +182,11 @@ def test_the_parquet_reader_holds_a_batch_and_no_row_group(tmp_path: Path) -> No
 def test_regrouping_waits_for_no_more_than_it_needs() -> None:
     given = 0
 
-    def blocks() -> Iterator[Columns]:
+    def blocks() -> Iterator[DataTable]:
         nonlocal given
         for i in range(100):
             given += 3
-            yield Columns.of({"a": [3 * i, 3 * i + 1, 3 * i + 2]})
+            yield DataTable.of({"a": [3 * i, 3 * i + 1, 3 * i + 2]})
 
     taken = 0
     for block in regrouped(blocks(), 10):

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winnowgp.data import Columns, TableEncoder
+from winnowgp.data import DataTable, TableEncoder
 from winnowgp.errors import InputError, ModelFileError
 
-TABLE = Columns.of(
+TABLE = DataTable.of(
     {
         "size": ["1", "2.5", "", "4e0"],
         "colour": ["red", "blue", "red", "NA"],
@@ -46,7 +46,7 @@ def test_the_matrix_is_what_it_is_said_to_be() -> None:
 
 def test_later_tables_are_seen_with_the_eyes_of_the_first() -> None:
     encoder = TableEncoder.learn(TABLE, missing="impute")
-    later = Columns.of(
+    later = DataTable.of(
         {
             "more": ["x"],
             "code": ["8"],
@@ -61,12 +61,12 @@ def test_later_tables_are_seen_with_the_eyes_of_the_first() -> None:
 
 
 def test_numbers_can_be_words_if_they_were_words_before() -> None:
-    encoder = TableEncoder.learn(Columns.of({"code": ["7", "7b"]}))
-    np.testing.assert_array_equal(encoder.encode(Columns.of({"code": [7, 8]})), [[1, 0], [0, 0]])
+    encoder = TableEncoder.learn(DataTable.of({"code": ["7", "7b"]}))
+    np.testing.assert_array_equal(encoder.encode(DataTable.of({"code": [7, 8]})), [[1, 0], [0, 0]])
 
 
 def test_whole_numbers_too_large_for_a_float_stay_exact() -> None:
-    table = Columns.of({"id": np.array([2**60, 2**60 + 1])})
+    table = DataTable.of({"id": np.array([2**60, 2**60 + 1])})
     assert table.words("id").tolist() == [str(2**60), str(2**60 + 1)]
 
 
@@ -89,7 +89,7 @@ def test_whole_numbers_too_large_for_a_float_stay_exact() -> None:
     ],
 )
 def test_what_cannot_be_used_is_said(table: dict[str, Any], message: str) -> None:
-    columns = Columns.of(table)
+    columns = DataTable.of(table)
     with pytest.raises(InputError, match=message):
         TableEncoder.learn(columns).encode(columns)
 
@@ -106,11 +106,11 @@ def test_what_cannot_be_used_is_said(table: dict[str, Any], message: str) -> Non
 def test_a_later_table_that_does_not_fit_is_refused(later: dict[str, Any], message: str) -> None:
     encoder = TableEncoder.learn(TABLE.without(["code"]), missing="impute")
     with pytest.raises(InputError, match=message):
-        encoder.encode(Columns.of(later))
+        encoder.encode(DataTable.of(later))
 
 
 def test_commas_that_are_no_decimals_are_words() -> None:
-    encoder = TableEncoder.learn(Columns.of({"a": ["1,5", "2,x"]}))
+    encoder = TableEncoder.learn(DataTable.of({"a": ["1,5", "2,x"]}))
     assert encoder.columns[0].words == ("1,5", "2,x")
 
 
@@ -181,7 +181,7 @@ def test_what_is_no_encoder_is_refused(about: Any) -> None:
 
 
 def test_what_is_missing_and_what_differs_in_numbers_and_in_words() -> None:
-    table = Columns.of({"text": ["1", "1.0", "", "b"], "size": [1.0, 1.0, np.nan, 2.0]})
+    table = DataTable.of({"text": ["1", "1.0", "", "b"], "size": [1.0, 1.0, np.nan, 2.0]})
     for name, different in (("text", 3), ("size", 2)):
         assert table.missing(name).tolist() == [False, False, True, False]
         assert table.different(name) == different
@@ -201,7 +201,7 @@ def test_numbers_written_as_text_are_read_once_and_nothing_else_is_touched() -> 
 
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(InputError, match="one length"):
-        Columns.of({"a": [1], "b": [1, 2]})
+        DataTable.of({"a": [1], "b": [1, 2]})
 
 
 def test_data_frames_are_tables() -> None:
@@ -214,7 +214,7 @@ def test_data_frames_are_tables() -> None:
             "d": pandas.to_datetime(["1970-01-02", None, "1970-01-03"]),
         }
     )
-    table = Columns.of(frame)
+    table = DataTable.of(frame)
     assert [c.kind for c in TableEncoder.learn(table).columns] == [
         "number",
         "words",

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from winnowgp import Columns, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
+from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
 from winnowgp.data.encoding import numbers_or_dates
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators import export_numpy, export_onnx
@@ -102,25 +102,25 @@ EVIL = '"""\nraise SystemExit("evil")\n"""'
 
 
 @pytest.fixture(scope="module")
-def tabular() -> tuple[TabularModel, Columns]:
+def tabular() -> tuple[TabularModel, DataTable]:
     N = 50
     x = np.where(np.arange(N) % 9 == 4, np.nan, X[:N, 0])
     town = np.array(["Oslo", EVIL, "São Paulo"], dtype=object)[np.arange(N) % 3]
     day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
-    table = Columns.of({EVIL: x, "v0": town, "c0": day, "y": y[:N]})
+    table = DataTable.of({EVIL: x, "v0": town, "c0": day, "y": y[:N]})
     return fit_table(table, "y", missing="impute", tolerance=0.5), table
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_preprocessing_is_included(
-    way: str, tabular: tuple[TabularModel, Columns], tmp_path: Path
+    way: str, tabular: tuple[TabularModel, DataTable], tmp_path: Path
 ) -> None:
     """Missing numbers, words never seen or missing, dates; names of columns that bite."""
     model, table = tabular
     later = table.rows(np.arange(20))
     words = later.values["v0"].copy()
     words[0], words[1] = "Paris", None
-    later = Columns({**later.values, "v0": words})
+    later = DataTable({**later.values, "v0": words})
     data: dict[str, Any] = {
         c.name: np.array([w or "" for w in later.words(c.name)], dtype=object)
         if c.kind == "words"
@@ -165,7 +165,7 @@ _Word = st.one_of(
 def worded(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel, Any]:
     """A model of a column of words that look alike, and its exported twin."""
     words = np.array(["up", "Up", "1", "0.1", "true", "True", "up\0", "-1"] * 6, dtype=object)
-    table = Columns({"w": words, "y": np.arange(48.0) % 8 + 0.5 * np.sin(np.arange(48.0))})
+    table = DataTable({"w": words, "y": np.arange(48.0) % 8 + 0.5 * np.sin(np.arange(48.0))})
     model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1)
     path = export_numpy(model, tmp_path_factory.mktemp("worded") / "model.py")
     return model, runpy.run_path(str(path))["predict"]
@@ -185,7 +185,7 @@ def test_odd_words_are_read_as_predict_reads_them(
         column[:] = words
     elif container == "array":
         column = np.array(words)
-    expected = model.predict(Columns.of({"w": column}))
+    expected = model.predict(DataTable.of({"w": column}))
     np.testing.assert_allclose(predict({"w": column})["mean"], expected["mean"], rtol=1e-6)
 
 
@@ -229,6 +229,6 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
 
 def test_a_column_named_like_an_output_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
-    table = Columns.of({"mean": X[:30, 0], "y": y[:30]})
+    table = DataTable.of({"mean": X[:30, 0], "y": y[:30]})
     with pytest.raises(InputError, match="rename the column"):
         export_onnx(fit_table(table, "y", tolerance=1.0), tmp_path / "a.onnx")

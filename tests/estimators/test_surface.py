@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winnowgp import Columns, fit_table
+from winnowgp import DataTable, fit_table
 from winnowgp.errors import InputError
 from winnowgp.estimators.surfaces import surface, surface_rows
 from winnowgp.plots import ClassMap, Surface
@@ -19,12 +19,12 @@ height = np.sin(x) + 0.3 * z + 0.1 * rng.normal(size=40)
 
 def test_a_surface_is_what_predict_says() -> None:
     holes = np.where(np.arange(40) == 3, np.nan, x)
-    table = Columns.of({"z": z, "x": holes, "height": height})
+    table = DataTable.of({"z": z, "x": holes, "height": height})
     model = fit_table(table, "height", missing="impute", tolerance=0.5, test_size=0)
     found = surface(model, side=5)
     assert isinstance(found, Surface)
     assert (found.x[0], found.x[-1]) == (z.min(), z.max())
-    at = Columns.of({"z": [found.x[1].item()], "x": [found.y[3].item()]})
+    at = DataTable.of({"z": [found.x[1].item()], "x": [found.y[3].item()]})
     assert found.mean[3, 1].item() == pytest.approx(model.predict(at)["mean"][0])
     # A hole in training made a third column, which says where: not one of the picture.
     assert model.encoder.features == ("z", "x", "x missing")
@@ -36,13 +36,13 @@ def test_a_surface_is_what_predict_says() -> None:
 
 def test_two_classes_are_a_probability_and_three_are_refused() -> None:
     sides = np.where(height + np.random.default_rng(1).normal(size=40) > 4.5, "over", "under")
-    table = Columns.of({"x": x, "z": z, "side": sides})
+    table = DataTable.of({"x": x, "z": z, "side": sides})
     model = fit_table(table, "side", tolerance=0.5)
     found = surface(model, side=4)
     assert isinstance(found, ClassMap)
-    at = Columns.of({"x": [found.x[2].item()], "z": [found.y[0].item()]})
+    at = DataTable.of({"x": [found.x[2].item()], "z": [found.y[0].item()]})
     assert found.probability[0, 2].item() == pytest.approx(model.predict(at)["p_under"][0])
-    _, numbers = surface_rows(model, Columns({**table.values, "side": table.words("side")}))
+    _, numbers = surface_rows(model, DataTable({**table.values, "side": table.words("side")}))
     np.testing.assert_array_equal(numbers, sides == "under")
     estimator: Any = copy(model.estimator)
     estimator.classes_ = np.array(["east", "over", "under"])

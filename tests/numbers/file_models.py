@@ -22,13 +22,13 @@ from torch import Tensor
 
 from winnowgp import (
     GPLVM,
-    Columns,
     Dataset,
+    DataTable,
     DeepGP,
     DeepGPClassifier,
     DeepGPRegressor,
-    Entries,
     LatentVariableGP,
+    MaskedMatrix,
     SparseGP,
     SparseGPClassifier,
     SparseGPRegressor,
@@ -124,17 +124,17 @@ def sampled(likelihood: Likelihood) -> SampledLatentGP:
     return SampledLatentGP(function, latents())
 
 
-def entries() -> Entries:
+def entries() -> MaskedMatrix:
     """A table of counts with a missing entry."""
     table = torch.from_numpy(np.stack([COUNTS, np.round(X[:, 0])], 1))
     table[3, 1] = torch.nan
-    return Entries.of(table)
+    return MaskedMatrix.of(table)
 
 
 def table_model(target: str, task: str, **settings: Any) -> Any:
     names = ["y", "up", "visits"]
     return fit_table(
-        Columns.of(mixed_columns(N)),
+        DataTable.of(mixed_columns(N)),
         target,
         task=task,
         id_column="id",

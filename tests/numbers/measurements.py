@@ -13,13 +13,13 @@ from torch import Tensor
 
 from winnowgp import (
     GPLVM,
-    Columns,
     Dataset,
+    DataTable,
     DeepGP,
     DeepGPClassifier,
     DeepGPRegressor,
-    Entries,
     LatentVariableGP,
+    MaskedMatrix,
     Posterior,
     SparseGP,
     SparseGPClassifier,
@@ -39,7 +39,7 @@ ENTRIES = 14
 ESTIMATOR = {
     "elbo": "elbo_",
     "evidence_gap": "evidence_gap_",
-    "elbo_gap": "given_up_",
+    "elbo_gap": "elbo_gap_",
     "n_inducing": "n_inducing_",
     "inducing_points": "inducing_points_",
     "candidates": "candidates_",
@@ -55,7 +55,7 @@ FRONTIER = ("frontier_", "frontiers_")
 FIT = {
     "elbo": "bound",
     "upper_bound": "upper_bound",
-    "elbo_gap": "given_up",
+    "elbo_gap": "elbo_gap",
     "candidates": "candidates",
 }
 SELECTION = {"inclusion": "inclusion", "n_inducing": "M", "alpha": "alpha", "objective": "trace"}
@@ -159,7 +159,7 @@ def _embedding(model: GPLVM) -> Numbers:
 
 
 def _table(model: TabularModel) -> Numbers:
-    found = model.predict(Columns.of(mixed_columns(20, seed=1)))
+    found = model.predict(DataTable.of(mixed_columns(20, seed=1)))
     return {
         name: values.tolist() if values.dtype.kind in "OU" else values
         for name, values in found.items()
@@ -199,7 +199,7 @@ def _deep_model(model: DeepGP) -> Numbers:
 def _latent_model(model: LatentVariableGP | SampledLatentGP) -> Numbers:
     function = model.function if isinstance(model, SampledLatentGP) else None
     P = 2 if function is None else function.P
-    table = Entries.of((2 + _standard_rows(model.latents.N, P)).round().abs())
+    table = MaskedMatrix.of((2 + _standard_rows(model.latents.N, P)).round().abs())
     generator = torch.Generator().manual_seed(0)
     found = {"latent_mean": model.latents.mean, "latent_variance": model.latents.variance}
     found["elbo"] = model.bound(table, generator=generator)

@@ -61,8 +61,8 @@ from winnowgp import (
     DeepGP,
     DeepGPClassifier,
     DeepGPRegressor,
-    Entries,
     LatentVariableGP,
+    MaskedMatrix,
     SparseGP,
     SparseGPClassifier,
     SparseGPRegressor,
@@ -253,10 +253,10 @@ def deep_model(schedule: Any, *, connected: bool = False, hidden_mean: str = "ze
     return fit_numbers(fit_deep(model, rows, schedule=schedule))
 
 
-def entries(table: Any = TABLE) -> tuple[Entries, Tensor]:
+def entries(table: Any = TABLE) -> tuple[MaskedMatrix, Tensor]:
     """A standardised table, and where its rows begin."""
     values = torch.from_numpy((table - np.nanmean(table, 0)) / np.nanstd(table, 0))
-    found = Entries.of(values)
+    found = MaskedMatrix.of(values)
     return found, principal_latents(found, 2, generator=torch.Generator().manual_seed(0))
 
 
@@ -272,7 +272,7 @@ def sampled_model(schedule: Any, K: int, *, counts: bool = False) -> Numbers:
     likelihood = PoissonLikelihood() if counts else noise
     matern = ScaleKernel(MaternKernel(nu=2.5))
     function = VariationalGP(matern, start[:K], likelihood=likelihood, targets=4)
-    table = Entries.of(torch.from_numpy(COUNT_TABLE)) if counts else values
+    table = MaskedMatrix.of(torch.from_numpy(COUNT_TABLE)) if counts else values
     return fit_numbers(fit_latent(SampledLatentGP(function, start), table, schedule=schedule))
 
 

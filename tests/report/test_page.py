@@ -9,20 +9,20 @@ import pytest
 
 from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
-from winnowgp import Columns, TabularModel, fit_table
+from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.report import report_page, save_report
 
 EVIL = "</script><script>window.evil=1</script><img src=x onerror='window.evil=2'>"
 needs_browser = pytest.mark.skipif(absent() is not None, reason=absent() or "")
 
 
-def table(N: int = 50) -> Columns:
+def table(N: int = 50) -> DataTable:
     rng = np.random.default_rng(3)
     x, town = rng.uniform(0, 6, N), rng.choice(["Oslo", EVIL], N)
     y = np.sin(x) + (town == "Oslo") + 0.1 * rng.normal(size=N)
     day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
     words = np.where(y > 1, "high", np.where(y > 0, "middle", "low"))
-    return Columns.of({EVIL: x, "town": town, "day": day, "y": y, "class": words})
+    return DataTable.of({EVIL: x, "town": town, "day": day, "y": y, "class": words})
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from winnowgp.bounds.collapsed import (
 )
 from winnowgp.bounds.evidence import exact_log_marginal, upper_bound
 from winnowgp.bounds.gplvm import (
-    Columns,
+    ObservedColumns,
     latent_bound,
     latent_kl,
     latent_moments,
@@ -67,10 +67,10 @@ from winnowgp.bounds.uncollapsed import (
 __all__ = [
     "ChunkedKernel",
     "ChunkedMean",
-    "Columns",
     "ExpectedKernel",
     "LinearPsi",
     "Moments",
+    "ObservedColumns",
     "Piece",
     "Psi",
     "RBFPsi",

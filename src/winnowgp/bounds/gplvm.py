@@ -21,7 +21,7 @@ from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ObservedColumns:
     """A table for which psi statistics were weighted.
 
     Attributes:
@@ -65,7 +65,7 @@ def latent_bound(
     psi2: Float[Tensor, "*S G M M"],
     *,
     psi0: Float[Tensor, " N"],
-    columns: Columns,
+    columns: ObservedColumns,
 ) -> Float[Tensor, "*S"]:
     """Σ_p [ log-density terms ] with the best q(u), in nats; subtract `latent_kl` for the bound.
 
@@ -86,7 +86,7 @@ def latent_bound(
     return _empty(psi0, columns).sum() + 0.5 * fit - repeated * volume.sum(-1)
 
 
-def latent_moments(L: Float[Tensor, "M M"], psi: Psi, columns: Columns) -> list[Moments]:
+def latent_moments(L: Float[Tensor, "M M"], psi: Psi, columns: ObservedColumns) -> list[Moments]:
     """The same as moments whitened with L, for `selection.subset_statistics` and posteriors.
 
     One for all columns if they share rows and noise, else one a column. Where rounding has made
@@ -124,7 +124,7 @@ def latent_posterior(
 
 
 def _whitened(
-    L: Tensor, psi1: Tensor, psi2: Tensor, columns: Columns
+    L: Tensor, psi1: Tensor, psi2: Tensor, columns: ObservedColumns
 ) -> tuple[Float[Tensor, "*S sets M M"], Float[Tensor, "*S M P"]]:
     """C of each set of moments, and D of each column."""
     half = solve_lower(L.unsqueeze(-3), psi2)
@@ -136,7 +136,7 @@ def _whitened(
     return C / columns.noise[:, None, None], D
 
 
-def _empty(psi0: Float[Tensor, " N"], columns: Columns) -> Float[Tensor, " P"]:
+def _empty(psi0: Float[Tensor, " N"], columns: ObservedColumns) -> Float[Tensor, " P"]:
     """What each column is worth with no points at all: log N(y | 0, σ²) − Σ ψ0/2σ²."""
     counts = columns.weights.sum(1)[columns.pattern]
     square = columns.Y.square().sum(0) + (columns.weights @ psi0)[columns.pattern]

@@ -11,7 +11,7 @@ from winnowgp.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from winnowgp.data import Columns
+    from winnowgp.data import DataTable
     from winnowgp.estimators import TabularModel
     from winnowgp.report import Summary
     from winnowgp.report.summary import Choice
@@ -88,7 +88,7 @@ def frontier_picture(choice: "Choice") -> "Figure":
     )
 
 
-def _surface(model: "TabularModel", table: "Columns | None") -> "Figure":
+def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     import torch
 
     from winnowgp.estimators.surfaces import numeric_inputs, surface, surface_rows

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from winnowgp.data import Columns
+from winnowgp.data import DataTable
 from winnowgp.estimators import TabularModel
 from winnowgp.report import Summary
 
@@ -25,7 +25,7 @@ class TableNotes:
         self._words: dict[str, set[str]] = {}
         self._unnamed = False
 
-    def watched(self, blocks: Iterable[Columns]) -> Iterator[Columns]:
+    def watched(self, blocks: Iterable[DataTable]) -> Iterator[DataTable]:
         """The same blocks."""
         id_column = self._model.id_column
         for block in blocks:

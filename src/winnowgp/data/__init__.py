@@ -1,6 +1,6 @@
 """Rows and targets: checked once, standardised, loaded by name, read some rows at a time."""
 
-from winnowgp.data.catalogue import Table, hills, load_table, table_names
+from winnowgp.data.catalogue import NamedTable, hills, load_table, table_names
 from winnowgp.data.dataset import Dataset, MaskedMatrix
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.encoding import ColumnEncoding, TableEncoder
@@ -10,16 +10,17 @@ from winnowgp.data.readers import column_blocks, read_table, regrouped
 from winnowgp.data.sharding import ShardedSource, shared
 from winnowgp.data.sources import RowBatches, Source, sampled_rows
 from winnowgp.data.standardise import ColumnMoments, StandardisedSource, Standardiser, standardised
-from winnowgp.data.tables import Columns
+from winnowgp.data.tables import DataTable
 
 __all__ = [
     "ArraySource",
     "BatchSource",
     "ColumnEncoding",
     "ColumnMoments",
-    "Columns",
+    "DataTable",
     "Dataset",
     "MaskedMatrix",
+    "NamedTable",
     "ParquetSource",
     "ProcessGroup",
     "RowBatches",
@@ -27,7 +28,6 @@ __all__ = [
     "Source",
     "StandardisedSource",
     "Standardiser",
-    "Table",
     "TableEncoder",
     "column_blocks",
     "hills",

@@ -42,7 +42,7 @@ _LABELLED = ("qpcr",)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class NamedTable:
     """A numeric table with named columns, in float64."""
 
     columns: tuple[str, ...]
@@ -60,7 +60,7 @@ def table_names() -> tuple[str, ...]:
     return tuple(_DIGESTS)
 
 
-def load_table(name: str) -> Table:
+def load_table(name: str) -> NamedTable:
     """A data set of the paper, its file checked against the known digest."""
     if name not in _DIGESTS:
         raise InputError(f"`name` must be one of {', '.join(_DIGESTS)}; got {name!r}.")
@@ -70,7 +70,7 @@ def load_table(name: str) -> Table:
     header, *rows = csv.reader(gzip.decompress(content).decode("utf-8").splitlines())
     first = 1 if name in _LABELLED else 0
     values = torch.from_numpy(np.array([row[first:] for row in rows], dtype=np.float64))
-    return Table(tuple(header[first:]), values, tuple(row[0] for row in rows) if first else ())
+    return NamedTable(tuple(header[first:]), values, tuple(row[0] for row in rows) if first else ())
 
 
 def table_folders() -> list[Path]:

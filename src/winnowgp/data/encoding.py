@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data.tables import Columns, as_number
+from winnowgp.data.tables import DataTable, as_number
 from winnowgp.errors import InputError, ModelFileError
 
 # How one column of a table becomes numbers, the same way always.
@@ -43,13 +43,13 @@ class ColumnEncoding:
             return tuple(f"{self.name}={word}" for word in self.words)
         return (self.name, f"{self.name} missing") if self.flagged else (self.name,)
 
-    def holds(self, table: Columns) -> bool:
+    def holds(self, table: DataTable) -> bool:
         """Whether the column of a table is of this kind."""
         if self.kind == "words":
             return True
         return numbers_or_dates(table, self.name, date=self.kind == "date") is not None
 
-    def encode(self, table: Columns, *, impute: bool) -> NDArray[np.float64]:
+    def encode(self, table: DataTable, *, impute: bool) -> NDArray[np.float64]:
         """`[N features]`. A word never seen, or missing, is a row of zeros."""
         if self.kind == "words":
             found = table.words(self.name)
@@ -70,7 +70,7 @@ class ColumnEncoding:
         filled = np.where(missing, self.typical, values).astype(np.float64)
         return np.stack([filled, missing.astype(np.float64)] if self.flagged else [filled], axis=1)
 
-    def _check_missing(self, table: Columns, missing: NDArray[np.bool_], *, impute: bool) -> None:
+    def _check_missing(self, table: DataTable, missing: NDArray[np.bool_], *, impute: bool) -> None:
         if impute or not missing.any():
             return
         # How many there are in a whole file, nobody knows who has seen a part of it.
@@ -124,7 +124,7 @@ def _is_encoding(about: dict[Any, Any]) -> bool:
     )
 
 
-def learnt_encoding(table: Columns, name: str, *, max_words: int) -> ColumnEncoding:
+def learnt_encoding(table: DataTable, name: str, *, max_words: int) -> ColumnEncoding:
     """What a column is, from what is in it.
 
     Raises:
@@ -165,7 +165,7 @@ class TooManyWordsError(InputError):
         self.column = column
 
 
-def numbers_or_dates(table: Columns, name: str, *, date: bool) -> NDArray[np.float64] | None:
+def numbers_or_dates(table: DataTable, name: str, *, date: bool) -> NDArray[np.float64] | None:
     """The column as numbers, dates as days since 1970; None if it holds something else."""
     if not date:
         return table.numbers(name)
@@ -176,7 +176,7 @@ def numbers_or_dates(table: Columns, name: str, *, date: bool) -> NDArray[np.flo
         return None
 
 
-def check_finite(table: Columns, name: str, values: NDArray[np.float64]) -> None:
+def check_finite(table: DataTable, name: str, values: NDArray[np.float64]) -> None:
     """An error that names the row of the first infinity, or of a number beyond 1e150."""
     huge = np.abs(values) > 1e150
     if huge.any():
@@ -193,7 +193,7 @@ def _days(text: str) -> float:
     return moment.timestamp() / _SECONDS_A_DAY
 
 
-def odd_word(table: Columns, name: str, kind: str) -> tuple[int, str]:
+def odd_word(table: DataTable, name: str, kind: str) -> tuple[int, str]:
     """The first word that is not of a kind, and its row; (−1, "") if there is none."""
     for row, word in enumerate(table.words(name)):
         if word is not None and not _is(word, kind):
@@ -241,11 +241,11 @@ class TableEncoder:
     an error, or imputed: a number by the training median, with a further column that says where if
     the training table had holes in that column; a word by a row of zeros.
 
-    >>> table = Columns.of({"size": ["1", "2", "4"], "colour": ["red", "blue", "red"]})
+    >>> table = DataTable.of({"size": ["1", "2", "4"], "colour": ["red", "blue", "red"]})
     >>> encoder = TableEncoder.learn(table)
     >>> encoder.features
     ('size', 'colour=red', 'colour=blue')
-    >>> encoder.encode(Columns.of({"size": ["3"], "colour": ["green"]})).tolist()
+    >>> encoder.encode(DataTable.of({"size": ["3"], "colour": ["green"]})).tolist()
     [[3.0, 0.0, 0.0]]
     """
 
@@ -254,7 +254,7 @@ class TableEncoder:
 
     @classmethod
     def learn(
-        cls, table: Columns, *, missing: str = "error", max_words: int = 30
+        cls, table: DataTable, *, missing: str = "error", max_words: int = 30
     ) -> "TableEncoder":
         """What each column is, from what is in it.
 
@@ -287,20 +287,20 @@ class TableEncoder:
         """Names of the columns of the matrix."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    def encode(self, table: Columns) -> NDArray[np.float64]:
+    def encode(self, table: DataTable) -> NDArray[np.float64]:
         """The matrix `[N features]`; columns are found by name, others ignored."""
         self.check_has_columns(table)
         impute = self.missing == "impute"
         return np.hstack([column.encode(table, impute=impute) for column in self.columns])
 
-    def check_has_columns(self, table: Columns) -> None:
+    def check_has_columns(self, table: DataTable) -> None:
         """An error that names the columns which a table lacks, if it does."""
         absent = [c.name for c in self.columns if c.name not in table.values]
         if absent:
             shown = ", ".join(repr(name) for name in absent[:12])
             raise InputError(f"the table lacks columns that the model was fitted with: {shown}.")
 
-    def unseen(self, table: Columns) -> dict[str, list[str]]:
+    def unseen(self, table: DataTable) -> dict[str, list[str]]:
         """Words of each column that were not in the training table."""
         found: dict[str, list[str]] = {}
         for column in self.columns:

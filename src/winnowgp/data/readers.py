@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from winnowgp.data.tables import Column, Columns, Origin, distinct_names, word_or_missing
+from winnowgp.data.tables import Column, DataTable, Origin, distinct_names, word_or_missing
 from winnowgp.errors import InputError, MissingExtraError
 
 # CSV, also gzipped, some rows at a time.
@@ -30,7 +30,7 @@ _LONGEST_LINE = 2**26
 
 def csv_blocks(
     file: io.BufferedReader, path: Path, *, size: int, encoding: str
-) -> Iterator[Columns]:
+) -> Iterator[DataTable]:
     """Blocks of `size` rows, the last one shorter.
 
     Args:
@@ -79,7 +79,7 @@ def _text(content: Any, encoding: str, path: Path) -> io.TextIOWrapper:
         ) from None
 
 
-def _blocks(text: io.TextIOWrapper, path: Path, size: int) -> Iterator[Columns]:
+def _blocks(text: io.TextIOWrapper, path: Path, size: int) -> Iterator[DataTable]:
     lines = _lines(text, path)
     first = next(lines, "")
     if not first.strip():
@@ -119,8 +119,8 @@ def _rows(reader: Any, width: int, path: Path) -> Iterator[list[str]]:
         yield row
 
 
-def _columns(names: list[str], rows: list[list[str]], origin: Origin) -> Columns:
-    return Columns(
+def _columns(names: list[str], rows: list[list[str]], origin: Origin) -> DataTable:
+    return DataTable(
         {
             name: np.array([word_or_missing(field) for field in fields], dtype=object)
             for name, fields in zip(names, zip(*rows, strict=True), strict=True)
@@ -207,7 +207,7 @@ def _reason(error: Exception) -> str:
 # Parquet, some rows at a time; needs pyarrow.
 
 
-def parquet_blocks(path: Path, *, size: int) -> Iterator[Columns]:
+def parquet_blocks(path: Path, *, size: int) -> Iterator[DataTable]:
     """Blocks of at most `size` rows, none of which spans two row groups."""
     with ParquetFile(path) as file:
         names = distinct_names([str(name) for name in file.schema.names], path)
@@ -218,7 +218,7 @@ def parquet_blocks(path: Path, *, size: int) -> Iterator[Columns]:
         for group in range(len(ends)):
             for batch in file.batches(group, size):
                 columns = zip(names, batch.columns, strict=True)
-                yield Columns(
+                yield DataTable(
                     {name: _column(name, column, path) for name, column in columns},
                     Origin(before, ends),
                 )
@@ -266,28 +266,28 @@ def _iso(value: Any) -> str:
 # Blocks of rows of one size, whatever size they came in.
 
 
-def regrouped(blocks: Iterable[Columns], size: int) -> Iterator[Columns]:
+def regrouped(blocks: Iterable[DataTable], size: int) -> Iterator[DataTable]:
     """The same rows in the same order, `size` at a time and what is left at the end.
 
     Holds fewer than `size` rows and one block.
 
-    >>> parts = [Columns.of({"a": [1, 2]}), Columns.of({"a": [3, 4, 5]})]
+    >>> parts = [DataTable.of({"a": [1, 2]}), DataTable.of({"a": [3, 4, 5]})]
     >>> [block.numbers("a").tolist() for block in regrouped(parts, 2)]
     [[1.0, 2.0], [3.0, 4.0], [5.0]]
     """
-    held: list[Columns] = []
+    held: list[DataTable] = []
     count = 0
     for block in blocks:
         held.append(block)
         count += block.N
         if count < size:
             continue
-        joined, full = Columns.joined(held), count - count % size
+        joined, full = DataTable.joined(held), count - count % size
         held, count = [joined.between(full, count)] if count > full else [], count - full
         for start in range(0, full, size):
             yield joined.between(start, start + size)
     if held:
-        yield Columns.joined(held)
+        yield DataTable.joined(held)
 
 
 # A table from a file of any size, some rows at a time: CSV (also gzipped) or Parquet, told apart
@@ -297,7 +297,7 @@ def regrouped(blocks: Iterable[Columns], size: int) -> Iterator[Columns]:
 BLOCK = 16_384
 
 
-def column_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> Iterator[Columns]:
+def column_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> Iterator[DataTable]:
     """Blocks of at most `size` rows of a table whose first line names its columns, in order.
 
     Memory is that of a block, whatever the file holds. What is wrong with a row is said once the
@@ -324,10 +324,10 @@ def column_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> 
 # A whole table from a file: CSV (also gzipped) or Parquet, told apart by what is in it.
 
 
-def read_table(path: Path, *, encoding: str = "utf-8") -> Columns:
+def read_table(path: Path, *, encoding: str = "utf-8") -> DataTable:
     """Read a table whose first line names its columns. For one too large, see `column_blocks`.
 
     Args:
         encoding: of text; a byte-order mark overrides it.
     """
-    return Columns(Columns.joined(list(column_blocks(path, encoding=encoding))).values)
+    return DataTable(DataTable.joined(list(column_blocks(path, encoding=encoding))).values)

@@ -72,10 +72,10 @@ _EXACT = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class DataTable:
     """Named columns of one length.
 
-    >>> table = Columns.of({"size": [1, 2, None], "colour": ["red", "NA", "blue"]})
+    >>> table = DataTable.of({"size": [1, 2, None], "colour": ["red", "NA", "blue"]})
     >>> table.N, table.words("colour").tolist()
     (3, ['red', None, 'blue'])
     """
@@ -85,7 +85,7 @@ class Columns:
     """Where in a file they are; None if they are all there is."""
 
     @classmethod
-    def of(cls, table: Mapping[str, Any] | Any) -> "Columns":
+    def of(cls, table: Mapping[str, Any] | Any) -> "DataTable":
         """From anything that names its columns: a data frame, or a dictionary of sequences."""
         values = {str(name): _column(str(name), table[name]) for name in table.keys()}  # noqa: SIM118
         lengths = {name: len(column) for name, column in values.items()}
@@ -94,7 +94,7 @@ class Columns:
         return cls(values)
 
     @classmethod
-    def joined(cls, blocks: Sequence["Columns"]) -> "Columns":
+    def joined(cls, blocks: Sequence["DataTable"]) -> "DataTable":
         """One after another; from where the first one is. At least one, with the same names.
 
         A column that is numbers in some blocks and words in others becomes words.
@@ -144,24 +144,24 @@ class Columns:
         """The column as words, None where missing; whole numbers without a decimal point."""
         return _words(self.values[name])
 
-    def numbered(self, names: Iterable[str]) -> "Columns":
+    def numbered(self, names: Iterable[str]) -> "DataTable":
         """The same, with those of these columns that hold numbers as text read once and for all."""
         read = {n: values for n in names if (values := self.numbers(n)) is not None}
-        return Columns({**self.values, **read}, self.origin)
+        return DataTable({**self.values, **read}, self.origin)
 
-    def without(self, names: Iterable[str]) -> "Columns":
+    def without(self, names: Iterable[str]) -> "DataTable":
         """All columns but these."""
         dropped = set(names)
-        return Columns({n: v for n, v in self.values.items() if n not in dropped}, self.origin)
+        return DataTable({n: v for n, v in self.values.items() if n not in dropped}, self.origin)
 
-    def rows(self, which: NDArray[Any]) -> "Columns":
+    def rows(self, which: NDArray[Any]) -> "DataTable":
         """Some rows, by number or by mask."""
-        return Columns({name: column[which] for name, column in self.values.items()})
+        return DataTable({name: column[which] for name, column in self.values.items()})
 
-    def between(self, start: int, stop: int) -> "Columns":
+    def between(self, start: int, stop: int) -> "DataTable":
         """Rows one after another, which still know where in their file they are."""
         origin = None if self.origin is None else self.origin.after(start)
-        return Columns({name: column[start:stop] for name, column in self.values.items()}, origin)
+        return DataTable({name: column[start:stop] for name, column in self.values.items()}, origin)
 
     def place(self, row: int) -> str:
         """Words for a row, given its number from 0: where a person finds it, from 1."""

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data import Columns
+from winnowgp.data import DataTable
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.tables import TabularModel
@@ -25,7 +25,7 @@ def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
     first, second = numeric_inputs(model)
     axes = [_axis(model, name, side) for name in (first, second)]
     x, y = np.meshgrid(*axes)
-    found = model.predict(Columns({first: x.ravel(), second: y.ravel()}))
+    found = model.predict(DataTable({first: x.ravel(), second: y.ravel()}))
     grid = [torch.from_numpy(axis) for axis in axes]
     places = [model.encoder.features.index(name) for name in (first, second)]
     points = torch.from_numpy(model.estimator.inducing_points_[:, places])
@@ -37,7 +37,7 @@ def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
 
 
 def surface_rows(
-    model: TabularModel, table: Columns
+    model: TabularModel, table: DataTable
 ) -> tuple[Float[Tensor, "N 2"], Float[Tensor, " N"]]:
     """Rows of a table for the picture: inputs, and targets or the numbers of classes.
 
@@ -83,7 +83,7 @@ def _axis(model: TabularModel, name: str, side: int) -> NDArray[np.float64]:
     return np.linspace(low, high, side)
 
 
-def _targets(model: TabularModel, table: Columns) -> NDArray[np.float64]:
+def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
     if isinstance(model.estimator, SparseGPClassifier):
         number = {str(c): float(i) for i, c in enumerate(model.estimator.classes_)}
         return np.array([number.get(str(w), np.nan) for w in table.words(model.target)])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from winnowgp.data import ColumnEncoding, Columns, Standardiser, TableEncoder
+from winnowgp.data import ColumnEncoding, DataTable, Standardiser, TableEncoder
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_effect
 from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Training
@@ -156,7 +156,7 @@ class _Seen:
     different: int
 
 
-def _seen(table: Columns, name: str, *, as_words: bool) -> _Seen:
+def _seen(table: DataTable, name: str, *, as_words: bool) -> _Seen:
     missing = int(table.missing(name).sum())
     if not as_words:
         return _Seen(missing, table.numbers(name), [], table.different(name))
@@ -167,7 +167,7 @@ def _seen(table: Columns, name: str, *, as_words: bool) -> _Seen:
 
 
 def column_summary(
-    table: Columns, column: ColumnEncoding, relevant: dict[str, float] | None
+    table: DataTable, column: ColumnEncoding, relevant: dict[str, float] | None
 ) -> ColumnSummary:
     """What is in an input column, and how much it matters."""
     seen = _seen(table, column.name, as_words=column.kind == "words")
@@ -185,7 +185,7 @@ def column_summary(
     }
 
 
-def target_summary(table: Columns, target: str, task: str) -> ColumnSummary:
+def target_summary(table: DataTable, target: str, task: str) -> ColumnSummary:
     """What is in the target's column."""
     classes = task == "classification"
     seen = _seen(table, target, as_words=classes)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
-from winnowgp.data import Columns, Dataset, ProcessGroup, ShardedSource, TableEncoder, regrouped
+from winnowgp.data import Dataset, DataTable, ProcessGroup, ShardedSource, TableEncoder, regrouped
 from winnowgp.data.encoding import check_finite, decimal_comma_advice, odd_word
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import ROWS, predicting_on
@@ -58,7 +58,7 @@ class TabularModel:
 
     >>> from winnowgp.estimators import fit_table
     >>> x = np.linspace(0, 6, 60)
-    >>> table = Columns.of({"x": x, "side": ["left", "right"] * 30, "y": np.sin(x)})
+    >>> table = DataTable.of({"x": x, "side": ["left", "right"] * 30, "y": np.sin(x)})
     >>> model = fit_table(table, "y", test_size=0.2)
     >>> sorted(model.predict(table))
     ['lower', 'mean', 'sd', 'upper']
@@ -79,7 +79,7 @@ class TabularModel:
         """ "regression", "classification" or "counts"."""
         return self.summary["task"]
 
-    def predict(self, table: Columns, *, level: float = 0.95) -> dict[str, np.ndarray[Any, Any]]:
+    def predict(self, table: DataTable, *, level: float = 0.95) -> dict[str, np.ndarray[Any, Any]]:
         """Columns of predictions, the column of names of rows first where there is one.
 
         Mean, standard deviation and a central interval of a new observation; or the most probable
@@ -102,7 +102,7 @@ class TabularModel:
         return found | {"mean": ahead.mean, "sd": ahead.sd, "lower": lower, "upper": upper}
 
     def predict_blocks(
-        self, blocks: Iterable[Columns], *, level: float = 0.95, device: str = "cpu"
+        self, blocks: Iterable[DataTable], *, level: float = 0.95, device: str = "cpu"
     ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         """`predict` for a table that comes in parts, such as `column_blocks` of a large file.
 
@@ -130,7 +130,7 @@ _MOST_CLASSES = 50
 
 
 def fit_table(
-    table: Columns,
+    table: DataTable,
     target: str,
     *,
     task: str = "auto",
@@ -253,7 +253,9 @@ def fit_table(
     return TabularModel(encoder, estimator, id_column, summary)
 
 
-def _with_target(table: Columns, target: str, *, missing: str) -> tuple[Columns, NDArray[np.intp]]:
+def _with_target(
+    table: DataTable, target: str, *, missing: str
+) -> tuple[DataTable, NDArray[np.intp]]:
     """The rows that have a target, and their numbers in the table, from 1."""
     absent = table.missing(target)
     if absent.any() and missing == "error":
@@ -276,7 +278,7 @@ def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
     }
 
 
-def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
+def _task(table: DataTable, target: str, task: str) -> tuple[str, str]:
     """What to do, and why in words."""
     if task == "auto":
         if table.numbers(target) is None:
@@ -292,7 +294,7 @@ def _task(table: Columns, target: str, task: str) -> tuple[str, str]:
     return _checked_task(task, table, target), "as asked"
 
 
-def _checked_task(task: str, table: Columns, target: str) -> str:
+def _checked_task(task: str, table: DataTable, target: str) -> str:
     values = table.numbers(target)
     if task == "classification":
         different = table.different(target)
@@ -313,7 +315,7 @@ def _checked_task(task: str, table: Columns, target: str) -> str:
     return task
 
 
-def _check_id(id_column: str | None, table: Columns, target: str, task: str) -> None:
+def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -> None:
     """A column of predictions would take its place."""
     classes = table.words(target) if task == "classification" else ()
     if id_column in prediction_names(task, classes):
@@ -322,7 +324,7 @@ def _check_id(id_column: str | None, table: Columns, target: str, task: str) -> 
         )
 
 
-def _check_held_out(encoder: TableEncoder, inputs: Columns, number: NDArray[np.intp]) -> None:
+def _check_held_out(encoder: TableEncoder, inputs: DataTable, number: NDArray[np.intp]) -> None:
     """A word in a column whose rows to learn from are all numbers, or all dates."""
     for column in encoder.columns:
         if column.holds(inputs):
@@ -335,7 +337,7 @@ def _check_held_out(encoder: TableEncoder, inputs: Columns, number: NDArray[np.i
 
 
 def _targets(
-    table: Columns, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
+    table: DataTable, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
 ) -> NDArray[Any]:
     if task == "classification":
         words = table.words(target).astype(str)

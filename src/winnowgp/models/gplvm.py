@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds import (
-    Columns,
     Moments,
+    ObservedColumns,
     Psi,
     Subset,
     latent_bound,
@@ -215,7 +215,7 @@ class LatentObjective(RelaxedObjective):
 
     Kuu: Float[Tensor, "K K"]
     psi: Psi
-    columns: Columns
+    columns: ObservedColumns
     kl: Scalar
     """KL of the latents, the same for every subset."""
 
@@ -369,10 +369,10 @@ class LatentVariableGP(LatentModel):
         L = whitening(objective.Kuu)
         return L, *latent_moments(L, objective.psi, objective.columns)
 
-    def _columns(self, table: MaskedMatrix) -> Columns:
+    def _columns(self, table: MaskedMatrix) -> ObservedColumns:
         self.check(table)
         observed, pattern = table.patterns()
-        return Columns(table.filled(), observed.to(table.Y.dtype), pattern, self.noise)
+        return ObservedColumns(table.filled(), observed.to(table.Y.dtype), pattern, self.noise)
 
 
 def _refuse_part(rows: Tensor | None) -> None:

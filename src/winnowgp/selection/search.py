@@ -1,10 +1,8 @@
-"""Discrete search: walks over subsets, one exact flip at a time.
+"""Discrete search over subsets, one exact marginal gain at a time.
 
-Every step reads all marginal gains of an `EliminationState` and moves to a neighbour in O(K²). Walks
-maximise the
-score L(Z) + w(|Z|) for a table w(0..K), such as −α m². They are greedy: the result is a
-local optimum under the moves named, not the best subset, but it is compared with nothing random and
-needs no seed.
+Every step reads all marginal gains of a `SearchState` and moves to a neighbour in O(K²). Searches
+maximise the score L(Z) + w(|Z|) for a table w(0..K), such as −α m². They are greedy and
+deterministic: the result is a local optimum under the moves named, not the best subset.
 """
 
 from dataclasses import dataclass

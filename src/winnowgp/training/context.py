@@ -249,7 +249,7 @@ def warn_not_sharded(process_group: ProcessGroup, why: str) -> None:
     """
     if process_group.world_size > 1 and process_group.first:
         warnings.warn(
-            f"each of {process_group.world_size} processes repeats all the work of this fit: {why}.",
+            f"each of {process_group.world_size} processes repeats the work of this fit: {why}.",
             NotShardedWarning,
             stacklevel=3,
         )
