@@ -11,6 +11,7 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "src")]
 
 from run_pages import FENCE, run_pages, with_outputs  # noqa: E402
+
 from winnowgp import __version__  # noqa: E402
 
 project = "winnowgp"
@@ -23,7 +24,9 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "results"]
+exclude_patterns = ["results"]
+# A property's docstring "Number of observations: ..." is not a cross-reference.
+suppress_warnings = ["ref.python"]
 
 # Markdown: GitHub's dialect, with $…$ and $$…$$ for formulas and anchors for headings.
 myst_enable_extensions = ["dollarmath", "amsmath"]

@@ -15,7 +15,7 @@ import re
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -51,8 +51,17 @@ def run_page(markdown: str, name: str) -> list[Output]:
     Raises:
         ExampleError: a block raised an exception or a warning.
     """
+    import matplotlib
+
+    from winnowgp.plots import styled
+
+    matplotlib.use("agg")
+    ids = matplotlib.rc_context({"svg.hashsalt": "winnowgp"})  # the same in every build
     outputs = []
-    with _empty_folder(), _plot_style(), mock.patch.dict(os.environ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
+        for context in (styled(), ids, mock.patch.dict(os.environ)):
+            stack.enter_context(context)
         names: dict[str, Any] = {"__name__": f"page {name}"}
         for block in FENCE.finditer(markdown):
             line = markdown.count("\n", 0, block.start()) + 2
@@ -98,7 +107,9 @@ def run_pages(
     for file in set(cache.glob("*.json")) - set(files.values()):
         file.unlink()
     return {
-        name: [Output(each["text"], tuple(each["figures"])) for each in json.loads(file.read_text())]
+        name: [
+            Output(each["text"], tuple(each["figures"])) for each in json.loads(file.read_text())
+        ]
         for name, file in files.items()
     }
 
@@ -132,28 +143,6 @@ def _open_figures() -> tuple[str, ...]:
         figures.append(f'<figure class="drawn">{svg}</figure>')
     plt.close("all")
     return tuple(figures)
-
-
-@contextlib.contextmanager
-def _plot_style() -> Iterator[None]:
-    """Draw without a display, in the style of `winnowgp.plots`, with reproducible SVG ids."""
-    import matplotlib
-
-    from winnowgp.plots import styled
-
-    backend = matplotlib.get_backend()
-    matplotlib.use("agg")
-    try:
-        with styled(), matplotlib.rc_context({"svg.hashsalt": "winnowgp"}):
-            yield
-    finally:
-        matplotlib.use(backend)
-
-
-@contextlib.contextmanager
-def _empty_folder() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        yield
 
 
 def _environment_digest() -> str:
