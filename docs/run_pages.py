@@ -1,8 +1,8 @@
 """Run the Python blocks of the documentation pages, and insert what they print and draw.
 
-The blocks of a page run in page order, share their names, and start in an empty folder. A block
-that raises an exception or a warning fails the page. `conf.py` runs all pages when the site is
-built, on several processes; `tests/test_docs_pages.py` runs them in the test suite.
+The blocks of a page run in order, share their names, and start in an empty folder. A block that
+raises an exception or a warning fails the page. `conf.py` runs all pages when the site is built;
+`tests/test_docs_pages.py` runs them in the test suite.
 """
 
 import contextlib
@@ -58,10 +58,8 @@ def run_page(markdown: str, name: str) -> list[Output]:
     matplotlib.use("agg")
     ids = matplotlib.rc_context({"svg.hashsalt": "winnowgp"})  # the same in every build
     outputs = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
-        for context in (styled(), ids, mock.patch.dict(os.environ)):
-            stack.enter_context(context)
+    folder = tempfile.TemporaryDirectory()
+    with folder, contextlib.chdir(folder.name), styled(), ids, mock.patch.dict(os.environ):
         names: dict[str, Any] = {"__name__": f"page {name}"}
         for block in FENCE.finditer(markdown):
             line = markdown.count("\n", 0, block.start()) + 2
@@ -94,10 +92,8 @@ def run_pages(
     """
     cache.mkdir(parents=True, exist_ok=True)
     environment = _environment_digest()
-    files = {
-        name: cache / f"{hashlib.sha256((environment + name + text).encode()).hexdigest()}.json"
-        for name, text in pages.items()
-    }
+    keys = {name: (environment + name + text).encode() for name, text in pages.items()}
+    files = {name: cache / f"{hashlib.sha256(key).hexdigest()}.json" for name, key in keys.items()}
     stale = {name: text for name, text in pages.items() if not files[name].exists()}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
@@ -141,7 +137,7 @@ def _open_figures() -> tuple[str, ...]:
         svg = file.getvalue()[file.getvalue().index("<svg") :].replace("#000000", "currentColor")
         svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}" fill="currentColor"', 1)
         figures.append(f'<figure class="drawn">{svg}</figure>')
-    plt.close("all")
+        plt.close(figure)
     return tuple(figures)
 
 
