@@ -25,8 +25,6 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["results"]
-# A property's docstring "Number of observations: ..." is not a cross-reference.
-suppress_warnings = ["ref.python"]
 
 # Markdown: GitHub's dialect, with $…$ and $$…$$ for formulas and anchors for headings.
 myst_enable_extensions = ["dollarmath", "amsmath"]
@@ -34,7 +32,7 @@ myst_dmath_double_inline = True
 myst_heading_anchors = 4
 
 # The reference: names in `__all__`, in the order of the source, with types as they are written.
-autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -107,10 +105,13 @@ def escape_docstring(app, what, name, obj, options, lines: list[str]) -> None:
             end = code.end()
         return "".join([*parts, _escaped(line[end:])])
 
+    if what in {"attribute", "data", "property"}:
+        # Napoleon takes what precedes a colon in the first line for a type.
+        lines[:0] = ["..", ""]
     doctest = False
     for number, line in enumerate(lines):
         doctest = line.lstrip().startswith(">>>") or (doctest and bool(line.strip()))
-        if not doctest and not line.lstrip().startswith((".. ", ":")):
+        if not doctest and not line.lstrip().startswith(("..", ":")):
             lines[number] = escaped(line)
 
 
