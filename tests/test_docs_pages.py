@@ -18,7 +18,6 @@ PAGES = {page.name: page for page in sorted(DOCS.glob("*.md"))}
 PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
 # Pages that take more than a few seconds.
 SLOW = {
-    "architecture.md",
     "botorch.md",
     "checkpoints.md",
     "choosing-the-number.md",
@@ -113,6 +112,10 @@ def test_botorch_page_finds_a_good_design() -> None:
     assert regret is not None
     # Of a thousand random designs of 20 rows, 84 % end worse.
     assert float(regret.group(1)) < 0.5
+    candidate = re.search(r"next evaluation at \[(\S+), (\S+)\]", printed("botorch.md"))
+    assert candidate is not None
+    assert -5 <= float(candidate.group(1)) <= 10
+    assert 0 <= float(candidate.group(2)) <= 15
     counts = [int(count) for count in re.findall(r"(\d+) inducing points", printed("botorch.md"))]
     assert len(counts) == 2
     assert all(3 < count <= 20 for count in counts)
@@ -129,6 +132,7 @@ def test_kernels_page_finds_the_seasonal_kernel() -> None:
 @pytest.mark.slow
 def test_scikit_learn_page_keeps_column_names() -> None:
     assert "['size' 'age']" in printed("scikit-learn.md")
+    assert re.search(r"\d inducing points", printed("scikit-learn.md"))
     assert "'gp__kernel': " in printed("scikit-learn.md")
 
 
