@@ -86,7 +86,7 @@ peers:
 # Runs every example of every page: about three minutes. The site can be read from site/index.html.
 docs: $(INSTALLED)
 	$(BIN)/python -m pip $(INSTALL) -e . --group docs
-	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site
 
 # Builds the archive and the wheel, and tries each in an environment that holds only its
 # requirements.

@@ -1,35 +1,41 @@
-"""What the pages say is run, and what they link to is there."""
+"""The examples of the documentation pages run, and the pages' links and figures exist."""
 
-import ast
 import importlib
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+from run_pages import FENCE, ExampleError, run_page, run_pages, with_outputs
 
-from executed_page import FENCE, ExampleError, ExecutedPage, executed_page
-from given import given
-from room_pages import drawers, room_page, rooms
+import winnowgp
 from winnowgp.errors import MissingExtraError
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
+PAGES = {page.name: page for page in sorted(DOCS.glob("*.md"))}
 PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
-# More than a few seconds.
-LONG = {"alpha.md", "checkpoints.md", "deep.md", "large-data.md", "likelihoods.md"}
-LONG |= {"regression.md", "start.md"}
-# Run by tests of their own, which also look at what they print.
-LONG |= {"botorch.md", "gpytorch.md", "kernels.md", "scikit-learn.md"}
-# What a page does for fewer steps, where it is not run whole.
+# Pages that take more than a few seconds.
+SLOW = {
+    "botorch.md",
+    "checkpoints.md",
+    "choosing-the-number.md",
+    "deep.md",
+    "kernels.md",
+    "large-data.md",
+    "likelihoods.md",
+    "quick-start.md",
+    "regression.md",
+    "scikit-learn.md",
+}
+# Code that is replaced by a shorter computation unless the page is run in the slow tests.
 SHORTER = {
-    "latent.md": {
+    "gplvm.md": {
         "GPLVM(n_components=1": "GPLVM(n_components=1, max_iter=50",
         "FastLatent(MaxPoints(8))": "FastLatent(MaxPoints(8), rounds=1, iterations=60)",
     }
 }
-REFERENCE = re.compile(r"\]\[(winnowgp[\w.]*)\]")
 
 
 def text(page: str) -> str:
@@ -37,146 +43,163 @@ def text(page: str) -> str:
 
 
 @cache
-def executed(page: str, *, whole: bool) -> ExecutedPage:
+def printed(page: str, *, whole: bool = True) -> str:
+    """Run a page and return what it prints."""
     markdown = text(page)
-    shorter = {} if whole else SHORTER.get(page, {})
-    for long, short in shorter.items():
-        assert markdown.count(long) == 1, f"{long} is {markdown.count(long)} times in {page}"
+    for long, short in {} if whole else SHORTER.get(page, {}).items():
+        assert markdown.count(long) == 1, f"{long} occurs {markdown.count(long)} times in {page}"
         markdown = markdown.replace(long, short)
-    return executed_page(markdown, name=page, given=given)
-
-
-def executable() -> list:
-    """Pages, and whether they are run whole."""
-    pages = [page for page in PAGES if FENCE.search(text(page))]
-    quick = [pytest.param(page, False) for page in pages if page not in LONG]
-    slow = [page for page in pages if page in LONG | set(SHORTER)]
-    return quick + [pytest.param(page, True, marks=pytest.mark.slow) for page in slow]
-
-
-def resolved(name: str) -> object:
-    """What a dotted name in a link stands for."""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part)
-        return found
-    raise ModuleNotFoundError(name)
-
-
-@pytest.mark.parametrize(("page", "whole"), executable())
-def test_every_example_of_a_page_runs(page: str, whole: bool) -> None:
     try:
-        executed(page, whole=whole)
+        return "".join(output.text for output in run_page(markdown, page))
     except ExampleError as error:
         if isinstance(error.__cause__, MissingExtraError):
             pytest.skip(str(error.__cause__))
         raise
 
 
-def test_the_example_of_maps_fills_in_what_is_missing() -> None:
-    printed = executed("latent.md", whole=False).printed
-    found = re.search(r"(\d+) points kept; Y\[3, 1\] is (\S+) ±", printed)
-    assert found is not None
-    assert 3 < int(found.group(1)) < 25
+def page_params() -> list:
+    """Return every page with examples, and whether it is run without abbreviations."""
+    pages = [page for page in PAGES if FENCE.search(text(page))]
+    quick = [pytest.param(page, page not in SHORTER) for page in pages if page not in SLOW]
+    slow = [page for page in pages if page in SLOW or page in SHORTER]
+    return quick + [pytest.param(page, True, marks=pytest.mark.slow) for page in slow]
+
+
+@pytest.mark.parametrize(("page", "whole"), page_params())
+def test_page_examples_run(page: str, whole: bool) -> None:
+    printed(page, whole=whole)
+
+
+def test_gplvm_page_fills_in_missing_entry() -> None:
+    match = re.search(
+        r"(\d+) inducing points; Y\[3, 1\] is (\S+) ±", printed("gplvm.md", whole=False)
+    )
+    assert match is not None
+    assert 3 < int(match.group(1)) < 25
     # cos of an angle near −1.9
-    assert -0.6 < float(found.group(2)) < 0.1
+    assert -0.6 < float(match.group(2)) < 0.1
 
 
-def test_the_theory_agrees_with_its_twins() -> None:
-    """Numbers that stand side by side on the page are the same."""
-    printed = executed("theory.md", whole=False).printed
+def test_theory_page_agrees_with_dense_computations() -> None:
+    """Numbers printed side by side on the page are equal."""
     pairs = re.findall(
-        r"(?:closed form|collapsed|tighter|switched off|flip|through sites) +(-?[\d.]+),? +"
+        r"(?:closed form|collapsed|tighter|masked|gain|through sites) +(-?[\d.]+),? +"
         r"(?:summed|dense|left out|difference of two bounds|collapsed) +(-?[\d.]+)",
-        printed,
+        printed("theory.md"),
     )
     assert len(pairs) == 8
-    for ours, twin in pairs:
-        assert float(ours) == pytest.approx(float(twin), rel=1e-6)
-    bounds = dict(re.findall(r"^(collapsed|tighter|exact|upper) +(-?[\d.]+)", printed, re.M))
+    for value, dense in pairs:
+        assert float(value) == pytest.approx(float(dense), rel=1e-6)
+    lines = re.findall(r"^(collapsed|tighter|exact|upper) +(-?[\d.]+)", printed("theory.md"), re.M)
+    bounds = dict(lines)
     values = [float(bounds[name]) for name in ("collapsed", "tighter", "exact", "upper")]
     assert values == sorted(values)
 
 
-def test_an_example_that_fails_fails_its_page() -> None:
-    page = "Words.\n\n```python\nx = 1\n```\n\n    ```python\n    assert x == 2\n    ```\n"
+def test_gpytorch_page_prunes_within_tolerance() -> None:
+    match = re.search(r"(\d+) of 100 inducing points, ELBO gap (\d\.\d+)", printed("gpytorch.md"))
+    assert match is not None
+    assert 5 < int(match.group(1)) < 50
+    assert float(match.group(2)) <= 0.01
+    difference = re.search(r"largest difference: (\S+)", printed("gpytorch.md"))
+    assert difference is not None
+    assert float(difference.group(1)) < 1e-6
+
+
+@pytest.mark.slow
+def test_botorch_page_finds_a_good_design() -> None:
+    regret = re.search(r"20 evaluations, (\d+\.\d+) below", printed("botorch.md"))
+    assert regret is not None
+    # Of a thousand random designs of 20 rows, 84 % end worse.
+    assert float(regret.group(1)) < 0.5
+    candidate = re.search(r"next evaluation at \[(\S+), (\S+)\]", printed("botorch.md"))
+    assert candidate is not None
+    assert -5 <= float(candidate.group(1)) <= 10
+    assert 0 <= float(candidate.group(2)) <= 15
+    counts = [int(count) for count in re.findall(r"(\d+) inducing points", printed("botorch.md"))]
+    assert len(counts) == 2
+    assert all(3 < count <= 20 for count in counts)
+
+
+@pytest.mark.slow
+def test_kernels_page_finds_the_seasonal_kernel() -> None:
+    scores = re.findall(r"R² two years ahead (-?[\d.]+)", printed("kernels.md"))
+    assert float(scores[0]) > 0.9 > float(scores[1])
+    assert "best: periodic(period=12) + linear" in printed("kernels.md")
+    assert "'rbff' at character 7 of 'rbf + rbff': the kernels are rbf" in printed("kernels.md")
+
+
+@pytest.mark.slow
+def test_scikit_learn_page_keeps_column_names() -> None:
+    assert "['size' 'age']" in printed("scikit-learn.md")
+    assert re.search(r"\d inducing points", printed("scikit-learn.md"))
+    assert "'gp__kernel': " in printed("scikit-learn.md")
+
+
+@pytest.mark.slow
+def test_checkpoints_page_resumes_to_the_same_predictions() -> None:
+    assert "[ True  True  True  True  True]" in printed("checkpoints.md")
+
+
+def test_run_page_failing_block_raises_with_line_number() -> None:
+    page = "Text.\n\n```python\nx = 1\n```\n\n    ```python\n    assert x == 2\n    ```\n"
     with pytest.raises(ExampleError, match=r"a\.md, line 8"):
-        executed_page(page, name="a.md")
+        run_page(page, "a.md")
+
+
+def test_run_page_warning_raises() -> None:
     with pytest.raises(ExampleError, match="UserWarning"):
-        executed_page("```python\nimport warnings\nwarnings.warn('!')\n```\n", name="a.md")
+        run_page("```python\nimport warnings\nwarnings.warn('!')\n```\n", "a.md")
 
 
-def test_what_an_example_prints_and_draws_follows_it() -> None:
+def test_with_outputs_inserts_text_and_figure_after_the_block() -> None:
     code = "import matplotlib.pyplot as plt\nplt.plot([0, 1], color='black')\nprint(6 * 7)"
-    page = executed_page(f"```python\n{code}\n```\nAfter.", name="a.md")
-    before, _, after = page.markdown.partition("42")
+    page = f"```python\n{code}\n```\nAfter."
+    before, _, after = with_outputs(page, run_page(page, "a.md")).partition("42")
     assert before.startswith("```python")
-    assert after.endswith("<!-- picture 0 -->\nAfter.")
-    html = page.with_pictures("<p>a</p><!-- picture 0 -->")
-    assert html.count("<svg") == 1
-    assert "currentColor" in html
-    assert "#000000" not in html
+    assert after.endswith("````\nAfter.")
+    assert after.count("<svg") == 1
+    assert "currentColor" in after
+    assert "#000000" not in after
+
+
+def test_run_pages_runs_a_page_again_only_if_it_changed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def page(text: str) -> str:
+        return (
+            f"{text}\n```python\nfrom pathlib import Path\n"
+            f"with Path({str(log)!r}).open('a') as log:\n    _ = log.write('x')\nprint(1)\n```\n"
+        )
+
+    for pages in ({"a": page("A"), "b": page("B")}, {"a": page("A"), "b": page("C")}):
+        outputs = run_pages(pages, cache=tmp_path / "cache", processes=1)
+        assert [each.text for each in outputs["a"]] == ["1\n"]
+    assert log.read_text() == "xxx"
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_refers_to_exists(page: str) -> None:
-    # Words in code are not links; what is left of a link around them still is.
-    for name in REFERENCE.findall(re.sub(r"`[^`\n]*`", "", text(page))):
-        assert resolved(name) is not None
-
-
-def test_the_reference_holds_every_public_name() -> None:
-    for room in rooms():
-        module = importlib.import_module(f"winnowgp.{room}")
-        names = set(getattr(module, "__all__", ()))
-        shown = {name for d in drawers(room) for name in d.names if d.package == module.__name__}
-        assert names == shown
-        entries = re.findall(r"^::: (\S+)$", room_page(room), re.M)
-        assert len(entries) == len(set(entries)) == max(len(drawers_names(room)), 1)
-
-
-def written(module: str) -> set[str]:
-    """Names that a reader of a module's text finds: griffe sees none in `A, B = 1, 2`."""
-    file = ROOT.joinpath("src", *module.split("."))
-    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    names: set[str] = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {each.id for each in targets if isinstance(each, ast.Name)}
-    return names
-
-
-def test_the_reference_can_read_every_public_name() -> None:
-    for room in rooms():
-        for drawer in drawers(room):
-            assert set(drawer.names) <= written(drawer.module)
-
-
-def drawers_names(room: str) -> list[str]:
-    return [name for drawer in drawers(room) for name in drawer.names]
-
-
-def test_every_room_has_a_place_in_the_navigation() -> None:
-    places = re.findall(r"reference/(\w+)\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M)
-    assert set(places) - {"index"} == set(rooms())
-
-
-def test_every_page_has_a_place_in_the_navigation() -> None:
-    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
-    assert [page for page in PAGES if page not in nav] == []
+def test_page_reference_links_resolve(page: str) -> None:
+    for name in re.findall(r"\]\(#(winnowgp[\w.]*)\)", text(page)):
+        package, _, attribute = name.rpartition(".")
+        module = importlib.import_module(package)
+        assert attribute in module.__all__, name
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pictures_of_a_page_are_there(page: str) -> None:
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text(page))
-    assert [p for p in pictures if not (PAGES[page].parent / p).is_file()] == []
+def test_page_figures_exist(page: str) -> None:
+    figures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text(page))
+    assert [name for name in figures if not (PAGES[page].parent / name).is_file()] == []
+
+
+def test_reference_has_every_package_with_public_names() -> None:
+    documented = set()
+    for page in (DOCS / "reference").glob("*.md"):
+        documented |= set(re.findall(r"automodule:: (\S+)", page.read_text(encoding="utf-8")))
+    packages = {
+        module.name
+        for module in pkgutil.walk_packages(winnowgp.__path__, "winnowgp.")
+        if module.ispkg and hasattr(importlib.import_module(module.name), "__all__")
+    }
+    assert packages | {"winnowgp.typing", "winnowgp.errors"} == documented

@@ -1,0 +1,127 @@
+"""Configuration of the documentation: Sphinx with MyST Markdown pages.
+
+Build it with `python -m sphinx -W --keep-going docs site`.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent / "src")]
+
+from run_pages import FENCE, run_pages, with_outputs  # noqa: E402
+
+from winnowgp import __version__  # noqa: E402
+
+project = "winnowgp"
+author = "The winnowgp authors"
+release = version = __version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["results"]
+
+# Markdown: GitHub's dialect, with $…$ and $$…$$ for formulas and anchors for headings.
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_dmath_double_inline = True
+myst_heading_anchors = 4
+
+# The reference: names in `__all__`, in the order of the source, with types as they are written.
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+add_module_names = False
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+toc_object_entries_show_parents = "hide"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "winnowgp"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_prev_next": True,
+    "header_links_before_dropdown": 6,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_nav_level": 2,
+}
+copyright = author
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.output) > div.highlight > pre"
+
+CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
+
+
+def page_text(docname: str, text: str) -> str:
+    """Return the text of a page; the page on contributing is the file in the repository's root."""
+    if docname == "contributing":
+        return (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return text
+
+
+def run_examples(app) -> None:
+    """Run the Python blocks of all pages before the first page is read."""
+    texts = {
+        path.stem: page_text(path.stem, path.read_text(encoding="utf-8"))
+        for path in sorted(DOCS.glob("*.md"))
+    }
+    pages = {f"{name}.md": text for name, text in texts.items() if FENCE.search(text)}
+    app.example_outputs = run_pages(pages, cache=Path(app.doctreedir) / "examples")
+
+
+def insert_outputs(app, docname: str, source: list[str]) -> None:
+    """Insert what the Python blocks of a page print and draw."""
+    text = page_text(docname, source[0])
+    outputs = app.example_outputs.get(f"{docname}.md")
+    source[0] = text if outputs is None else with_outputs(text, outputs)
+
+
+def escape_docstring(app, what, name, obj, options, lines: list[str]) -> None:
+    """Let docstrings be plain text: only backticks and doctests are markup.
+
+    reStructuredText would read |Z| as a substitution, `inducing_points_` as a link and
+    `*` as emphasis, and takes double backticks for code.
+    """
+
+    def escaped(line: str) -> str:
+        parts, end = [], 0
+        for code in CODE.finditer(line):
+            parts += [_escaped(line[end : code.start()]), f"``{code.group().strip('`')}``"]
+            end = code.end()
+        return "".join([*parts, _escaped(line[end:])])
+
+    if what in {"attribute", "data", "property"}:
+        # Napoleon takes what precedes a colon in the first line for a type.
+        lines[:0] = ["..", ""]
+    doctest = False
+    for number, line in enumerate(lines):
+        doctest = line.lstrip().startswith(">>>") or (doctest and bool(line.strip()))
+        if not doctest and not line.lstrip().startswith(("..", ":")):
+            lines[number] = escaped(line)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"(?<!\\)([|*]|_(?=\W|$))", r"\\\1", text)
+
+
+def setup(app) -> None:
+    """Connect the functions above to the build."""
+    app.connect("builder-inited", run_examples)
+    app.connect("source-read", insert_outputs)
+    # Before napoleon, which writes reStructuredText of its own.
+    app.connect("autodoc-process-docstring", escape_docstring, priority=100)
