@@ -96,9 +96,9 @@ def test_fit_and_predict_refuse_devices_alike(capsys: pytest.CaptureFixture[str]
     for command in ("fit", "predict"):
         assert run([command, "--help"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        lines.append(said.partition("Where to compute:")[2].partition("]")[0])
+        lines.append(said.partition("--device")[2].partition("]")[0])
     assert lines[0] == lines[1]
-    assert "auto for a GPU if any" in lines[0]
+    assert "cpu, cuda, or auto: a GPU if there is one." in lines[0]
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
