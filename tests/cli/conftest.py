@@ -1,4 +1,4 @@
-"""A newcomer's files: strings, holes, names of rows, dates; and models of them."""
+"""A small table with strings, missing values, an id column and dates; and models fitted to it."""
 
 import csv
 from collections.abc import Iterator

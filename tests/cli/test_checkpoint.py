@@ -1,4 +1,4 @@
-"""`winnow fit --checkpoint`, as far as it is not killed (`tests/training/test_checkpoint.py`)."""
+"""`winnow fit --checkpoint`; killed processes are tested in `tests/training`."""
 
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Film, "__call__", call)
 
 
-def test_the_same_command_goes_on_after_an_interruption(
+def test_fit_interrupted_resumes_to_the_same_model(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     plain = tmp_path / "plain.winnow"
     assert run([*words[:7], "-o", str(plain)]) == 0
     interrupt_at(2, monkeypatch)
     assert run(words) == 130
-    assert "goes on from its checkpoint" in capsys.readouterr().err
+    assert "to resume from its checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "line.winnow").exists()
     monkeypatch.undo()
     # Another command may not have the folder yet.
@@ -53,9 +53,7 @@ def test_the_same_command_goes_on_after_an_interruption(
     assert found.estimator.checkpoint is None
 
 
-def test_a_damaged_checkpoint_is_a_line_and_not_a_traceback(
-    words: list[str], tmp_path: Path, capsys
-) -> None:
+def test_fit_damaged_checkpoint_is_one_line(words: list[str], tmp_path: Path, capsys) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "fit.checkpoint").write_bytes(b"nonsense")
     assert run(words) == 2
@@ -63,7 +61,7 @@ def test_a_damaged_checkpoint_is_a_line_and_not_a_traceback(
     assert "delete it to start again" in line
 
 
-def test_a_disk_that_fills_up_is_a_line_and_the_model_is_saved_all_the_same(
+def test_fit_full_disk_warns_and_saves_the_model(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     real, writings = checkpoint_module.write_packed, iter(range(1000))
@@ -79,9 +77,7 @@ def test_a_disk_that_fills_up_is_a_line_and_the_model_is_saved_all_the_same(
     assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(
-    words: list[str], tmp_path: Path, capsys
-) -> None:
+def test_fit_checkpoint_that_is_a_file_is_named(words: list[str], tmp_path: Path, capsys) -> None:
     (tmp_path / "kept").touch()
     assert run(words) == 2
     assert "`checkpoint` must be a folder" in capsys.readouterr().err

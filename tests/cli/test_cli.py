@@ -1,4 +1,4 @@
-"""The command as a newcomer types it."""
+"""The command `winnow`: version, help, imports, demo and bad output paths."""
 
 import re
 import subprocess
@@ -19,12 +19,12 @@ def winnow(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*WINNOW, *words], cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-def test_version(tmp_path: Path) -> None:
+def test_version_is_printed(tmp_path: Path) -> None:
     result = winnow("--version", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, f"winnow {__version__}\n")
 
 
-def test_help_names_the_commands_without_importing_torch(tmp_path: Path) -> None:
+def test_help_does_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['winnow', '--help']\n"
         "from winnowgp.cli import main\n"
@@ -37,7 +37,7 @@ def test_help_names_the_commands_without_importing_torch(tmp_path: Path) -> None
     assert result.stdout.endswith("False\n")
 
 
-def test_a_name_brings_in_only_what_it_needs() -> None:
+def test_import_of_a_name_loads_only_what_it_needs() -> None:
     """scikit-learn, a second and a half, with estimators alone; clusters and pictures never."""
     code = (
         "import sys, winnowgp\n"
@@ -58,11 +58,11 @@ def test_a_name_brings_in_only_what_it_needs() -> None:
     assert estimators == "['safetensors', 'sklearn', 'torch']"
 
 
-def drew(said: str, folder: Path) -> None:
+def drew(output: str, folder: Path) -> None:
     """A table of fewer points than there were, and a picture that is all there is in the folder."""
     every, kept = (
-        re.search(rf"{name} +│ +(\d+) │ +(-?\d+\.\d\d) │", said)
-        for name in ("all candidates", "kept and refitted")
+        re.search(rf"{name} +│ +(\d+) │ +(-?\d+\.\d\d) │", output)
+        for name in ("all candidates", "selected and refitted")
     )
     assert every is not None
     assert kept is not None
@@ -72,7 +72,7 @@ def drew(said: str, folder: Path) -> None:
     assert (folder / "winnow-demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_demo_draws_a_picture_and_prints_a_table(
+def test_demo_saves_a_plot_and_prints_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a training that is stopped early."""
@@ -84,13 +84,13 @@ def test_the_demo_draws_a_picture_and_prints_a_table(
 
 
 @pytest.mark.slow
-def test_the_whole_demo(tmp_path: Path) -> None:
+def test_demo_in_full(tmp_path: Path) -> None:
     result = winnow("demo", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     drew(result.stdout, tmp_path)
 
 
-def test_a_mistake_has_the_exit_code_of_the_process(tmp_path: Path) -> None:
+def test_invalid_input_sets_the_exit_code(tmp_path: Path) -> None:
     result = winnow("demo", "--output", "figure.doc", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
@@ -105,7 +105,7 @@ def test_a_mistake_has_the_exit_code_of_the_process(tmp_path: Path) -> None:
         ("taken.png", "a file that can be written"),
     ],
 )
-def test_a_bad_output_is_one_line_and_exit_code_2(
+def test_bad_output_is_one_line_and_exit_code_2(
     output: str,
     message: str,
     tmp_path: Path,
@@ -115,7 +115,7 @@ def test_a_bad_output_is_one_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.png").mkdir()
     assert run(["demo", "--output", output]) == 2
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert message in said
+    output = capfd.readouterr().err
+    assert output.count("\n") == 1
+    assert message in output
     assert [p.name for p in tmp_path.iterdir()] == ["taken.png"]

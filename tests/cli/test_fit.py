@@ -1,4 +1,4 @@
-"""`winnow fit`: seeds, rows held out, and tables that cannot mean what they say."""
+"""`winnow fit`: seeds, held-out rows, and ambiguous tables."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def held_out(model: winnowgp.TabularModel) -> list[float]:
 
 
 @pytest.mark.usefixtures("quickly")
-def test_the_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
+def test_fit_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--tolerance", "1", "-q"]
     table, models, predictions = winnowgp.read_table(shop), [], []
     for seed in ("1", "1", "2"):
@@ -39,7 +39,7 @@ def test_the_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quickly")
-def test_rows_held_out_are_not_learnt_from() -> None:
+def test_fit_ignores_held_out_rows() -> None:
     """Whatever stands in them, the model is the same, and its quality another."""
     x = np.linspace(0, 6, 40)
     table = {"x": x, "y": np.sin(x)}
@@ -54,7 +54,7 @@ def test_rows_held_out_are_not_learnt_from() -> None:
 
 
 @pytest.mark.usefixtures("quickly")
-def test_a_fit_without_held_out_rows_says_nothing_of_quality(
+def test_fit_without_held_out_rows_reports_no_quality(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m.winnow"
@@ -65,7 +65,7 @@ def test_a_fit_without_held_out_rows_says_nothing_of_quality(
 
 
 @pytest.mark.usefixtures("quickly")
-def test_precision_is_that_of_the_estimator_and_for_numbers_alone(
+def test_fit_precision_reaches_the_estimator(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m.winnow"
@@ -82,7 +82,7 @@ def test_precision_is_that_of_the_estimator_and_for_numbers_alone(
 
 
 @pytest.mark.usefixtures("quickly")
-def test_names_of_columns_are_shown_as_they_are(
+def test_fit_column_names_with_brackets_are_shown_verbatim(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Brackets are not rich's markup, dollars not matplotlib's mathematics."""
@@ -114,7 +114,7 @@ HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
         ("mean,x,y\na,1,2\nb,2,3\nc,3,4\n", "-t y --id mean", "column of predictions"),
     ],
 )
-def test_what_a_table_cannot_mean_is_said(
+def test_fit_ambiguous_table_is_refused(
     text: str, words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "a.csv"
@@ -124,7 +124,7 @@ def test_what_a_table_cannot_mean_is_said(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_ctrl_c_leaves_nothing_behind(forks: Forks) -> None:
+def test_fit_interrupted_leaves_no_file(forks: Forks) -> None:
     """A fit that would go on for seconds, interrupted once it has begun."""
     code, said, left = forks.call(interrupted_fit)
     assert code == 130, said

@@ -1,4 +1,4 @@
-"""The whole way of a newcomer."""
+"""A new table from `winnow fit` to predictions, as a new user would do it."""
 
 import csv
 import sys
@@ -15,7 +15,7 @@ def read(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def test_a_newcomer_s_whole_way(
+def test_fit_predict_info_frontier_of_a_new_table(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a folder of their own."""
@@ -28,7 +28,7 @@ def test_a_newcomer_s_whole_way(
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert "regression: the target holds numbers" in said
-    assert "48 to learn from, 12 held out" in said
+    assert "48 for training, 12 held out" in said
     assert "model: m.winnow" in said
     assert run(["predict", "m.winnow", str(shop), "-o", "out.csv"]) == 0
     found = read((tmp_path / "out.csv").read_text(encoding="utf-8"))
@@ -40,5 +40,5 @@ def test_a_newcomer_s_whole_way(
     assert run(["info", "m.winnow"]) == 0
     assert "command: winnow fit" in capsys.readouterr().out
     assert run(["frontier", "m.winnow", "-o", "f.png"]) == 0
-    assert "<- kept" in capsys.readouterr().out
+    assert "<- selected" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {"m.winnow", "out.csv", "f.png"}

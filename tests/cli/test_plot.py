@@ -1,4 +1,4 @@
-"""`winnow plot`: every picture of every task."""
+"""`winnow plot`: every kind of plot for every task."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from winnowgp.cli.app import run
 
 @pytest.mark.parametrize("what", ["effects", "frontier", "inclusion", "trace", "calibration"])
 @pytest.mark.parametrize("target", ["y", "up", "visits"])
-def test_every_plot_of_every_task_is_drawn(
+def test_plot_draws_every_kind_for_every_task(
     what: str, target: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "a.svg"
@@ -33,7 +33,7 @@ def hills(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(("target", "drop"), [("height", "side"), ("side", "height")])
-def test_a_surface_over_two_numeric_inputs(
+def test_plot_surface_over_two_numeric_inputs(
     target: str, drop: str, hills: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "m.winnow"
@@ -56,7 +56,7 @@ def test_a_surface_over_two_numeric_inputs(
         ("--what effects --data a.csv", "`--data` is for `--what surface`"),
     ],
 )
-def test_what_has_no_surface_says_so(
+def test_plot_surface_without_two_numbers_is_refused(
     words: str,
     message: str,
     models: dict[str, Path],

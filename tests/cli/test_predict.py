@@ -1,4 +1,4 @@
-"""`winnow predict`: what it says of new rows, and how it reads them."""
+"""`winnow predict`: predictions, notes, blocks of rows, and failures."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ def read(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def test_predictions_are_those_of_the_library(
+def test_predict_equals_the_library(
     shop: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["predict", str(models["y"]), str(shop), "--level", "0.5"]) == 0
@@ -40,7 +40,7 @@ def test_predictions_are_those_of_the_library(
     np.testing.assert_allclose([float(r["upper"]) for r in found], mean + 0.67449 * sd, rtol=1e-4)
 
 
-def test_classes_have_probabilities(
+def test_predict_classes_has_probabilities(
     shop: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["predict", str(models["up"]), str(shop), "--json"]) == 0
@@ -55,7 +55,9 @@ def test_classes_have_probabilities(
     assert hits > most_frequent + 0.1
 
 
-def test_counts_have_whole_intervals(shop: Path, models: dict[str, Path], tmp_path: Path) -> None:
+def test_predict_counts_has_whole_intervals(
+    shop: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     out = tmp_path / "out.parquet"
     assert run(["predict", str(models["visits"]), str(shop), "-o", str(out), "-q"]) == 0
@@ -67,7 +69,7 @@ def test_counts_have_whole_intervals(shop: Path, models: dict[str, Path], tmp_pa
     assert (lower >= 0).all()
 
 
-def test_new_files_are_read_as_the_first_one(
+def test_predict_reorders_columns_and_notes_unseen_values(
     shop: Path, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another order of columns, compressed, an unseen town, a hole where there was none."""
@@ -76,8 +78,8 @@ def test_new_files_are_read_as_the_first_one(
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     out = tmp_path / "out.csv.gz"
     assert run(["predict", str(models["y"]), str(path), "-o", str(out)]) == 0
-    said = capsys.readouterr().err
-    assert "1 words of column 'town' were not in the training rows ('Paris')" in said
+    output = capsys.readouterr().err
+    assert "column 'town' has 1 values that were not in the training rows ('Paris')" in output
     found = read(gzip.decompress(out.read_bytes()).decode())
     model = winnowgp.load(models["y"])
     typical = {c.name: c.typical for c in model.encoder.columns}
@@ -86,28 +88,26 @@ def test_new_files_are_read_as_the_first_one(
     assert float(found[1]["mean"]) == pytest.approx(model.estimator.predict([row])[0])
 
 
-def test_a_table_without_names_of_rows_is_predicted_with_a_note(
+def test_predict_without_id_column_notes_it(
     models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "new.csv").write_text("town,day,x\nOslo,2024-03-03,1.0\n", encoding="utf-8")
     assert run(["predict", str(models["y"]), str(tmp_path / "new.csv")]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("mean,sd,lower,upper\n")
-    assert "there is no column 'id' to name rows by" in said.err
-    # An error is all that is said, if there is one.
+    output = capsys.readouterr()
+    assert output.out.startswith("mean,sd,lower,upper\n")
+    assert "the id column 'id' is missing" in output.err
+    # An error is all that is output, if there is one.
     (tmp_path / "new.csv").write_text("town,day,x\nOslo,2024-03-03,inf\n", encoding="utf-8")
     assert run(["predict", str(models["y"]), str(tmp_path / "new.csv")]) == 2
     assert capsys.readouterr().err.startswith("winnow: column 'x' has inf in row 1;")
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
-    shop: Path, models: dict[str, Path]
-) -> None:
+def test_predict_broken_pipe_is_silent(shop: Path, models: dict[str, Path]) -> None:
     """As `winnow predict … | head -1` does: no message, and the code of a broken pipe.
 
     In a process of its own, with all that libraries say about themselves when they are imported.
     """
-    # So little is said that it waits in a buffer for the end, unless nothing is buffered.
+    # So little is output that it waits in a buffer for the end, unless nothing is buffered.
     buffered = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
         [sys.executable, "-m", "winnowgp", "predict", str(models["visits"]), str(shop)],
@@ -118,8 +118,8 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        said = process.stderr.read()
-    assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
+        output = process.stderr.read()
+    assert (process.returncode, output) == (128 + signal.SIGPIPE, b"")
 
 
 AT_ONCE, ROWS, GROUP = 1024, 1250, 32
@@ -187,13 +187,13 @@ def check_blocks(model: winnowgp.TabularModel, table: winnowgp.DataTable, size: 
     ("target", "size"),
     [("y", 1), ("y", 311), ("y", AT_ONCE), ("y", ROWS), ("up", 311), ("visits", 623)],
 )
-def test_blocks_of_any_size_have_the_predictions_of_the_whole(
+def test_predict_blocks_equals_predict(
     target: str, size: int, models: dict[str, Path], new: Path
 ) -> None:
     check_blocks(winnowgp.load(models[target]), winnowgp.read_table(new), size)
 
 
-def test_so_they_have_where_a_model_predicts_as_much_at_once_as_it_does(
+def test_predict_blocks_equals_predict_at_default_batch_size(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     new = parts(tmp_path / "new.parquet", tabular_model.ROWS + 116)
@@ -202,7 +202,7 @@ def test_so_they_have_where_a_model_predicts_as_much_at_once_as_it_does(
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
-def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
+def test_predict_file_of_many_blocks_equals_predict(
     kind: str, models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
 ) -> None:
     model = winnowgp.load(models["y"])
@@ -210,9 +210,11 @@ def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
     given = new if kind == "csv.gz" else as_csv(new, tmp_path / "new.csv.gz")
     out = tmp_path / f"out.{kind}"
     assert run(["predict", str(models["y"]), str(given), "-o", str(out)]) == 0
-    said = capfd.readouterr()
-    assert said.out == f"{ROWS} predictions: {out}\n"
-    assert said.err.startswith("note: 1 words of column 'town' were not in the training rows")
+    output = capfd.readouterr()
+    assert output.out == f"{ROWS} predictions: {out}\n"
+    assert output.err.startswith(
+        "note: column 'town' has 1 values that were not in the training rows"
+    )
     found = winnowgp.read_table(out)
     assert found.names == tuple(whole)
     assert found.words("id").tolist() == whole["id"].tolist()
@@ -224,7 +226,7 @@ def test_a_file_of_many_blocks_is_predicted_as_the_whole_is(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_what_is_printed_is_what_is_saved(
+def test_predict_prints_what_it_saves(
     models: dict[str, Path], new: Path, tmp_path: Path, capfd: Any
 ) -> None:
     out = tmp_path / "out.csv"
@@ -246,7 +248,7 @@ def test_what_is_printed_is_what_is_saved(
         ({"day": "soon"}, "it has 'soon' in row 1200 (row group 37, counted from 0)"),
     ],
 )
-def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
+def test_predict_bad_row_is_named_and_nothing_written(
     bad: dict[str, Any],
     message: str,
     models: dict[str, Path],
@@ -261,10 +263,10 @@ def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
     path = parts(tmp_path / "bad.parquet", ROWS, **{name: column})
     for words in ([], ["-o", str(tmp_path / "out.csv.gz")], ["-o", str(tmp_path / "out.parquet")]):
         assert run(["predict", str(models["y"]), str(path), *words]) == 2
-        said = capfd.readouterr()
-        assert said.out == ""
-        assert message in said.err
-        assert said.err.count("\n") == 1
+        output = capfd.readouterr()
+        assert output.out == ""
+        assert message in output.err
+        assert output.err.count("\n") == 1
         assert [p.name for p in tmp_path.iterdir()] == ["bad.parquet"]
     zipped = as_csv(path, tmp_path / "bad.csv.gz")
     assert run(["predict", str(models["y"]), str(zipped)]) == 2
@@ -272,7 +274,7 @@ def test_a_bad_row_in_the_middle_is_named_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("quickly", "small_blocks")
-def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
+def test_predict_missing_value_is_named(tmp_path: Path, capfd: Any) -> None:
     """For a model that has no rule for what is missing."""
     rows, model = tmp_path / "rows.csv", str(tmp_path / "m.winnow")
     rows.write_text("x,y\n" + "".join(f"{i / 8},{i % 5}\n" for i in range(40)))
@@ -281,14 +283,14 @@ def test_a_hole_in_the_middle_is_named(tmp_path: Path, capfd: Any) -> None:
     x[[1_199, 1_210]] = np.nan
     path = parts(tmp_path / "bad.parquet", ROWS, x=x)
     assert run(["predict", model, str(path), "-o", str(tmp_path / "out.csv")]) == 2
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert "'x' has missing values, the first in row 1200 (row group 37, counted from 0)" in said
+    output = capfd.readouterr().err
+    assert output.count("\n") == 1
+    assert "'x' has missing values, the first in row 1200 (row group 37, counted from 0)" in output
     assert not (tmp_path / "out.csv").exists()
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_interruption_or_a_full_disk_leaves_what_was_there(
+def test_predict_failure_keeps_the_existing_file(
     models: dict[str, Path],
     new: Path,
     tmp_path: Path,
@@ -319,15 +321,18 @@ def test_an_interruption_or_a_full_disk_leaves_what_was_there(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_unseen_words_are_counted_over_all_blocks_and_not_without_end(
+def test_predict_counts_unseen_values_up_to_a_limit(
     models: dict[str, Path], tmp_path: Path, capfd: Any
 ) -> None:
     # From the last to the first: of those of the second block too few are kept to show them.
-    cases = ((999, "999 words of", "town 00000"), (1_200, "1000 words or more of", "town 00176"))
+    cases = ((999, "999 values", "town 00000"), (1_200, "1000 or more values", "town 00176"))
     for distinct, count, first in cases:
         towns = [f"town {distinct - 1 - i % distinct:05d}" for i in range(ROWS)]
         path = parts(tmp_path / "new.parquet", ROWS, town=towns)
         out = str(tmp_path / "out.csv")
         assert run(["predict", str(models["y"]), str(path), "-o", out]) == 0
-        said = capfd.readouterr().err
-        assert f"note: {count} column 'town' were not in the training rows ('{first}'," in said
+        output = capfd.readouterr().err
+        assert (
+            f"note: column 'town' has {count} that were not in the training rows ('{first}',"
+            in output
+        )

@@ -1,4 +1,4 @@
-"""`winnow predict --device`: points and rows go there, numbers come back."""
+"""`winnow predict --device`."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def predicted(saved: tuple[Path, Path], *words: str) -> int:
     return run(["predict", *map(str, saved), *words])
 
 
-def test_the_device_that_was_asked_for_has_points_and_rows(
+def test_predict_device_has_points_and_rows(
     saved: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -71,7 +71,7 @@ def test_the_device_that_was_asked_for_has_points_and_rows(
     assert len(capsys.readouterr().out.splitlines()) == 2 * (N + 1)
 
 
-def test_auto_is_what_this_machine_has(
+def test_predict_device_auto_uses_what_is_available(
     saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,7 +82,7 @@ def test_auto_is_what_this_machine_has(
     assert printed[0] == printed[1]
 
 
-def test_a_device_that_is_not_there_is_named(
+def test_predict_missing_device_is_named(
     saved: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out.csv"
@@ -91,14 +91,14 @@ def test_a_device_that_is_not_there_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_both_commands_say_the_same_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_and_predict_refuse_devices_alike(capsys: pytest.CaptureFixture[str]) -> None:
     lines = []
     for command in ("fit", "predict"):
         assert run([command, "--help"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        lines.append(said.partition("Where to compute:")[2].partition("]")[0])
+        lines.append(said.partition("--device")[2].partition("]")[0])
     assert lines[0] == lines[1]
-    assert "auto for a GPU if any" in lines[0]
+    assert "cpu, cuda, or auto: a GPU if there is one." in lines[0]
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
@@ -107,9 +107,7 @@ def test_both_commands_say_the_same_of_it(capsys: pytest.CaptureFixture[str]) ->
     [("y", {}), ("label", {}), ("n", {"task": "counts"})],
     ids=["regression", "classes", "counts"],
 )
-def test_predictions_of_a_gpu_are_those_of_the_cpu(
-    device: str, target: str, words: dict[str, Any]
-) -> None:
+def test_predict_on_gpu_equals_cpu(device: str, target: str, words: dict[str, Any]) -> None:
     model = fitted(target, **words)
     here, there = (next(model.predict_blocks([table()], device=d)) for d in ("cpu", device))
     assert list(here) == list(there)

@@ -1,4 +1,4 @@
-"""The command that makes the paper's figures, on a toy and, slowly, on all of them."""
+"""`winnow reproduce`, on a toy experiment and, marked slow, on all of them."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def made(log: Path) -> int:
     return len(log.read_text(encoding="utf-8").splitlines()) if log.exists() else 0
 
 
-def test_without_a_name_the_names_are_listed(capsys) -> None:
+def test_reproduce_without_a_name_lists_experiments(capsys) -> None:
     assert run(["reproduce"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [kind.name for kind in EXPERIMENTS]
@@ -44,19 +44,19 @@ def test_without_a_name_the_names_are_listed(capsys) -> None:
         (["noise", "--only-draw", "-o", "empty"], "has no rows of these settings"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+def test_reproduce_invalid_input_is_one_line(
     tmp_path: Path, monkeypatch, capsys, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")
     assert run(["reproduce", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "empty").exists()
 
 
-def test_rows_figure_and_claims_come_of_it_and_nothing_twice(
+def test_reproduce_writes_rows_figure_claims_and_never_repeats_runs(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Toy(log))
@@ -74,7 +74,7 @@ def test_rows_figure_and_claims_come_of_it_and_nothing_twice(
     assert made(log) == 4
 
 
-def test_quick_rows_have_their_own_file_and_say_what_was_left_out(
+def test_reproduce_quick_has_its_own_file_and_prints_reductions(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Toy(log))
@@ -86,35 +86,31 @@ def test_quick_rows_have_their_own_file_and_say_what_was_left_out(
     assert not (tmp_path / "toy.jsonl").exists()
 
 
-def test_json_is_one_object_and_quiet_is_nothing(
-    tmp_path: Path, monkeypatch, capsys, log: Path
-) -> None:
+def test_reproduce_json_and_quiet(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log))
     words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
     assert run([*words, "--json"]) == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out)
+    output = capsys.readouterr()
+    found = json.loads(output.out)
     assert (found["rows"], found["missing"], found["cuts"]) == (4, 0, "")
     assert found["claims"] == ["agrees: the sum is five ([5])"]
-    assert said.err == ""
+    assert output.err == ""
     assert run([*words, "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert said.out == said.err == ""
+    output = capsys.readouterr()
+    assert output.out == output.err == ""
 
 
-def test_rows_that_exist_can_be_drawn_without_making_more(
-    tmp_path: Path, monkeypatch, capsys, log: Path
-) -> None:
+def test_reproduce_only_draw_makes_no_runs(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log))
     words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
     assert run([*words, "--seeds", "1"]) == 0
     capsys.readouterr()
     assert run([*words, "--only-draw"]) == 0
-    assert "2 runs still to be made" in capsys.readouterr().out
+    assert "2 runs missing" in capsys.readouterr().out
     assert made(log) == 2
 
 
-def test_too_few_rows_to_draw_are_no_mistake_of_ours(tmp_path: Path, capsys) -> None:
+def test_reproduce_too_few_rows_is_invalid_input(tmp_path: Path, capsys) -> None:
     row = {"kind": "paper", "seed": 1, "candidates": 50, "alpha": 0.2, "learning_rate": 0.03}
     steps = {"pre": 400, "process": 300, "post": 200}
     (tmp_path / "illustration.jsonl").write_text(json.dumps({**row, "steps": steps}))
@@ -122,9 +118,7 @@ def test_too_few_rows_to_draw_are_no_mistake_of_ours(tmp_path: Path, capsys) -> 
     assert "5 runs missing" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_rows_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch, capsys, log: Path
-) -> None:
+def test_reproduce_interrupted_keeps_rows(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log))
     measured = Toy.measured
 
@@ -137,17 +131,17 @@ def test_ctrl_c_keeps_rows_and_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(Toy, "measured", interrupted)
         assert run(words) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again to resume" in capsys.readouterr().err
     assert run(words) == 0
     assert made(log) == 4
 
 
-def test_a_run_that_fails_is_named(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
+def test_reproduce_failed_run_is_named(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log, fails_at=1))
     assert run(["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "a square that cannot be computed" in said
-    assert '"seed": 1' in said
+    output = capsys.readouterr().err
+    assert "a square that cannot be computed" in output
+    assert '"seed": 1' in output
 
 
 class Needy(Toy):
@@ -168,35 +162,35 @@ def nowhere(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_without_its_data_an_experiment_does_not_begin(
+def test_reproduce_missing_data_is_refused_first(
     nowhere: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Needy(log))
-    output = nowhere / "new"
-    assert run(["reproduce", "needy", "--jobs", "1", "-o", str(output)]) == 2
-    said = capsys.readouterr().err
-    assert f"needy: no protein.csv.gz in {nowhere}" in said
-    assert "Nothing was run." in said
-    assert "Without them" not in said
+    folder = nowhere / "new"
+    assert run(["reproduce", "needy", "--jobs", "1", "-o", str(folder)]) == 2
+    output = capsys.readouterr().err
+    assert f"needy: no protein.csv.gz in {nowhere}" in output
+    assert "Nothing was run." in output
+    assert "Without them" not in output
     assert made(log) == 0
-    assert not output.exists()
+    assert not folder.exists()
 
 
-def test_all_names_every_missing_table_and_what_needs_none_before_anything_is_run(
+def test_reproduce_all_lists_every_missing_table_first(
     nowhere: Path, monkeypatch, capsys, log: Path
 ) -> None:
     (nowhere / "energy.csv.gz").write_bytes(b"")
     known(monkeypatch, Toy(log), Needy(log), Needier(log), Failing(log))
     assert run(["reproduce", "all", "--jobs", "1", "-o", str(nowhere)]) == 2
-    said = capsys.readouterr().err
-    assert "needy, needier: no protein.csv.gz in" in said
-    assert "point WINNOWGP_DATA" in said
-    assert said.endswith("Without them: winnow reproduce toy failing\n")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "needy, needier: no protein.csv.gz in" in output
+    assert "point WINNOWGP_DATA" in output
+    assert output.endswith("Without them: winnow reproduce toy failing\n")
+    assert output.count("\n") == 1
     assert made(log) == 0
 
 
-def test_data_are_not_missed_where_all_runs_are_made_or_none_is_wanted(
+def test_reproduce_finished_runs_need_no_data(
     nowhere: Path, monkeypatch, capsys, log: Path
 ) -> None:
     words = ["reproduce", "needy", "--jobs", "1", "-o", str(nowhere)]
@@ -214,16 +208,18 @@ class Folded(Toy):
     name, folds = "folded", 2
 
 
-def test_more_seeds_than_folds_are_told_of(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
+def test_reproduce_more_seeds_than_folds_warns(
+    tmp_path: Path, monkeypatch, capsys, log: Path
+) -> None:
     known(monkeypatch, Folded(log))
     words = ["reproduce", "folded", "--jobs", "1", "-o", str(tmp_path)]
     for seeds, more in ((3, []), (2, []), (3, ["--quiet"])):
         assert run([*words, "--seeds", str(seeds), *more]) == 0
-        said = "folded repeats over the 2 folds of its data; with `--seeds 3` all 2 are used."
-        assert (said in capsys.readouterr().err) == (seeds == 3 and not more)
+        output = "folded has 2 folds; `--seeds 3` uses all of them."
+        assert (output in capsys.readouterr().err) == (seeds == 3 and not more)
 
 
-def test_several_experiments_can_be_named_in_the_order_of_their_figures(capsys) -> None:
+def test_reproduce_takes_several_names(capsys) -> None:
     found = catalogue.named("estimators", "noise", "noise")
     assert [experiment.name for experiment in found] == ["noise", "estimators"]
     assert len(catalogue.named("noise", "all")) == len(EXPERIMENTS)
@@ -231,14 +227,14 @@ def test_several_experiments_can_be_named_in_the_order_of_their_figures(capsys) 
     assert "one of illustration, noise" in capsys.readouterr().err
 
 
-def test_one_that_fails_does_not_keep_the_rest_of_all_from_being_made(
+def test_reproduce_continues_after_a_failed_experiment(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Failing(log, fails_at=0), Toy(log))
     assert run(["reproduce", "all", "--jobs", "1", "-o", str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert "winnow: failing is left out: a square" in said.err
-    assert "toy: squares, and their sum" in said.out
+    output = capsys.readouterr()
+    assert "winnow: failing failed and is skipped: a square" in output.err
+    assert "toy: squares, and their sum" in output.out
 
 
 class Failing(Toy):
@@ -247,7 +243,9 @@ class Failing(Toy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [kind.name for kind in EXPERIMENTS])
-def test_a_quick_look_at_every_experiment(paper_data, tmp_path: Path, capsys, name: str) -> None:
+def test_reproduce_quick_runs_every_experiment(
+    paper_data, tmp_path: Path, capsys, name: str
+) -> None:
     assert run(["reproduce", name, "--quick", "--jobs", "2", "-o", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["missing"] == 0

@@ -1,4 +1,4 @@
-"""Words typed by a person, turned into calls that a user of the library could make."""
+"""The command `winnow`: each command calls what a user of the library could call."""
 
 from winnowgp.cli.app import main
 

@@ -1,4 +1,7 @@
-"""The command `winnow`. Heavy imports wait inside the commands, so that `--help` is quick."""
+"""The command `winnow` and its exit codes.
+
+Commands import PyTorch when they run, so that `winnow --help` is quick.
+"""
 
 import os
 import sys
@@ -13,19 +16,17 @@ from winnowgp import __version__
 from winnowgp.cli.demo import demo
 from winnowgp.cli.fit import fit
 from winnowgp.cli.inspect import data, frontier, info
-from winnowgp.cli.options import name
+from winnowgp.cli.options import process_name
 from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
 from winnowgp.cli.reproduce import reproduce
 from winnowgp.errors import CheckpointWarning, NotShardedWarning, WinnowError
 
-FINE, OURS, YOURS, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-
-NOTHING = "nothing was written."
+SUCCESS, INTERNAL_ERROR, INVALID_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 app = typer.Typer(
     name="winnow",
-    help="Gaussian processes that choose their own inducing points.",
+    help="Sparse Gaussian processes that select their own inducing points.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -33,8 +34,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"winnow {__version__}")
         raise typer.Exit
 
@@ -46,27 +47,29 @@ def winnow(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Gaussian processes that choose their own inducing points."""
+    """Sparse Gaussian processes that select their own inducing points."""
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """Ctrl-C ends a command with a line, a reader that has seen enough without one; both with the
-    code that shells expect."""
+    """Exit with 130 and a message on Ctrl-C, silently with 141 on a broken pipe."""
 
     @wraps(command)
-    def wrapped(*args: Any, **words: Any) -> None:
+    def wrapped(*args: Any, **options: Any) -> None:
         try:
-            command(*args, **words)
+            command(*args, **options)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Such as `| head -1`. What is still in the buffer must not be tried again at exit.
+            # As in `| head -1`. Python must not flush the rest of the buffer at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(UNREAD) from None
+            raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt as interruption:
-            goes_on = words.get("checkpoint") is not None
-            usual = "the same command goes on from its checkpoint." if goes_on else NOTHING
-            kept = str(interruption) or usual
-            typer.echo(f"\nwinnow: interrupted; {kept}", err=True)
+            resumable = options.get("checkpoint") is not None
+            default = (
+                "run the same command again to resume from its checkpoint."
+                if resumable
+                else "nothing was written."
+            )
+            typer.echo(f"\nwinnow: interrupted; {str(interruption) or default}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
@@ -76,44 +79,44 @@ for _command in (fit, predict, info, frontier, report, plot, export, demo, data,
     app.command()(_interruptible(_command))
 
 
-def run(words: list[str]) -> int:
-    """What the words ask for, and an exit code: 0 fine, 2 a mistake in the input, 1 one of ours."""
+def run(arguments: list[str]) -> int:
+    """Run a command line and return its exit code: 0 success, 1 internal error, 2 invalid input."""
     try:
         with warnings.catch_warnings():
-            # Of libraries, about themselves; ours are messages of their own.
+            # Warnings of other libraries about themselves are hidden; ours are shown.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", CheckpointWarning)
             warnings.simplefilter("always", NotShardedWarning)
-            warnings.showwarning = _show
-            app(words, prog_name="winnow")
+            warnings.showwarning = _show_warning
+            app(arguments, prog_name="winnow")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else FINE
+        return end.code if isinstance(end.code, int) else SUCCESS
     except (WinnowError, OSError) as error:
-        typer.echo(f"{name()}: {_one_line(error)}", err=True)
-        return YOURS
+        typer.echo(f"{process_name()}: {_one_line(error)}", err=True)
+        return INVALID_INPUT
     except Exception as error:
         if os.environ.get("WINNOW_TRACEBACK"):
             raise
         typer.echo(
-            f"{name()}: a mistake of ours ({type(error).__name__}: {_one_line(error)}); please "
-            "report it. WINNOW_TRACEBACK=1 shows where.",
+            f"{process_name()}: internal error ({type(error).__name__}: {_one_line(error)}). "
+            "Please report it; WINNOW_TRACEBACK=1 shows the traceback.",
             err=True,
         )
-        return OURS
-    return FINE
+        return INTERNAL_ERROR
+    return SUCCESS
 
 
-def _show(message: Warning | str, *_: object) -> None:
-    """What a user should know, on a line of its own."""
-    typer.echo(f"{name()}: {message}", err=True)
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Print a warning on one line of stderr."""
+    typer.echo(f"{process_name()}: {message}", err=True)
 
 
 def _one_line(error: BaseException) -> str:
-    """However a library wrapped its message, and what was noted about it since."""
-    said = " ".join([str(error), *getattr(error, "__notes__", [])])
-    return " ".join(said.split()) or type(error).__name__
+    """Return the message of an error and its notes on one line."""
+    message = " ".join([str(error), *getattr(error, "__notes__", [])])
+    return " ".join(message.split()) or type(error).__name__
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of this process."""
     sys.exit(run(sys.argv[1:]))

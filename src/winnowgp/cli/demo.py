@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 def demo(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to save the picture (.png, .pdf, .svg).")
+        Path, typer.Option("-o", "--output", help="Where to save the plot (.png, .pdf, .svg).")
     ] = Path("winnow-demo.png"),
     quiet: Quiet = False,
     seed: Seed = 0,
 ) -> None:
-    """Choose inducing points for a small curve, and draw before, midway and after."""
+    """Select inducing points for a small data set, and plot before, during and after."""
     checked_output(output, PICTURES)
     import torch
     from rich.console import Console
@@ -29,27 +29,27 @@ def demo(
     from winnowgp.experiments.illustration import illustrate
     from winnowgp.plots import draw_illustration, saved
 
-    # The curve is small: a second thread would spend its time waiting for the first.
+    # The data set is small: a second thread would only wait for the first.
     torch.set_num_threads(1)
     console = Console(quiet=quiet)
     with PhaseBars(console, quiet=quiet) as bars:
         result = illustrate(on_progress=bars.update, seed=seed)
     saved(draw_illustration(result.picture), output)
     console.print(_table(result))
-    console.print(f"picture: {output}")
+    console.print(f"plot: {output}")
 
 
 def _table(result: "Illustrated") -> "Table":
     from rich.table import Table
 
-    table = Table(title="Inducing points, chosen by the model", title_justify="left")
+    table = Table(title="Inducing points selected by the model", title_justify="left")
     table.add_column("")
-    table.add_column("points", justify="right")
-    table.add_column("bound (nats)", justify="right")
+    table.add_column("inducing points", justify="right")
+    table.add_column("ELBO (nats)", justify="right")
     before, fitted = result.picture.before, result.fit
     table.add_row("all candidates", str(len(before.points)), f"{result.full_bound:.2f}")
     table.add_row(
         "expected under q(Z)", f"{fitted.selection.inclusion.sum().item():.1f}", "", style="dim"
     )
-    table.add_row("kept and refitted", str(fitted.posterior.M), f"{fitted.bound:.2f}")
+    table.add_row("selected and refitted", str(fitted.posterior.M), f"{fitted.bound:.2f}")
     return table

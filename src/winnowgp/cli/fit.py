@@ -15,8 +15,8 @@ from winnowgp.cli.options import (
     Quiet,
     Seed,
     checked_output,
+    is_main_process,
     launched,
-    speaks,
 )
 from winnowgp.errors import InputError
 
@@ -37,66 +37,77 @@ def fit(
     task: Annotated[str, typer.Option(help="auto, regression, classification or counts.")] = "auto",
     id_column: Annotated[
         str | None,
-        typer.Option("--id", help="A column that names rows: no input, repeated in predictions."),
+        typer.Option(
+            "--id", help="A column that identifies rows: not an input, copied to predictions."
+        ),
     ] = None,
-    drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between them.")] = "",
+    drop: Annotated[str, typer.Option(help="Columns to ignore, separated by commas.")] = "",
     missing: Annotated[
         str,
         typer.Option(
-            help="error, or impute: numbers by their median and a flag, words by no category; "
-            "rows without a target are left out."
+            help="error, or impute: the median and an indicator for numbers, no category for "
+            "strings; rows without a target are dropped."
         ),
     ] = "error",
     max_words: Annotated[
-        int, typer.Option(min=1, help="Most categories of a column of words.")
+        int, typer.Option(min=1, help="Largest number of categories of a string column.")
     ] = 30,
     tolerance: Annotated[
-        float, typer.Option(help="Nats per row that may be given up; larger keeps fewer points.")
+        float,
+        typer.Option(
+            help="Largest ELBO gap, in nats per observation; larger keeps fewer inducing points."
+        ),
     ] = 0.01,
-    max_points: Annotated[int | None, typer.Option(help="Most inducing points.")] = None,
+    max_points: Annotated[
+        int | None, typer.Option(help="Largest number of inducing points.")
+    ] = None,
     max_predict_us: Annotated[
-        float | None, typer.Option(help="Most microseconds a prediction may take.")
+        float | None, typer.Option(help="Largest prediction time per row, in microseconds.")
     ] = None,
     alpha: Annotated[
-        str, typer.Option(help="auto, or the strength of the paper's prior, such as 0.05.")
+        str, typer.Option(help="auto, or the strength α of the paper's prior, such as 0.05.")
     ] = "auto",
     kernel: Annotated[
-        str, typer.Option(help="Such as rbf, matern52, 'rbf + periodic' or 'rbf[age] * linear'.")
+        str,
+        typer.Option(
+            help="A kernel expression: rbf, matern52, 'rbf + periodic', 'rbf[age] * linear'."
+        ),
     ] = "rbf",
     test_size: Annotated[
-        float, typer.Option(help="Share of rows held out to measure quality; 0 for none.")
+        float, typer.Option(help="Fraction of rows held out to measure quality; 0 for none.")
     ] = 0.2,
     encoding: Encoding = "utf-8",
     device: Device = "cpu",
     precision: Annotated[
         str,
-        typer.Option(help="double, or mixed: rows in float32, sums in float64."),
+        typer.Option(help="double, or mixed: kernel blocks in float32, sums in float64."),
     ] = "double",
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="A folder to write down progress in: the same command, run again after it was "
-            "killed, goes on from there to the same model.",
+            help="A folder for checkpoints: the same command, run again after it was killed, "
+            "resumes there and ends with the same model.",
             show_default=False,
         ),
     ] = None,
     checkpoint_every: Annotated[
-        float, typer.Option(min=0, help="Seconds between two writings to that folder.")
+        float, typer.Option(min=0, help="Seconds between two checkpoints.")
     ] = 30.0,
     seed: Seed = 0,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Learn to predict a column of a table, and save the model.
+    """Fit a model that predicts a column of a table, and save it.
 
-    Numbers are used as they are, dates in ISO form as days, words as one 0/1 column each.
+    Numbers are used as they are, ISO dates as days, strings as one indicator column per category.
 
-    Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) processes share the rows of a
-    regression; the first one speaks and writes. Classes and counts are not shared.
+    Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) the rows of a regression are
+    divided among the processes, and the first one prints and writes. Classification and counts are
+    not distributed.
     """
-    if speaks():
+    if is_main_process():
         checked_output(output)
-    strength = _alpha(alpha)
+    alpha_value = _alpha(alpha)
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
@@ -105,7 +116,7 @@ def fit(
 
     table = read_table(data, encoding=encoding)
     # Progress goes to stderr: stdout is for the result.
-    with PhaseBars(Console(stderr=True), quiet=quiet or json or not speaks()) as bars:
+    with PhaseBars(Console(stderr=True), quiet=quiet or json or not is_main_process()) as bars:
         model = fit_table(
             table,
             target,
@@ -116,7 +127,7 @@ def fit(
             missing=missing,
             max_words=max_words,
             kernel=kernel,
-            alpha=strength,
+            alpha=alpha_value,
             tolerance=tolerance,
             max_points=max_points,
             max_predict_us=max_predict_us,
@@ -132,10 +143,10 @@ def fit(
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
             process_group=_process_group(device) if launched() else None,
         )
-    if not speaks():
+    if not is_main_process():
         return
     model.save(output)
-    _say(model, output, left_out=table.N - model.summary["rows"], quiet=quiet, json=json)
+    _print_result(model, output, dropped=table.N - model.summary["rows"], quiet=quiet, json=json)
 
 
 def _alpha(alpha: str) -> str | float:
@@ -167,7 +178,9 @@ def _digest(data: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _say(model: "TabularModel", output: Path, *, left_out: int, quiet: bool, json: bool) -> None:
+def _print_result(
+    model: "TabularModel", output: Path, *, dropped: int, quiet: bool, json: bool
+) -> None:
     if quiet and not json:
         return
     from winnowgp.cli.summary import as_json, print_summary
@@ -176,6 +189,6 @@ def _say(model: "TabularModel", output: Path, *, left_out: int, quiet: bool, jso
         typer.echo(as_json(model.summary, file=str(output)))
         return
     print_summary(model.summary)
-    if left_out:
-        typer.echo(f"{left_out} rows without a target were left out.")
+    if dropped:
+        typer.echo(f"{dropped} rows without a target were dropped.")
     typer.echo(f"model: {output}")

@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from winnowgp.report.summary import Choice
 
 
-# `winnow info`: what a model file holds.
-
-
 def info(model: ModelFile, json: Json = False) -> None:
-    """Say what a model predicts, from what, how well, and how it was made."""
-    from winnowgp.cli.options import loaded
+    """Show what a model predicts, from which inputs, how well, and its settings."""
+    from winnowgp.cli.options import load_table_model
     from winnowgp.cli.summary import as_json, print_summary
 
-    summary = loaded(model).summary
+    summary = load_table_model(model).summary
     if json:
         typer.echo(as_json(summary, file=str(model)))
         return
@@ -29,65 +26,60 @@ def info(model: ModelFile, json: Json = False) -> None:
         typer.echo(f"{name}: {value}")
 
 
-# `winnow frontier`: what each number of points buys.
-
-
 def frontier(
     model: ModelFile,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Where to save a picture (.png, .pdf, .svg)."),
+        typer.Option("-o", "--output", help="Where to save a plot (.png, .pdf, .svg)."),
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Show the best bound found for each number of inducing points."""
+    """Show the best ELBO found for each number of inducing points."""
     if output is not None:
         checked_output(output, PICTURES)
-    from winnowgp.cli.options import loaded
+    from winnowgp.cli.options import load_table_model
 
-    choice = loaded(model).summary["choice"]
+    choice = load_table_model(model).summary["choice"]
     bounds = choice["frontier"] or []
     if output is not None:
-        from winnowgp.cli.plot import frontier_picture
+        from winnowgp.cli.plot import frontier_plot
         from winnowgp.plots import saved
 
-        saved(frontier_picture(choice), output)
+        saved(frontier_plot(choice), output)
     if json:
         import json as to_json
 
-        rows = [{"points": M, "bound_nats": bound} for M, bound in enumerate(bounds)]
-        typer.echo(to_json.dumps({"chosen": choice["points"], "frontier": rows}))
+        rows = [{"inducing_points": M, "elbo_nats": bound} for M, bound in enumerate(bounds)]
+        typer.echo(to_json.dumps({"selected": choice["points"], "frontier": rows}))
     elif not quiet:
         _print(choice, bounds)
         if output is not None:
-            typer.echo(f"picture: {output}")
+            typer.echo(f"plot: {output}")
 
 
 def _print(choice: "Choice", bounds: list[float]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"Best bound among the last {choice['candidates']} candidates", title_justify="left"
-    )
-    for name in ("points", "bound (nats)", "below the best, nats a row", ""):
+    table = Table(title=f"Best ELBO among {choice['candidates']} candidates", title_justify="left")
+    for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)", ""):
         table.add_column(name, justify="right" if name else "left")
     best = max(bounds)
     for M in _sizes(len(bounds) - 1, choice["points"]):
-        chosen = choice["points"] == M
+        selected = choice["points"] == M
         table.add_row(
             str(M),
             f"{bounds[M]:.2f}",
             f"{(best - bounds[M]) / choice['rows']:.4f}",
-            "<- kept" if chosen else "",
-            style="bold" if chosen else None,
+            "<- selected" if selected else "",
+            style="bold" if selected else None,
         )
     Console().print(table)
 
 
 def _sizes(K: int, M: int) -> list[int]:
-    """Round numbers up to K, and M with its neighbourhood.
+    """Return 0, powers of two, the neighbourhood of M, and K.
 
     >>> _sizes(30, 12)
     [0, 1, 2, 4, 8, 10, 11, 12, 13, 14, 16, 30]
@@ -97,37 +89,38 @@ def _sizes(K: int, M: int) -> list[int]:
     return sorted({0, K} | doubling | near)
 
 
-# `winnow data`: the paper's data sets.
-
-
 def data(
     name: Annotated[
-        str | None, typer.Argument(help="A data set to fetch; all are listed if not said.")
+        str | None, typer.Argument(help="A data set to copy; all are listed by default.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Where to put it; NAME.csv.gz here if not said."),
+        typer.Option("-o", "--output", help="Where to copy it; ./NAME.csv.gz by default."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the paper's data sets, or put one, checked, where you say.
+    """List the paper's data sets, or copy one after checking its contents.
 
-    They are looked for in $WINNOWGP_DATA and in the cache of winnowgp; see the list for where each
-    comes from.
+    They are searched in $WINNOWGP_DATA and in winnowgp's cache folder; nothing is downloaded. The
+    list says where each one can be obtained.
     """
     from winnowgp.data.catalogue import ORIGINS, find_table, load_table
 
     if name is not None:
-        where = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
+        destination = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
         table = load_table(name)
         from winnowgp.io import written_whole
 
-        with written_whole(where) as part:
+        with written_whole(destination) as part:
             shutil.copyfile(find_table(name), part)
-        typer.echo(f"{len(table.values)} rows of {len(table.columns)} columns: {where}")
+        typer.echo(f"{len(table.values)} rows of {len(table.columns)} columns: {destination}")
         return
     rows = [
-        {"name": known, "origin": origin, "file": str(found) if (found := _here(known)) else None}
+        {
+            "name": known,
+            "origin": origin,
+            "file": str(found) if (found := _local_file(known)) else None,
+        }
         for known, origin in ORIGINS.items()
     ]
     if json:
@@ -136,11 +129,11 @@ def data(
         typer.echo(to_json.dumps(rows))
         return
     for row in rows:
-        typer.echo(f"{row['name']:<10} {row['file'] or 'not on this machine'}")
+        typer.echo(f"{row['name']:<10} {row['file'] or 'not found locally'}")
         typer.echo(f"{'':<10} {row['origin']}")
 
 
-def _here(name: str) -> Path | None:
+def _local_file(name: str) -> Path | None:
     from winnowgp.data.catalogue import find_table
     from winnowgp.errors import DataNotFoundError
 

@@ -1,4 +1,4 @@
-"""Options shared by commands, and checks of output paths."""
+"""Options that several commands share, checks of paths, and the process under torchrun."""
 
 import os
 from pathlib import Path
@@ -9,28 +9,25 @@ import typer
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
-    from winnowgp.estimators import TabularModel
-
-# Options that several commands share, said once.
-
+    from winnowgp import TabularModel
 
 Quiet: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Say nothing but errors: no bars, no tables.")
+    bool, typer.Option("--quiet", "-q", help="Print errors only: no progress bars, no tables.")
 ]
 
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 Seed: TypeAlias = Annotated[
-    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Where randomness starts.")
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the random numbers.")
 ]
 
 Encoding: TypeAlias = Annotated[
-    str, typer.Option("--encoding", help="Of a CSV file, such as latin-1.")
+    str, typer.Option("--encoding", help="Encoding of a CSV file, such as latin-1.")
 ]
 
 Device: TypeAlias = Annotated[
     str,
-    typer.Option("--device", help="Where to compute: cpu or cuda, or auto for a GPU if any."),
+    typer.Option("--device", help="cpu, cuda, or auto: a GPU if there is one."),
 ]
 
 ModelFile: TypeAlias = Annotated[
@@ -38,14 +35,11 @@ ModelFile: TypeAlias = Annotated[
 ]
 
 
-# Where a result is to go: checked before any work is done.
-
-
 PICTURES = (".png", ".pdf", ".svg")
 
 
 def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
-    """`output`, if a file with one of these endings, or any if none is given, can be written."""
+    """Return `output` if a file with one of these suffixes can be written there."""
     if suffixes and not output.name.lower().endswith(suffixes):
         raise InputError(
             f"`--output` must end in one of {', '.join(suffixes)}; got {output.name!r}."
@@ -53,30 +47,25 @@ def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
     folder = output.absolute().parent
     if not folder.is_dir():
         raise InputError(f"`--output` must be in a folder that exists; {folder} does not.")
-    special = output.exists() and not output.is_file()  # a folder, or such as /dev/null
+    special = output.exists() and not output.is_file()  # a folder or a device such as /dev/null
     if special or not os.access(folder, os.W_OK):
         raise InputError(f"`--output` must be a file that can be written; {output} cannot.")
     return output
 
 
 def checked_folder(output: Path) -> Path:
-    """`output`, if it is a folder that can be written to, or can become one."""
-    place = output.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
+    """Return `output` if it is, or can become, a folder that can be written to."""
+    ancestor = output.absolute()
+    while not ancestor.exists():
+        ancestor = ancestor.parent
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
         raise InputError(f"`--output` must be a folder that can be written to; {output} cannot be.")
     return output
 
 
-# The model that a file holds, if a command can use it.
-
-
-def loaded(path: Path) -> "TabularModel":
-    """A model that `winnow fit` wrote."""
-    # Here, so that `winnow --help` needs no PyTorch.
-    from winnowgp.estimators import TabularModel
-    from winnowgp.io import load
+def load_table_model(path: Path) -> "TabularModel":
+    """Load a model that `winnow fit` wrote."""
+    from winnowgp import TabularModel, load
 
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file that `winnow fit` wrote.")
@@ -89,19 +78,16 @@ def loaded(path: Path) -> "TabularModel":
     return model
 
 
-# Whether torchrun started the command, and which of its processes this is.
-
-
 def launched() -> bool:
-    """Whether it is one of several that torchrun started, or may have."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def speaks() -> bool:
-    """Whether it is the one that prints and writes."""
+def is_main_process() -> bool:
+    """Return whether this process prints and writes: the first one of torchrun, or the only one."""
     return not launched() or os.environ.get("RANK") == "0"
 
 
-def name() -> str:
-    """What it calls itself in messages: processes that are not the first give their number."""
-    return "winnow" if speaks() else f"winnow (process {int(os.environ['RANK']) + 1})"
+def process_name() -> str:
+    """Return the prefix of messages, with the number of the process unless it is the first."""
+    return "winnow" if is_main_process() else f"winnow (process {int(os.environ['RANK']) + 1})"

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from winnowgp.report.summary import Choice
 
 
-# `winnow plot`: one picture of a model.
-
-
 KINDS = ("effects", "frontier", "inclusion", "trace", "calibration", "surface")
 
 
@@ -36,52 +33,54 @@ def plot(
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,
 ) -> None:
-    """Draw effects of the inputs, the frontier, inclusion, the fit's trace, calibration, or the
-    surface over two numeric inputs.
+    """Plot effects, frontier, inclusion probabilities, training trace, calibration, or a surface
+    over two numeric inputs.
 
-    A model does not hold the rows it was fitted to; to see them on its surface, name their file
-    with `--data`.
+    A model file does not contain its training rows; give their file with `--data` to show them on a
+    surface.
     """
     checked_output(output, PICTURES)
     if what not in KINDS:
         raise InputError(f"`--what` must be one of {', '.join(KINDS)}; got {what!r}.")
     if data is not None and what != "surface":
         raise InputError("`--data` is for `--what surface`; leave it out.")
-    from winnowgp.cli.options import loaded
+    from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
     from winnowgp.plots import saved
 
-    fitted = loaded(model)
+    fitted = load_table_model(model)
     if what == "surface":
         table = None if data is None else read_table(data, encoding=encoding)
-        picture = _surface(fitted, table)
+        figure = _surface(fitted, table)
     else:
-        picture = _picture(fitted.summary, what)
-    saved(picture, output)
+        figure = _plot_of(fitted.summary, what)
+    saved(figure, output)
     if not quiet:
-        typer.echo(f"picture: {output}")
+        typer.echo(f"plot: {output}")
 
 
-def _picture(summary: "Summary", what: str) -> "Figure":
+def _plot_of(summary: "Summary", what: str) -> "Figure":
     from winnowgp.plots import draw_effects, draw_inclusion, draw_trace
 
     if what == "frontier":
-        return frontier_picture(summary["choice"])
+        return frontier_plot(summary["choice"])
     if what == "calibration":
         return _calibration(summary)
     if what == "effects":
         return draw_effects(summary["effects"], target=summary["target"])
     if what == "inclusion":
         choice = summary["choice"]
-        return _alone(lambda ax: draw_inclusion(choice["inclusion"], choice["points"], ax=ax))
-    return _alone(lambda ax: draw_trace(summary["training"]["moments"], ax=ax))
+        return _single_panel(
+            lambda ax: draw_inclusion(choice["inclusion"], choice["points"], ax=ax)
+        )
+    return _single_panel(lambda ax: draw_trace(summary["training"]["moments"], ax=ax))
 
 
-def frontier_picture(choice: "Choice") -> "Figure":
-    """The frontier with the chosen number of points."""
+def frontier_plot(choice: "Choice") -> "Figure":
+    """Return a figure of the frontier with the selected number of inducing points."""
     from winnowgp.plots import draw_frontier
 
-    return _alone(
+    return _single_panel(
         lambda ax: draw_frontier(
             choice["frontier"] or [], choice["points"], rows=choice["rows"], ax=ax
         )
@@ -96,24 +95,26 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     from winnowgp.plots.style import plain
 
     names = numeric_inputs(model)
-    found = surface(model)
+    drawn = surface(model)
     nothing = torch.zeros(0, 2), torch.zeros(0)
     X, targets = nothing if table is None else surface_rows(model, table)
 
     def draw(ax: Any) -> None:
-        if isinstance(found, Surface):
-            draw_surface_2d(found, X, targets, ax=ax)
+        if isinstance(drawn, Surface):
+            draw_surface_2d(drawn, X, targets, ax=ax)
         else:
-            draw_classes_2d(found, X, targets.long(), ax=ax)
-        kept = f"{len(found.points)} inducing points"
-        title = f"{plain(model.target)}: {kept}" if isinstance(found, Surface) else _second(model)
+            draw_classes_2d(drawn, X, targets.long(), ax=ax)
+        size = f"{len(drawn.points)} inducing points"
+        title = (
+            f"{plain(model.target)}: {size}" if isinstance(drawn, Surface) else _class_title(model)
+        )
         ax.set(xlabel=plain(names[0]), ylabel=plain(names[1]), title=title)
 
-    return _alone(draw)
+    return _single_panel(draw)
 
 
-def _second(model: "TabularModel") -> str:
-    """Which class the second colour is for."""
+def _class_title(model: "TabularModel") -> str:
+    """Return the title of a class surface: the class of the second colour."""
     from winnowgp.plots.style import plain
 
     other = plain(str(model.summary["classes"][-1]))
@@ -125,16 +126,18 @@ def _calibration(summary: "Summary") -> "Figure":
 
     quality = summary["quality"]
     if quality is None:
-        raise InputError("no rows were held out; fit with `--test-size` above 0 to calibrate.")
+        raise InputError(
+            "no rows were held out; calibration needs a fit with `--test-size` above 0."
+        )
     pairs = quality["coverage"] or [
         (bin["probability"], bin["frequency"]) for bin in quality["reliability"]
     ]
     kind = "interval" if quality["coverage"] else "class"
-    return _alone(lambda ax: draw_calibration(pairs, kind=kind, ax=ax))
+    return _single_panel(lambda ax: draw_calibration(pairs, kind=kind, ax=ax))
 
 
-def _alone(draw: Any) -> "Figure":
-    """A figure of one panel."""
+def _single_panel(draw: Any) -> "Figure":
+    """Return a figure with one panel."""
     from matplotlib.figure import Figure
 
     from winnowgp.plots import styled
@@ -145,27 +148,21 @@ def _alone(draw: Any) -> "Figure":
     return figure
 
 
-# `winnow report`: one page about a model.
-
-
 def report(
     model: ModelFile,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to save the page.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to save the report.")
+    ] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
-    """Write a self-contained HTML page: data, choice, quality, effects, settings."""
+    """Write a self-contained HTML page: data, selection, quality, effects, settings."""
     checked_output(output, (".html", ".htm"))
-    from winnowgp.cli.options import loaded
+    from winnowgp.cli.options import load_table_model
     from winnowgp.report import save_report
 
-    save_report(loaded(model).summary, output)
+    save_report(load_table_model(model).summary, output)
     if not quiet:
         typer.echo(f"report: {output}")
-
-
-# `winnow export`: a model for machines without winnowgp.
 
 
 def export(
@@ -180,10 +177,10 @@ def export(
 ) -> None:
     """Write the predictor, preprocessing included, as ONNX or as one numpy file."""
     checked_output(output, (".onnx", ".py"))
-    from winnowgp.cli.options import loaded
+    from winnowgp.cli.options import load_table_model
     from winnowgp.estimators import export_numpy, export_onnx
 
     write = export_onnx if output.suffix.lower() == ".onnx" else export_numpy
-    write(loaded(model), output)
+    write(load_table_model(model), output)
     if not quiet:
         typer.echo(f"exported: {output}")

@@ -1,4 +1,4 @@
-"""`winnow predict`: a model and a new table in, predictions out."""
+"""`winnow predict`: predict the rows of a new table."""
 
 import sys
 from contextlib import ExitStack
@@ -25,44 +25,44 @@ def predict(
         typer.Option(
             "-o",
             "--output",
-            help="Where to save predictions (.csv, .csv.gz, .parquet); printed as CSV if not said.",
+            help="Where to save predictions (.csv, .csv.gz, .parquet); printed as CSV by default.",
         ),
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability that an interval holds.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Coverage of the prediction interval.")] = 0.95,
     encoding: Encoding = "utf-8",
     device: Device = "cpu",
     quiet: Quiet = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print predictions as JSON, one object a row.")
+        bool, typer.Option("--json", help="Print predictions as JSON, one object per row.")
     ] = False,
 ) -> None:
     """Predict the target for every row of a table.
 
-    Numbers: mean, sd, and the ends of an interval. Classes: the most probable one, and the
-    probability of each. The column named with `--id` at fit time is repeated. The table may be of
-    any size: it is read, predicted and written some rows at a time.
+    Regression gives mean, standard deviation and a prediction interval; classification gives the
+    most probable class and the probability of each. The id column of the fit is copied. The table
+    may have any size: it is read, predicted and written in blocks of rows.
     """
     if output is not None:
         checked_output(output, FORMATS)
-    from winnowgp.cli.options import loaded
+    from winnowgp.cli.options import load_table_model
     from winnowgp.cli.summary import TableNotes
     from winnowgp.data import column_blocks
 
-    fitted = loaded(model)
+    fitted = load_table_model(model)
     notes, count = TableNotes(fitted), 0
-    blocks = notes.watched(column_blocks(data, encoding=encoding))
-    with ExitStack() as open_checkpoint:
-        # Left in the opposite order: the file is whole before a line is printed.
+    blocks = notes.observe(column_blocks(data, encoding=encoding))
+    with ExitStack() as stack:
+        # Closed in reverse order: the file is complete before a line is printed.
         writers = []
         if json or output is None:
             rows = json_rows if json else csv_rows
-            writers.append(open_checkpoint.enter_context(printed_predictions(sys.stdout, rows)))
+            writers.append(stack.enter_context(printed_predictions(sys.stdout, rows)))
         if output is not None:
-            writers.append(open_checkpoint.enter_context(written_predictions(output)))
-        for found in fitted.predict_blocks(blocks, level=level, device=device):
+            writers.append(stack.enter_context(written_predictions(output)))
+        for predictions in fitted.predict_blocks(blocks, level=level, device=device):
             for write in writers:
-                write(found)
-            count += len(next(iter(found.values())))
+                write(predictions)
+            count += len(next(iter(predictions.values())))
         for line in [] if quiet else notes.lines():
             typer.echo(f"note: {line}", err=True)
     if output is not None and not json and not quiet:

@@ -1,4 +1,4 @@
-"""Predictions on their way out, some rows at a time."""
+"""Writers of predictions as CSV, JSON or Parquet, in blocks of rows."""
 
 import csv
 import gzip
@@ -14,18 +14,18 @@ from winnowgp.errors import MissingExtraError
 
 Write: TypeAlias = Callable[[Mapping[str, Any]], None]
 
-"""Takes named columns of the next rows; every time the same names."""
+"""Writes named columns of the next rows; the names are the same in every call."""
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
-# Rows of a row group: enough for a reader to skip by, few enough to be held.
+# Rows per Parquet row group, held in memory until it is written.
 _ROW_GROUP = 131_072
-# Letters to be printed that wait in memory; more wait in a temporary file.
-_WAITING = 2**23
+# Characters that are buffered in memory; more go to a temporary file.
+_BUFFER = 2**23
 
 
 @contextmanager
 def written_predictions(output: Path) -> Iterator[Write]:
-    """Write a file of one of the `FORMATS`, which is there at the end, whole, or not at all."""
+    """Write a file in one of the `FORMATS`, atomically."""
     from winnowgp.io import written_whole
 
     with written_whole(output) as part:
@@ -38,39 +38,39 @@ def written_predictions(output: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def printed_predictions(screen: Any, rows: Callable[[Any], Write]) -> Iterator[Write]:
-    """Print `csv_rows` or `json_rows` at the end, all of them; nothing if anything fails before.
+def printed_predictions(stream: Any, rows: Callable[[Any], Write]) -> Iterator[Write]:
+    """Print `csv_rows` or `json_rows` once all are computed, and nothing after an error.
 
-    They wait in a temporary file: whoever reads on never acts on half a table.
+    They are buffered, so that the next program in a pipe never acts on half a table.
     """
-    with SpooledTemporaryFile(_WAITING, "w+", encoding="utf-8", newline="") as waiting:
-        yield rows(waiting)
-        waiting.seek(0)
-        shutil.copyfileobj(waiting, screen)
+    with SpooledTemporaryFile(_BUFFER, "w+", encoding="utf-8", newline="") as buffer:
+        yield rows(buffer)
+        buffer.seek(0)
+        shutil.copyfileobj(buffer, stream)
 
 
 def csv_rows(file: Any) -> Write:
-    """Lines of CSV, the first of which names the columns."""
+    """Return a writer of CSV lines with a header."""
     writer = csv.writer(file, lineterminator="\n")
-    named = False
+    has_header = False
 
-    def write(found: Mapping[str, Any]) -> None:
-        nonlocal named
-        if not named:
-            writer.writerow(found)
-            named = True
-        writer.writerows(zip(*[column.tolist() for column in found.values()], strict=True))
+    def write(columns: Mapping[str, Any]) -> None:
+        nonlocal has_header
+        if not has_header:
+            writer.writerow(columns)
+            has_header = True
+        writer.writerows(zip(*[column.tolist() for column in columns.values()], strict=True))
 
     return write
 
 
 def json_rows(file: Any) -> Write:
-    """One JSON object a line."""
+    """Return a writer of one JSON object per line."""
     import json
 
-    def write(found: Mapping[str, Any]) -> None:
-        for row in zip(*[column.tolist() for column in found.values()], strict=True):
-            file.write(json.dumps(dict(zip(found, row, strict=True)), ensure_ascii=False) + "\n")
+    def write(columns: Mapping[str, Any]) -> None:
+        for row in zip(*[column.tolist() for column in columns.values()], strict=True):
+            file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
 
     return write
 
@@ -78,7 +78,7 @@ def json_rows(file: Any) -> Write:
 @contextmanager
 def _text(part: Path, *, zipped: bool) -> Iterator[io.TextIOWrapper]:
     with part.open("wb") as file:
-        # Without a name: it would be that of the temporary file.
+        # No name in the header: it would be that of the temporary file.
         content = gzip.GzipFile("", "wb", 6, file) if zipped else file
         with io.TextIOWrapper(content, encoding="utf-8", newline="") as text:
             yield text
@@ -91,29 +91,29 @@ def _parquet_rows(part: Path) -> Iterator[Write]:
         from pyarrow import parquet
     except ImportError:
         raise MissingExtraError(
-            "Parquet needs pyarrow: pip install 'winnowgp[parquet]'; or ask for a .csv."
+            "Parquet needs pyarrow: pip install 'winnowgp[parquet]'; or write a .csv."
         ) from None
     writer: Any = None
-    held: list[Any] = []
+    batches: list[Any] = []
 
     def flush() -> None:
-        if held:
-            writer.write_table(pyarrow.Table.from_batches(held))
-            held.clear()
+        if batches:
+            writer.write_table(pyarrow.Table.from_batches(batches))
+            batches.clear()
 
-    def write(found: Mapping[str, Any]) -> None:
+    def write(columns: Mapping[str, Any]) -> None:
         nonlocal writer
-        kinds = {
+        types = {
             name: pyarrow.float64() if column.dtype.kind == "f" else pyarrow.string()
-            for name, column in found.items()
+            for name, column in columns.items()
         }
-        # From the first rows alone, a column of names that starts with holes would have no type.
-        schema = pyarrow.schema(list(kinds.items()))
+        # Explicit: a string column that begins with missing values would have no type.
+        schema = pyarrow.schema(list(types.items()))
         if writer is None:
             writer = parquet.ParquetWriter(part, schema)
-        arrays = [pyarrow.array(found[name].tolist(), kind) for name, kind in kinds.items()]
-        held.append(pyarrow.record_batch(arrays, schema=schema))
-        if sum(batch.num_rows for batch in held) >= _ROW_GROUP:
+        arrays = [pyarrow.array(columns[name].tolist(), type_) for name, type_ in types.items()]
+        batches.append(pyarrow.record_batch(arrays, schema=schema))
+        if sum(batch.num_rows for batch in batches) >= _ROW_GROUP:
             flush()
 
     try:

@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Progress bars of fits and experiments."""
 
 from math import isfinite
 from typing import Any, final
@@ -9,12 +9,10 @@ from rich.progress import Progress as Bars
 
 from winnowgp.training import Progress
 
-# Progress on the terminal.
-
 
 @final
 class PhaseBars:
-    """A progress bar a phase, added when the phase begins."""
+    """One progress bar per training phase, added when the phase begins."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._bars = Bars(
@@ -39,12 +37,12 @@ class PhaseBars:
         self._bars.stop()
 
     def _end(self, phase: str | None) -> None:
-        """A phase that stops early is as finished as one that does not."""
+        """Fill the bar of a phase that ended before its last step."""
         task = self._tasks[phase]
         self._bars.update(task, total=self._bars.tasks[task].completed)
 
     def update(self, progress: Progress) -> None:
-        """Show a step, with the expected number of points where it is being learnt."""
+        """Show a step, with the expected number of inducing points where it is learnt."""
         if self._current not in (None, progress.phase):
             self._end(self._current)
         self._current = progress.phase
@@ -54,20 +52,17 @@ class PhaseBars:
             )
         note = f"{progress.objective:9.1f} nats" if isfinite(progress.objective) else " " * 14
         if progress.inclusion is not None:
-            note += f", {progress.inclusion.sum().item():.1f} points expected"
+            note += f", {progress.inclusion.sum().item():.1f} inducing points expected"
         elif len(progress.candidates):
-            note += f", {len(progress.candidates)} points"
+            note += f", {len(progress.candidates)} inducing points"
         self._bars.update(
             self._tasks[progress.phase], completed=progress.step, total=progress.steps, note=note
         )
 
 
-# Progress of an experiment on the terminal.
-
-
 @final
 class RunBar:
-    """One bar of runs, with what the newest one was and took."""
+    """One progress bar per experiment, with the settings and seconds of the newest run."""
 
     def __init__(self, console: Console, name: str, *, shown: bool) -> None:
         self._bar = Bars(
@@ -89,8 +84,8 @@ class RunBar:
         self._bar.stop()
 
     def update(self, done: int, total: int, row: dict[str, Any]) -> None:
-        """Show that a run ended; more may become known then."""
-        words = [str(v) for k, v in row.items() if k in ("kind", "data", "condition")]
-        words += [f"{k} {row[k]}" for k in ("alpha", "seed", "fold") if k in row]
-        note = f"{' '.join(words)}: {row['seconds']:.1f} s"
+        """Show that a run ended; `total` may have changed."""
+        labels = [str(v) for k, v in row.items() if k in ("kind", "data", "condition")]
+        labels += [f"{k} {row[k]}" for k in ("alpha", "seed", "fold") if k in row]
+        note = f"{' '.join(labels)}: {row['seconds']:.1f} s"
         self._bar.update(self._task, completed=done, total=total, note=note)

@@ -1,4 +1,4 @@
-"""`winnow reproduce`: the paper's experiments, their figures, and whether they say what it says."""
+"""`winnow reproduce`: the paper's experiments, their figures, and whether its claims hold."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,33 +16,41 @@ if TYPE_CHECKING:
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Experiments, or all; listed if none is said."),
+        typer.Argument(
+            metavar="[NAME]...", help="Experiments, or all; without a name they are listed."
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A minute or two each; says what it leaves out.")
+        bool,
+        typer.Option(
+            "--quick", help="Reduced settings, a minute or two each; what is reduced is printed."
+        ),
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Repetitions; as many as usual if not said, or as folds are."),
+        typer.Option(min=1, help="Number of repetitions; by default that of the experiment."),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at once; if not said one a core, or one on a GPU."),
+        typer.Option(min=1, help="Parallel runs; by default one per core, or one on a GPU."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="A folder for rows and figures; made if new.")
+        Path, typer.Option("-o", "--output", help="Folder for results and figures.")
     ] = Path("reproduced"),
     only_draw: Annotated[
-        bool, typer.Option("--only-draw", help="Make no runs; draw and judge the rows there are.")
+        bool,
+        typer.Option(
+            "--only-draw", help="Only draw figures and check claims from existing results."
+        ),
     ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run experiments of the paper, draw their figures, and say whether the paper's claims hold.
+    """Run experiments of the paper, draw their figures, and report whether its claims hold.
 
-    Rows that NAME.jsonl has already are not made again, whatever ended the command before: the
-    same command goes on. Quick runs have a file of their own, NAME-quick.jsonl.
+    Results are appended to NAME.jsonl, with one line per run, and finished runs are not repeated:
+    run the same command again to resume. Quick runs are stored in NAME-quick.jsonl.
     """
     from winnowgp.experiments.base import Scope
     from winnowgp.experiments.runner import check_tables, named
@@ -57,23 +65,23 @@ def reproduce(
         check_tables(experiments, scope, output)
         checked_folder(output)
     if not quiet:
-        _say_folds(experiments, seeds)
+        _warn_folds(experiments, seeds)
     failures: list[Exception] = []
     for experiment in experiments:
         try:
-            found = _reproduced(
+            result = _reproduced(
                 experiment, scope, output, jobs=jobs, only_draw=only_draw, shown=not (quiet or json)
             )
         except Exception as error:
             if len(experiments) == 1:
                 raise
-            typer.echo(f"winnow: {experiment.name} is left out: {error}", err=True)
+            typer.echo(f"winnow: {experiment.name} failed and is skipped: {error}", err=True)
             failures.append(error)
             continue
         if not quiet or json:
-            _say(found, json=json)
+            _print_result(result, json=json)
     if failures:
-        # Once more at the end, where it is seen; a mistake of ours before one in the input.
+        # Again at the end, where it is seen; internal errors take precedence over invalid input.
         raise min(failures, key=lambda error: isinstance(error, WinnowError))
 
 
@@ -87,13 +95,13 @@ def _check_device(device: str) -> None:
             raise InputError("`--device cuda` needs a CUDA device that torch can see; use cpu.")
 
 
-def _say_folds(experiments: "list[Experiment]", seeds: int | None) -> None:
-    """Where more repetitions are asked for than there are folds."""
-    for found in experiments:
-        if found.folds is not None and (seeds or 0) > found.folds:
+def _warn_folds(experiments: "list[Experiment]", seeds: int | None) -> None:
+    """Warn where more repetitions are requested than the data has folds."""
+    for experiment in experiments:
+        if experiment.folds is not None and (seeds or 0) > experiment.folds:
             typer.echo(
-                f"winnow: {found.name} repeats over the {found.folds} folds of its data; with "
-                f"`--seeds {seeds}` all {found.folds} are used.",
+                f"winnow: {experiment.name} has {experiment.folds} folds; `--seeds {seeds}` uses "
+                "all of them.",
                 err=True,
             )
 
@@ -102,11 +110,11 @@ def _list(experiments: "list[Experiment]", *, json: bool) -> None:
     if json:
         import json as to_json
 
-        rows = [{"name": found.name, "title": found.title} for found in experiments]
+        rows = [{"name": experiment.name, "title": experiment.title} for experiment in experiments]
         typer.echo(to_json.dumps(rows, ensure_ascii=False))
         return
-    for found in experiments:
-        typer.echo(f"{found.name:<14} {found.title}")
+    for experiment in experiments:
+        typer.echo(f"{experiment.name:<14} {experiment.title}")
 
 
 def _reproduced(
@@ -130,20 +138,20 @@ def _reproduced(
             return reproduced(experiment, scope, folder, jobs=jobs, on_run=bar.update)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"rows of finished runs are in {folder}; the same command goes on from there."
+                f"rows of finished runs are in {folder}; run the same command again to resume."
             ) from None
 
 
-def _say(found: "Reproduction", *, json: bool) -> None:
+def _print_result(result: "Reproduction", *, json: bool) -> None:
     if json:
-        typer.echo(found.as_json())
+        typer.echo(result.as_json())
         return
-    typer.echo(f"{found.name}: {found.title}")
-    if found.cuts:
-        typer.echo(f"  quick: {found.cuts}")
-    if found.missing:
-        typer.echo(f"  {found.missing} run{'s' * (found.missing > 1)} still to be made")
-    for line in found.claims:
+    typer.echo(f"{result.name}: {result.title}")
+    if result.cuts:
+        typer.echo(f"  quick: {result.cuts}")
+    if result.missing:
+        typer.echo(f"  {result.missing} run{'s' * (result.missing > 1)} missing")
+    for line in result.claims:
         typer.echo(f"  - {line}")
-    typer.echo(f"  rows: {found.results} ({found.rows} of this scope)")
-    typer.echo(f"  figure: {found.figure}")
+    typer.echo(f"  rows: {result.results} ({result.rows} of this scope)")
+    typer.echo(f"  figure: {result.figure}")

@@ -1,4 +1,4 @@
-"""Summaries printed after a fit."""
+"""What commands print about models and new tables."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -10,55 +10,49 @@ from winnowgp.data import DataTable
 from winnowgp.estimators import TabularModel
 from winnowgp.report import Summary
 
-# What a person should know about a new table, found while it goes by.
-
-
-# Unseen words are kept to this number a column, however large the table is.
-_MOST = 1000
+# Unseen categories that are remembered per column, however large the table is.
+_MAX_UNSEEN = 1000
 
 
 class TableNotes:
-    """Words that a model has never seen, and whether rows have names."""
+    """Collects what is new in a table: unseen categories, and a missing id column."""
 
     def __init__(self, model: TabularModel) -> None:
         self._model = model
-        self._words: dict[str, set[str]] = {}
-        self._unnamed = False
+        self._unseen: dict[str, set[str]] = {}
+        self._lacks_id = False
 
-    def watched(self, blocks: Iterable[DataTable]) -> Iterator[DataTable]:
-        """The same blocks."""
+    def observe(self, blocks: Iterable[DataTable]) -> Iterator[DataTable]:
+        """Yield the blocks unchanged, and collect notes about them."""
         id_column = self._model.id_column
         for block in blocks:
             self._model.encoder.check_has_columns(block)
-            self._unnamed = id_column is not None and id_column not in block.values
-            for name, words in self._model.encoder.unseen(block).items():
-                kept = self._words.setdefault(name, set())
-                kept.update(sorted(set(words) - kept)[: _MOST - len(kept)])
+            self._lacks_id = id_column is not None and id_column not in block.values
+            for name, categories in self._model.encoder.unseen(block).items():
+                known = self._unseen.setdefault(name, set())
+                known.update(sorted(set(categories) - known)[: _MAX_UNSEEN - len(known)])
             yield block
 
     def lines(self) -> list[str]:
-        """One for each thing to know."""
-        found = []
-        if self._unnamed:
-            found.append(
-                f"there is no column {self._model.id_column!r} to name rows by; predictions are in "
-                "the order of the rows."
+        """Return one sentence per note."""
+        notes = []
+        if self._lacks_id:
+            notes.append(
+                f"the id column {self._model.id_column!r} is missing; predictions are in the order "
+                "of the rows."
             )
-        for name, words in self._words.items():
-            shown = ", ".join(repr(word[:30]) for word in sorted(words)[:5])
-            count = f"{len(words)} words" if len(words) < _MOST else f"{_MOST} words or more"
-            found.append(
-                f"{count} of column {name!r} were not in the training rows ({shown}); they count "
-                "as no category."
+        for name, categories in self._unseen.items():
+            examples = ", ".join(repr(category[:30]) for category in sorted(categories)[:5])
+            more = "or more " if len(categories) == _MAX_UNSEEN else ""
+            notes.append(
+                f"column {name!r} has {len(categories)} {more}values that were not in the training "
+                f"rows ({examples}); they are encoded as no category."
             )
-        return found
-
-
-# A model in a few lines, for people and for machines.
+        return notes
 
 
 def as_json(summary: Summary, *, file: str) -> str:
-    """What `info` knows, in one JSON object."""
+    """Return the summary of a model as one JSON object."""
     choice = summary["choice"]
     quality = summary["quality"]
     return json.dumps(
@@ -73,12 +67,12 @@ def as_json(summary: Summary, *, file: str) -> str:
                 {"name": c["name"], "kind": c["kind"], "relevance": c["relevance"]}
                 for c in summary["columns"]
             ],
-            "points": choice["points"],
-            "asked": choice["asked"],
+            "inducing_points": choice["points"],
+            "goal": choice["asked"],
             "alpha": choice["alpha"],
-            "bound_nats": choice["bound"],
+            "elbo_nats": choice["bound"],
             "evidence_gap_nats": choice["evidence_gap"],
-            "given_up_nats_per_row": choice["given_up"],
+            "elbo_gap_nats_per_observation": choice["given_up"],
             "held_out": None
             if quality is None
             else {
@@ -94,25 +88,25 @@ def as_json(summary: Summary, *, file: str) -> str:
 
 
 def print_summary(summary: Summary) -> None:
-    """Target, inputs, points, and quality beside that of a constant prediction."""
-    # Names of columns may hold brackets, as in `weight [kg]`: they are not rich's markup.
+    """Print target, inputs, selection, and quality beside that of a constant prediction."""
+    # Column names may hold brackets, as in `weight [kg]`, which are not rich's markup.
     console = Console(markup=False)
     choice, quality = summary["choice"], summary["quality"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("target", f"{summary['target']} ({summary['task']}: {summary['why_task']})")
     table.add_row("inputs", _inputs(summary))
-    table.add_row("rows", f"{summary['train_rows']} to learn from, {_held_out(summary)} held out")
-    table.add_row("points", f"{choice['points']} inducing points kept; asked for {choice['asked']}")
-    table.add_row("given up", f"{choice['given_up']:.4f} nats per row")
+    table.add_row("rows", f"{summary['train_rows']} for training, {_held_out(summary)} held out")
+    table.add_row("selected", f"{choice['points']} inducing points; goal: {choice['asked']}")
+    table.add_row("ELBO gap", f"{choice['given_up']:.4f} nats per observation")
     table.add_row(
         "time",
         f"fit {summary['timings']['fit_s']:.1f} s, "
-        f"prediction {summary['timings']['predict_us']:.1f} µs a row",
+        f"prediction {summary['timings']['predict_us']:.1f} µs per row",
     )
     console.print(table)
     if quality is None:
         return
-    scores = Table(title="On held-out rows", title_justify="left")
+    scores = Table(title="Held-out rows", title_justify="left")
     for name in ("", "model", "constant"):
         scores.add_column(name, justify="left" if not name else "right")
     for metric in quality["metrics"]:

@@ -1,4 +1,4 @@
-"""What is typed wrong, and what we do wrong: one line, and an exit code that tells them apart."""
+"""Invalid input and internal errors: one line each, and different exit codes."""
 
 import re
 import warnings
@@ -42,7 +42,7 @@ from winnowgp.errors import CheckpointWarning, InputError
         ("data moon", "`name` must be one of"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(
+def test_invalid_input_is_one_line_and_exit_code_2(
     words: str,
     message: str,
     shop: Path,
@@ -57,14 +57,14 @@ def test_mistakes_are_one_line_and_exit_code_2(
         model = winnowgp.load(models["y"]).estimator
         typed[1] = str(model.save(shop.parent / "posterior.winnow"))
     assert run([*typed, *(["-q"] if typed[0] == "fit" else [])]) == 2
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("winnow: ")
-    assert re.search(message, said), said
+    output = capfd.readouterr().err
+    assert output.count("\n") == 1
+    assert output.startswith("winnow: ")
+    assert re.search(message, output), output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_command_and_wrong_words_are_told_what_there_is(
+def test_unknown_command_shows_usage(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert run([]) == 2
@@ -75,20 +75,20 @@ def test_no_command_and_wrong_words_are_told_what_there_is(
     assert "Missing argument" in capfd.readouterr().err
 
 
-def test_a_mistake_of_ours_has_exit_code_1_and_no_traceback(
+def test_internal_error_has_exit_code_1_and_no_traceback(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken(path: Path) -> None:
         raise ZeroDivisionError("no\nway")
 
-    monkeypatch.setattr("winnowgp.cli.options.load", broken)
+    monkeypatch.setattr("winnowgp.load", broken)
     assert run(["info", str(models["y"])]) == 1
-    said = capfd.readouterr().err
-    assert "a mistake of ours (ZeroDivisionError: no way)" in said
-    assert said.count("\n") == 1
+    output = capfd.readouterr().err
+    assert "internal error (ZeroDivisionError: no way)" in output
+    assert output.count("\n") == 1
 
 
-def test_what_libraries_say_about_themselves_is_not_shown(
+def test_warnings_of_other_libraries_are_hidden(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def load(path: Path) -> None:
@@ -96,6 +96,6 @@ def test_what_libraries_say_about_themselves_is_not_shown(
         warnings.warn("of ours", CheckpointWarning, stacklevel=1)
         raise InputError("it is no model.")
 
-    monkeypatch.setattr("winnowgp.cli.options.load", load)
+    monkeypatch.setattr("winnowgp.load", load)
     assert run(["info", str(tmp_path / "m.winnow")]) == 2
     assert capfd.readouterr().err == "winnow: of ours\nwinnow: it is no model.\n"

@@ -1,4 +1,4 @@
-"""`winnow fit`, and work of one's own, under torchrun."""
+"""`winnow fit` and other scripts under torchrun."""
 
 import json
 import sys
@@ -69,7 +69,7 @@ def answers(done: tuple[Path, CompletedProcess[str]], name: str) -> list[Any]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def test_two_processes_write_the_model_of_one_and_speak_once(
+def test_torchrun_fit_equals_one_process_and_prints_once(
     done: tuple[Path, CompletedProcess[str]],
 ) -> None:
     folder, torchrun = done
@@ -92,7 +92,7 @@ def test_two_processes_write_the_model_of_one_and_speak_once(
     assert names == ["estimator.checkpoint", "fit.checkpoint"]
 
 
-def test_processes_of_torchrun_are_introduced_to_each_other(
+def test_torchrun_processes_form_a_group(
     done: tuple[Path, CompletedProcess[str]], forks: Forks
 ) -> None:
     found = answers(done, "sums")
@@ -102,17 +102,17 @@ def test_processes_of_torchrun_are_introduced_to_each_other(
 
 
 @pytest.mark.slow
-def test_a_mistake_is_said_and_the_exit_code_tells(tmp_path: Path) -> None:
+def test_torchrun_invalid_input_sets_the_exit_code(tmp_path: Path) -> None:
     table(tmp_path)
     done = launched(tmp_path, "--target", "q", "-o", "model.winnow")
     assert done.returncode != 0
     assert "'q' is not among" in done.stderr
-    assert "mistake of ours" not in done.stderr
+    assert "internal error" not in done.stderr
     assert not (tmp_path / "model.winnow").exists()
 
 
 @pytest.mark.slow
-def test_counts_are_not_shared_and_written_once(tmp_path: Path) -> None:
+def test_torchrun_counts_are_not_sharded_and_written_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(8)
     rows = [f"{x},{rng.poisson(np.exp(x))}" for x in rng.uniform(0, 2, size=40)]
     (tmp_path / "table.csv").write_text("\n".join(["x,y", *rows]))

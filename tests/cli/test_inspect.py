@@ -1,4 +1,4 @@
-"""`winnow info`, `frontier`, `data` and `export`: what they answer with."""
+"""`winnow info`, `winnow frontier`, `winnow data` and `winnow export`."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import winnowgp
 from winnowgp.cli.app import run
 
 
-def test_info_and_frontier_speak_json(
+def test_info_and_frontier_json_agree(
     models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["info", str(models["y"]), "--json"]) == 0
@@ -24,13 +24,13 @@ def test_info_and_frontier_speak_json(
     }
     assert run(["frontier", str(models["y"]), "--json"]) == 0
     frontier = json.loads(capsys.readouterr().out)
-    assert frontier["chosen"] == info["points"]
-    bounds = [row["bound_nats"] for row in frontier["frontier"]]
-    assert [row["points"] for row in frontier["frontier"]] == list(range(len(bounds)))
+    assert frontier["selected"] == info["inducing_points"]
+    bounds = [row["elbo_nats"] for row in frontier["frontier"]]
+    assert [row["inducing_points"] for row in frontier["frontier"]] == list(range(len(bounds)))
     assert bounds[-1] > bounds[0]
 
 
-def test_the_paper_s_data_are_listed_and_fetched(
+def test_data_lists_and_copies_tables(
     paper_data: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -48,7 +48,7 @@ def test_the_paper_s_data_are_listed_and_fetched(
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.py"])
-def test_models_are_exported(name: str, models: dict[str, Path], tmp_path: Path) -> None:
+def test_export_writes_onnx_and_numpy(name: str, models: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     assert run(["export", str(models["y"]), "-o", str(tmp_path / name), "-q"]) == 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
