@@ -124,7 +124,7 @@ PROGRAMME = """
 import sys
 from pathlib import Path
 from helpers.toy_experiment import Toy
-from winnowgp.experiments.experiment import Scope
+from winnowgp.experiments.base import Scope
 from winnowgp.experiments.reproduce import make_runs
 from winnowgp.experiments.runs import Runs
 

@@ -241,7 +241,7 @@ def candidates_from(
 
 def pack_numbers(model: Any, found: Packed) -> Packed:
     """Add what a regressor knows of numbers: their units."""
-    found.parts["y_scaler"] = packed_target_units(model._y_scaler)
+    found.parts["y_units"] = packed_target_units(model._y_scaler)
     return found
 
 
@@ -249,7 +249,7 @@ def take_numbers(model: Any, found: Packed) -> Any:
     """The way back, for a regressor that has its posterior."""
     learnt = model.posterior_.likelihood
     check_likelihood(model.likelihood, learnt)
-    model._y_scaler = target_units_from(found.parts["y_scaler"], model.posterior_.P)
+    model._y_scaler = target_units_from(found.parts["y_units"], model.posterior_.P)
     model.likelihood_, model.noise_ = learnt, model._y_scaler.noise(learnt)
     return model
 
@@ -301,7 +301,7 @@ def _packed_inducing(model: InducingEstimator) -> Packed:
     found.about.update({key: packed_number(getattr(model, name)) for key, name in _NUMBERS.items()})
     found.tensors["candidates_"] = torch.from_numpy(model.candidates_)
     found.tensors["inclusion_"] = torch.from_numpy(model.inclusion_)
-    found.parts["x_scaler"] = packed_units(model._x_scaler)
+    found.parts["x_units"] = packed_units(model._x_scaler)
     found.parts["posterior"] = packed_posterior(model.posterior_)
     if model.frontier_ is not None:
         found.parts["frontier"] = packed_frontier(model.frontier_)
@@ -313,7 +313,7 @@ def _inducing_from(made: Any, found: Packed) -> Any:
     D, posterior = model.n_features_in_, posterior_from(found.parts["posterior"])
     if posterior.Z.shape[1] != D:
         raise ModelFileError(f"has {D} inputs and points of {posterior.Z.shape[1]}")
-    model._x_scaler = units_from(found.parts["x_scaler"], D)
+    model._x_scaler = units_from(found.parts["x_units"], D)
     model.posterior_, model.kernel_ = posterior, posterior.kernel
     for key, name in _NUMBERS.items():
         setattr(model, name, number_from(found.about[key]))
@@ -374,7 +374,7 @@ def _packed_deep(model: DeepEstimator) -> Packed:
     found.about["elbo_"] = packed_number(model.elbo_)
     found.about["given_up_"] = packed_number(model.elbo_gap_)
     found.about["alpha_"] = [packed_number(alpha) for alpha in model.alpha_]
-    found.parts["x_scaler"] = packed_units(model._x_scaler)
+    found.parts["x_units"] = packed_units(model._x_scaler)
     found.parts["posterior"] = packed_deep_posterior(model.posterior_)
     for number, points in enumerate(model.candidates_):
         found.tensors[f"candidates_{number}"] = torch.from_numpy(points)
@@ -391,7 +391,7 @@ def _deep_from(made: Any, found: Packed) -> Any:
     layers = posterior.layers
     if layers[0].D != D or model.layers != len(layers):
         raise ModelFileError("its layers are not those it says it was asked for")
-    model._x_scaler = units_from(found.parts["x_scaler"], D)
+    model._x_scaler = units_from(found.parts["x_units"], D)
     model.posterior_, model.n_inducing_ = posterior, posterior.M
     kept = [layer.candidates.detach().clone() for layer in layers]
     model.inducing_points_ = seen_outside(kept, model._x_scaler)
