@@ -11,7 +11,6 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "src")]
 
 from run_pages import FENCE, run_pages, with_outputs  # noqa: E402
-
 from winnowgp import __version__  # noqa: E402
 
 project = "winnowgp"

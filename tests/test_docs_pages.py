@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from run_pages import FENCE, ExampleError, run_page, run_pages, with_outputs
 
 import winnowgp
+from run_pages import FENCE, ExampleError, run_page, run_pages, with_outputs
 from winnowgp.errors import MissingExtraError
 
 ROOT = Path(__file__).parents[1]
