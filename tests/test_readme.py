@@ -30,9 +30,9 @@ def test_python_block_prints_the_output_shown(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     number = r"-?\d+\.?\d*"
     assert re.sub(number, "#", printed) == re.sub(number, "#", shown)
-    values = ([float(n) for n in re.findall(number, text)] for text in (printed, shown))
+    actual, expected = ([float(n) for n in re.findall(number, t)] for t in (printed, shown))
     # The last digits of a fit depend on the processor.
-    np.testing.assert_allclose(*values, atol=2e-3)
+    np.testing.assert_allclose(actual, expected, atol=2e-3)
 
 
 @pytest.mark.unchecked
