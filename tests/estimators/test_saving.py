@@ -18,7 +18,7 @@ import winnowgp
 from helpers.forgery import forged_outline, forged_tensor
 from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.errors import ModelFileError
-from winnowgp.training import Progress, deep_silent
+from winnowgp.training import Progress
 
 rng = np.random.default_rng(0)
 X = rng.uniform(0, 6, (60, 2))

@@ -16,7 +16,7 @@ from winnowgp.experiments.gplvm import (
 )
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FastLatent, JointLatent
+from winnowgp.training import FastSchedule, PaperSchedule
 
 
 def test_the_figure_shows_four_moments_of_the_training(paper_data, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_a_row_says_of_start_and_schedule_is_what_runs(paper_data, monkeypa
 
 
 def test_what_rows_say_are_the_defaults_that_the_first_rows_were_made_with() -> None:
-    paper, fast = (JointLatent(SquaredCardinality(1, 1.0)), FastLatent())
+    paper, fast = (PaperSchedule(SquaredCardinality(1, 1.0)), FastSchedule())
     gradient = paper.gradient
     assert isinstance(gradient, ScoreFunction)
     assert {

@@ -8,7 +8,7 @@ from winnowgp.data import Dataset
 from winnowgp.experiments.sizes import SizeStudy, standardised
 from winnowgp.experiments.synthetic import sampled
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FixedAlpha, ThreePhases, Tolerance, fit
+from winnowgp.training import FixedAlpha, PaperSchedule, Tolerance, fit
 
 
 def small(rows: int = 60, condition: str = "smoothness", intensity: float = 8.0) -> Dataset:
@@ -41,7 +41,7 @@ def test_the_papers_procedure_is_the_three_phases() -> None:
     study = SizeStudy(data, 0)
     steps = {"pre": 15, "process": 25, "post": 10}
     found = study.by_paper(12, alpha=alpha, steps=steps, draws=4)
-    plan = ThreePhases(SquaredCardinality(12, alpha), pre=15, process=25, post=0)
+    plan = PaperSchedule(SquaredCardinality(12, alpha), pre=15, process=25, post=0)
     generator = torch.Generator().manual_seed(0)
     twin = fit(study.by_hand(12, steps=0), data, schedule=plan, generator=generator)
     # Pre-training in chunks has a jitter of 1e-8 where the phases have 1e-12.

@@ -14,10 +14,11 @@ from helpers.shared_rows import plain, rows, said
 from winnowgp.data import ArraySource, ProcessGroup, ShardedSource, shared
 from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
-from winnowgp.training import Checkpoint, EndPhase, Fast, Progress, fit, open_checkpoint
+from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, fit
 from winnowgp.training import checkpoint as checkpoint_module
+from winnowgp.training.context import open_checkpoint
 
-PLAN = Fast(n_candidates=8, rounds=1, inclusion_steps=10)
+PLAN = FastSchedule(n_candidates=8, rounds=1, inclusion_steps=10)
 
 
 class Stopped(Exception):
@@ -118,7 +119,9 @@ def damaged(process_group: ProcessGroup) -> list[str]:
 
 def different(process_group: ProcessGroup) -> list[str]:
     """A model of its own in each process."""
-    return said(lambda: fit(line(0.1 + process_group.rank), curve(), schedule=Fast(n_candidates=8)))
+    return said(
+        lambda: fit(line(0.1 + process_group.rank), curve(), schedule=FastSchedule(n_candidates=8))
+    )
 
 
 def shards(process_group: ProcessGroup) -> list[str]:

@@ -13,16 +13,16 @@ from winnowgp.data import Dataset, ProcessGroup, shared
 from winnowgp.gradients import Relaxed
 from winnowgp.models import DeepGP, DeepLayer, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Checkpoint, DeepThreePhases, ThreePhases, fit, fit_deep
+from winnowgp.training import Checkpoint, PaperSchedule, fit
 
 
-def _plan(**words: Any) -> ThreePhases:
+def _plan(**words: Any) -> PaperSchedule:
     asked: dict[str, Any] = {"process": 12, "post": 6, "pre": 8, "learning_rate": 0.05, **words}
-    return ThreePhases(SquaredCardinality(12, 0.1), **asked)
+    return PaperSchedule(SquaredCardinality(12, 0.1), **asked)
 
 
 def _fitted(
-    plan: ThreePhases, *, likelihood: Likelihood | None = None, **words: Any
+    plan: PaperSchedule, *, likelihood: Likelihood | None = None, **words: Any
 ) -> dict[str, Any]:
     """To numbers, or to two classes where a likelihood is given."""
     X, y, _ = (torch.tensor(column[:60]) for column in rows())
@@ -77,10 +77,8 @@ def deep(process_group: ProcessGroup) -> dict[str, Any]:
     data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
     layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
-    plan = DeepThreePhases(0.1, layerwise=2, pre=6, process=6, post=6, batch_size=20)
+    plan = PaperSchedule(0.1, layerwise=2, pre=6, process=6, post=6, batch_size=20)
     values: list[float] = []
-    found = fit_deep(
-        model, data, schedule=plan, on_progress=lambda step: values.append(step.objective)
-    )
+    found = fit(model, data, schedule=plan, on_progress=lambda step: values.append(step.objective))
     state = {name: plain(value) for name, value in sorted(found.model.state_dict().items())}
     return {"values": values, "bound": found.bound, "state": repr(state)}

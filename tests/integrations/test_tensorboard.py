@@ -14,7 +14,7 @@ from winnowgp import Checkpoint, Dataset, SparseGP, fit
 from winnowgp.data import hills
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.integrations import TensorBoard
-from winnowgp.training import CallbackList, Fast, Progress, Tolerance
+from winnowgp.training import FastSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_log
 
 pytest.importorskip("tensorboard", reason="needs winnowgp[tensorboard]")
@@ -93,7 +93,7 @@ def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list
         fit(
             model,
             data,
-            schedule=Fast(Tolerance(0.01), n_candidates=12, rounds=2),
+            schedule=FastSchedule(Tolerance(0.01), n_candidates=12, rounds=2),
             on_progress=CallbackList(board, watch),
             checkpoint=checkpoint,
         )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.training import Adam
+from winnowgp.training.adam import Adam
 
 
 def test_it_climbs_and_reports_each_step() -> None:

@@ -11,8 +11,9 @@ from helpers.stopped_fits import Stopped, fitted, gp, plan, rows, same, seeded, 
 from winnowgp import Checkpoint, Dataset, SparseGP
 from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
-from winnowgp.training import Fast, Progress, Tolerance, TrainingContext, open_checkpoint
+from winnowgp.training import FastSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_module
+from winnowgp.training.context import TrainingContext, open_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_another_fit_takes_the_place_of_one_that_had_ended(tmp_path: Path) -> No
         ({"model": gp(ScaleKernel(MaternKernel(nu=1.5)))}, "`model` was"),
         ({"generator": seeded(1)}, "`generator` was"),
         ({"schedule": plan(learning_rate=0.02)}, "learning_rate=0.01.*learning_rate=0.02"),
-        ({"schedule": Fast(Tolerance(1.0))}, "`schedule` was ThreePhases.*is Fast"),
+        ({"schedule": FastSchedule(Tolerance(1.0))}, "`schedule` was ThreePhases.*is Fast"),
     ],
     ids=["targets", "inputs", "model", "generator", "rate", "schedule"],
 )

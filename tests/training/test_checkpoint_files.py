@@ -12,8 +12,10 @@ from helpers.forgery import written
 from helpers.stopped_fits import fitted, gp, same, stopped
 from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError
-from winnowgp.training import CheckpointLog, Progress, open_checkpoint
+from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.context import open_checkpoint
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])

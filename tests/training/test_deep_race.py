@@ -9,11 +9,12 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP
-from winnowgp.training import DeepProgress, deep_race, deep_silent
+from winnowgp.training import Progress
+from winnowgp.training.fast_deep import select_start
 
 
 def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
-    return deep_race(
+    return select_start(
         starts,
         step_data(),
         layerwise=2,
@@ -28,7 +29,7 @@ def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
 def test_the_better_start_wins_as_it_was_given(order: tuple[int, int]) -> None:
     good, poor = started(K=8), started(K=1)
     before = {name: p.clone() for name, p in good.named_parameters()}
-    told: list[DeepProgress] = []
+    told: list[Progress] = []
     assert raced([(good, poor)[number] for number in order], told.append) is good
     assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
     # Both ran: the last layer alone, then all.

@@ -15,18 +15,17 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.selection import Frontier
 from winnowgp.training import (
-    Fast,
-    Fit,
+    FastSchedule,
+    FitResult,
     FixedAlpha,
     Goal,
     MaxPoints,
     Progress,
     Tolerance,
-    TrainingContext,
-    silent,
 )
+from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast import FastSteps
-from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 TOLERANCE = 0.02
 
@@ -45,13 +44,13 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def fast(goal: Any = None, **arguments: Any) -> Fast:
+def fast(goal: Any = None, **arguments: Any) -> FastSchedule:
     """A schedule for small data."""
-    return Fast(goal or Tolerance(TOLERANCE), n_candidates=40, **arguments)
+    return FastSchedule(goal or Tolerance(TOLERANCE), n_candidates=40, **arguments)
 
 
 @cache
-def on_hills() -> tuple[Fit, list[Progress]]:
+def on_hills() -> tuple[FitResult, list[Progress]]:
     told: list[Progress] = []
     fitted = fit(
         model(data()), data(), schedule=fast(), generator=seeded(), on_progress=told.append
@@ -60,27 +59,27 @@ def on_hills() -> tuple[Fit, list[Progress]]:
 
 
 @cache
-def capped(M: int) -> Fit:
+def capped(M: int) -> FitResult:
     rows = data(every=4)
     schedule = fast(MaxPoints(M), rounds=2, iterations=60)
     return fit(model(rows), rows, schedule=schedule, generator=seeded())
 
 
 @cache
-def priced(alpha: float) -> Fit:
+def priced(alpha: float) -> FitResult:
     rows = data(every=2)
     schedule = fast(FixedAlpha(alpha), rounds=2)
     return fit(model(rows), rows, schedule=schedule, generator=seeded())
 
 
-def all_fits() -> list[Fit]:
+def all_fits() -> list[FitResult]:
     return [on_hills()[0], capped(4), priced(0.1), priced(1e6)]
 
 
 def test_the_tolerance_is_kept_against_the_exact_evidence_at_its_own_optimum() -> None:
     rows, (fitted, _) = data(), on_hills()
     exact = fitted.model.with_candidates(rows.X[:0])
-    best = climb(exact, rows.X, objective=exact.dense_bound(rows), stop=Stop(1e-4)).value
+    best = maximise_elbo(exact, rows.X, objective=exact.dense_bound(rows), stop=Stop(1e-4)).value
     # The climbs stop at 3e-4 nats a row and twenty iterations.
     assert best - (TOLERANCE + 1e-3) * rows.N < fitted.bound < best + 1e-6
     assert fitted.posterior.M < 20
@@ -163,12 +162,14 @@ def test_the_bound_is_the_models_own_and_the_upper_bound_is_above_it() -> None:
         assert fitted.bound - 1e-6 <= evidence <= fitted.upper_bound + 1e-6
 
 
-def left_to_gain(fitted: Fit, rows: Dataset, *, tighter: bool = False) -> float:
+def left_to_gain(fitted: FitResult, rows: Dataset, *, tighter: bool = False) -> float:
     """Nats that L-BFGS still finds, started at the fitted model."""
     again = fitted.model.with_candidates(fitted.posterior.Z)
     objective = again.chunked_bound(rows, tighter=tighter)
     before = objective().item()
-    return climb(again, rows.X, objective=objective, stop=Stop(1e-4, 20, 200)).value - before
+    return (
+        maximise_elbo(again, rows.X, objective=objective, stop=Stop(1e-4, 20, 200)).value - before
+    )
 
 
 def test_the_points_can_be_moved_no_further() -> None:
@@ -350,4 +351,4 @@ def test_a_watcher_may_end_the_fit() -> None:
 @pytest.mark.parametrize("bad", [{"n_candidates": 0}, {"rounds": 0}])
 def test_bad_plans_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"`n_candidates` and `rounds` must be at least 1; got"):
-        Fast(**bad)
+        FastSchedule(**bad)

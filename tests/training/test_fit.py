@@ -7,8 +7,8 @@ from winnowgp import Dataset, SparseGP, fit
 from winnowgp.data import hills
 from winnowgp.errors import InputError
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, FixedAlpha, ThreePhases, Tolerance
-from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training import FastSchedule, FixedAlpha, PaperSchedule, Tolerance
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 
 @pytest.mark.unchecked
@@ -32,7 +32,7 @@ def test_points_can_be_chosen_at_known_hyper_parameters() -> None:
     data = hills()
     model = SparseGP(ScaleKernel(RBFKernel()), data.X[::4], noise=0.02)
     model.requires_grad_(False)
-    for schedule in (Fast(), ThreePhases(SquaredCardinality(model.K, 0.1), process=20)):
+    for schedule in (FastSchedule(), PaperSchedule(SquaredCardinality(model.K, 0.1), process=20)):
         fitted = fit(model, data, schedule=schedule)
         assert fitted.model.noise == model.noise
         assert fitted.posterior.M < model.K
@@ -47,11 +47,13 @@ def test_noise_can_rise_from_its_floor_when_few_points_are_left(seed: int, goal)
     g = torch.Generator().manual_seed(seed)
     X = 6 * torch.rand(30, 2, generator=g, dtype=torch.float64) - 3
     data = Dataset.of(X, torch.sin(X[:, 0]))
-    fitted = fit(SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), X[:0]), data, schedule=Fast(goal))
+    fitted = fit(
+        SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), X[:0]), data, schedule=FastSchedule(goal)
+    )
     # Started again from a large noise, the same points must not find a much better place.
     again = fitted.model.with_candidates(fitted.posterior.Z)
     again.likelihood.noise = X.new_tensor(0.1)
-    climb(again, X, objective=again.chunked_bound(data), stop=Stop(1e-3, 20, 300))
+    maximise_elbo(again, X, objective=again.chunked_bound(data), stop=Stop(1e-3, 20, 300))
     assert fitted.bound > again.fixed_bound(data) - 10
 
 

@@ -28,14 +28,14 @@ from winnowgp.data import (
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, Progress, ThreePhases, fit
+from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Progress, fit
 
 N, GROUP = 60, 20
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2, 2, size=(N, 1))
 Y = np.sin(2 * X[:, 0]) + 0.3 * RNG.normal(size=N)
 WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
-PLAN = Fast(n_candidates=8, rounds=1, selection_rows=40, gain=1e-3, inclusion_steps=5)
+PLAN = FastSchedule(n_candidates=8, rounds=1, selection_rows=40, gain=1e-3, inclusion_steps=5)
 
 
 def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
@@ -100,7 +100,7 @@ def gp(K: int = 0, **words: Any) -> SparseGP:
     return SparseGP(kernel, WHOLE.X[:K], mean=ConstantMean(), noise=0.1, **words)
 
 
-def fitted(source: Source, **words: Any) -> Fit[SparseGP]:
+def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
     return fit(gp(), source, **{"schedule": PLAN, **words})
 
 
@@ -112,14 +112,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Fit[SparseGP]:
+def expected() -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         return fitted(WHOLE)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         patch.setattr("winnowgp.training.fast.HELD", 0)
@@ -133,7 +133,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in SOURCES],
 )
 def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
-    name: str, expected: Fit[SparseGP], tmp_path: Path
+    name: str, expected: FitResult[SparseGP], tmp_path: Path
 ) -> None:
     found = fitted(SOURCES[name](tmp_path))
     assert found.posterior.M == expected.posterior.M
@@ -150,7 +150,7 @@ def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
 
 @pytest.mark.parametrize("sample", [20, 10], ids=["a part of an order", "numbers drawn"])
 def test_more_rows_than_the_sample_are_all_learnt_from(
-    sample: int, expected: Fit[SparseGP], monkeypatch: pytest.MonkeyPatch
+    sample: int, expected: FitResult[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("winnowgp.training.fast.SAMPLE", sample)
     source = Tracked(WHOLE)
@@ -186,8 +186,8 @@ def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
     told = r"needs all 60 rows in memory at once; read them with"
     with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
         fit(variational, source)
-    plan = ThreePhases(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
-    with pytest.raises(InputError, match=f"`ThreePhases` {told}.*Regression with Gaussian noise"):
+    plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
+    with pytest.raises(InputError, match=f"`PaperSchedule` {told}.*Regression with Gaussian noise"):
         fit(gp(5), source, schedule=plan)
     # What the message says to do is enough.
     read = next(source.chunks(source.N))
@@ -248,7 +248,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ],
 )
 def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
-    fault: str, step: str, undisturbed: Fit[SparseGP], tmp_path: Path
+    fault: str, step: str, undisturbed: FitResult[SparseGP], tmp_path: Path
 ) -> None:
     path, where = parquet_file(tmp_path / "table.parquet"), Checkpoint(tmp_path / "run", 0)
     whole = path.read_bytes()

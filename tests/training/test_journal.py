@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from winnowgp.io import State, packed_state, state_from
-from winnowgp.training import Adam, CheckpointLog, EndPhase
-from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
+from winnowgp.training import EndPhase
+from winnowgp.training.adam import Adam
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, maximise
 
 

@@ -1,5 +1,4 @@
 import torch
-
 from winnowgp.training.batched_bfgs import maximise_each
 
 

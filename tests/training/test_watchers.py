@@ -11,18 +11,15 @@ from winnowgp.data import hills
 from winnowgp.errors import InputError
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    CallbackList,
-    DeepProgress,
+    Callback,
     EarlyStopping,
     EndPhase,
-    Fast,
-    OnProgress,
+    FastSchedule,
+    PaperSchedule,
     Progress,
-    ThreePhases,
     Tolerance,
-    inclusions,
-    step_metrics,
 )
+from winnowgp.training.callbacks import inclusions, step_metrics
 
 
 def step(number: int, objective: float, phase: str = "pre-train", **words: Any) -> Progress:
@@ -30,9 +27,7 @@ def step(number: int, objective: float, phase: str = "pre-train", **words: Any) 
     return Progress(phase, number, 100, objective, **asked)
 
 
-def stopped_at(
-    callback: OnProgress, objectives: list[float], phase: str = "pre-train"
-) -> int | None:
+def stopped_at(callback: Callback, objectives: list[float], phase: str = "pre-train") -> int | None:
     for number, value in enumerate(objectives, start=1):
         try:
             callback(step(number, value, phase))
@@ -89,7 +84,7 @@ def test_senseless_patience_is_refused(patience: int, gain: float) -> None:
         EarlyStopping(patience, gain)
 
 
-def end(phase: str, at: int, told: list[tuple[str, int]]) -> OnProgress:
+def end(phase: str, at: int, told: list[tuple[str, int]]) -> Callback:
     def watch(progress: Progress) -> None:
         told.append((progress.phase, progress.step))
         if progress.phase == phase and progress.step >= at:
@@ -111,14 +106,14 @@ def test_a_phase_of_adam_that_ends_early_leaves_what_so_many_steps_reach(phase: 
     steps: dict[str, Any] = {"pre": 4, "process": 4, "post": 4}
     told: list[tuple[str, int]] = []
     found = fit(
-        model, data(), schedule=ThreePhases(prior, **steps), on_progress=end(phase, 2, told)
+        model, data(), schedule=PaperSchedule(prior, **steps), on_progress=end(phase, 2, told)
     )
     phases = ["pre-train", "inclusion", "post-train"]
     assert told == [(p, n) for p in phases for n in range(1, 3 if p == phase else 5)]
     if phase != "inclusion":
         # (After inclusion the generator has drawn one subset more.)
         short = {**steps, phase.removesuffix("-train"): 1}
-        expected = fit(model, data(), schedule=ThreePhases(prior, **short))
+        expected = fit(model, data(), schedule=PaperSchedule(prior, **short))
         for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True):
             assert torch.equal(a, b)
 
@@ -130,7 +125,7 @@ def test_phases_of_the_fast_schedule_can_end_early_too(phase: str) -> None:
     found = fit(
         SparseGP(ScaleKernel(RBFKernel()), rows.X[:0]),
         rows,
-        schedule=Fast(Tolerance(0.1), n_candidates=16),
+        schedule=FastSchedule(Tolerance(0.1), n_candidates=16),
         on_progress=end(phase, 1, told),
     )
     assert found.posterior.M > 0
@@ -173,7 +168,7 @@ def test_the_numbers_of_a_step() -> None:
 
 
 def test_the_numbers_of_a_step_of_a_deep_model() -> None:
-    told: list[DeepProgress] = []
+    told: list[Progress] = []
     y = data().Y[:, 0].numpy()
     DeepGPRegressor(
         2,

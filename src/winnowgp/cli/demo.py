@@ -33,7 +33,7 @@ def demo(
     torch.set_num_threads(1)
     console = Console(quiet=quiet)
     with PhaseBars(console, quiet=quiet) as bars:
-        result = illustrate(on_progress=bars.update, seed=seed)
+        result = illustrate(callbacks=(bars.update,), seed=seed)
     saved(draw_illustration(result.picture), output)
     console.print(_table(result))
     console.print(f"picture: {output}")
@@ -51,5 +51,5 @@ def _table(result: "Illustrated") -> "Table":
     table.add_row(
         "expected under q(Z)", f"{fitted.selection.inclusion.sum().item():.1f}", "", style="dim"
     )
-    table.add_row("kept and refitted", str(fitted.posterior.M), f"{fitted.bound:.2f}")
+    table.add_row("kept and refitted", str(fitted.posterior.M), f"{fitted.elbo:.2f}")
     return table

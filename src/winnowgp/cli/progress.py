@@ -18,7 +18,7 @@ class PhaseBars:
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._bars = Bars(
-            TextColumn("{task.description:<11}"),
+            TextColumn("{task.description:<14}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -54,9 +54,10 @@ class PhaseBars:
             )
         note = f"{progress.objective:9.1f} nats" if isfinite(progress.objective) else " " * 14
         if progress.inclusion is not None:
-            note += f", {progress.inclusion.sum().item():.1f} points expected"
-        elif len(progress.candidates):
-            note += f", {len(progress.candidates)} points"
+            expected = sum(inclusion.sum().item() for inclusion in progress.inclusion)
+            note += f", {expected:.1f} points expected"
+        elif points := sum(map(len, progress.candidates)):
+            note += f", {points} points"
         self._bars.update(
             self._tasks[progress.phase], completed=progress.step, total=progress.steps, note=note
         )
