@@ -49,7 +49,7 @@ def line(noise: float = 0.1) -> SparseGP:
 
 def _fitted(**words: Any) -> dict[str, Any]:
     found = fit(line(), curve(), schedule=PLAN, **words)
-    return {"bound": found.bound, "points": plain(found.posterior.Z)}
+    return {"bound": found.elbo, "points": plain(found.posterior.Z)}
 
 
 def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
     """Stopped, gone on with, and begun once more after it has ended."""
     where = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
-        _fitted(checkpoint=where, on_progress=Stops(8))
+        _fitted(checkpoint=where, callbacks=Stops(8))
     goes_on, ended = Stops(), Stops()
     return {
-        "again": _fitted(checkpoint=where, on_progress=goes_on),
-        "once more": _fitted(checkpoint=where, on_progress=ended),
+        "again": _fitted(checkpoint=where, callbacks=goes_on),
+        "once more": _fitted(checkpoint=where, callbacks=ended),
         "told": [goes_on.told, ended.told],
         "folder": os.path.isdir(where.folder),
     }
@@ -82,7 +82,7 @@ def once(process_group: ProcessGroup) -> list[int]:
 def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
     callback = Stops(4, EndPhase) if process_group.first else Stops()
-    return [_fitted(on_progress=callback), callback.told]
+    return [_fitted(callbacks=callback), callback.told]
 
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
@@ -140,5 +140,5 @@ def elastic(process_group: ProcessGroup) -> dict[str, Any]:
         if attempt < 2 and steps.told == 6 and process_group.rank == 1 - attempt:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    found = _fitted(checkpoint=Checkpoint("kept", 0), on_progress=watch)
+    found = _fitted(checkpoint=Checkpoint("kept", 0), callbacks=watch)
     return {"attempt": attempt, "told": steps.told, "found": found}

@@ -24,12 +24,12 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     predicted = found.posterior.predict(X)
     assert found.selection.frontier is not None
     return {
-        "bound": found.bound,
+        "bound": found.elbo,
         "upper bound": found.upper_bound,
         "given up": found.elbo_gap,
         "noise": found.model.noise.item(),
         "points": plain(found.posterior.Z),
-        "candidates": plain(found.candidates),
+        "candidates": plain(found.candidates[0]),
         "inclusion": plain(found.selection.inclusion),
         "frontier": plain(found.selection.frontier.bounds),
         "mean": plain(predicted.mean),

@@ -17,6 +17,7 @@ from winnowgp.models.kernels import ScaledRBFChunks
 from winnowgp.selection import Frontier
 from winnowgp.training import (
     Checkpoint,
+    DeepTraining,
     FastSchedule,
     MaxPoints,
     PaperSchedule,
@@ -84,7 +85,7 @@ def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
         return -(own.Y[:, 0] - own.X @ slope).square().mean()
 
     Adam(6).maximise(
-        lambda: parts.together(bound),
+        lambda: parts.mean_over_processes(bound),
         [([slope], 0.1)],
         scale=1.0,
         on_step=lambda step, value: values.append(value),
@@ -98,7 +99,7 @@ def uneven(process_group: ProcessGroup) -> list[list[float]]:
     parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
     some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
     own = (0.1 - 3e5 * some if process_group.rank else 3e5 * some).requires_grad_()
-    found = parts.together(lambda: own / 3, own.shape)
+    found = parts.mean_over_processes(lambda: own / 3, own.shape)
     found.sum().backward()
     assert own.grad is not None
     return [found.tolist(), own.grad.tolist()]
@@ -114,9 +115,11 @@ def failed_scores(process_group: ProcessGroup) -> list[float]:
         return torch.ones(3, dtype=torch.float64)
 
     try:
-        return parts.together(scores, (3,)).tolist()
+        return parts.mean_over_processes(scores, (3,)).tolist()
     except NotPositiveDefiniteError:
-        return parts.together(lambda: torch.full((2,), 0.5 + process_group.rank), (2,)).tolist()
+        return parts.mean_over_processes(
+            lambda: torch.full((2,), 0.5 + process_group.rank), (2,)
+        ).tolist()
 
 
 def starts(process_group: ProcessGroup) -> list[list[float]]:
@@ -139,12 +142,12 @@ class Unwritable:
 
 def watched(process_group: ProcessGroup) -> str:
     """Only the first process has such a watcher."""
-    callback = Unwritable() if process_group.first else silent
+    callbacks = [Unwritable()] if process_group.first else []
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
             "fit",
-            callback=callback,
+            callbacks=callbacks,
             process_group=process_group,
         )
     except NotSaveableError as error:
@@ -161,19 +164,19 @@ def choices(process_group: ProcessGroup) -> dict[str, Any]:
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
     context = TrainingContext(
         torch.Generator().manual_seed(0),
-        silent,
+        (),
         CheckpointLog(process_group=process_group),
         process_group,
     )
     steps = FastSteps(model, data, rows=80, context=context)
     pool = steps.with_fresh(model, 12)
     frontier = steps.frontier(pool.subset_statistics(data))
-    kept = steps.chosen(pool, frontier.masks[6], 0.0)
+    kept = steps.select(pool, frontier.masks[6], 0.0)
     return {
         "own": kept.fixed_bound(data),
         "fresh": pool.candidates.tolist(),
         "frontier": [frontier.bounds.tolist(), frontier.masks.tolist()],
-        "climbed": [steps.climb(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
+        "climbed": [steps.optimise(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
     }
 
 
@@ -214,7 +217,7 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -
         model,
         standardised(shared(data)),
         schedule=plan,
-        on_progress=lambda told: steps.append(told.objective),
+        callbacks=lambda told: steps.append(told.objective),
     )
     return {"steps": steps, "points": fitted.posterior.Z.tolist()}
 
@@ -269,8 +272,12 @@ def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
 
 def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
     """Two layers by both schedules, for Gaussian noise and for classes."""
-    paper = PaperSchedule(0.1, layerwise=2, pre=4, process=4, post=4, batch_size=20, samples=2)
-    fast = FastSchedule(layerwise=2, pre=4, post=4, rounds=2, batch_size=20, inclusion_steps=4)
+    paper = PaperSchedule(0.1, layerwise=2, pre=4, joint=4, post=4, batch_size=20, samples=2)
+    fast = FastSchedule(
+        rounds=2,
+        inclusion_steps=4,
+        deep=DeepTraining(layerwise=2, pre=4, post=4, batch_size=20),
+    )
     data = rows(40)
     level = data.Y.mean()
     classes = Dataset(data.X, (level < data.Y).double())
@@ -280,7 +287,9 @@ def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
         "all rows": _deep(
             data,
             GaussianLikelihood(),
-            FastSchedule(layerwise=2, pre=3, post=3, rounds=1, inclusion_steps=4),
+            FastSchedule(
+                rounds=1, inclusion_steps=4, deep=DeepTraining(layerwise=2, pre=3, post=3)
+            ),
         ),
         "classes": _deep(classes, BernoulliLikelihood(), fast),
     }
@@ -296,12 +305,12 @@ def _deep(data: Dataset, likelihood: Likelihood, plan: Schedule) -> dict[str, An
         DeepGP(layers, likelihood=likelihood),
         shared(data),
         schedule=plan,
-        on_progress=lambda told: values.append(told.objective),
+        callbacks=lambda told: values.append(told.objective),
     )
     state = sorted(found.model.named_parameters())
     return {
         "values": values,
-        "bound": found.bound,
+        "bound": found.elbo,
         "sizes": list(found.model.sizes),
         "state": [number for _, part in state for number in part.flatten().tolist()],
     }

@@ -137,7 +137,7 @@ def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
 ) -> None:
     found = fitted(SOURCES[name](tmp_path))
     assert found.posterior.M == expected.posterior.M
-    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.elbo == pytest.approx(expected.elbo, rel=1e-6)
     assert found.upper_bound == pytest.approx(expected.upper_bound, rel=1e-6)
     for words in ({}, {"observed": True}):
         ours, theirs = (f.posterior.predict(WHOLE.X[:20], **words) for f in (found, expected))
@@ -156,13 +156,13 @@ def test_more_rows_than_the_sample_are_all_learnt_from(
     source = Tracked(WHOLE)
     found = fitted(source)
     # Reported for all rows: the direct bound, and predictions of the same points given them.
-    assert found.bound == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
+    assert found.elbo == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
     means = [
         posterior.predict(WHOLE.X[:20]).mean
         for posterior in (found.posterior, found.model.posterior(WHOLE))
     ]
     torch.testing.assert_close(*means, rtol=0, atol=1e-8)
-    assert found.bound > expected.bound - 0.2 * N
+    assert found.elbo > expected.elbo - 0.2 * N
 
 
 def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
     told = r"needs all 60 rows in memory at once; read them with"
     with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
         fit(variational, source)
-    plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
+    plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, joint=2, post=2)
     with pytest.raises(InputError, match=f"`PaperSchedule` {told}.*Regression with Gaussian noise"):
         fit(gp(5), source, schedule=plan)
     # What the message says to do is enough.
@@ -203,7 +203,7 @@ def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None
     message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
     for source in (open_checkpoint(path), shared(open_checkpoint(path))):
         with pytest.raises(InputError, match=message):
-            fitted(source, on_progress=told.append, checkpoint=where)
+            fitted(source, callbacks=told.append, checkpoint=where)
     assert told == []
 
 
@@ -240,11 +240,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(
     ("fault", "step"),
     [
-        ("cut off", "move"),
-        ("other rows", "move"),
-        pytest.param("other row groups", "move", marks=pytest.mark.slow),
-        pytest.param("gone", "move", marks=pytest.mark.slow),
-        pytest.param("cut off", "warm up", marks=pytest.mark.slow),
+        ("cut off", "optimisation"),
+        ("other rows", "optimisation"),
+        pytest.param("other row groups", "optimisation", marks=pytest.mark.slow),
+        pytest.param("gone", "optimisation", marks=pytest.mark.slow),
+        pytest.param("cut off", "initialisation", marks=pytest.mark.slow),
     ],
 )
 def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
@@ -255,17 +255,17 @@ def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
     change, message = FAULTS[fault]
     watch = after(step, lambda: change(path))
     with pytest.raises(InputError, match=message):
-        fitted(open_checkpoint(path), on_progress=watch, checkpoint=where)
+        fitted(open_checkpoint(path), callbacks=watch, checkpoint=where)
     held = where.read("fit")
     assert held is not None
     assert not held["finished"]
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["fit.checkpoint"]
     path.write_bytes(whole)
     told: list[Progress] = []
-    found = fitted(open_checkpoint(path), on_progress=told.append, checkpoint=where)
+    found = fitted(open_checkpoint(path), callbacks=told.append, checkpoint=where)
     # What had been done was not done again, and the answer is that of a fit nobody disturbed.
     assert told[0].phase == step
-    assert found.bound == undisturbed.bound
+    assert found.elbo == undisturbed.elbo
     assert torch.equal(found.posterior.Z, undisturbed.posterior.Z)
 
 

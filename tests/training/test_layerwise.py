@@ -10,6 +10,7 @@ from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
+from winnowgp.training.callbacks import as_callbacks
 from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_deep import LayerTraining, train_layerwise
 
@@ -18,14 +19,14 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, size=None) -> None:
+def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=(), size=None) -> None:
     generator = seeded()
     train_layerwise(
         model,
         Minibatches(data, size, generator),
         training=LayerTraining(0.03, natural_rate=0.5),
         steps=steps,
-        context=TrainingContext(generator, told),
+        context=TrainingContext(generator, as_callbacks(told)),
     )
 
 
@@ -90,7 +91,7 @@ def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
 
     def watch(progress: Progress) -> None:
         if progress.phase == "layer 2" and progress.step == 1:
-            seen.append(progress.model.layers[0].candidates.detach().clone())
+            seen.append(progress.candidates[0])
 
     trained(model, data, steps=5, told=watch)
     inputs = hidden_mean(model, data.X)
@@ -160,7 +161,7 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = LayerTraining(0.0, samples=2, natural_rate=0.4)
     parts = Minibatches(data, size, seeded(1))
-    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2), deep_silent))
+    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2)))
     g, parts = seeded(2), Minibatches(data, size, seeded(1))
     for rate in (1.0, 0.5, 0.4):
         part = parts.next()
@@ -186,7 +187,7 @@ def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
         Minibatches(data, None, seeded()),
         "x",
         steps=1,
-        context=TrainingContext(seeded(2), deep_silent),
+        context=TrainingContext(seeded(2)),
     )
     torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
     assert not torch.equal(model.layers[0].level, level)
@@ -197,7 +198,7 @@ def test_without_natural_steps_adam_learns_everything() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training, told = LayerTraining(0.02), []
     parts = Minibatches(data, None, seeded())
-    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), told.append))
+    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), (told.append,)))
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
     values = [p.objective for p in told]
@@ -213,7 +214,7 @@ def test_only_what_is_to_be_learnt_changes() -> None:
         Minibatches(data, 4, seeded()),
         "x",
         steps=2,
-        context=TrainingContext(seeded(), deep_silent),
+        context=TrainingContext(seeded()),
     )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name
@@ -229,7 +230,7 @@ def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) ->
         last.q_mean.requires_grad_()
     last.q_factor.requires_grad_(frozen == "all the rest")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts, context = Minibatches(data, None, seeded()), TrainingContext(seeded(), deep_silent)
+    parts, context = Minibatches(data, None, seeded()), TrainingContext(seeded())
     # One step: of more, with so few rows, chance can look like a fall that is undone.
     LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=1, context=context)
     for name, parameter in model.named_parameters():
@@ -245,5 +246,5 @@ def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
     some = Minibatches(data, 4, seeded())
     assert (some.total, some.scale) == (10, 20.0)
     assert [some.next().N for _ in range(3)] == [4, 4, 4]
-    others = some.alike(rows(N=7))
+    others = some.with_data(rows(N=7))
     assert (others.data.N, others.total, others.next().N) == (7, 7, 4)

@@ -15,7 +15,7 @@ from winnowgp.training.context import warn_not_sharded
 
 def test_the_first_of_several_says_it() -> None:
     with pytest.warns(
-        NotShardedWarning, match=r"each of 3 processes does all .* itself: so be it\."
+        NotShardedWarning, match=r"each of 3 processes repeats the work of this fit: so be it\."
     ):
         warn_not_sharded(ProcessGroup(0, 3), "so be it")
     with warnings.catch_warnings():
