@@ -96,7 +96,7 @@ def test_strengths_may_differ_from_layer_to_layer() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, math.inf, math.nan, (0.1, 0.0), ()])
 def test_a_bad_alpha_is_named(alpha) -> None:
-    with pytest.raises(InputError, match=r"`alpha` must be a positive number.*Larger values keep"):
+    with pytest.raises(InputError, match=r"`alpha` must be positive.*Larger values keep"):
         FixedAlpha(alpha)
 
 
