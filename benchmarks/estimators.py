@@ -21,7 +21,7 @@ from winnowgp.selection import (
     search_frontier,
     select_naturally,
 )
-from winnowgp.training import Adam
+from winnowgp.training.adam import Adam
 
 DRAWS = 1000
 """Subsets behind every value of the objective."""

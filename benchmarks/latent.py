@@ -31,7 +31,7 @@ from winnowgp import GPLVM, LatentVariableGP, MaskedMatrix
 from winnowgp.data import Standardiser, load_table
 from winnowgp.experiments.gplvm import grid, neighbour_accuracy, paper_settings, run_gplvm
 from winnowgp.models import Latents
-from winnowgp.training import FastLatent, MaxPoints, Progress, fit_latent, principal_latents
+from winnowgp.training import FastSchedule, MaxPoints, Progress, fit, principal_latents
 from winnowgp.training.adam import Adam
 
 PARTS = ("map", "missing", "peer")
@@ -76,7 +76,7 @@ def run_map(records: Records, seeds: list[int]) -> None:
             seed=seed,
             accuracy=neighbour_accuracy(latents, stages),
             points=found.fitted.selection.M,
-            bound=found.fitted.bound,
+            bound=found.fitted.elbo,
             **seconds.row(),
         )
     full = started(entries, 2, grid())
@@ -229,24 +229,24 @@ def run_peer(records: Records, seeds: list[int]) -> None:
     began = time.process_time()
 
     def watch(progress: Progress) -> None:
-        if progress.phase == "move" and len(progress.candidates) <= POINTS:
+        if progress.phase == "optimisation" and len(progress.candidates[0]) <= POINTS:
             trace.append((time.process_time() - began, progress.objective))
 
-    schedule = FastLatent(MaxPoints(POINTS))
-    fitted = fit_latent(start, entries, schedule=schedule, on_progress=watch)
+    schedule = FastSchedule(MaxPoints(POINTS))
+    fitted = fit(start, entries, schedule=schedule, callbacks=watch)
     ours = time.process_time() - began
     peers = peer_trace(entries, fitted.model.K)
     end = max(bound for _, bound in peers)
     theirs = first_at(peers, end)
     records.add(
         points=fitted.model.K,
-        our_bound=fitted.bound,
+        our_bound=fitted.elbo,
         our_cpu_s=ours,
         peer_bound=end,
         peer_cpu_s=theirs,
         our_cpu_s_to_peer_bound=first_at(trace, end),
         ratio=theirs / first_at(trace, end),
-        peer_reaches_ours=end >= fitted.bound,
+        peer_reaches_ours=end >= fitted.elbo,
         peer_trace=[[round(s, 2), round(b, 1)] for s, b in peers[:: max(1, len(peers) // 40)]],
         our_trace=[[round(s, 2), round(b, 1)] for s, b in trace[:: max(1, len(trace) // 40)]],
     )

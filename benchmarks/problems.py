@@ -8,8 +8,8 @@ import torch
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
-from winnowgp.training.initialization import warmed_up
-from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.initialization import initialise_hyperparameters
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
 """The paper's strength of the prior for each data set."""
@@ -51,10 +51,10 @@ def warm(data: Dataset) -> tuple[SparseGP, str]:
     order = permuted(data.N, seed=0)
     part = Dataset(data.X[order[:FIT_ROWS]], data.Y[order[:FIT_ROWS]])
     bare = SparseGP(kernel_from("rbf", data.D), data.X[:0])
-    model = warmed_up(bare, data, order=order).with_candidates(data.X[order[:K]])
+    model = initialise_hyperparameters(bare, data, order=order).with_candidates(data.X[order[:K]])
     model.candidates.requires_grad_(False)
     stop = Stop(gain=1e-3 * part.N, window=10, iterations=40)
-    found = climb(model, part.X, objective=model.chunked_bound(part), stop=stop)
+    found = maximise_elbo(model, part.X, objective=model.chunked_bound(part), stop=stop)
     note = f"evidence of up to 1000 rows, then {found.iterations} L-BFGS steps on {part.N} rows"
     return model, note
 
@@ -71,5 +71,5 @@ def moved(model: SparseGP, data: Dataset, *, iterations: int) -> SparseGP:
     copied = deepcopy(model)
     copied.candidates.requires_grad_(True)
     stop = Stop(gain=0.0, window=iterations, iterations=iterations)
-    climb(copied, data.X, objective=copied.chunked_bound(data), stop=stop)
+    maximise_elbo(copied, data.X, objective=copied.chunked_bound(data), stop=stop)
     return copied

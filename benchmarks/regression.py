@@ -22,7 +22,7 @@ from winnowgp import fit
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
-from winnowgp.training import Fast, Fit, MaxPoints, Tolerance
+from winnowgp.training import FastSchedule, FitResult, MaxPoints, Tolerance
 
 DATA = ("concrete", "energy", "kin8nm")
 POINTS = ("default", "16", "32", "64", "128", "256")
@@ -56,10 +56,10 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
         for wanted in points:
             goal = Tolerance() if wanted == "default" else MaxPoints(int(wanted))
 
-            def work(problem: Split = problem, goal: Tolerance | MaxPoints = goal) -> Fit:
+            def work(problem: Split = problem, goal: Tolerance | MaxPoints = goal) -> FitResult:
                 model = SparseGP(kernel_from("rbf", problem.train.D), problem.train.X[:0])
                 generator = torch.Generator().manual_seed(seed)
-                return fit(model, problem.train, schedule=Fast(goal), generator=generator)
+                return fit(model, problem.train, schedule=FastSchedule(goal), generator=generator)
 
             fitted, seconds = timed(work)
             row = records.add(
@@ -69,7 +69,7 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
                 M=fitted.posterior.M,
                 seed=seed,
                 n_train=problem.train.N,
-                elbo=fitted.bound,
+                elbo=fitted.elbo,
                 upper_bound=fitted.upper_bound,
                 given_up=fitted.elbo_gap / problem.train.N,
                 alpha=fitted.selection.alpha,
@@ -79,7 +79,7 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
             print(f"{name} {wanted}: M={row['M']} elbo={row['elbo']:.2f} cpu={row['cpu_s']:.1f} s")
 
 
-def _test_scores(fitted: Fit, problem: Split) -> Row:
+def _test_scores(fitted: FitResult, problem: Split) -> Row:
     """In the targets' own units."""
     mean = fitted.posterior.predict_mean(problem.test.X)
     density = fitted.posterior.log_density(problem.test.X, problem.test.Y)

@@ -27,7 +27,7 @@ from winnowgp.data import (
 )
 from winnowgp.models import SparseGP
 from winnowgp.selection import path_frontier
-from winnowgp.training import Fast, fit
+from winnowgp.training import FastSchedule, fit
 
 GPU = "cuda"
 
@@ -180,7 +180,10 @@ def whole_fit(
     empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
     model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
-    schedule, generator = Fast(n_candidates=points), torch.Generator(device).manual_seed(seed)
+    schedule, generator = (
+        FastSchedule(n_candidates=points),
+        torch.Generator(device).manual_seed(seed),
+    )
     work = waited(lambda: fit(model, data, schedule=schedule, generator=generator))
     fitted, seconds = timed(work)
     return {
@@ -193,7 +196,7 @@ def whole_fit(
         "standardised_s": round(time.perf_counter() - made - seconds.wall, 2),
         **seconds.row(),
         "kept": fitted.posterior.M,
-        "bound": fitted.bound,
+        "bound": fitted.elbo,
         "own_bound": own_bound(fitted.model, data, precision),
         "double_bound": own_bound(fitted.model, data, "double"),
         "given_up": fitted.elbo_gap / rows,
@@ -242,7 +245,7 @@ def minibatches(*, rows: int, batch: int, steps: int) -> Row:
 def step_s(estimator: Any, rows: Source) -> float:
     """The median step of a fit's first phase."""
     ends: list[float] = []
-    estimator.on_progress = lambda progress: ends.append(time.perf_counter())
+    estimator.callbacks = lambda progress: ends.append(time.perf_counter())
     estimator.fit(rows)
     return median(late - early for early, late in pairwise(ends))
 

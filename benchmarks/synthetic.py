@@ -15,7 +15,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments import synthetic
 from winnowgp.models import SparseGP
-from winnowgp.training import Fast, Tolerance, fit
+from winnowgp.training import FastSchedule, Tolerance, fit
 from winnowgp.training.initialization import trainable_lengthscales
 
 N, K, TOLERANCE = 500, 80, 0.01
@@ -60,15 +60,17 @@ def _measure(records: Records, data: Dataset, row: Row) -> None:
     """One fit; rows are drawn independently, so the first K are as random as any."""
     given = data.X[:K] if row["candidates"] == "random" else data.X[:0]
     model = SparseGP(kernel_from("rbf", 1), given)
-    plan, generator = Fast(goal=Tolerance(TOLERANCE)), torch.Generator().manual_seed(row["seed"])
+    plan = FastSchedule(goal=Tolerance(TOLERANCE), n_candidates=512)
+    generator = torch.Generator().manual_seed(row["seed"])
     fitted, seconds = timed(lambda: fit(model, data, schedule=plan, generator=generator))
+    assert fitted.upper_bound is not None
     records.add(
         **row,
         N=data.N,
         K=K if len(given) else plan.n_candidates,
         tolerance=TOLERANCE,
         points=fitted.model.K,
-        bound=round(fitted.bound, 3),
+        bound=round(fitted.elbo, 3),
         upper_bound=round(fitted.upper_bound, 3),
         noise=fitted.model.noise.item(),
         lengthscale=lengthscale(fitted.model),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from winnowgp.io import load, save
     from winnowgp.models import DeepGP, LatentVariableGP, Posterior, SparseGP, VariationalGP
-    from winnowgp.training import Checkpoint, fit, fit_deep, fit_latent
+    from winnowgp.training import Checkpoint, fit
 
 __version__ = "0.1.0"
 
@@ -43,8 +43,6 @@ __all__ = [
     "VariationalGP",
     "__version__",
     "fit",
-    "fit_deep",
-    "fit_latent",
     "fit_table",
     "load",
     "read_table",
@@ -68,8 +66,6 @@ _ROOMS = {
     "TabularModel": "winnowgp.estimators",
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
-    "fit_deep": "winnowgp.training",
-    "fit_latent": "winnowgp.training",
     "fit_table": "winnowgp.estimators",
     "load": "winnowgp.io",
     "read_table": "winnowgp.data",

@@ -25,7 +25,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Film.__call__
 
     def call(film: Film, progress: Progress) -> None:
-        if progress.phase == "move" and progress.step == step:
+        if progress.phase == "optimisation" and progress.step == step:
             raise KeyboardInterrupt
         real(film, progress)
 

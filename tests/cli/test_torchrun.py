@@ -75,7 +75,7 @@ def test_torchrun_fit_equals_one_process_and_prints_once(
     folder, torchrun = done
     assert answers(done, "command") == [0, 0], torchrun.stderr
     assert torchrun.stdout.count("model: model.winnow") == 1
-    assert torchrun.stderr.count("warm up") == 1
+    assert torchrun.stderr.count("initialisation") == 1
     asked: dict[str, Any] = {"tolerance": 0.3, "seed": 0}
     columns = read_table(folder / "table.csv")
     with short_fits(rounds=2):

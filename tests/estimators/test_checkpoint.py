@@ -47,7 +47,7 @@ def stopped(model: Any, *rows: np.ndarray, after: int = 0) -> None:
             stop(progress)
 
     with pytest.raises(Stopped):
-        model.set_params(on_progress=watch).fit(*rows)
+        model.set_params(callbacks=watch).fit(*rows)
 
 
 def same(a: SparseGPRegressor, b: SparseGPRegressor) -> bool:
@@ -147,7 +147,7 @@ def test_steps_are_counted_over_all_runs(tmp_path: Path) -> None:
     where = Checkpoint(tmp_path, every=0)
     stopped(GPLVM(1, **asked, random_state=0, checkpoint=where), table)
     told: list[Progress] = []
-    model = GPLVM(1, **asked, random_state=0, checkpoint=where, on_progress=told.append)
+    model = GPLVM(1, **asked, random_state=0, checkpoint=where, callbacks=told.append)
     assert model.fit(table).n_iter_ == 5
     assert [progress.step for progress in told] == [2, 3, 4, 5]
 

@@ -131,7 +131,7 @@ def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
         schedule="paper",
         alpha=(0.1, 0.2),
         epochs=(2, 6, 8, 6),
-        on_progress=lambda p: seen.append(p.phase),
+        callbacks=lambda p: seen.append(p.phase),
     ).fit(X, y)
     assert list(dict.fromkeys(seen)) == ["layer 2", "pre-train", "inclusion", "post-train"]
     assert model.alpha_ == (0.1, 0.2)
@@ -176,7 +176,7 @@ def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
             seen.append(progress)
             raise KeyboardInterrupt
 
-        model.set_params(on_progress=ended, hidden_mean="auto")
+        model.set_params(callbacks=ended, hidden_mean="auto")
         with pytest.raises(KeyboardInterrupt):
             model.fit(1e3 * X, 7 * y if labels is y else y > 40)
         np.testing.assert_array_equal(model.predict(X), before)

@@ -14,10 +14,11 @@ from helpers.shared_rows import plain, rows, said
 from winnowgp.data import ArraySource, ProcessGroup, ShardedSource, shared
 from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
-from winnowgp.training import Checkpoint, EndPhase, Fast, Progress, fit, open_checkpoint
+from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, fit
 from winnowgp.training import checkpoint as checkpoint_module
+from winnowgp.training.context import open_checkpoint
 
-PLAN = Fast(n_candidates=8, rounds=1, inclusion_steps=10)
+PLAN = FastSchedule(n_candidates=8, rounds=1, inclusion_steps=10)
 
 
 class Stopped(Exception):
@@ -48,7 +49,7 @@ def line(noise: float = 0.1) -> SparseGP:
 
 def _fitted(**words: Any) -> dict[str, Any]:
     found = fit(line(), curve(), schedule=PLAN, **words)
-    return {"bound": found.bound, "points": plain(found.posterior.Z)}
+    return {"bound": found.elbo, "points": plain(found.posterior.Z)}
 
 
 def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
@@ -59,11 +60,11 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
     """Stopped, gone on with, and begun once more after it has ended."""
     where = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
-        _fitted(checkpoint=where, on_progress=Stops(8))
+        _fitted(checkpoint=where, callbacks=Stops(8))
     goes_on, ended = Stops(), Stops()
     return {
-        "again": _fitted(checkpoint=where, on_progress=goes_on),
-        "once more": _fitted(checkpoint=where, on_progress=ended),
+        "again": _fitted(checkpoint=where, callbacks=goes_on),
+        "once more": _fitted(checkpoint=where, callbacks=ended),
         "told": [goes_on.told, ended.told],
         "folder": os.path.isdir(where.folder),
     }
@@ -81,7 +82,7 @@ def once(process_group: ProcessGroup) -> list[int]:
 def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
     callback = Stops(4, EndPhase) if process_group.first else Stops()
-    return [_fitted(on_progress=callback), callback.told]
+    return [_fitted(callbacks=callback), callback.told]
 
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
@@ -118,7 +119,9 @@ def damaged(process_group: ProcessGroup) -> list[str]:
 
 def different(process_group: ProcessGroup) -> list[str]:
     """A model of its own in each process."""
-    return said(lambda: fit(line(0.1 + process_group.rank), curve(), schedule=Fast(n_candidates=8)))
+    return said(
+        lambda: fit(line(0.1 + process_group.rank), curve(), schedule=FastSchedule(n_candidates=8))
+    )
 
 
 def shards(process_group: ProcessGroup) -> list[str]:
@@ -137,5 +140,5 @@ def elastic(process_group: ProcessGroup) -> dict[str, Any]:
         if attempt < 2 and steps.told == 6 and process_group.rank == 1 - attempt:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    found = _fitted(checkpoint=Checkpoint("kept", 0), on_progress=watch)
+    found = _fitted(checkpoint=Checkpoint("kept", 0), callbacks=watch)
     return {"attempt": attempt, "told": steps.told, "found": found}

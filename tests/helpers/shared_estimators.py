@@ -8,7 +8,7 @@ import torch
 
 from winnowgp.data import Dataset, ProcessGroup, Source, shared
 from winnowgp.estimators import DeepGPClassifier, DeepGPRegressor, SparseGPClassifier
-from winnowgp.training.adam import Parts
+from winnowgp.training.adam import Minibatches
 
 _RNG = np.random.default_rng(5)
 X = _RNG.uniform(-2, 2, size=(60, 2))
@@ -57,12 +57,12 @@ def fits(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def _watched(estimator: Any, targets: Any) -> dict[str, Any]:
-    whole, looked = Parts.next, set[int]()
+    whole, looked = Minibatches.next, set[int]()
 
-    def watched(parts: Parts) -> Dataset:
+    def watched(parts: Minibatches) -> Dataset:
         part = whole(parts)
         looked.add(part.N)
         return part
 
-    with patch.object(Parts, "next", watched):
+    with patch.object(Minibatches, "next", watched):
         return {**summary(estimator.fit(source(targets))), "rows": sorted(looked)}

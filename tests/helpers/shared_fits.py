@@ -9,7 +9,7 @@ from gpytorch.means import ConstantMean
 from helpers.shared_rows import D, N, array, dataset, parquet, plain
 from winnowgp.data import ProcessGroup, Source, shared, standardised
 from winnowgp.models import SparseGP
-from winnowgp.training import Fast, MaxPoints, Tolerance, fit
+from winnowgp.training import FastSchedule, MaxPoints, Tolerance, fit
 
 FEW = Tolerance(0.1)
 QUICK: dict[str, Any] = {"n_candidates": 20, "rounds": 1, "inclusion_steps": 10}
@@ -19,17 +19,17 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     """All that a fit finds."""
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     model = SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
-    found = fit(model, source, schedule=Fast(**{**QUICK, **plan}))
+    found = fit(model, source, schedule=FastSchedule(**{**QUICK, **plan}))
     X = standardised(dataset()).part(torch.arange(0, N, 10)).X
     predicted = found.posterior.predict(X)
     assert found.selection.frontier is not None
     return {
-        "bound": found.bound,
+        "bound": found.elbo,
         "upper bound": found.upper_bound,
         "given up": found.elbo_gap,
         "noise": found.model.noise.item(),
         "points": plain(found.posterior.Z),
-        "candidates": plain(found.candidates),
+        "candidates": plain(found.candidates[0]),
         "inclusion": plain(found.selection.inclusion),
         "frontier": plain(found.selection.frontier.bounds),
         "mean": plain(predicted.mean),

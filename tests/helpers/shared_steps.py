@@ -16,24 +16,19 @@ from winnowgp.models import DeepGP, DeepLayer, SparseGP
 from winnowgp.models.kernels import ScaledRBFChunks
 from winnowgp.selection import Frontier
 from winnowgp.training import (
-    Adam,
     Checkpoint,
-    CheckpointLog,
-    DeepFast,
-    DeepSchedule,
-    DeepThreePhases,
-    Fast,
+    DeepTraining,
+    FastSchedule,
     MaxPoints,
+    PaperSchedule,
+    Schedule,
     Tolerance,
-    TrainingContext,
     fit,
-    fit_deep,
-    open_checkpoint,
-    silent,
 )
 from winnowgp.training import fast as fast_steps
-from winnowgp.training.adam import Parts
-from winnowgp.training.context import _check_same
+from winnowgp.training.adam import Adam, Minibatches
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.context import TrainingContext, _check_same, open_checkpoint
 from winnowgp.training.fast import FastSteps
 from winnowgp.training.lbfgs import Stop
 
@@ -77,7 +72,7 @@ def words(process_group: ProcessGroup) -> dict[str, Any]:
 def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
     """The second process cannot compute its part of the third minibatch."""
     data = rows(40)
-    parts = Parts(data, 8, torch.Generator().manual_seed(0), process_group=process_group)
+    parts = Minibatches(data, 8, torch.Generator().manual_seed(0), process_group=process_group)
     slope = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     calls, values = 0, []
 
@@ -90,7 +85,7 @@ def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
         return -(own.Y[:, 0] - own.X @ slope).square().mean()
 
     Adam(6).maximise(
-        lambda: parts.together(bound),
+        lambda: parts.mean_over_processes(bound),
         [([slope], 0.1)],
         scale=1.0,
         on_step=lambda step, value: values.append(value),
@@ -101,10 +96,10 @@ def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
 
 def uneven(process_group: ProcessGroup) -> list[list[float]]:
     """Parts that are far larger than their mean."""
-    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
+    parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
     some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
     own = (0.1 - 3e5 * some if process_group.rank else 3e5 * some).requires_grad_()
-    found = parts.together(lambda: own / 3, own.shape)
+    found = parts.mean_over_processes(lambda: own / 3, own.shape)
     found.sum().backward()
     assert own.grad is not None
     return [found.tolist(), own.grad.tolist()]
@@ -112,7 +107,7 @@ def uneven(process_group: ProcessGroup) -> list[list[float]]:
 
 def failed_scores(process_group: ProcessGroup) -> list[float]:
     """Several numbers that the last process cannot compute, and what comes after them."""
-    parts = Parts(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
+    parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
 
     def scores() -> Tensor:
         if process_group.rank == process_group.world_size - 1:
@@ -120,9 +115,11 @@ def failed_scores(process_group: ProcessGroup) -> list[float]:
         return torch.ones(3, dtype=torch.float64)
 
     try:
-        return parts.together(scores, (3,)).tolist()
+        return parts.mean_over_processes(scores, (3,)).tolist()
     except NotPositiveDefiniteError:
-        return parts.together(lambda: torch.full((2,), 0.5 + process_group.rank), (2,)).tolist()
+        return parts.mean_over_processes(
+            lambda: torch.full((2,), 0.5 + process_group.rank), (2,)
+        ).tolist()
 
 
 def starts(process_group: ProcessGroup) -> list[list[float]]:
@@ -145,12 +142,12 @@ class Unwritable:
 
 def watched(process_group: ProcessGroup) -> str:
     """Only the first process has such a watcher."""
-    callback = Unwritable() if process_group.first else silent
+    callbacks = [Unwritable()] if process_group.first else []
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
             "fit",
-            callback=callback,
+            callbacks=callbacks,
             process_group=process_group,
         )
     except NotSaveableError as error:
@@ -167,19 +164,19 @@ def choices(process_group: ProcessGroup) -> dict[str, Any]:
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
     context = TrainingContext(
         torch.Generator().manual_seed(0),
-        silent,
+        (),
         CheckpointLog(process_group=process_group),
         process_group,
     )
     steps = FastSteps(model, data, rows=80, context=context)
     pool = steps.with_fresh(model, 12)
     frontier = steps.frontier(pool.subset_statistics(data))
-    kept = steps.chosen(pool, frontier.masks[6], 0.0)
+    kept = steps.select(pool, frontier.masks[6], 0.0)
     return {
         "own": kept.fixed_bound(data),
         "fresh": pool.candidates.tolist(),
         "frontier": [frontier.bounds.tolist(), frontier.masks.tolist()],
-        "climbed": [steps.climb(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
+        "climbed": [steps.optimise(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
     }
 
 
@@ -198,17 +195,19 @@ def _differ() -> None:
 
 def other_machines(process_group: ProcessGroup) -> dict[str, Any]:
     """Processes but the first evaluate kernels with errors of their own."""
-    return _perturbed(process_group, rows(40), Fast(Tolerance(0.1), n_candidates=10, rounds=1))
+    return _perturbed(
+        process_group, rows(40), FastSchedule(Tolerance(0.1), n_candidates=10, rounds=1)
+    )
 
 
 def more_machines(process_group: ProcessGroup) -> dict[str, Any]:
     """As many points as are asked for, where several starts race."""
     return _perturbed(
-        process_group, rows(), Fast(MaxPoints(20), n_candidates=30, rounds=2, iterations=30)
+        process_group, rows(), FastSchedule(MaxPoints(20), n_candidates=30, rounds=2, iterations=30)
     )
 
 
-def _perturbed(process_group: ProcessGroup, data: Dataset, plan: Fast) -> dict[str, Any]:
+def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -> dict[str, Any]:
     if not process_group.first:
         _perturb(1e-7 * process_group.rank)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
@@ -218,7 +217,7 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: Fast) -> dict[s
         model,
         standardised(shared(data)),
         schedule=plan,
-        on_progress=lambda told: steps.append(told.objective),
+        callbacks=lambda told: steps.append(told.objective),
     )
     return {"steps": steps, "points": fitted.posterior.Z.tolist()}
 
@@ -273,8 +272,12 @@ def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
 
 def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
     """Two layers by both schedules, for Gaussian noise and for classes."""
-    paper = DeepThreePhases(0.1, layerwise=2, pre=4, process=4, post=4, batch_size=20, samples=2)
-    fast = DeepFast(layerwise=2, pre=4, post=4, rounds=2, batch_size=20, inclusion_steps=4)
+    paper = PaperSchedule(0.1, layerwise=2, pre=4, joint=4, post=4, batch_size=20, samples=2)
+    fast = FastSchedule(
+        rounds=2,
+        inclusion_steps=4,
+        deep=DeepTraining(layerwise=2, pre=4, post=4, batch_size=20),
+    )
     data = rows(40)
     level = data.Y.mean()
     classes = Dataset(data.X, (level < data.Y).double())
@@ -284,28 +287,30 @@ def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
         "all rows": _deep(
             data,
             GaussianLikelihood(),
-            DeepFast(layerwise=2, pre=3, post=3, rounds=1, inclusion_steps=4),
+            FastSchedule(
+                rounds=1, inclusion_steps=4, deep=DeepTraining(layerwise=2, pre=3, post=3)
+            ),
         ),
         "classes": _deep(classes, BernoulliLikelihood(), fast),
     }
 
 
-def _deep(data: Dataset, likelihood: Likelihood, plan: DeepSchedule) -> dict[str, Any]:
+def _deep(data: Dataset, likelihood: Likelihood, plan: Schedule) -> dict[str, Any]:
     layers = [
         DeepLayer(ScaleKernel(RBFKernel()), data.X[:8], outputs=P, slope=slope)
         for P, slope in ((2, torch.eye(2)), (1, None))
     ]
     values: list[float] = []
-    found = fit_deep(
+    found = fit(
         DeepGP(layers, likelihood=likelihood),
         shared(data),
         schedule=plan,
-        on_progress=lambda told: values.append(told.objective),
+        callbacks=lambda told: values.append(told.objective),
     )
     state = sorted(found.model.named_parameters())
     return {
         "values": values,
-        "bound": found.bound,
+        "bound": found.elbo,
         "sizes": list(found.model.sizes),
         "state": [number for _, part in state for number in part.flatten().tolist()],
     }

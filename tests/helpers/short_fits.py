@@ -9,7 +9,7 @@ import pytest
 from winnowgp.data import Dataset
 from winnowgp.estimators import base as points_request
 from winnowgp.models import Model
-from winnowgp.training import Fast
+from winnowgp.training import FastSchedule
 from winnowgp.training import initialization as warm_up
 
 
@@ -24,5 +24,7 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
-        patch.setattr(points_request, "Fast", partial(Fast, rounds=rounds, inclusion_steps=10))
+        patch.setattr(
+            points_request, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
+        )
         yield

@@ -68,9 +68,9 @@ def test_deep_models_come_back_ready_to_train(likelihood: str, tmp_path: Path) -
     model.layers[0].candidates.requires_grad_(False)
     model.layers[1].kernel.requires_grad_(False)
     back = winnowgp.load(save(model, tmp_path / "a"))
-    noise = model.noise(data.N, 3, torch.Generator().manual_seed(0))
+    noise = model.base_samples(data.N, 3, torch.Generator().manual_seed(0))
     assert torch.equal(
-        back.evaluated(data, noise=noise).bound, model.evaluated(data, noise=noise).bound
+        back.evaluated(data, eps=noise).bound, model.evaluated(data, eps=noise).bound
     )
     assert trained(back) == trained(model)
 

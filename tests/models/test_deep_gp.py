@@ -81,18 +81,18 @@ def test_one_layer_is_a_variational_gp(seen: str) -> None:
 @pytest.mark.parametrize("connected", [False, True])
 def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, connected: bool) -> None:
     model, data = deep(seen, widths=(3,), connected=connected), rows(seen)
-    noise = model.noise(data.N, 5, seeded())
-    ours = model.evaluated(data, noise=noise)
+    noise = model.base_samples(data.N, 5, seeded())
+    ours = model.evaluated(data, eps=noise)
     close(ours.bound.detach(), dense_bound(model, data, noise))
     again = model.bound(data, samples=5, generator=seeded())
     torch.testing.assert_close(again, ours.bound)
-    scaled = model.evaluated(data, total=100, noise=noise).bound.detach()
+    scaled = model.evaluated(data, total=100, eps=noise).bound.detach()
     expected = dense_bound(model, data, noise, scale=100 / data.N)
     close(scaled, expected)
     # The KL of every layer is subtracted once, and not scaled.
     kl = torch.stack([made.points().kl() for made in model.layers]).sum()
     torch.testing.assert_close(ours.fit - ours.bound, kl)
-    more = model.evaluated(data, total=100, noise=noise)
+    more = model.evaluated(data, total=100, eps=noise)
     torch.testing.assert_close(more.fit - more.bound, kl)
 
 
@@ -100,9 +100,9 @@ def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, connected: b
 def test_three_layers_are_three_dense_passes(connected: bool) -> None:
     model = deep(widths=(3, 2), K=(4, 3, 5), connected=connected)
     data = rows()
-    noise = model.noise(data.N, 4, seeded())
+    noise = model.base_samples(data.N, 4, seeded())
     assert [tuple(each.shape) for each in noise] == [(4, data.N, 3), (4, data.N, 2)]
-    found = model.evaluated(data, noise=noise)
+    found = model.evaluated(data, eps=noise)
     mean, variance = dense_pass(model, data.X, noise)
     close(found.passed.last.mean.detach(), mean)
     close(found.passed.last.variance.detach(), variance)
@@ -114,9 +114,9 @@ def test_three_layers_are_three_dense_passes(connected: bool) -> None:
 def test_one_noise_for_all_rows_is_the_same_for_each() -> None:
     model, data = deep(widths=(3,)), rows()
     shared = normal(4, 1, 3, seed=1)
-    found = model.evaluated(data, noise=[shared]).bound
+    found = model.evaluated(data, eps=[shared]).bound
     torch.testing.assert_close(
-        found, model.evaluated(data, noise=[shared.expand(4, data.N, 3)]).bound
+        found, model.evaluated(data, eps=[shared.expand(4, data.N, 3)]).bound
     )
 
 
@@ -150,8 +150,8 @@ def draws(model: DeepGP, data: Dataset, *, sd: float = 1.0) -> Tensor:
     """60 estimates of 400 samples a row."""
     g = seeded(4)
     with torch.no_grad():
-        noises = [[sd * e for e in model.noise(data.N, 400, g)] for _ in range(60)]
-        return torch.stack([model.evaluated(data, noise=noise).bound for noise in noises])
+        noises = [[sd * e for e in model.base_samples(data.N, 400, g)] for _ in range(60)]
+        return torch.stack([model.evaluated(data, eps=noise).bound for noise in noises])
 
 
 def test_the_bound_is_unbiased_for_quadrature_over_the_hidden_sample() -> None:
@@ -160,7 +160,7 @@ def test_the_bound_is_unbiased_for_quadrature_over_the_hidden_sample() -> None:
     # 60 draws of 400; the standard error is a small part of what sampling changes.
     found = draws(model, data)
     assert abs(z_score(found, expected)) < 4
-    means_only = model.evaluated(data, noise=[torch.zeros(1, data.N, 1).double()]).bound
+    means_only = model.evaluated(data, eps=[torch.zeros(1, data.N, 1).double()]).bound
     assert abs(means_only.item() - expected) > 10 * found.std() / math.sqrt(60)
 
 
@@ -173,14 +173,14 @@ def test_the_same_check_is_red_on_a_biased_twin() -> None:
 @pytest.mark.parametrize("seen", ["gaussian", "bernoulli"])
 def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str) -> None:
     model, data = deep(seen, connected=True), rows(seen, N=12)
-    noise = model.noise(12, 3, seeded())
+    noise = model.base_samples(12, 3, seeded())
     order = torch.randperm(12, generator=seeded(1))
     values = []
     for index in order.split(4):
         part = Dataset.of(data.X[index], data.Y[index])
         tied = [each[:, index] for each in noise]
-        values.append(model.evaluated(part, total=12, noise=tied).bound)
-    whole, mean = model.evaluated(data, noise=noise).bound, torch.stack(values).mean()
+        values.append(model.evaluated(part, total=12, eps=tied).bound)
+    whole, mean = model.evaluated(data, eps=noise).bound, torch.stack(values).mean()
     assert torch.stack(values).std() > 0.1
     torch.testing.assert_close(mean, whole, rtol=1e-10, atol=1e-10)
     parameters = list(model.parameters())
@@ -195,7 +195,7 @@ def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str)
 def test_the_gradient_is_that_of_the_samples_path() -> None:
     """With ε held, autograd agrees with finite differences in every parameter."""
     model, data = deep(connected=True, K=(3, 3)), rows(N=5)
-    noise = model.noise(5, 2, seeded())
+    noise = model.base_samples(5, 2, seeded())
     names = [name for name, _ in model.named_parameters()]
 
     def bound(*values: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def test_the_gradient_is_that_of_the_samples_path() -> None:
                 self.model = model
 
             def forward(self) -> Tensor:
-                return self.model.evaluated(data, noise=noise).bound
+                return self.model.evaluated(data, eps=noise).bound
 
         given = {f"model.{n}": v for n, v in zip(names, values, strict=True)}
         return torch.func.functional_call(Bound(), given)
@@ -220,7 +220,7 @@ def test_a_variance_of_zero_has_a_gradient() -> None:
     model = DeepGP([first, layer(2, 1, seed=10)], likelihood=GaussianLikelihood())
     X = torch.cat([torch.zeros(1, 2, dtype=torch.float64), normal(3, 2, seed=1)])
     data = Dataset.of(X, torch.ones(4, dtype=torch.float64))
-    found = model.evaluated(data, noise=model.noise(4, 2, seeded()))
+    found = model.evaluated(data, eps=model.base_samples(4, 2, seeded()))
     assert (found.passed.outputs[0].variance[:, 0] == 0).all()
     for gradient in torch.autograd.grad(found.bound, list(model.parameters())):
         assert torch.isfinite(gradient).all()
@@ -254,16 +254,16 @@ def test_single_precision_serves_too() -> None:
     few = Dataset.of(data.X.float(), data.Y.float())
     bound = model.bound(few, samples=2, generator=seeded())
     assert bound.dtype == torch.float32
-    noise = model.noise(few.N, 2, seeded())
-    exact = deep(connected=True).evaluated(data, noise=[e.double() for e in noise]).bound
+    noise = model.base_samples(few.N, 2, seeded())
+    exact = deep(connected=True).evaluated(data, eps=[e.double() for e in noise]).bound
     assert bound.item() == pytest.approx(exact.item(), rel=1e-3)
 
 
 def test_what_each_layer_saw_is_told() -> None:
     model, data = deep(widths=(3,), connected=True), rows()
-    noise = model.noise(data.N, 2, seeded())
+    noise = model.base_samples(data.N, 2, seeded())
     points = [made.points() for made in model.layers]
-    passed = propagated(model.layers, points, data.X, noise=noise, connected=True)
+    passed = propagated(model.layers, points, data.X, eps=noise, connected=True)
     assert torch.equal(passed.inputs[0], data.X[None])
     first = passed.outputs[0]
     hidden = first.mean + first.variance.sqrt() * noise[0]
@@ -300,6 +300,6 @@ def test_data_that_do_not_fit_are_refused_by_every_question() -> None:
 
 def test_a_kernel_may_be_any() -> None:
     model, data = deep(matern=True, connected=True), rows()
-    noise = model.noise(data.N, 2, seeded())
-    ours = model.evaluated(data, noise=noise).bound.detach()
+    noise = model.base_samples(data.N, 2, seeded())
+    ours = model.evaluated(data, eps=noise).bound.detach()
     torch.testing.assert_close(ours, dense_bound(model, data, noise), rtol=1e-8, atol=1e-8)

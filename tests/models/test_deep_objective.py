@@ -41,7 +41,7 @@ MASKS = torch.tensor(
 @pytest.mark.parametrize("connected", [False, True])
 def test_subsets_score_what_the_pruned_model_scores(seen: str, connected: bool) -> None:
     model, data = deep(seen, connected=connected), rows(seen)
-    noise = model.noise(data.N, 3, seeded())
+    noise = model.base_samples(data.N, 3, seeded())
     subsets = objective(model, data, total=30)
     assert subsets.K == 7
     together = subsets.value(MASKS).detach()
@@ -51,16 +51,16 @@ def test_subsets_score_what_the_pruned_model_scores(seen: str, connected: bool) 
         torch.testing.assert_close(value, exact, rtol=1e-8, atol=1e-8)
         pruned = model.prune(parts)
         assert pruned.sizes == tuple(int(part.sum()) for part in parts)
-        bound = pruned.evaluated(data, total=30, noise=noise).bound.detach()
+        bound = pruned.evaluated(data, total=30, eps=noise).bound.detach()
         torch.testing.assert_close(bound, value, rtol=1e-8, atol=1e-8)
-    whole = model.evaluated(data, total=30, noise=noise).bound.detach()
+    whole = model.evaluated(data, total=30, eps=noise).bound.detach()
     torch.testing.assert_close(together[-1], whole, rtol=1e-9, atol=1e-9)
 
 
 def test_three_layers_and_a_kernel_of_any_kind() -> None:
     model = deep(widths=(2, 3), K=(2, 3, 2), matern=True)
     data = rows()
-    noise = model.noise(data.N, 3, seeded())
+    noise = model.base_samples(data.N, 3, seeded())
     found = objective(model, data).value(MASKS).detach()
     exact = [dense_bound(model, data, noise, list(mask.split(model.sizes))) for mask in MASKS]
     torch.testing.assert_close(found, torch.stack(exact), rtol=1e-8, atol=1e-8)
@@ -116,7 +116,7 @@ def test_scores_are_differentiable_in_every_parameter() -> None:
 def small() -> tuple[DeepObjective, Tensor, Tensor]:
     """Two layers of two candidates: the objective, logits, and the dense scores of all subsets."""
     model, data = deep(K=(2, 2)), rows(N=8)
-    noise = model.noise(8, 2, seeded())
+    noise = model.base_samples(8, 2, seeded())
     table = [dense_bound(model, data, noise, list(mask.split(2))) for mask in all_masks(4)]
     logits = torch.tensor([0.6, -0.8, 0.2, 1.0], dtype=torch.float64, requires_grad=True)
     return objective(model, data, samples=2), logits, torch.stack(table)

@@ -23,7 +23,7 @@ def setting(
     seen: str = "gaussian", *, widths: tuple[int, ...] = (2,), connected: bool = True, N: int = 6
 ) -> tuple[DeepGP, Dataset, list[Tensor]]:
     model = deep(seen, widths=widths, K=(4, 3, 4), connected=connected)
-    return model, rows(seen, N=N), model.noise(N, 3, seeded())
+    return model, rows(seen, N=N), model.base_samples(N, 3, seeded())
 
 
 def noise_of(model: DeepGP) -> Tensor:
@@ -89,7 +89,7 @@ settings = pytest.mark.parametrize("given", SETTINGS.values(), ids=SETTINGS.keys
 @settings
 def test_linear_terms_are_slopes_of_the_bound_in_the_means(given) -> None:
     model, data, noise = setting(**given, N=4)
-    found = deep_sites(model, data, noise=noise)
+    found = deep_sites(model, data, eps=noise)
     assert len(found) == len(model.layers)
     for number, (layer, each) in enumerate(zip(model.layers, found, strict=True)):
         # The first layer sees no samples: one row for all of them.
@@ -108,7 +108,7 @@ def test_linear_terms_are_slopes_of_the_bound_in_the_means(given) -> None:
 @pytest.mark.parametrize("given", [SETTINGS["two layers"], SETTINGS["three layers"]])
 def test_hidden_precisions_are_those_of_gauss_and_newton(given) -> None:
     model, data, noise = setting(**given, N=3)
-    found = deep_sites(model, data, noise=noise)
+    found = deep_sites(model, data, eps=noise)
     # Of the likelihood, a third of a sample's each.
     top = 1 / (3 * noise_of(model))
     torch.testing.assert_close(
@@ -135,13 +135,13 @@ def test_with_several_samples_a_precision_is_a_sum_of_squares_and_not_a_square_o
         lambda shift: shifted_pass(model, data.X, noise, 0, shift)[0].mean(0), like, 1e-5
     )
     wrong = (J.square() / noise_of(model)).sum((-2, -1))[0]
-    right = deep_sites(model, data, noise=noise)[0].sites.precision
+    right = deep_sites(model, data, eps=noise)[0].sites.precision
     assert (wrong - right).abs().max() > 0.02 * right.max()
 
 
 def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
     model, data, noise = setting("bernoulli")
-    last = deep_sites(model, data, noise=noise)[-1]
+    last = deep_sites(model, data, eps=noise)[-1]
     mean, variance = shifted_pass(model, data.X, noise, -1, torch.zeros(1).double())
     with torch.no_grad():
         up, down = (
@@ -157,8 +157,8 @@ def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
 def test_the_gradient_in_every_layers_mean_is_that_of_its_sites(given) -> None:
     """∂bound/∂m = V (λ − w ∘ μ) − m, for m moves means and no variances."""
     model, data, noise = setting(**given)
-    bound = model.evaluated(data, noise=noise).bound
-    found = deep_sites(model, data, noise=noise)
+    bound = model.evaluated(data, eps=noise).bound
+    found = deep_sites(model, data, eps=noise)
     for layer, each in zip(model.layers, found, strict=True):
         (gradient,) = torch.autograd.grad(bound, layer.q_mean, retain_graph=True)
         with torch.no_grad():
@@ -171,8 +171,8 @@ def test_the_gradient_in_every_layers_mean_is_that_of_its_sites(given) -> None:
 
 def test_a_part_of_the_rows_stands_for_all() -> None:
     model, data, noise = setting()
-    found = deep_sites(model, data, noise=noise)
-    more = deep_sites(model, data, total=30, noise=noise)
+    found = deep_sites(model, data, eps=noise)
+    more = deep_sites(model, data, total=30, eps=noise)
     for one, five in zip(found, more, strict=True):
         torch.testing.assert_close(5 * one.sites.precision, five.sites.precision)
         torch.testing.assert_close(5 * one.sites.linear, five.sites.linear)
@@ -194,7 +194,7 @@ def regression(
 @pytest.mark.parametrize("widths", [(2,), (2, 3)])
 def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> None:
     model, data, noise = setting(widths=widths)
-    found = deep_sites(model, data, noise=noise)[-1]
+    found = deep_sites(model, data, eps=noise)[-1]
     better = found.improved(model.layers[-1])
     Kuu, Kuf, Kff, Y, s2 = regression(model, data, found)
     inverse = (Kuu + Kuf @ Kuf.mT / s2).inverse()
@@ -202,7 +202,7 @@ def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> 
     torch.testing.assert_close(m, Kuu @ inverse @ Kuf @ Y / s2, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(S, (Kuu @ inverse @ Kuu).expand(2, -1, -1), rtol=1e-7, atol=1e-8)
     improved = model.with_layers([*model.layers[:-1], better])
-    after = improved.evaluated(data, noise=noise).bound
+    after = improved.evaluated(data, eps=noise).bound
     # Σ_t (1/T) log N(y | f, σ²) is Σ_t log N(y | f, T σ²) but for their constants.
     T, R = len(noise[0]), len(Y) * Y.shape[1]
     constants = 0.5 * R * ((2 * torch.pi * s2).log() - (2 * torch.pi * s2 / T).log() / T)
@@ -213,10 +213,10 @@ def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> 
 
 def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
     model, data, noise = setting()
-    better = deep_sites(model, data, noise=noise)[-1].improved(model.layers[-1])
+    better = deep_sites(model, data, eps=noise)[-1].improved(model.layers[-1])
     improved = model.with_layers([*model.layers[:-1], better])
-    best = improved.evaluated(data, noise=noise).bound
-    assert best > model.evaluated(data, noise=noise).bound + 1
+    best = improved.evaluated(data, eps=noise).bound
+    assert best > model.evaluated(data, eps=noise).bound + 1
     last = improved.layers[-1]
     slopes = torch.autograd.grad(best, [last.q_mean, last.q_factor])
     assert max(slope.abs().max().item() for slope in slopes) < 1e-7
@@ -227,9 +227,9 @@ def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
         )
         moved = last.with_q(last.candidates, *q)
         other = model.with_layers([*model.layers[:-1], moved])
-        assert other.evaluated(data, noise=noise).bound < best
+        assert other.evaluated(data, eps=noise).bound < best
     # A second step from there stays there.
-    again = deep_sites(improved, data, noise=noise)[-1].improved(last, rate=0.5)
+    again = deep_sites(improved, data, eps=noise)[-1].improved(last, rate=0.5)
     torch.testing.assert_close(dense_q(again)[0], dense_q(last)[0], rtol=1e-7, atol=1e-7)
 
 
@@ -237,7 +237,7 @@ def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
 def test_part_of_a_step_averages_natural_parameters(number: int) -> None:
     model, data, noise = setting()
     layer = model.layers[number]
-    found = deep_sites(model, data, noise=noise)[number]
+    found = deep_sites(model, data, eps=noise)[number]
     (m0, S0, _), (m1, S1, _) = dense_q(layer), dense_q(found.improved(layer))
     mean, S, _ = dense_q(found.improved(layer, rate=0.3))
     precision = 0.7 * S0.inverse() + 0.3 * S1.inverse()
@@ -250,11 +250,11 @@ def test_part_of_a_step_averages_natural_parameters(number: int) -> None:
 @settings
 def test_a_short_step_of_any_layer_raises_the_bound(given) -> None:
     model, data, noise = setting(**given)
-    before = model.evaluated(data, noise=noise).bound
-    for number, found in enumerate(deep_sites(model, data, noise=noise)):
+    before = model.evaluated(data, eps=noise).bound
+    for number, found in enumerate(deep_sites(model, data, eps=noise)):
         layers = list(model.layers)
         layers[number] = found.improved(layers[number], rate=0.01)
-        assert model.with_layers(layers).evaluated(data, noise=noise).bound > before
+        assert model.with_layers(layers).evaluated(data, eps=noise).bound > before
 
 
 def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
@@ -262,7 +262,7 @@ def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
     layer = model.layers[0]
     layer.candidates.requires_grad_(False)
     for rate in (0.5, 1.0):
-        better = deep_sites(model, data, noise=noise)[0].improved(layer, rate=rate)
+        better = deep_sites(model, data, eps=noise)[0].improved(layer, rate=rate)
         assert torch.equal(better.q_factor.tril(), better.q_factor)
         assert torch.equal(better.candidates, layer.candidates)
         assert torch.equal(better.level, layer.level)
@@ -272,7 +272,7 @@ def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
 
 def test_statistics_of_the_last_layer_are_collapsed_bounds_given_its_inputs() -> None:
     model, data, noise = setting(N=8)
-    found = deep_sites(model, data, noise=noise)[-1]
+    found = deep_sites(model, data, eps=noise)[-1]
     last, masks = model.layers[-1], all_masks(3)
     statistics = found.statistics(last, bound=-12.5, N=8)
     assert (statistics.K, statistics.N) == (3, 8)
@@ -288,7 +288,7 @@ def test_statistics_of_the_last_layer_are_collapsed_bounds_given_its_inputs() ->
 def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number: int) -> None:
     """Of regression on λ/w with noise 1/w, function by function."""
     model, data, noise = setting(seen)
-    found = deep_sites(model, data, noise=noise)[number]
+    found = deep_sites(model, data, eps=noise)[number]
     layer = model.layers[number]
     masks = all_masks(layer.K)
     values = found.statistics(layer, bound=3.0, N=data.N).value(masks)
@@ -320,7 +320,7 @@ def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number
 def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
     model = deep(widths=(), K=(5,))
     data = rows()
-    (found,) = deep_sites(model, data, noise=[])
+    (found,) = deep_sites(model, data, eps=[])
     assert torch.equal(found.inputs, data.X)
     with torch.no_grad():
         Y = data.Y - model.layers[0].centre(data.X)
@@ -329,9 +329,9 @@ def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
 
 def test_frozen_layers_have_the_same_sites() -> None:
     model, data, noise = setting()
-    before = deep_sites(model, data, noise=noise)
+    before = deep_sites(model, data, eps=noise)
     model.layers[0].requires_grad_(False)
-    after = deep_sites(model, data, noise=noise)
+    after = deep_sites(model, data, eps=noise)
     for ours, theirs in zip(after, before, strict=True):
         assert torch.equal(ours.sites.linear, theirs.sites.linear)
         assert torch.equal(ours.sites.precision, theirs.sites.precision)

@@ -212,13 +212,13 @@ def deep() -> DeepGP:
 def test_layers() -> None:
     """The same samples of the hidden layer for equal rows: then nothing is left to chance."""
     model, data = deep(), weighted(problem(N=12, P=1).Y)
-    noise = model.noise(12, 3, torch.Generator().manual_seed(0))
+    noise = model.base_samples(12, 3, torch.Generator().manual_seed(0))
     again = [eps.repeat_interleave(COUNTS, 1) for eps in noise]
-    a, b = model.evaluated(data, noise=noise), model.evaluated(repeated(data), noise=again)
+    a, b = model.evaluated(data, eps=noise), model.evaluated(repeated(data), eps=again)
     torch.testing.assert_close(a.bound, b.bound, atol=1e-9, rtol=1e-9)
     pairs = zip(
-        deep_sites(model, data, noise=noise),
-        deep_sites(model, repeated(data), noise=again),
+        deep_sites(model, data, eps=noise),
+        deep_sites(model, repeated(data), eps=again),
         model.layers,
         strict=True,
     )

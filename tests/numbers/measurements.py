@@ -53,7 +53,7 @@ ESTIMATOR = {
 }
 FRONTIER = ("frontier_", "frontiers_")
 FIT = {
-    "elbo": "bound",
+    "elbo": "elbo",
     "upper_bound": "upper_bound",
     "elbo_gap": "elbo_gap",
     "candidates": "candidates",
@@ -81,9 +81,11 @@ def estimator_numbers(estimator: Any, *, predicted: bool = True) -> Numbers:
 
 def fit_numbers(fitted: Any) -> Numbers:
     """Everything that a fit of a model returned, and the predictions of its posterior."""
-    found = {name: getattr(fitted, at) for name, at in FIT.items() if hasattr(fitted, at)}
-    deep = hasattr(fitted, "selections")
-    selections = fitted.selections if deep else (fitted.selection,)
+    found = {name: getattr(fitted, attribute) for name, attribute in FIT.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    selections, deep = fitted.selections, isinstance(fitted.model, DeepGP)
+    if not deep:
+        (found["candidates"],) = fitted.candidates
     for name, attribute in SELECTION.items():
         found[name] = [getattr(selection, attribute) for selection in selections]
     found |= _frontier_numbers([selection.frontier for selection in selections])

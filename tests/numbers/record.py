@@ -68,25 +68,18 @@ from winnowgp import (
     SparseGPRegressor,
     VariationalGP,
     fit,
-    fit_deep,
-    fit_latent,
 )
 from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shared
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction
 from winnowgp.models import SampledLatentGP, deep_layers, gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    DeepFast,
-    DeepThreePhases,
-    Fast,
-    FastLatent,
+    DeepTraining,
+    FastSchedule,
     FixedAlpha,
-    JointLatent,
-    LayerAlphas,
+    MaxCost,
     MaxPoints,
-    SharedBudget,
-    SharedTolerance,
-    ThreePhases,
+    PaperSchedule,
     Tolerance,
     principal_latents,
 )
@@ -175,11 +168,11 @@ def resumed(model: Any, *data: Any, steps: int = 25) -> Numbers:
             if taken == steps:
                 raise Interrupted
 
-        silent = model.get_params()["on_progress"]
+        silent = model.get_params()["callbacks"]
         try:
-            model.set_params(on_progress=stop).fit(*data)
+            model.set_params(callbacks=stop).fit(*data)
         except Interrupted:
-            return estimator_numbers(model.set_params(on_progress=silent).fit(*data))
+            return estimator_numbers(model.set_params(callbacks=silent).fit(*data))
         raise AssertionError("the fit ended before it could be stopped")
 
 
@@ -250,7 +243,7 @@ def deep_model(schedule: Any, *, connected: bool = False, hidden_mean: str = "ze
         connected=connected,
     )
     model = DeepGP(layers, likelihood=GaussianLikelihood(), targets=1, connected=connected)
-    return fit_numbers(fit_deep(model, rows, schedule=schedule))
+    return fit_numbers(fit(model, rows, schedule=schedule))
 
 
 def entries(table: Any = TABLE) -> tuple[MaskedMatrix, Tensor]:
@@ -263,7 +256,7 @@ def entries(table: Any = TABLE) -> tuple[MaskedMatrix, Tensor]:
 def latent_model(schedule: Any, K: int = 0, *, table: Any = TABLE) -> Numbers:
     values, start = entries(table)
     model = LatentVariableGP(kernel(), start, candidates=start[:K], noise=0.1)
-    return fit_numbers(fit_latent(model, values, schedule=schedule))
+    return fit_numbers(fit(model, values, schedule=schedule))
 
 
 def sampled_model(schedule: Any, K: int, *, counts: bool = False) -> Numbers:
@@ -273,7 +266,7 @@ def sampled_model(schedule: Any, K: int, *, counts: bool = False) -> Numbers:
     matern = ScaleKernel(MaternKernel(nu=2.5))
     function = VariationalGP(matern, start[:K], likelihood=likelihood, targets=4)
     table = MaskedMatrix.of(torch.from_numpy(COUNT_TABLE)) if counts else values
-    return fit_numbers(fit_latent(SampledLatentGP(function, start), table, schedule=schedule))
+    return fit_numbers(fit(SampledLatentGP(function, start), table, schedule=schedule))
 
 
 class UserModel(ApproximateGP):
@@ -350,7 +343,7 @@ def _prior(K: int) -> SquaredCardinality:
 
 BETA = 1 / (1 + np.exp(-Y))
 QUICK: dict[str, Any] = {"tolerance": 0.1, "n_candidates": 20}
-PHASES: dict[str, Any] = {"pre": 15, "process": 30, "post": 15}
+PHASES: dict[str, Any] = {"pre": 15, "joint": 30, "post": 15}
 LAYERS: dict[str, Any] = {"layerwise": 10, "pre": 20, "post": 15}
 PROBLEMS: dict[str, Problem] = {
     # Estimators: goals, schedules, likelihoods, kernels, candidates.
@@ -434,60 +427,62 @@ PROBLEMS: dict[str, Problem] = {
         "y", "--kernel", "rbf[x] + linear[town]", "--max-points", "8"
     ),
     # Models and schedules of the library.
-    "SparseGP Fast": lambda: sparse_model(Fast(Tolerance(0.05), n_candidates=40)),
-    "SparseGP Fast tighter": lambda: sparse_model(
-        Fast(MaxPoints(8), n_candidates=30, tighter=True)
-    ),
-    "SparseGP Fast own candidates": lambda: sparse_model(Fast(FixedAlpha(0.1)), 30),
+    "SparseGP Fast": lambda: sparse_model(FastSchedule(Tolerance(0.05), n_candidates=40)),
+    "SparseGP Fast own candidates": lambda: sparse_model(FastSchedule(FixedAlpha(0.1)), 30),
     "SparseGP Fast default on hills": lambda: fit_numbers(
         fit(SparseGP(ScaleKernel(RBFKernel()), hills().X[::4]), hills())
     ),
-    "SparseGP ThreePhases": lambda: sparse_model(ThreePhases(_prior(15), **PHASES), 15),
+    "SparseGP ThreePhases": lambda: sparse_model(PaperSchedule(_prior(15), **PHASES), 15),
     "SparseGP ThreePhases relaxed": lambda: sparse_model(
-        ThreePhases(_prior(15), gradient=Relaxed(), **PHASES), 15
+        PaperSchedule(_prior(15), gradient=Relaxed(), **PHASES), 15
     ),
     "SparseGP ThreePhases leave-one-out": lambda: sparse_model(
-        ThreePhases(_prior(15), gradient=ScoreFunction(baseline=LeaveOneOut()), draws=5, **PHASES),
+        PaperSchedule(
+            _prior(15), gradient=ScoreFunction(baseline=LeaveOneOut()), draws=5, **PHASES
+        ),
         15,
     ),
     "VariationalGP Fast bernoulli": lambda: variational_model(
-        Fast(Tolerance(0.05), n_candidates=30), likelihood=BernoulliLikelihood(), y=Y > 0
+        FastSchedule(Tolerance(0.05), n_candidates=30), likelihood=BernoulliLikelihood(), y=Y > 0
     ),
     "VariationalGP Fast softmax": lambda: variational_model(
-        Fast(Tolerance(0.05), n_candidates=20),
+        FastSchedule(Tolerance(0.05), n_candidates=20),
         likelihood=SoftmaxLikelihood(num_classes=3, mixing_weights=False),
         y=(Y > 0.3) + 1.0 * (X[:, 1] > 3),
     ),
     "VariationalGP ThreePhases negative binomial": lambda: variational_model(
-        ThreePhases(_prior(15), **PHASES), 15, likelihood=NegativeBinomialLikelihood(), y=COUNTS
+        PaperSchedule(_prior(15), **PHASES), 15, likelihood=NegativeBinomialLikelihood(), y=COUNTS
     ),
     "VariationalGP ThreePhases": lambda: variational_model(
-        ThreePhases(_prior(15), batch_size=40, **PHASES), 15
+        PaperSchedule(_prior(15), batch_size=40, **PHASES), 15
     ),
     "VariationalGP ThreePhases poisson": lambda: variational_model(
-        ThreePhases(_prior(15), **PHASES), 15, likelihood=PoissonLikelihood(), y=COUNTS
+        PaperSchedule(_prior(15), **PHASES), 15, likelihood=PoissonLikelihood(), y=COUNTS
     ),
-    "DeepGP DeepFast": lambda: deep_model(DeepFast(SharedTolerance(0.05), **LAYERS)),
+    "DeepGP DeepFast": lambda: deep_model(
+        FastSchedule(Tolerance(0.05), deep=DeepTraining(**LAYERS))
+    ),
     "DeepGP DeepFast budget": lambda: deep_model(
-        DeepFast(SharedBudget(40), batch_size=50, samples=2, **LAYERS), connected=True
+        FastSchedule(MaxCost(40), deep=DeepTraining(batch_size=50, samples=2, **LAYERS)),
+        connected=True,
     ),
     "DeepGP DeepFast alphas": lambda: deep_model(
-        DeepFast(LayerAlphas((0.1, 0.3)), **LAYERS), hidden_mean="identity"
+        FastSchedule(FixedAlpha((0.1, 0.3)), deep=DeepTraining(**LAYERS)), hidden_mean="identity"
     ),
-    "DeepGP DeepThreePhases": lambda: deep_model(DeepThreePhases(0.1, process=20, **LAYERS)),
+    "DeepGP DeepThreePhases": lambda: deep_model(PaperSchedule(0.1, joint=20, **LAYERS)),
     "DeepGP DeepThreePhases minibatches": lambda: deep_model(
-        DeepThreePhases((0.1, 0.2), process=20, batch_size=50, draws=3, **LAYERS), connected=True
+        PaperSchedule((0.1, 0.2), joint=20, batch_size=50, draws=3, **LAYERS), connected=True
     ),
     "LatentVariableGP FastLatent": lambda: latent_model(
-        FastLatent(Tolerance(0.02), n_candidates=20, iterations=30)
+        FastSchedule(Tolerance(0.02), n_candidates=20, iterations=30)
     ),
     "LatentVariableGP FastLatent missing": lambda: latent_model(
-        FastLatent(MaxPoints(6), n_candidates=20, iterations=30), table=HOLED
+        FastSchedule(MaxPoints(6), n_candidates=20, iterations=30), table=HOLED
     ),
-    "LatentVariableGP JointLatent": lambda: latent_model(JointLatent(_prior(12), epochs=20), 12),
-    "SampledLatentGP JointLatent": lambda: sampled_model(JointLatent(_prior(12), epochs=20), 12),
+    "LatentVariableGP JointLatent": lambda: latent_model(PaperSchedule(_prior(12), joint=20), 12),
+    "SampledLatentGP JointLatent": lambda: sampled_model(PaperSchedule(_prior(12), joint=20), 12),
     "SampledLatentGP JointLatent counts": lambda: sampled_model(
-        JointLatent(_prior(12), epochs=20, batch_size=20, draws=3), 12, counts=True
+        PaperSchedule(_prior(12), joint=40, batch_size=20, draws=3), 12, counts=True
     ),
     # Integrations.
     "GPyTorch winnow gaussian": lambda: gpytorch_model(GaussianLikelihood(), Y),

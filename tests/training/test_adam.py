@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.training import Adam
+from winnowgp.training.adam import Adam
 
 
 def test_it_climbs_and_reports_each_step() -> None:
@@ -97,7 +97,7 @@ def test_a_gradient_out_of_all_proportion_is_shortened(
     def objective() -> torch.Tensor:
         return (1e6 if next(calls) == 50 else 1.0) * x
 
-    Adam(100, longest=longest).maximise(
+    Adam(100, max_norm_ratio=longest).maximise(
         objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
     )
     assert least < places[-1] - places[-2] < most
@@ -115,7 +115,7 @@ def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most:
         with torch.no_grad():
             other.copy_(x)
 
-    Adam(200, deepest=deepest).maximise(
+    Adam(200, rollback_threshold=deepest).maximise(
         lambda: 3 * (x - 100 * (x > 0.5)),
         [([x], 0.05)],
         scale=3.0,
@@ -133,7 +133,7 @@ def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most:
 def test_a_phase_that_ends_in_a_fall_ends_where_it_was_before(steps: int) -> None:
     """The edge is passed by the eleventh step, and seen by one, two or three."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    Adam(steps, deepest=1.0).maximise(
+    Adam(steps, rollback_threshold=1.0).maximise(
         lambda: x - 100 * (x > 0.52), [([x], 0.05)], scale=1.0, on_step=lambda *_: None
     )
     assert x.item() == pytest.approx(0.5)
@@ -142,7 +142,7 @@ def test_a_phase_that_ends_in_a_fall_ends_where_it_was_before(steps: int) -> Non
 def test_a_phase_whose_last_step_looked_low_by_chance_keeps_what_it_reached() -> None:
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     calls = iter(range(1, 1000))
-    Adam(12, deepest=1.0).maximise(
+    Adam(12, rollback_threshold=1.0).maximise(
         lambda: x - 100 * (next(calls) == 12), [([x], 0.05)], scale=1.0, on_step=lambda *_: None
     )
     assert x.item() == pytest.approx(0.6)
@@ -163,7 +163,7 @@ def test_noise_is_not_taken_for_a_fall_nor_hides_one(
         chance = torch.randn((), generator=noise)
         return -((x - 10) ** 2) / 20 - 100 * (x > edge) + chance
 
-    Adam(2000, deepest=1.0).maximise(
+    Adam(2000, rollback_threshold=1.0).maximise(
         objective, [([x], 0.01)], scale=1.0, on_step=lambda _, value: told.append(value)
     )
     assert least < x.item() < most

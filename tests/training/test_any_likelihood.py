@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
 from winnowgp.models import Posterior, SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, FixedAlpha, MaxPoints, ThreePhases, Tolerance
+from winnowgp.training import FastSchedule, FixedAlpha, MaxPoints, PaperSchedule, Tolerance
 from winnowgp.training import goals as predict_time
 from winnowgp.training.fast import FastSteps
 from winnowgp.training.initialization import best_level, kernel_variances, noise_of
@@ -49,7 +49,7 @@ def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPat
     # Of the eight starts that race to so few points, the two steadiest.
     every = FastSteps.starts
     monkeypatch.setattr(FastSteps, "starts", lambda steps, M: every(steps, M)[:2])
-    schedule = Fast(goal, n_candidates=20, rounds=2, iterations=40, inclusion_steps=10)
+    schedule = FastSchedule(goal, n_candidates=20, rounds=2, iterations=40, inclusion_steps=10)
     fitted = fit(model(), data(), schedule=schedule)
     M = fitted.posterior.M
     assert 2 < M < 20
@@ -58,8 +58,8 @@ def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPat
     if isinstance(goal, Tolerance):
         assert fitted.elbo_gap <= 0.05 * 80 + 1e-6
     kept = fitted.model
-    assert fitted.bound == pytest.approx(kept.bound(data()).item(), abs=1e-5)
-    assert fitted.bound == pytest.approx(kept.fixed_bound(data()), abs=1e-5)
+    assert fitted.elbo == pytest.approx(kept.bound(data()).item(), abs=1e-5)
+    assert fitted.elbo == pytest.approx(kept.fixed_bound(data()), abs=1e-5)
     assert fitted.selection.frontier is not None
     assert int(fitted.selection.mask.sum()) == M
     assert fitted.upper_bound == float("inf")
@@ -71,10 +71,10 @@ def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("gradient", [None, Relaxed(samples=2)])
 def test_the_papers_schedule_gives_the_same_kind_of_selection(batch_size, gradient) -> None:
     extra = {} if gradient is None else {"gradient": gradient}
-    schedule = ThreePhases(
+    schedule = PaperSchedule(
         SquaredCardinality(12, 0.02),
         pre=30,
-        process=20,
+        joint=20,
         post=15,
         learning_rate=0.05,
         batch_size=batch_size,
@@ -82,18 +82,18 @@ def test_the_papers_schedule_gives_the_same_kind_of_selection(batch_size, gradie
     )
     start = model(12)
     fitted = fit(start, data(), schedule=schedule)
-    assert fitted.bound > start.bound(data())
+    assert fitted.elbo > start.bound(data())
     assert fitted.selection.inclusion.shape == (12,)
     assert fitted.selection.trace.shape == (20,)
     assert int(fitted.selection.mask.sum()) == fitted.posterior.M
-    assert fitted.bound == pytest.approx(fitted.model.bound(data()).item())
+    assert fitted.elbo == pytest.approx(fitted.model.bound(data()).item())
 
 
 def test_minibatches_that_are_all_rows_have_their_bound_on_average() -> None:
     gp, told = model(10).with_best_q(data()), []
-    still = {"process": 0, "post": 0, "learning_rate": 1e-14}
-    schedule = ThreePhases(SquaredCardinality(10, 0.1), pre=4, batch_size=20, **still)
-    fit(gp, data(), schedule=schedule, on_progress=lambda step: told.append(step.objective))
+    still = {"joint": 0, "post": 0, "learning_rate": 1e-14}
+    schedule = PaperSchedule(SquaredCardinality(10, 0.1), pre=4, batch_size=20, **still)
+    fit(gp, data(), schedule=schedule, callbacks=lambda step: told.append(step.objective))
     assert len(told) == 4
     assert max(told) - min(told) > 0.1
     assert sum(told) / 4 == pytest.approx(gp.bound(data()).item(), rel=1e-9)
@@ -101,11 +101,11 @@ def test_minibatches_that_are_all_rows_have_their_bound_on_average() -> None:
 
 def test_minibatches_are_refused_by_the_collapsed_bound() -> None:
     gp = SparseGP(ScaleKernel(RBFKernel()), X[::8])
-    schedule = ThreePhases(SquaredCardinality(10, 0.1), pre=1, batch_size=20)
+    schedule = PaperSchedule(SquaredCardinality(10, 0.1), pre=1, batch_size=20)
     with pytest.raises(InputError, match="needs all rows at once"):
         fit(gp, data(), schedule=schedule)
     with pytest.raises(InputError, match="`batch_size` must be at least 1"):
-        ThreePhases(SquaredCardinality(10, 0.1), batch_size=0)
+        PaperSchedule(SquaredCardinality(10, 0.1), batch_size=0)
 
 
 def test_targets_are_checked_before_anything_is_fitted() -> None:

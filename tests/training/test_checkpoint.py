@@ -11,8 +11,9 @@ from helpers.stopped_fits import Stopped, fitted, gp, plan, rows, same, seeded, 
 from winnowgp import Checkpoint, Dataset, SparseGP
 from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
-from winnowgp.training import Fast, Progress, Tolerance, TrainingContext, open_checkpoint
+from winnowgp.training import FastSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_module
+from winnowgp.training.context import TrainingContext, open_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_a_fit_that_was_stopped_takes_only_the_steps_it_lacks(tmp_path: Path, as
     again = fitted(
         Checkpoint(tmp_path, 0),
         schedule=plan(**asked),
-        on_progress=lambda p: told.append((p.phase, p.step)),
+        callbacks=lambda p: told.append((p.phase, p.step)),
     )
     # The fourth step was told of and not taken.
     inclusion = [("inclusion", step) for step in (4, 5, 6)]
@@ -38,7 +39,7 @@ def test_a_fit_that_was_stopped_takes_only_the_steps_it_lacks(tmp_path: Path, as
 def test_a_fit_that_had_ended_is_answered_without_a_step(tmp_path: Path) -> None:
     first = fitted(Checkpoint(tmp_path))
     told: list[Progress] = []
-    assert same(fitted(Checkpoint(tmp_path), on_progress=told.append), first)
+    assert same(fitted(Checkpoint(tmp_path), callbacks=told.append), first)
     assert told == []
 
 
@@ -56,7 +57,10 @@ def test_another_fit_takes_the_place_of_one_that_had_ended(tmp_path: Path) -> No
         ({"model": gp(ScaleKernel(MaternKernel(nu=1.5)))}, "`model` was"),
         ({"generator": seeded(1)}, "`generator` was"),
         ({"schedule": plan(learning_rate=0.02)}, "learning_rate=0.01.*learning_rate=0.02"),
-        ({"schedule": Fast(Tolerance(1.0))}, "`schedule` was ThreePhases.*is Fast"),
+        (
+            {"schedule": FastSchedule(Tolerance(1.0))},
+            "`schedule` was PaperSchedule.*is FastSchedule",
+        ),
     ],
     ids=["targets", "inputs", "model", "generator", "rate", "schedule"],
 )
@@ -111,7 +115,7 @@ def test_it_is_written_only_as_often_as_asked(tmp_path: Path, monkeypatch) -> No
 def test_a_start_that_was_computed_otherwise_is_noticed(tmp_path: Path, monkeypatch) -> None:
     """As on another processor: what lies between stages no longer leads to the same place."""
     with pytest.raises(Stopped):
-        fitted(Checkpoint(tmp_path, 0), on_progress=stop_at(2, "post-train"))
+        fitted(Checkpoint(tmp_path, 0), callbacks=stop_at(2, "post-train"))
     real = SparseGP.prune
     monkeypatch.setattr(SparseGP, "prune", lambda model, mask: real(model, mask.roll(1)))
     with pytest.raises(CheckpointError, match="another place than before"):
@@ -148,7 +152,7 @@ def test_a_loop_of_the_users_becomes_a_stage(tmp_path: Path) -> None:
             model.weight.data += 1
 
         checkpoint_log = open_checkpoint(Checkpoint(tmp_path, 0), "loop")
-        context = TrainingContext(seeded(), lambda progress: None, checkpoint_log)
+        context = TrainingContext(seeded(), (), checkpoint_log)
         stage = context.checkpoint_log.stage({"model": model}, start=list(model.parameters()))
         while not stage.ended and model.weight.item() < 5:
             take_a_step(model)

@@ -12,8 +12,10 @@ from helpers.forgery import written
 from helpers.stopped_fits import fitted, gp, same, stopped
 from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError
-from winnowgp.training import CheckpointLog, Progress, open_checkpoint
+from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.context import open_checkpoint
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])
@@ -137,7 +139,7 @@ def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint"]
     assert (tmp_path / "fit.checkpoint").read_bytes() == kept[-1]
     told: list[Progress] = []
-    assert same(fitted(Checkpoint(tmp_path, 0), on_progress=told.append), whole)
+    assert same(fitted(Checkpoint(tmp_path, 0), callbacks=told.append), whole)
     assert 0 < len(told) < 12
     assert same(whole, fitted(None))
 
@@ -151,7 +153,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_computed
     monkeypatch.setattr(checkpoint_module, "write_packed", full)
     told: list[Progress] = []
     with pytest.raises(CheckpointError, match=r"`checkpoint` must be.*No space left"):
-        fitted(Checkpoint(tmp_path), on_progress=told.append)
+        fitted(Checkpoint(tmp_path), callbacks=told.append)
     assert told == []
 
 

@@ -14,7 +14,7 @@ from helpers import oracles
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import SparseGP
-from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.parameters import Coordinates
 from winnowgp.typing import Scalar
 
@@ -37,7 +37,9 @@ def test_the_bound_rises_and_the_model_is_left_where_it_is_highest() -> None:
     objective = gp.chunked_bound(rows)
     before = objective().item()
     told: list[float] = []
-    found = climb(gp, rows.X, objective=objective, stop=STOP, on_step=lambda _, v: told.append(v))
+    found = maximise_elbo(
+        gp, rows.X, objective=objective, stop=STOP, on_step=lambda _, v: told.append(v)
+    )
     assert found.value > before + 10
     assert told == sorted(told)
     assert told[-1] == found.value
@@ -58,7 +60,7 @@ def test_the_evidence_reaches_the_optimum_that_scipy_finds() -> None:
         K = K + (noise + 1e-6) * torch.eye(rows.N, dtype=torch.float64)
         return -oracles.log_normal(rows.Y, K).item()
 
-    found = climb(gp, rows.X, objective=gp.dense_bound(rows), stop=STOP)
+    found = maximise_elbo(gp, rows.X, objective=gp.dense_bound(rows), stop=STOP)
     start = np.log([0.7, 0.7, 0.1])
     theirs = minimize(negative, start, method="Nelder-Mead", options={"fatol": 1e-9})
     assert found.value == pytest.approx(-theirs.fun, abs=1e-5)
@@ -72,7 +74,7 @@ def test_frozen_candidates_stay_and_the_rest_climbs() -> None:
     places, noise = gp.candidates.clone(), gp.noise.item()
     objective = gp.chunked_bound(rows)
     before = objective().item()
-    found = climb(gp, rows.X, objective=objective, stop=STOP)
+    found = maximise_elbo(gp, rows.X, objective=objective, stop=STOP)
     assert torch.equal(gp.candidates, places)
     assert found.value > before
     assert gp.noise.item() != noise
@@ -82,7 +84,7 @@ def test_a_model_with_nothing_to_learn_stays_as_it_is() -> None:
     rows = data()
     gp = model(rows).requires_grad_(False)
     value = gp.bound(rows)
-    found = climb(gp, rows.X, objective=lambda: value.requires_grad_(), stop=STOP)
+    found = maximise_elbo(gp, rows.X, objective=lambda: value.requires_grad_(), stop=STOP)
     assert found.iterations == 0
     assert found.value == value.item()
 
@@ -97,7 +99,7 @@ def test_a_covariance_that_cannot_be_factorised_is_a_step_too_long() -> None:
             raise NotPositiveDefiniteError("too little noise")
         return -gp.noise.log()
 
-    found = climb(gp, rows.X, objective=objective, stop=STOP)
+    found = maximise_elbo(gp, rows.X, objective=objective, stop=STOP)
     assert found.rejected > 0
     assert 0.05 <= gp.noise.item() < 0.0501
 
@@ -111,7 +113,7 @@ def test_an_objective_that_fails_at_once_is_an_error_and_the_model_stays() -> No
         raise NotPositiveDefiniteError("never")
 
     with pytest.raises(TrainingError, match="starting point"):
-        climb(gp, rows.X, objective=objective, stop=STOP)
+        maximise_elbo(gp, rows.X, objective=objective, stop=STOP)
     for name, parameter in gp.named_parameters():
         torch.testing.assert_close(parameter.detach(), before[name], rtol=1e-12, atol=1e-12)
 
@@ -119,7 +121,7 @@ def test_an_objective_that_fails_at_once_is_an_error_and_the_model_stays() -> No
 def test_an_unbounded_objective_ends_at_the_edge_of_sensible_scales() -> None:
     rows = data()
     gp = model(rows, K=0)
-    found = climb(gp, rows.X, objective=lambda: gp.noise.log(), stop=STOP)
+    found = maximise_elbo(gp, rows.X, objective=lambda: gp.noise.log(), stop=STOP)
     assert 25 < found.value <= 30
 
 
@@ -131,7 +133,7 @@ def test_lengthscales_stay_where_distances_are_more_than_their_rounding(units: f
     rbf = gp.kernel.base_kernel
     assert isinstance(rbf, RBFKernel)
     rbf.lengthscale = scaled.X.new_tensor([[units]])
-    climb(gp, scaled.X, objective=lambda: -rbf.lengthscale.log().sum(), stop=STOP)
+    maximise_elbo(gp, scaled.X, objective=lambda: -rbf.lengthscale.log().sum(), stop=STOP)
     shortest = 1e-4 * scaled.X.std(0, correction=0).min().item()
     assert shortest * (1 - 1e-6) <= rbf.lengthscale.min().item() < 1.1 * shortest
 
@@ -141,7 +143,7 @@ def test_lengthscales_may_start_below_that() -> None:
     far = Dataset(1e6 * rows.X, rows.Y)
     gp = model(far, K=0)
     before = gp.dense_bound(far)().item()
-    assert climb(gp, far.X, objective=gp.dense_bound(far), stop=STOP).value > before
+    assert maximise_elbo(gp, far.X, objective=gp.dense_bound(far), stop=STOP).value > before
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e-5])
@@ -152,7 +154,7 @@ def test_a_limit_of_the_users_is_reached(limit: float) -> None:
     gp = SparseGP(ScaleKernel(base), rows.X[:0], noise=0.1)
     rbf = gp.kernel.base_kernel
     assert isinstance(rbf, RBFKernel)
-    found = climb(gp, rows.X, objective=lambda: -rbf.lengthscale.log().sum(), stop=STOP)
+    found = maximise_elbo(gp, rows.X, objective=lambda: -rbf.lengthscale.log().sum(), stop=STOP)
     shortest = max(limit, 1e-4 * rows.X.std(0, correction=0).min().item())
     assert shortest * (1 - 1e-6) <= rbf.lengthscale.item() < (1 + 1e-6) * shortest
     assert found.rejected == 0 or limit < shortest
@@ -164,7 +166,7 @@ def test_it_climbs_where_gradients_are_switched_off() -> None:
     with torch.no_grad():
         objective = gp.chunked_bound(rows)
         before = gp.bound(rows).item()
-        found = climb(gp, rows.X, objective=objective, stop=Stop(1e-2, 5, 20))
+        found = maximise_elbo(gp, rows.X, objective=objective, stop=Stop(1e-2, 5, 20))
     assert found.value > before
 
 
@@ -173,8 +175,8 @@ def test_locations_far_from_zero_are_no_reason_to_fail() -> None:
     far = Dataset(rows.X + 1000, rows.Y)
     gp = model(far)
     other = model(rows)
-    near = climb(other, rows.X, objective=other.chunked_bound(rows), stop=Stop(1e-2))
-    found = climb(gp, far.X, objective=gp.chunked_bound(far), stop=Stop(1e-2))
+    near = maximise_elbo(other, rows.X, objective=other.chunked_bound(rows), stop=Stop(1e-2))
+    found = maximise_elbo(gp, far.X, objective=gp.chunked_bound(far), stop=Stop(1e-2))
     assert found.value > near.value - 1
 
 
@@ -184,5 +186,5 @@ def test_a_mean_far_from_zero_can_be_learnt() -> None:
     gp.kernel.requires_grad_(False)
     gp.likelihood.requires_grad_(False)
     far = Dataset(rows.X, rows.Y + 100)
-    climb(gp, far.X, objective=gp.dense_bound(far), stop=STOP)
+    maximise_elbo(gp, far.X, objective=gp.dense_bound(far), stop=STOP)
     assert abs(gp.mean.get_parameter("raw_constant").item() - 100) < 2

@@ -9,18 +9,19 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP
-from winnowgp.training import DeepProgress, deep_race, deep_silent
+from winnowgp.training import Progress
+from winnowgp.training.fast_deep import select_start
 
 
-def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
-    return deep_race(
+def raced(starts: list[DeepGP], told=()) -> DeepGP:
+    return select_start(
         starts,
         step_data(),
         layerwise=2,
         steps=5,
         batch_size=None,
         generator=torch.Generator().manual_seed(0),
-        on_progress=told,
+        callbacks=told,
     )
 
 
@@ -28,11 +29,11 @@ def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
 def test_the_better_start_wins_as_it_was_given(order: tuple[int, int]) -> None:
     good, poor = started(K=8), started(K=1)
     before = {name: p.clone() for name, p in good.named_parameters()}
-    told: list[DeepProgress] = []
+    told: list[Progress] = []
     assert raced([(good, poor)[number] for number in order], told.append) is good
     assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
     # Both ran: the last layer alone, then all.
-    assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["race"])
+    assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["start"])
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])
@@ -41,7 +42,7 @@ def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
 ) -> None:
     # The room's name for it is the function.
     module = import_module("winnowgp.training.fast_deep")
-    real, calls = module.estimated_bound, iter(range(9))
+    real, calls = module.estimate_elbo, iter(range(9))
 
     def bound(*given, **words) -> float:
         if next(calls) > 0:
@@ -50,6 +51,6 @@ def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
             raise NotPositiveDefiniteError("too close")
         return math.nan
 
-    monkeypatch.setattr(module, "estimated_bound", bound)
+    monkeypatch.setattr(module, "estimate_elbo", bound)
     broken, other = started(K=8), started(K=1)
     assert raced([broken, other]) is other

@@ -10,25 +10,26 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.gradients import Estimate, Gradient, Relaxed, ScoreFunction, all_masks
-from winnowgp.training import DeepProgress, DeepThreePhases, fit_deep
-from winnowgp.training.schedules import estimated_bound
+from winnowgp.models import DeepGP
+from winnowgp.training import PaperSchedule, Progress, fit
+from winnowgp.training.schedules import estimate_elbo
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> DeepThreePhases:
+def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> PaperSchedule:
     given = {
         "layerwise": 3,
         "pre": 10,
-        "process": 15,
+        "joint": 15,
         "post": 10,
         "learning_rate": 0.03,
         "gradient": ScoreFunction(samples=2),
         **options,
     }
-    return DeepThreePhases(alpha, **given)
+    return PaperSchedule(alpha, **given)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> DeepThreePhas
 )
 def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> None:
     data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", connected=True)
-    fitted = fit_deep(model, data, schedule=schedule(batch_size=size))
+    fitted = fit(model, data, schedule=schedule(batch_size=size))
     sizes = tuple(each.M for each in fitted.selections)
     assert sizes == fitted.model.sizes == fitted.posterior.M
     assert tuple(each.K for each in fitted.selections) == (6, 6)
@@ -46,9 +47,9 @@ def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> No
         assert each.trace.shape == (15,)
         assert torch.isfinite(each.trace).all()
         assert each.inclusion.shape == (6,)
-    assert math.isfinite(fitted.bound)
+    assert math.isfinite(fitted.elbo)
     assert fitted.elbo_gap >= 0
-    assert fitted.bound > estimated_bound(model, data, generator=seeded())
+    assert fitted.elbo > estimate_elbo(model, data, generator=seeded())
     found = fitted.posterior.predict(data.X).mean
     assert torch.equal(found, fitted.model.posterior().predict(data.X).mean)
 
@@ -56,11 +57,11 @@ def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> No
 @pytest.mark.unchecked
 def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
     data, model = step_data(), started(K=6)
-    plan = {"layerwise": 5, "pre": 15, "process": 60, "post": 0}
+    plan = {"layerwise": 5, "pre": 15, "joint": 60, "post": 0}
     weak, strong, mixed = (
         [
             each.inclusion.sum().item()
-            for each in fit_deep(model, data, schedule=schedule(alpha, **plan)).selections
+            for each in fit(model, data, schedule=schedule(alpha, **plan)).selections
         ]
         for alpha in (0.01, 100.0, (100.0, 0.01))
     )
@@ -97,12 +98,12 @@ def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> 
         (0.2, 0.7),
         layerwise=0,
         pre=0,
-        process=8,
+        joint=8,
         post=0,
         gradient=Indifferent(),
         initial_inclusion=0.4,
     )
-    fitted = fit_deep(started(K=5), step_data(), schedule=plan)
+    fitted = fit(started(K=5), step_data(), schedule=plan)
     trace = fitted.selections[0].trace
     expected = -enumerated_kl(5, 0.4, 0.2) - enumerated_kl(5, 0.4, 0.7)
     assert trace[0].item() == pytest.approx(expected)
@@ -112,12 +113,15 @@ def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> 
     assert fitted.selections[1].inclusion.sum() < fitted.selections[0].inclusion.sum() < 5 * 0.4
 
 
-def test_everything_learns_while_inclusion_does() -> None:
-    model = started(K=5)
-    plan = schedule(layerwise=0, pre=0, process=6, post=0)
-    told: list[DeepProgress] = []
-    fit_deep(model, step_data(), schedule=plan, on_progress=told.append)
-    after = dict(told[-1].model.named_parameters())
+def test_everything_learns_while_inclusion_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, trained, prune = started(K=5), [], DeepGP.prune
+    monkeypatch.setattr(
+        DeepGP, "prune", lambda self, masks: (trained.append(self), prune(self, masks))[1]
+    )
+    plan = schedule(layerwise=0, pre=0, joint=6, post=0)
+    told: list[Progress] = []
+    fit(model, step_data(), schedule=plan, callbacks=told.append)
+    after = dict(trained[0].named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert not torch.equal(after[name], parameter), name
@@ -131,8 +135,8 @@ def test_of_several_draws_the_best_is_kept() -> None:
     data, model = step_data(), started(K=6)
     sizes = []
     for draws in (1, 200):
-        plan = schedule(50.0, layerwise=0, pre=0, process=0, post=0, draws=draws)
-        fitted = fit_deep(model, data, schedule=plan, generator=seeded(3))
+        plan = schedule(50.0, layerwise=0, pre=0, joint=0, post=0, draws=draws)
+        fitted = fit(model, data, schedule=plan, generator=seeded(3))
         sizes.append(sum(M**2 for M in fitted.model.sizes))
     # At such a strength hardly anything but the prior counts.
     assert sizes[0] >= 8
@@ -142,21 +146,21 @@ def test_of_several_draws_the_best_is_kept() -> None:
 def test_draws_are_scored_by_their_bound() -> None:
     """At no strength to speak of, the best of many is worth more than they are on average."""
     data, model = step_data(), started(K=4)
-    model = fit_deep(
+    model = fit(
         model,
         data,
-        schedule=schedule(1e-6, layerwise=15, pre=5, process=0, post=0, initial_inclusion=1 - 1e-9),
+        schedule=schedule(1e-6, layerwise=15, pre=5, joint=0, post=0, initial_inclusion=1 - 1e-9),
     ).model
     assert model.sizes == (4, 4)
-    plan = schedule(1e-9, layerwise=0, pre=0, process=0, post=0, draws=60, samples=4)
-    best = fit_deep(model, data, schedule=plan, generator=seeded(3)).bound
+    plan = schedule(1e-9, layerwise=0, pre=0, joint=0, post=0, draws=60, samples=4)
+    best = fit(model, data, schedule=plan, generator=seeded(3)).elbo
     singles = [
-        fit_deep(
+        fit(
             model,
             data,
-            schedule=schedule(1e-9, layerwise=0, pre=0, process=0, post=0),
+            schedule=schedule(1e-9, layerwise=0, pre=0, joint=0, post=0),
             generator=seeded(seed),
-        ).bound
+        ).elbo
         for seed in range(6)
     ]
     assert best > max(singles) - 1
@@ -165,28 +169,26 @@ def test_draws_are_scored_by_their_bound() -> None:
 
 def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
     data = step_data()
-    plan = schedule(1e6, pre=0, process=60, post=2)
-    fitted = fit_deep(started(K=5), data, schedule=plan)
+    plan = schedule(1e6, pre=0, joint=60, post=2)
+    fitted = fit(started(K=5), data, schedule=plan)
     assert fitted.posterior.M == (0, 0)
     assert torch.isfinite(fitted.posterior.predict(data.X).variance).all()
 
 
 def test_the_same_seed_gives_the_same_fit() -> None:
     data, model = step_data(), started(K=5)
-    plan = schedule(layerwise=2, pre=2, process=5, post=2, batch_size=16)
-    first, second, other = (
-        fit_deep(model, data, schedule=plan, generator=seeded(s)) for s in (1, 1, 2)
-    )
-    assert first.bound == second.bound
+    plan = schedule(layerwise=2, pre=2, joint=5, post=2, batch_size=16)
+    first, second, other = (fit(model, data, schedule=plan, generator=seeded(s)) for s in (1, 1, 2))
+    assert first.elbo == second.elbo
     for a, b, c in zip(first.selections, second.selections, other.selections, strict=True):
         assert torch.equal(a.inclusion, b.inclusion)
         assert not torch.equal(a.inclusion, c.inclusion)
 
 
 def test_progress_tells_phases_in_order() -> None:
-    told: list[DeepProgress] = []
-    plan = schedule(layerwise=1, pre=2, process=2, post=1, initial_inclusion=0.999)
-    fit_deep(started(hidden_mean="zero"), step_data(), schedule=plan, on_progress=told.append)
+    told: list[Progress] = []
+    plan = schedule(layerwise=1, pre=2, joint=2, post=1, initial_inclusion=0.999)
+    fit(started(hidden_mean="zero"), step_data(), schedule=plan, callbacks=told.append)
     assert [(p.phase, p.step, p.steps) for p in told] == [
         ("layer 1", 1, 1),
         ("layer 2", 1, 1),
@@ -203,13 +205,15 @@ def test_progress_tells_phases_in_order() -> None:
 
 
 def test_bad_plans_are_named() -> None:
-    for bad in ({"layerwise": -1}, {"pre": -1}, {"process": -1}, {"post": -1}, {"draws": 0}):
-        with pytest.raises(InputError, match=r"zero or more steps and `draws`\s+at least one"):
+    for bad in ({"layerwise": -1}, {"pre": -1}, {"joint": -1}, {"post": -1}):
+        with pytest.raises(InputError, match="must be zero or more steps"):
             schedule(**bad)
+    with pytest.raises(InputError, match="`draws` must be at least 1; got 0"):
+        schedule(draws=0)
     with pytest.raises(InputError, match=r"must score subsets, not weights.*`ScoreFunction`"):
-        schedule(gradient=Relaxed())
+        fit(started(), step_data(), schedule=schedule(gradient=Relaxed()))
     with pytest.raises(InputError, match="one for each of 2 layers"):
-        fit_deep(started(), step_data(), schedule=schedule((0.1, 0.2, 0.3)))
+        fit(started(), step_data(), schedule=schedule((0.1, 0.2, 0.3)))
 
 
 @pytest.mark.parametrize(

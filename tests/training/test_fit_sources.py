@@ -28,14 +28,14 @@ from winnowgp.data import (
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, Progress, ThreePhases, fit
+from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Progress, fit
 
 N, GROUP = 60, 20
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2, 2, size=(N, 1))
 Y = np.sin(2 * X[:, 0]) + 0.3 * RNG.normal(size=N)
 WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
-PLAN = Fast(n_candidates=8, rounds=1, selection_rows=40, gain=1e-3, inclusion_steps=5)
+PLAN = FastSchedule(n_candidates=8, rounds=1, selection_rows=40, gain=1e-3, inclusion_steps=5)
 
 
 def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
@@ -100,7 +100,7 @@ def gp(K: int = 0, **words: Any) -> SparseGP:
     return SparseGP(kernel, WHOLE.X[:K], mean=ConstantMean(), noise=0.1, **words)
 
 
-def fitted(source: Source, **words: Any) -> Fit[SparseGP]:
+def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
     return fit(gp(), source, **{"schedule": PLAN, **words})
 
 
@@ -112,14 +112,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Fit[SparseGP]:
+def expected() -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         return fitted(WHOLE)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         patch.setattr("winnowgp.training.fast.HELD", 0)
@@ -133,11 +133,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Fit[SparseGP]:
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in SOURCES],
 )
 def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
-    name: str, expected: Fit[SparseGP], tmp_path: Path
+    name: str, expected: FitResult[SparseGP], tmp_path: Path
 ) -> None:
     found = fitted(SOURCES[name](tmp_path))
     assert found.posterior.M == expected.posterior.M
-    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.elbo == pytest.approx(expected.elbo, rel=1e-6)
     assert found.upper_bound == pytest.approx(expected.upper_bound, rel=1e-6)
     for words in ({}, {"observed": True}):
         ours, theirs = (f.posterior.predict(WHOLE.X[:20], **words) for f in (found, expected))
@@ -150,19 +150,19 @@ def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
 
 @pytest.mark.parametrize("sample", [20, 10], ids=["a part of an order", "numbers drawn"])
 def test_more_rows_than_the_sample_are_all_learnt_from(
-    sample: int, expected: Fit[SparseGP], monkeypatch: pytest.MonkeyPatch
+    sample: int, expected: FitResult[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("winnowgp.training.fast.SAMPLE", sample)
     source = Tracked(WHOLE)
     found = fitted(source)
     # Reported for all rows: the direct bound, and predictions of the same points given them.
-    assert found.bound == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
+    assert found.elbo == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
     means = [
         posterior.predict(WHOLE.X[:20]).mean
         for posterior in (found.posterior, found.model.posterior(WHOLE))
     ]
     torch.testing.assert_close(*means, rtol=0, atol=1e-8)
-    assert found.bound > expected.bound - 0.2 * N
+    assert found.elbo > expected.elbo - 0.2 * N
 
 
 def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +186,8 @@ def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
     told = r"needs all 60 rows in memory at once; read them with"
     with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
         fit(variational, source)
-    plan = ThreePhases(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
-    with pytest.raises(InputError, match=f"`ThreePhases` {told}.*Regression with Gaussian noise"):
+    plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, joint=2, post=2)
+    with pytest.raises(InputError, match=f"`PaperSchedule` {told}.*Regression with Gaussian noise"):
         fit(gp(5), source, schedule=plan)
     # What the message says to do is enough.
     read = next(source.chunks(source.N))
@@ -203,7 +203,7 @@ def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None
     message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
     for source in (open_checkpoint(path), shared(open_checkpoint(path))):
         with pytest.raises(InputError, match=message):
-            fitted(source, on_progress=told.append, checkpoint=where)
+            fitted(source, callbacks=told.append, checkpoint=where)
     assert told == []
 
 
@@ -240,32 +240,32 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(
     ("fault", "step"),
     [
-        ("cut off", "move"),
-        ("other rows", "move"),
-        pytest.param("other row groups", "move", marks=pytest.mark.slow),
-        pytest.param("gone", "move", marks=pytest.mark.slow),
-        pytest.param("cut off", "warm up", marks=pytest.mark.slow),
+        ("cut off", "optimisation"),
+        ("other rows", "optimisation"),
+        pytest.param("other row groups", "optimisation", marks=pytest.mark.slow),
+        pytest.param("gone", "optimisation", marks=pytest.mark.slow),
+        pytest.param("cut off", "initialisation", marks=pytest.mark.slow),
     ],
 )
 def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
-    fault: str, step: str, undisturbed: Fit[SparseGP], tmp_path: Path
+    fault: str, step: str, undisturbed: FitResult[SparseGP], tmp_path: Path
 ) -> None:
     path, where = parquet_file(tmp_path / "table.parquet"), Checkpoint(tmp_path / "run", 0)
     whole = path.read_bytes()
     change, message = FAULTS[fault]
     watch = after(step, lambda: change(path))
     with pytest.raises(InputError, match=message):
-        fitted(open_checkpoint(path), on_progress=watch, checkpoint=where)
+        fitted(open_checkpoint(path), callbacks=watch, checkpoint=where)
     held = where.read("fit")
     assert held is not None
     assert not held["finished"]
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["fit.checkpoint"]
     path.write_bytes(whole)
     told: list[Progress] = []
-    found = fitted(open_checkpoint(path), on_progress=told.append, checkpoint=where)
+    found = fitted(open_checkpoint(path), callbacks=told.append, checkpoint=where)
     # What had been done was not done again, and the answer is that of a fit nobody disturbed.
     assert told[0].phase == step
-    assert found.bound == undisturbed.bound
+    assert found.elbo == undisturbed.elbo
     assert torch.equal(found.posterior.Z, undisturbed.posterior.Z)
 
 

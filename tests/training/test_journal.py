@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from winnowgp.io import State, packed_state, state_from
-from winnowgp.training import Adam, CheckpointLog, EndPhase
-from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
+from winnowgp.training import EndPhase
+from winnowgp.training.adam import Adam
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, maximise
 
 
@@ -127,7 +128,7 @@ class Noise:
         self.generator.set_state(state["state"])
 
 
-@pytest.mark.parametrize("options", [{}, {"cooling": 0.1}, {"longest": 1.5}])
+@pytest.mark.parametrize("options", [{}, {"cooling": 0.1}, {"max_norm_ratio": 1.5}])
 @pytest.mark.parametrize("ends_at", [None, 1, 6])
 def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None:
     """Steps beyond x = 0.6 fail, and are taken back."""
@@ -180,7 +181,7 @@ def with_memory_of_falls(
 
     def run(checkpoint_log: CheckpointLog) -> Any:
         x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
-        Adam(steps, deepest=1.0).maximise(
+        Adam(steps, rollback_threshold=1.0).maximise(
             lambda: objective(x, noise),
             [([x], 0.05)],
             scale=1.0,

@@ -8,15 +8,15 @@ from winnowgp.gradients import Relaxed
 from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP, gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    FastLatent,
+    FastSchedule,
     FixedAlpha,
-    JointLatent,
     MaxPoints,
+    PaperSchedule,
     Progress,
-    fit_latent,
-    placed,
+    fit,
     principal_latents,
 )
+from winnowgp.training.latent_inference import infer_latents
 
 
 def arc(N: int = 24, *, missing: bool = False) -> MaskedMatrix:
@@ -39,15 +39,15 @@ def model(table: MaskedMatrix, K: int = 0) -> LatentVariableGP:
 def test_the_fast_schedule_climbs_and_keeps_few(missing: bool) -> None:
     table = arc(missing=missing)
     seen: list[Progress] = []
-    plan = FastLatent(n_candidates=12, rounds=2, iterations=45)
-    fitted = fit_latent(model(table), table, schedule=plan, on_progress=seen.append)
-    assert {p.phase for p in seen} == {"move", "choose"}
-    assert fitted.bound > seen[0].objective + 20
-    assert fitted.bound == pytest.approx(fitted.model.bound(table).item())
+    plan = FastSchedule(n_candidates=12, rounds=2, iterations=45)
+    fitted = fit(model(table), table, schedule=plan, callbacks=seen.append)
+    assert {p.phase for p in seen} == {"optimisation", "selection"}
+    assert fitted.elbo > seen[0].objective + 20
+    assert fitted.elbo == pytest.approx(fitted.model.bound(table).item())
     assert 3 <= fitted.model.K == fitted.selection.M < 24
     assert fitted.selection.frontier is not None
     # The frontier speaks of whole bounds, the latents' KL included.
-    assert fitted.selection.frontier.bounds[-1].item() >= fitted.bound - 1e-3
+    assert fitted.selection.frontier.bounds[-1].item() >= fitted.elbo - 1e-3
     order = fitted.model.latents.mean[:, 0].argsort().argsort().double()
     line = torch.stack([order, torch.arange(24, dtype=torch.float64)])
     assert torch.corrcoef(line)[0, 1].abs() > 0.97
@@ -58,62 +58,62 @@ def test_goals_and_frozen_candidates_are_respected() -> None:
     grid = torch.linspace(-2, 2, 15, dtype=torch.float64)[:, None]
     frozen = model(table).with_candidates(grid)
     frozen.candidates.requires_grad_(False)
-    plan = FastLatent(FixedAlpha(1.0), n_candidates=15, rounds=1, iterations=15)
-    fitted = fit_latent(frozen, table, schedule=plan)
+    plan = FastSchedule(FixedAlpha(1.0), n_candidates=15, rounds=1, iterations=15)
+    fitted = fit(frozen, table, schedule=plan)
     assert (fitted.model.candidates[:, None] == grid).any(1).all()
     assert fitted.selection.alpha == 1.0
-    capped = FastLatent(MaxPoints(4), n_candidates=10, rounds=1, iterations=9)
-    assert fit_latent(model(table), table, schedule=capped).model.K <= 4
+    capped = FastSchedule(MaxPoints(4), n_candidates=10, rounds=1, iterations=9)
+    assert fit(model(table), table, schedule=capped).model.K <= 4
 
 
 def test_the_joint_schedule_learns_points_with_everything_else() -> None:
     table = arc()
     seen: list[Progress] = []
-    plan = JointLatent(SquaredCardinality(10, 20.0), epochs=25)
+    plan = PaperSchedule(SquaredCardinality(10, 20.0), joint=25)
     start = model(table, 10)
-    fitted = fit_latent(start, table, schedule=plan, on_progress=seen.append)
+    fitted = fit(start, table, schedule=plan, callbacks=seen.append)
     assert len(seen) == len(fitted.selection.trace) == 25
     first, last = seen[0].inclusion, seen[-1].inclusion
     assert first is not None
     assert last is not None
-    assert last.sum() < first.sum() - 1
+    assert last[0].sum() < first[0].sum() - 1
     moved = seen[-1].latents
     assert moved is not None
     assert not torch.equal(moved, start.latents.mean)
-    assert not torch.equal(fitted.candidates, start.candidates)
+    assert not torch.equal(fitted.candidates[0], start.candidates)
     assert fitted.model.K == fitted.selection.M
-    again = fit_latent(start, table, schedule=plan)
+    again = fit(start, table, schedule=plan)
     assert torch.equal(again.selection.inclusion, fitted.selection.inclusion)
 
 
 def test_the_joint_schedule_takes_other_gradients_and_minibatches() -> None:
     table = arc(missing=True)
-    relaxed = JointLatent(SquaredCardinality(8, 0.5), epochs=3, gradient=Relaxed())
-    assert torch.isfinite(
-        fit_latent(model(table, 8), table, schedule=relaxed).selection.trace
-    ).all()
+    relaxed = PaperSchedule(SquaredCardinality(8, 0.5), joint=3, gradient=Relaxed())
+    assert torch.isfinite(fit(model(table, 8), table, schedule=relaxed).selection.trace).all()
     start = model(table, 8)
     noise = gaussian_noise(torch.full((1,), 0.1, dtype=torch.float64))
     function = VariationalGP(
         ScaleKernel(MaternKernel()), start.candidates, likelihood=noise, targets=4
     )
     sampled = SampledLatentGP(function, start.latents)
-    parts = JointLatent(SquaredCardinality(8, 0.5), epochs=2, batch_size=7)
-    assert len(fit_latent(sampled, table, schedule=parts).selection.trace) == 2 * (24 // 7)
-    with pytest.raises(InputError, match="needs a LatentVariableGP"):
-        fit_latent(sampled, table, schedule=FastLatent())
+    parts = PaperSchedule(SquaredCardinality(8, 0.5), joint=5, batch_size=7)
+    assert len(fit(sampled, table, schedule=parts).selection.trace) == 5
+    passes = PaperSchedule(SquaredCardinality(8, 0.5), batch_size=12)
+    assert len(fit(sampled, table, schedule=passes).selection.trace) == 300 * 2
+    with pytest.raises(InputError, match="requires a LatentVariableGP"):
+        fit(sampled, table, schedule=FastSchedule())
 
 
 def test_rows_are_placed_where_their_bound_is_highest() -> None:
     """Against a fine search over means and variances of one dimension."""
     table = arc(missing=True)
-    fitted = fit_latent(
-        model(table), table, schedule=FastLatent(n_candidates=10, rounds=1, iterations=30)
+    fitted = fit(
+        model(table), table, schedule=FastSchedule(n_candidates=10, rounds=1, iterations=30)
     )
     bound = fitted.posterior.row_bound(table)
     latents = fitted.model.latents
     anchors = latents.mean.detach(), latents.variance.detach()
-    found = placed(bound, anchors=anchors)
+    found = infer_latents(bound, anchors=anchors)
     mean = torch.linspace(-3.5, 3.5, 351, dtype=torch.float64)
     sd = torch.logspace(-2, 0, 41, dtype=torch.float64)
     grid = torch.cartesian_prod(mean, sd)
@@ -135,13 +135,15 @@ def test_principal_components_fill_in_what_is_missing(generator) -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     table = arc()
-    plan = JointLatent(SquaredCardinality(4, 1.0))
-    with pytest.raises(InputError, match="build it with K=5"):
-        fit_latent(model(table, 5), table, schedule=plan)
+    plan = PaperSchedule(SquaredCardinality(4, 1.0))
+    with pytest.raises(
+        InputError, match=r"as many candidates as the model has, \[5\]; it is over 4"
+    ):
+        fit(model(table, 5), table, schedule=plan)
     with pytest.raises(InputError, match="at least 1"):
-        FastLatent(rounds=0)
-    with pytest.raises(InputError, match="`epochs`"):
-        JointLatent(SquaredCardinality(4, 1.0), epochs=-1)
+        FastSchedule(rounds=0)
+    with pytest.raises(InputError, match="`joint`"):
+        PaperSchedule(SquaredCardinality(4, 1.0), joint=-1)
     wrong = model(table).with_candidates(torch.zeros(3, 2, dtype=torch.float64))
-    with pytest.raises(InputError, match="2 columns and the latents 1"):
-        fit_latent(wrong, table, schedule=FastLatent())
+    with pytest.raises(InputError, match="latents have dimensions, 1; got 2"):
+        fit(wrong, table, schedule=FastSchedule())

@@ -8,7 +8,7 @@ import torch
 
 from winnowgp.errors import InputError
 from winnowgp.selection import Frontier
-from winnowgp.training import LayerAlphas, SharedBudget, SharedTolerance
+from winnowgp.training import FixedAlpha, MaxCost, Tolerance
 
 
 def frontier(*bounds: float, N: int = 10) -> Frontier:
@@ -38,7 +38,7 @@ def lost(counts: list[int]) -> float:
 
 @pytest.mark.parametrize("nats", [0.001, 0.05, 0.2, 1.0, 3.0, 8.0])
 def test_a_shared_tolerance_gives_up_as_much_as_it_says_and_no_more(nats: float) -> None:
-    alphas = SharedTolerance(nats).alphas(FRONTIERS)
+    alphas = Tolerance(nats).alphas(FRONTIERS)
     assert len(set(alphas)) == 1
     # Ten rows: so many nats in all layers together.
     assert lost(sizes(alphas)) <= 10 * nats
@@ -47,18 +47,18 @@ def test_a_shared_tolerance_gives_up_as_much_as_it_says_and_no_more(nats: float)
 
 
 def test_larger_tolerances_keep_fewer_points() -> None:
-    kept = [sum(sizes(SharedTolerance(nats).alphas(FRONTIERS))) for nats in (0.01, 0.3, 2.0, 9.0)]
+    kept = [sum(sizes(Tolerance(nats).alphas(FRONTIERS))) for nats in (0.01, 0.3, 2.0, 9.0)]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > kept[-1]
 
 
 def test_the_default_tolerance_is_a_hundredth_of_a_nat() -> None:
-    assert SharedTolerance().alphas(FRONTIERS) == SharedTolerance(0.01).alphas(FRONTIERS)
+    assert Tolerance().alphas(FRONTIERS) == Tolerance(0.01).alphas(FRONTIERS)
 
 
 @pytest.mark.parametrize("cost", [3.0, 6.0, 14.0, 30.0, 60.0])
 def test_a_shared_budget_is_kept_and_used(cost: float) -> None:
-    alphas = SharedBudget(cost).alphas(FRONTIERS)
+    alphas = MaxCost(cost).alphas(FRONTIERS)
     assert len(set(alphas)) == 1
     assert sum(M**2 for M in sizes(alphas)) <= cost
     weaker = tuple(alpha * (1 - 1e-6) for alpha in alphas)
@@ -67,7 +67,7 @@ def test_a_shared_budget_is_kept_and_used(cost: float) -> None:
 
 def test_a_layer_that_would_keep_no_point_is_counted_with_the_one_it_gets() -> None:
     poor = [frontier(90.0, 90.0, 90.0), frontier(0.0, 50.0, 80.0, 90.0)]
-    (first, second) = SharedBudget(4.0).alphas(poor)
+    (first, second) = MaxCost(4.0).alphas(poor)
     assert first == second
     kept = [int(each.best_for_alpha(first).mask.sum()) for each in poor]
     assert kept == [0, 1]
@@ -75,7 +75,7 @@ def test_a_layer_that_would_keep_no_point_is_counted_with_the_one_it_gets() -> N
 
 def test_one_strength_for_all_is_the_best_use_of_what_it_costs() -> None:
     """Of all allocations that cost no more, none has a higher sum of bounds."""
-    counts = sizes(SharedBudget(30.0).alphas(FRONTIERS))
+    counts = sizes(MaxCost(30.0).alphas(FRONTIERS))
     cost = sum(M**2 for M in counts)
     ranges = [range(len(each.bounds)) for each in FRONTIERS]
     others = [list(c) for c in product(*ranges) if sum(M**2 for M in c) <= cost]
@@ -83,30 +83,30 @@ def test_one_strength_for_all_is_the_best_use_of_what_it_costs() -> None:
 
 
 def test_a_budget_that_all_points_fit_in_keeps_all_that_are_worth_having() -> None:
-    assert sizes(SharedBudget(1e6).alphas(FRONTIERS)) == [6, 5, 2]
+    assert sizes(MaxCost(1e6).alphas(FRONTIERS)) == [6, 5, 2]
 
 
 def test_strengths_may_differ_from_layer_to_layer() -> None:
-    assert LayerAlphas(0.3).alphas(FRONTIERS) == (0.3, 0.3, 0.3)
-    assert LayerAlphas((0.1, 2.0, 3.0)).alphas(FRONTIERS) == (0.1, 2.0, 3.0)
-    assert sizes(LayerAlphas((1e-6, 0.5, 1e6)).alphas(FRONTIERS)) == [6, 2, 0]
+    assert FixedAlpha(0.3).alphas(FRONTIERS) == (0.3, 0.3, 0.3)
+    assert FixedAlpha((0.1, 2.0, 3.0)).alphas(FRONTIERS) == (0.1, 2.0, 3.0)
+    assert sizes(FixedAlpha((1e-6, 0.5, 1e6)).alphas(FRONTIERS)) == [6, 2, 0]
     with pytest.raises(InputError, match="one for each of 3 layers"):
-        LayerAlphas((0.1, 0.2)).alphas(FRONTIERS)
+        FixedAlpha((0.1, 0.2)).alphas(FRONTIERS)
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, math.inf, math.nan, (0.1, 0.0), ()])
 def test_a_bad_alpha_is_named(alpha) -> None:
-    with pytest.raises(InputError, match=r"`alpha` must be a positive number.*Larger values keep"):
-        LayerAlphas(alpha)
+    with pytest.raises(InputError, match=r"`alpha` must be positive.*Larger values keep"):
+        FixedAlpha(alpha)
 
 
 @pytest.mark.parametrize("nats", [0.0, -0.1, math.nan])
 def test_a_bad_tolerance_is_named(nats: float) -> None:
     with pytest.raises(InputError, match=r"`tolerance` must be positive nats.*got .*Larger values"):
-        SharedTolerance(nats)
+        Tolerance(nats)
 
 
 @pytest.mark.parametrize("cost", [0.0, -4.0, math.nan])
 def test_a_bad_budget_is_named(cost: float) -> None:
     with pytest.raises(InputError, match="`max_cost`"):
-        SharedBudget(cost)
+        MaxCost(cost)

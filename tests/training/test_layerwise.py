@@ -8,8 +8,10 @@ from torch import Tensor
 from helpers.deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, deep_sites
-from winnowgp.training import DeepProgress, TrainingContext, deep_silent
-from winnowgp.training.adam import Parts
+from winnowgp.training import Progress
+from winnowgp.training.adam import Minibatches
+from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_deep import LayerTraining, train_layerwise
 
 
@@ -17,14 +19,14 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, size=None) -> None:
+def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=(), size=None) -> None:
     generator = seeded()
     train_layerwise(
         model,
-        Parts(data, size, generator),
+        Minibatches(data, size, generator),
         training=LayerTraining(0.03, natural_rate=0.5),
         steps=steps,
-        context=TrainingContext(generator, told),
+        context=TrainingContext(generator, as_callbacks(told)),
     )
 
 
@@ -87,9 +89,9 @@ def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
     data, model = step_data(), started(hidden_mean="zero", connected=connected)
     seen: list[Tensor] = []
 
-    def watch(progress: DeepProgress) -> None:
+    def watch(progress: Progress) -> None:
         if progress.phase == "layer 2" and progress.step == 1:
-            seen.append(progress.model.layers[0].candidates.detach().clone())
+            seen.append(progress.candidates[0])
 
     trained(model, data, steps=5, told=watch)
     inputs = hidden_mean(model, data.X)
@@ -141,7 +143,7 @@ def test_no_steps_change_nothing() -> None:
 
 
 def test_layers_are_reported_in_order() -> None:
-    told: list[DeepProgress] = []
+    told: list[Progress] = []
     trained(started(hidden_mean="zero"), step_data(), steps=2, told=told.append)
     assert [(p.phase, p.step, p.steps) for p in told] == [
         ("layer 1", 1, 2),
@@ -158,12 +160,12 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
     twin = deep()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = LayerTraining(0.0, samples=2, natural_rate=0.4)
-    parts = Parts(data, size, seeded(1))
-    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2), deep_silent))
-    g, parts = seeded(2), Parts(data, size, seeded(1))
+    parts = Minibatches(data, size, seeded(1))
+    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2)))
+    g, parts = seeded(2), Minibatches(data, size, seeded(1))
     for rate in (1.0, 0.5, 0.4):
         part = parts.next()
-        sites = deep_sites(twin, part, total=parts.total, noise=twin.noise(part.N, 2, g))
+        sites = deep_sites(twin, part, total=parts.total, eps=twin.base_samples(part.N, 2, g))
         better = sites[-1].improved(twin.layers[-1], rate=rate)
         twin = twin.with_layers([*twin.layers[:-1], better])
     ours, theirs = model.layers[-1].points(), twin.layers[-1].points()
@@ -177,15 +179,15 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
 
 def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
     model, data = deep(), rows(N=10)
-    sites = deep_sites(model, data, noise=model.noise(10, 1, seeded(2)))
+    sites = deep_sites(model, data, eps=model.base_samples(10, 1, seeded(2)))
     better = sites[-1].improved(model.layers[-1])
     level = model.layers[0].level.detach().clone()
     LayerTraining(0.05, natural_rate=0.4).run(
         model,
-        Parts(data, None, seeded()),
+        Minibatches(data, None, seeded()),
         "x",
         steps=1,
-        context=TrainingContext(seeded(2), deep_silent),
+        context=TrainingContext(seeded(2)),
     )
     torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
     assert not torch.equal(model.layers[0].level, level)
@@ -195,8 +197,8 @@ def test_without_natural_steps_adam_learns_everything() -> None:
     model, data = deep(), rows(N=10)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training, told = LayerTraining(0.02), []
-    parts = Parts(data, None, seeded())
-    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), told.append))
+    parts = Minibatches(data, None, seeded())
+    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), (told.append,)))
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
     values = [p.objective for p in told]
@@ -209,10 +211,10 @@ def test_only_what_is_to_be_learnt_changes() -> None:
     model.requires_grad_(False).layers[0].q_mean.requires_grad_()
     LayerTraining(0.02).run(
         model,
-        Parts(data, 4, seeded()),
+        Minibatches(data, 4, seeded()),
         "x",
         steps=2,
-        context=TrainingContext(seeded(), deep_silent),
+        context=TrainingContext(seeded()),
     )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name
@@ -228,7 +230,7 @@ def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) ->
         last.q_mean.requires_grad_()
     last.q_factor.requires_grad_(frozen == "all the rest")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts, context = Parts(data, None, seeded()), TrainingContext(seeded(), deep_silent)
+    parts, context = Minibatches(data, None, seeded()), TrainingContext(seeded())
     # One step: of more, with so few rows, chance can look like a fall that is undone.
     LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=1, context=context)
     for name, parameter in model.named_parameters():
@@ -237,12 +239,12 @@ def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) ->
 
 def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
     data = rows(N=10)
-    whole = Parts(data, None, seeded())
+    whole = Minibatches(data, None, seeded())
     assert whole.total is None
     assert whole.next().N == 10
-    assert Parts(data, 10, seeded()).total is None
-    some = Parts(data, 4, seeded())
+    assert Minibatches(data, 10, seeded()).total is None
+    some = Minibatches(data, 4, seeded())
     assert (some.total, some.scale) == (10, 20.0)
     assert [some.next().N for _ in range(3)] == [4, 4, 4]
-    others = some.alike(rows(N=7))
+    others = some.with_data(rows(N=7))
     assert (others.data.N, others.total, others.next().N) == (7, 7, 4)

@@ -10,7 +10,7 @@ from helpers import shared_minibatches as work
 from helpers.forks import Forks
 from helpers.shared_work import together
 from winnowgp.data import Dataset, ProcessGroup
-from winnowgp.training.adam import Parts
+from winnowgp.training.adam import Minibatches
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 
@@ -59,7 +59,7 @@ def test_each_looks_at_its_part_of_the_same_minibatch() -> None:
     data = Dataset.of(torch.arange(10.0)[:, None], torch.zeros(10))
 
     def seen(process_group: ProcessGroup) -> list[list[float]]:
-        parts = Parts(data, 4, torch.Generator().manual_seed(3), process_group=process_group)
+        parts = Minibatches(data, 4, torch.Generator().manual_seed(3), process_group=process_group)
         return [parts.next().X[:, 0].tolist() for _ in range(3)]
 
     first, second, alone = (

@@ -1,6 +1,6 @@
 import torch
 
-from winnowgp.training.batched_bfgs import maximise_each
+from winnowgp.training.latent_inference import maximise_each
 
 
 def bowls(generator) -> tuple:

@@ -11,17 +11,17 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from helpers.tracked_source import Tracked
 from winnowgp.data import BatchSource, Dataset, Source, shared, standardised
 from winnowgp.models import SparseGP
-from winnowgp.training import Fast, Fit, fit
+from winnowgp.training import FastSchedule, FitResult, fit
 
 N = 40
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-2, 2, size=(N, 1))
 Y = np.sin(2 * X[:, 0]) + 0.3 * RNG.normal(size=N)
 WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
-PLAN = Fast(n_candidates=6, rounds=1, selection_rows=20, gain=1e-3, inclusion_steps=5)
+PLAN = FastSchedule(n_candidates=6, rounds=1, selection_rows=20, gain=1e-3, inclusion_steps=5)
 
 
-def fitted(source: Source) -> Fit[SparseGP]:
+def fitted(source: Source) -> FitResult[SparseGP]:
     model = SparseGP(ScaleKernel(RBFKernel()), WHOLE.X[:0], noise=0.1)
     return fit(model, source, schedule=PLAN)
 
@@ -38,7 +38,7 @@ def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> N
     # Counting, units, all of them.
     assert passes == 3
     expected = fitted(standardised(WHOLE))
-    assert found.bound == pytest.approx(expected.bound, rel=1e-10)
+    assert found.elbo == pytest.approx(expected.elbo, rel=1e-10)
     torch.testing.assert_close(found.posterior.Z, expected.posterior.Z)
 
 
@@ -57,7 +57,7 @@ def test_processes_that_share_a_small_source_keep_their_lanes(
     for most in (0, N):
         monkeypatch.setattr("winnowgp.training.fast.HELD", most)
         source = BatchSource(lambda: iter([(X, Y)]))
-        bounds.append(fitted(shared(source)).bound)
+        bounds.append(fitted(shared(source)).elbo)
     assert bounds[0] == bounds[1]
 
 
@@ -79,4 +79,4 @@ def test_a_sample_of_a_table_however_wide_has_as_many_rows_as_schedules_look_at(
     from winnowgp.training.fast import _sampled
 
     sample, _ = _sampled(Tracked(rows), torch.Generator().manual_seed(0))
-    assert Fast().selection_rows <= sample.N == 4096
+    assert FastSchedule().selection_rows <= sample.N == 4096

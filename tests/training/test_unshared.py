@@ -9,13 +9,13 @@ import torch
 from winnowgp.data import Dataset, ProcessGroup
 from winnowgp.errors import NotShardedWarning
 from winnowgp.estimators import SparseGPClassifier
-from winnowgp.training import warn_not_sharded
-from winnowgp.training.adam import Parts
+from winnowgp.training.adam import Minibatches
+from winnowgp.training.context import warn_not_sharded
 
 
 def test_the_first_of_several_says_it() -> None:
     with pytest.warns(
-        NotShardedWarning, match=r"each of 3 processes does all .* itself: so be it\."
+        NotShardedWarning, match=r"each of 3 processes repeats the work of this fit: so be it\."
     ):
         warn_not_sharded(ProcessGroup(0, 3), "so be it")
     with warnings.catch_warnings():
@@ -29,8 +29,8 @@ def test_all_rows_at_every_step_are_not_shared() -> None:
     generator = torch.Generator()
     for size in (None, 8):
         with pytest.warns(NotShardedWarning, match="with a `batch_size` below all rows"):
-            Parts(data, size, generator, process_group=ProcessGroup(0, 2))
-    Parts(data, 4, generator, process_group=ProcessGroup(0, 2))
+            Minibatches(data, size, generator, process_group=ProcessGroup(0, 2))
+    Minibatches(data, 4, generator, process_group=ProcessGroup(0, 2))
 
 
 def test_an_estimator_of_arrays_under_torchrun_is_not_shared(

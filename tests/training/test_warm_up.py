@@ -10,8 +10,8 @@ from torch import Tensor
 from helpers import oracles
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.models import SparseGP
-from winnowgp.training.initialization import starting_points, warmed_up
-from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.initialization import initialise_hyperparameters, starting_points
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 
 def data(N: int = 50, D: int = 1, seed: int = 0) -> Dataset:
@@ -28,7 +28,7 @@ def model(rows: Dataset, kernel: Kernel | None = None, noise: float = 1.0) -> Sp
 
 def warm(gp: SparseGP, rows: Dataset, seed: int = 0, **arguments) -> SparseGP:
     order = torch.randperm(rows.N, generator=torch.Generator().manual_seed(seed))
-    return warmed_up(gp, rows, order=order, **arguments)
+    return initialise_hyperparameters(gp, rows, order=order, **arguments)
 
 
 def smooth_start(rows: Dataset) -> SparseGP:
@@ -40,7 +40,9 @@ def smooth_start(rows: Dataset) -> SparseGP:
 def test_the_better_of_two_modes_is_found_from_the_basin_of_the_worse() -> None:
     rows = data()
     alone = smooth_start(rows).with_candidates(rows.X[:0])
-    worse = climb(alone, rows.X, objective=alone.dense_bound(rows), stop=Stop(1e-6, 10, 300)).value
+    worse = maximise_elbo(
+        alone, rows.X, objective=alone.dense_bound(rows), stop=Stop(1e-6, 10, 300)
+    ).value
     found = warm(smooth_start(rows), rows)
     assert alone.noise > 0.3
     assert found.noise < 0.03

@@ -1,4 +1,4 @@
-"""CallbackList: ending a phase early, several at once, and the numbers of a step."""
+"""Callbacks: ending a phase early, several at once, and the numbers of a step."""
 
 from typing import Any
 
@@ -11,28 +11,23 @@ from winnowgp.data import hills
 from winnowgp.errors import InputError
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    CallbackList,
-    DeepProgress,
+    Callback,
     EarlyStopping,
     EndPhase,
-    Fast,
-    OnProgress,
+    FastSchedule,
+    PaperSchedule,
     Progress,
-    ThreePhases,
     Tolerance,
-    inclusions,
-    step_metrics,
 )
+from winnowgp.training.callbacks import CallbackStates, inclusions, notify, step_metrics
 
 
 def step(number: int, objective: float, phase: str = "pre-train", **words: Any) -> Progress:
-    asked: dict[str, Any] = {"inclusion": None, "candidates": torch.zeros(3, 1), **words}
+    asked: dict[str, Any] = {"inclusion": None, "candidates": (torch.zeros(3, 1),), **words}
     return Progress(phase, number, 100, objective, **asked)
 
 
-def stopped_at(
-    callback: OnProgress, objectives: list[float], phase: str = "pre-train"
-) -> int | None:
+def stopped_at(callback: Callback, objectives: list[float], phase: str = "pre-train") -> int | None:
     for number, value in enumerate(objectives, start=1):
         try:
             callback(step(number, value, phase))
@@ -89,7 +84,7 @@ def test_senseless_patience_is_refused(patience: int, gain: float) -> None:
         EarlyStopping(patience, gain)
 
 
-def end(phase: str, at: int, told: list[tuple[str, int]]) -> OnProgress:
+def end(phase: str, at: int, told: list[tuple[str, int]]) -> Callback:
     def watch(progress: Progress) -> None:
         told.append((progress.phase, progress.step))
         if progress.phase == phase and progress.step >= at:
@@ -108,72 +103,76 @@ def test_a_phase_of_adam_that_ends_early_leaves_what_so_many_steps_reach(phase: 
     """The step at which it ends is not taken: two steps are told of, one is taken."""
     model = SparseGP(ScaleKernel(RBFKernel()), data().X[:8], noise=0.1)
     prior = SquaredCardinality(8, 0.1)
-    steps: dict[str, Any] = {"pre": 4, "process": 4, "post": 4}
+    steps: dict[str, Any] = {"pre": 4, "joint": 4, "post": 4}
     told: list[tuple[str, int]] = []
     found = fit(
-        model, data(), schedule=ThreePhases(prior, **steps), on_progress=end(phase, 2, told)
+        model, data(), schedule=PaperSchedule(prior, **steps), callbacks=end(phase, 2, told)
     )
     phases = ["pre-train", "inclusion", "post-train"]
     assert told == [(p, n) for p in phases for n in range(1, 3 if p == phase else 5)]
     if phase != "inclusion":
         # (After inclusion the generator has drawn one subset more.)
         short = {**steps, phase.removesuffix("-train"): 1}
-        expected = fit(model, data(), schedule=ThreePhases(prior, **short))
+        expected = fit(model, data(), schedule=PaperSchedule(prior, **short))
         for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True):
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("phase", ["warm up", "choose", "move"])
+@pytest.mark.parametrize("phase", ["initialisation", "selection", "optimisation"])
 def test_phases_of_the_fast_schedule_can_end_early_too(phase: str) -> None:
     rows = data()
     told: list[tuple[str, int]] = []
     found = fit(
         SparseGP(ScaleKernel(RBFKernel()), rows.X[:0]),
         rows,
-        schedule=Fast(Tolerance(0.1), n_candidates=16),
-        on_progress=end(phase, 1, told),
+        schedule=FastSchedule(Tolerance(0.1), n_candidates=16),
+        callbacks=end(phase, 1, told),
     )
     assert found.posterior.M > 0
-    assert {p for p, _ in told} == {"warm up", "choose", "move"}
-    assert (max(n for p, n in told if p == "move") == 1) is (phase == "move")
+    assert {p for p, _ in told} == {"initialisation", "selection", "optimisation"}
+    assert (max(n for p, n in told if p == "optimisation") == 1) is (phase == "optimisation")
 
 
 def test_all_watchers_are_told_before_the_phase_ends() -> None:
     first: list[tuple[str, int]] = []
     last: list[Progress] = []
-    both = CallbackList(end("pre-train", 1, first), last.append)
     with pytest.raises(EndPhase):
-        both(step(1, 0.0))
+        notify([end("pre-train", 1, first), last.append], step(1, 0.0))
     assert len(first) == len(last) == 1
 
 
 def test_watchers_remember_for_each_of_them() -> None:
-    a = CallbackList(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+    callbacks = [EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0)]
     for number in (1, 2, 3):
-        a.callbacks[2](step(number, float(number)))
-    b = CallbackList(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+        callbacks[2](step(number, float(number)))
+    a = CallbackStates(callbacks)
+    b = CallbackStates([EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0)])
     b.load_state_dict(a.state_dict())
     assert b.state_dict() == a.state_dict()
-    assert a.state_dict()["watchers"][2]["EarlyStopping"]["seen"] == [1.0, 2.0, 3.0]
+    kind, state = b.state_dict()["callbacks"][2]
+    assert (kind, state["objectives"]) == ("EarlyStopping", [1.0, 2.0, 3.0])
     # Others in their place are left alone.
-    CallbackList(print, EarlyStopping()).load_state_dict(a.state_dict())
+    other = EarlyStopping()
+    CallbackStates([print, print, print, other]).load_state_dict(a.state_dict())
+    CallbackStates([print, other]).load_state_dict(a.state_dict())
+    assert other.state_dict() == EarlyStopping().state_dict()
 
 
 def test_the_numbers_of_a_step() -> None:
     inclusion = torch.tensor([0.25, 0.5, 1.0])
-    told = step(1, -3.0, "inclusion", inclusion=inclusion)
+    told = step(1, -3.0, "inclusion", inclusion=(inclusion,))
     assert step_metrics(told) == {
         "objective/inclusion": -3.0,
         "points": 3.0,
         "expected points": 1.75,
     }
-    assert step_metrics(step(1, float("-inf"), "warm up")) == {"points": 3.0}
+    assert step_metrics(step(1, float("-inf"), "initialisation")) == {"points": 3.0}
     assert list(inclusions(told)) == ["inclusion"]
     assert inclusions(step(1, 0.0)) == {}
 
 
 def test_the_numbers_of_a_step_of_a_deep_model() -> None:
-    told: list[DeepProgress] = []
+    told: list[Progress] = []
     y = data().Y[:, 0].numpy()
     DeepGPRegressor(
         2,
@@ -183,7 +182,7 @@ def test_the_numbers_of_a_step_of_a_deep_model() -> None:
         n_candidates=6,
         hidden_mean="zero",
         random_state=0,
-        on_progress=told.append,
+        callbacks=told.append,
     ).fit(data().X.numpy(), y)
     pre, inclusion, _ = (step_metrics(each) for each in told)
     assert pre == {

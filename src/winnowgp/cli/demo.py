@@ -33,7 +33,7 @@ def demo(
     torch.set_num_threads(1)
     console = Console(quiet=quiet)
     with PhaseBars(console, quiet=quiet) as bars:
-        result = illustrate(on_progress=bars.update, seed=seed)
+        result = illustrate(callbacks=(bars.update,), seed=seed)
     saved(draw_illustration(result.picture), output)
     console.print(_table(result))
     console.print(f"plot: {output}")

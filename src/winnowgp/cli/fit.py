@@ -139,7 +139,7 @@ def fit(
                 "data": data.name,
                 "data_sha256": _digest(data),
             },
-            on_progress=bars.update,
+            callbacks=bars.update,
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
             process_group=_process_group(device) if launched() else None,
         )

@@ -16,7 +16,7 @@ class PhaseBars:
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._bars = Bars(
-            TextColumn("{task.description:<11}"),
+            TextColumn("{task.description:<14}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

@@ -37,21 +37,19 @@ from winnowgp.models import InducingModel, Prediction, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier
 from winnowgp.training import (
-    CheckpointLog,
-    Fast,
-    Fit,
+    Callbacks,
+    FastSchedule,
+    FitResult,
     FixedAlpha,
     Goal,
     MaxPoints,
-    OnProgress,
+    PaperSchedule,
     Schedule,
-    ThreePhases,
     Tolerance,
     fit,
-    measured_predict_us,
-    points_within,
-    row_identity,
 )
+from winnowgp.training.checkpoint import CheckpointLog, row_identity
+from winnowgp.training.goals import measured_predict_us, points_within
 
 # What a user said about points, checked, and turned into locations and a plan.
 
@@ -161,12 +159,10 @@ class PointsRequest:
         """The schedule that does what was asked for; what a clock decides is in the journal."""
         if self.schedule == "paper":
             assert self.alpha is not None
-            pre, process, post = self.epochs
+            pre, joint, post = self.epochs
             prior = SquaredCardinality(model.K, self.alpha)
-            return ThreePhases(
-                prior, pre=pre, process=process, post=post, batch_size=self.batch_size
-            )
-        return Fast(self._goal(model, data, checkpoint_log), n_candidates=self.n_candidates)
+            return PaperSchedule(prior, pre=pre, joint=joint, post=post, batch_size=self.batch_size)
+        return FastSchedule(self._goal(model, data, checkpoint_log), n_candidates=self.n_candidates)
 
     def _goal(self, model: InducingModel, data: Source, checkpoint_log: CheckpointLog) -> Goal:
         if self.alpha is not None:
@@ -243,7 +239,7 @@ class InducingEstimator(BaseEstimator, ABC):
     batch_size: int | None
     random_state: int | np.random.RandomState | None
     device: str
-    on_progress: OnProgress
+    callbacks: Callbacks
     checkpoint: Folder | None
     n_features_in_: int
     feature_names_in_: Any
@@ -254,7 +250,7 @@ class InducingEstimator(BaseEstimator, ABC):
         *,
         model: Callable[[Kernel, Tensor], InducingModel],
         n_candidates: int,
-    ) -> Fit[InducingModel]:
+    ) -> FitResult[InducingModel]:
         """Fit a model to inputs as users have them and targets that it understands.
 
         Args:
@@ -289,7 +285,7 @@ class InducingEstimator(BaseEstimator, ABC):
             data,
             schedule=request.plan(made, data, checkpoint_log),
             generator=generator,
-            on_progress=self.on_progress,
+            callbacks=self.callbacks,
             checkpoint=checkpoint,
         )
         checkpoint_log.finish()
@@ -323,13 +319,13 @@ class InducingEstimator(BaseEstimator, ABC):
         """Write to a file that `winnowgp.load` reads; its size grows with M, not with N."""
         return save(self, path)
 
-    def _keep(self, fitted: Fit[InducingModel], N: int | float) -> None:
+    def _keep(self, fitted: FitResult[InducingModel], N: int | float) -> None:
         """What was learnt about points, in the user's units."""
-        selection, candidates = fitted.selection, fitted.candidates.cpu().double()
+        selection, candidates = fitted.selection, fitted.candidates[0].cpu().double()
         frontier = selection.frontier
         self.posterior_ = fitted.posterior.cpu().double()
         self.kernel_ = self.posterior_.kernel
-        self.elbo_ = fitted.bound
+        self.elbo_ = fitted.elbo
         self.elbo_gap_ = fitted.elbo_gap / N
         self.alpha_ = selection.alpha
         self.frontier_ = (

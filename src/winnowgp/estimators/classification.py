@@ -12,7 +12,7 @@ from torch import Tensor
 from winnowgp.estimators.base import InducingEstimator
 from winnowgp.estimators.validation import Folder, labelled_rows, tensor
 from winnowgp.models import VariationalGP
-from winnowgp.training import OnProgress, silent
+from winnowgp.training import Callbacks
 
 N_CANDIDATES = 256
 
@@ -46,7 +46,8 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         random_state: a seed or RandomState; the same seed gives the same fit.
         device: where the fit is computed: "cpu", "cuda", or "auto" for a GPU if there is one;
             predictions are always on the CPU.
-        on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
+            sequence of such functions.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
 
@@ -87,7 +88,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         batch_size: int | None = None,
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
-        on_progress: OnProgress = silent,
+        callbacks: Callbacks = None,
         checkpoint: Folder | None = None,
     ) -> None:
         self.kernel = kernel
@@ -102,7 +103,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
         self.batch_size = batch_size
         self.random_state = random_state
         self.device = device
-        self.on_progress = on_progress
+        self.callbacks = callbacks
         self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "SparseGPClassifier":

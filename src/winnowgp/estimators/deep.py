@@ -24,7 +24,7 @@ from winnowgp.estimators.validation import (
     tensor,
 )
 from winnowgp.models import check_targets
-from winnowgp.training import OnDeepProgress, deep_silent
+from winnowgp.training import Callbacks
 
 # Deep regression for people who know scikit-learn.
 
@@ -68,7 +68,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         samples: propagated for each row at each step.
         predict_samples: propagated for each row when predicting.
         random_state: a seed or RandomState; the same seed gives the same fit.
-        on_progress: told of every step of the fit; see `winnowgp.training.DeepProgress`.
+        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
+            sequence of such functions.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
 
@@ -110,7 +111,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         samples: int = 1,
         predict_samples: int = 64,
         random_state: int | np.random.RandomState | None = None,
-        on_progress: OnDeepProgress = deep_silent,
+        callbacks: Callbacks = None,
         checkpoint: Folder | None = None,
     ) -> None:
         self.layers = layers
@@ -129,7 +130,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         self.samples = samples
         self.predict_samples = predict_samples
         self.random_state = random_state
-        self.on_progress = on_progress
+        self.callbacks = callbacks
         self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "DeepGPRegressor":
@@ -238,7 +239,8 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         samples: propagated for each row at each step.
         predict_samples: propagated for each row when predicting.
         random_state: a seed or RandomState; the same seed gives the same fit.
-        on_progress: told of every step of the fit; see `winnowgp.training.DeepProgress`.
+        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
+            sequence of such functions.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
 
@@ -277,7 +279,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         samples: int = 1,
         predict_samples: int = 64,
         random_state: int | np.random.RandomState | None = None,
-        on_progress: OnDeepProgress = deep_silent,
+        callbacks: Callbacks = None,
         checkpoint: Folder | None = None,
     ) -> None:
         self.layers = layers
@@ -295,7 +297,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         self.samples = samples
         self.predict_samples = predict_samples
         self.random_state = random_state
-        self.on_progress = on_progress
+        self.callbacks = callbacks
         self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "DeepGPClassifier":

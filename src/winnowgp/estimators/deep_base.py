@@ -42,19 +42,20 @@ from winnowgp.models import (
     latent_functions,
 )
 from winnowgp.training import (
+    Callbacks,
     Checkpoint,
-    DeepFast,
-    DeepSchedule,
-    DeepThreePhases,
-    LayerAlphas,
-    LayerGoal,
-    OnDeepProgress,
-    SharedBudget,
-    SharedTolerance,
-    best_level,
-    deep_race,
-    fit_deep,
+    DeepTraining,
+    FastSchedule,
+    FixedAlpha,
+    Goal,
+    MaxCost,
+    PaperSchedule,
+    Schedule,
+    Tolerance,
+    fit,
 )
+from winnowgp.training.fast_deep import select_start
+from winnowgp.training.initialization import best_level
 
 # What a user said about the layers of a deep model, checked, and turned into layers and a plan.
 
@@ -81,7 +82,7 @@ class LayersRequest:
     kernels: tuple[str | Kernel, ...]
     connected: bool
     n_candidates: int
-    goal: LayerGoal
+    goal: Goal
     schedule: str
     steps: tuple[int, ...]
     batch_size: int | None
@@ -155,25 +156,27 @@ class LayersRequest:
             _lift(model.layers[-1], best_level(likelihood, data), likelihood, data)
         return model
 
-    def plan(self) -> DeepSchedule:
+    def plan(self) -> Schedule:
         """The schedule that does what was asked for."""
         if self.schedule == "fast":
             layerwise, pre, post = self.steps
-            return DeepFast(
+            return FastSchedule(
                 self.goal,
-                layerwise=layerwise,
-                pre=pre,
-                post=post,
-                samples=self.samples,
-                batch_size=self.batch_size,
+                deep=DeepTraining(
+                    layerwise=layerwise,
+                    pre=pre,
+                    post=post,
+                    samples=self.samples,
+                    batch_size=self.batch_size,
+                ),
             )
-        assert isinstance(self.goal, LayerAlphas)
-        layerwise, pre, process, post = self.steps
-        return DeepThreePhases(
+        assert isinstance(self.goal, FixedAlpha)
+        layerwise, pre, joint, post = self.steps
+        return PaperSchedule(
             self.goal.alpha,
             layerwise=layerwise,
             pre=pre,
-            process=process,
+            joint=joint,
             post=post,
             samples=self.samples,
             batch_size=self.batch_size,
@@ -202,7 +205,7 @@ def _lift(last: DeepLayer, level: Tensor, likelihood: Likelihood, data: Dataset)
         last.kernel.outputscale = data.Y.var(correction=0).clamp_min(1.0)
 
 
-def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> LayerGoal:
+def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> Goal:
     automatic = isinstance(alpha, str) and alpha == "auto"
     if not automatic and max_cost is not None:
         raise InputError(
@@ -220,7 +223,7 @@ def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> L
             raise InputError(
                 f"`alpha` must be one number or one for each of {L} layers; got {len(given)}."
             )
-        return LayerAlphas(given if many else given[0])
+        return FixedAlpha(given if many else given[0])
     if max_cost is not None:
         hint = f"It is Σ M² over the layers, of which there are {L}."
         cost = positive("max_cost", max_cost, hint=hint)
@@ -228,8 +231,8 @@ def _goal(alpha: Any, tolerance: Any, max_cost: Any, L: int, schedule: str) -> L
             raise InputError(
                 f"`max_cost` must allow one point in each of {L} layers; got {max_cost!r}."
             )
-        return SharedBudget(cost)
-    return SharedTolerance(positive("tolerance", tolerance, hint="It is in nats per observation."))
+        return MaxCost(cost)
+    return Tolerance(positive("tolerance", tolerance, hint="It is in nats per observation."))
 
 
 _ALPHA_HINT = "Larger values keep fewer points; 'auto' derives it from `tolerance`."
@@ -293,7 +296,7 @@ class DeepEstimator(BaseEstimator, ABC):
     samples: int
     predict_samples: int
     random_state: int | np.random.RandomState | None
-    on_progress: OnDeepProgress
+    callbacks: Callbacks
     checkpoint: Folder | None
 
     def _fit(self, given: Source, likelihood: Likelihood) -> None:
@@ -350,18 +353,18 @@ class DeepEstimator(BaseEstimator, ABC):
             for name in (names if request.layers > 1 else names[:1])
         ]
         shared = given.alike(data)
-        fitted = fit_deep(
+        fitted = fit(
             self._raced(starts, shared, request, generator, checkpoint),
             shared,
             schedule=request.plan(),
             generator=generator,
-            on_progress=self.on_progress,
+            callbacks=self.callbacks,
             checkpoint=checkpoint,
         )
         checkpoint_log.finish()
         self._x_scaler = units
         self.posterior_ = fitted.model.posterior(samples=request.predict_samples)
-        self.elbo_ = fitted.bound
+        self.elbo_ = fitted.elbo
         self.elbo_gap_ = fitted.elbo_gap / data.observations
         self.n_inducing_ = self.posterior_.M
         kept = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
@@ -386,7 +389,7 @@ class DeepEstimator(BaseEstimator, ABC):
         if len(starts) == 1:
             return starts[0]
         layerwise, steps = request.steps[0], request.steps[1] // 5
-        return deep_race(
+        return select_start(
             starts,
             data,
             layerwise=layerwise,
@@ -394,7 +397,7 @@ class DeepEstimator(BaseEstimator, ABC):
             samples=request.samples,
             batch_size=request.batch_size,
             generator=generator,
-            on_progress=self.on_progress,
+            callbacks=self.callbacks,
             checkpoint=checkpoint,
         )
 

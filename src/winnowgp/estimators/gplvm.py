@@ -32,17 +32,9 @@ from winnowgp.estimators.validation import (
 )
 from winnowgp.io import save
 from winnowgp.models import valid
-from winnowgp.training import (
-    LatentFit,
-    OnProgress,
-    Places,
-    Progress,
-    Remembered,
-    decided_by,
-    fit_latent,
-    placed,
-    silent,
-)
+from winnowgp.training import Callbacks, FitResult, Progress, fit
+from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.latent_inference import LatentPositions, infer_latents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,29 +45,23 @@ if TYPE_CHECKING:
 
 @final
 class CountedSteps:
-    """A watcher that counts the steps of some phases and passes all on."""
+    """A callback that counts the steps of some phases."""
 
-    def __init__(self, on_progress: OnProgress, phases: tuple[str, ...]) -> None:
-        self._on_progress, self._phases = on_progress, phases
+    def __init__(self, phases: tuple[str, ...]) -> None:
+        self._phases = phases
         self.count = 0
 
     def __call__(self, progress: Progress) -> None:
-        """One more, perhaps."""
+        """Count the step if its phase is one of those."""
         self.count += progress.phase in self._phases
-        self._on_progress(progress)
-
-    def decides(self) -> str:
-        """What the next watcher decides by."""
-        return decided_by(self._on_progress)
 
     def state_dict(self) -> dict[str, Any]:
-        """The count, and what the next watcher remembers."""
-        return {"count": self.count, "watcher": Remembered(self._on_progress).state_dict()}
+        """Return the count."""
+        return {"count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from there."""
+        """Restore the count."""
         self.count = state["count"]
-        Remembered(self._on_progress).load_state_dict(state["watcher"])
 
 
 # Dimensionality reduction for people who know scikit-learn.
@@ -121,7 +107,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         epochs: passes over the rows of the paper's schedule.
         batch_size: rows a step of the paper's schedule looks at; all of them if not given.
         random_state: a seed or RandomState; the same seed gives the same fit.
-        on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
+            sequence of such functions.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
 
@@ -172,7 +159,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         epochs: int = 300,
         batch_size: int | None = None,
         random_state: int | np.random.RandomState | None = None,
-        on_progress: OnProgress = silent,
+        callbacks: Callbacks = None,
         checkpoint: Folder | None = None,
     ) -> None:
         self.n_components = n_components
@@ -192,7 +179,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.epochs = epochs
         self.batch_size = batch_size
         self.random_state = random_state
-        self.on_progress = on_progress
+        self.callbacks = callbacks
         self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None) -> "GPLVM":
@@ -212,13 +199,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         units = self._units_of(raw, request.likelihood)
         table = MaskedMatrix(units.forward(raw.Y), raw.observed & varies)
         model = request.model(table, raw, generator=generator)
-        counted = CountedSteps(self.on_progress, ("move", "joint"))
-        fitted = fit_latent(
+        counted = CountedSteps(("optimisation", "inclusion"))
+        fitted = fit(
             model,
             table,
-            schedule=request.plan(model.K),
+            schedule=request.plan(table.N),
             generator=generator,
-            on_progress=counted,
+            callbacks=(counted, *as_callbacks(self.callbacks)),
             checkpoint=checkpoint,
         )
         self._varies, self._units = varies, units
@@ -232,7 +219,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return self.fit(X, y, **fit_params).embedding_.copy()
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        """Where new rows are: the means of q(x), each row placed on its own.
+        """Where new rows are: the means of q(x), each row infer_latents on its own.
 
         Args:
             X: rows `[N P]`, NaN where an entry is missing.
@@ -369,7 +356,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             batch_size=self.batch_size,
         )
 
-    def _keep(self, fitted: LatentFit, table: MaskedMatrix, generator: torch.Generator) -> None:
+    def _keep(self, fitted: FitResult, table: MaskedMatrix, generator: torch.Generator) -> None:
         """What was learnt."""
         latents, posterior = fitted.model.latents, fitted.posterior
         chosen = torch.randperm(table.N, generator=generator)[:ANCHORS].sort().values
@@ -379,11 +366,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.relevance_ = relevance(self.kernel_, latents.Q)
         self.n_inducing_ = posterior.function.M
         self.inducing_points_ = posterior.function.Z.numpy()
-        self.candidates_ = fitted.candidates.numpy()
+        self.candidates_ = fitted.candidates[0].numpy()
         self.inclusion_ = fitted.selection.inclusion.numpy()
         self.alpha_ = fitted.selection.alpha
         self.frontier_ = fitted.selection.frontier
-        self.elbo_ = fitted.bound
+        self.elbo_ = fitted.elbo
         self.elbo_gap_ = fitted.elbo_gap / table.count
         self.noise_ = self._noise(table.P)
         found = self._placed(table)
@@ -408,5 +395,5 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Y = checked_table(self, X, reset=False)
         return MaskedMatrix(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
 
-    def _placed(self, table: MaskedMatrix) -> Places:
-        return placed(self.posterior_.row_bound(table), anchors=self._anchors)
+    def _placed(self, table: MaskedMatrix) -> LatentPositions:
+        return infer_latents(self.posterior_.row_bound(table), anchors=self._anchors)

@@ -27,14 +27,13 @@ from winnowgp.models import (
     has_psi,
     valid,
 )
-from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    FastLatent,
+    FastSchedule,
     FixedAlpha,
     Goal,
-    JointLatent,
-    LatentSchedule,
     MaxPoints,
+    PaperSchedule,
+    Schedule,
     Tolerance,
     principal_latents,
 )
@@ -288,13 +287,13 @@ class LatentRequest:
         model.candidates.requires_grad_(self.move_candidates)
         return model
 
-    def plan(self, K: int) -> LatentSchedule:
+    def plan(self, N: int) -> Schedule:
         """The schedule that does what was asked for."""
         if self.fast:
-            return FastLatent(self.goal, n_candidates=self.n_candidates, iterations=self.steps)
+            return FastSchedule(self.goal, n_candidates=self.n_candidates, iterations=self.steps)
         assert isinstance(self.goal, FixedAlpha)
-        prior = SquaredCardinality(K, self.goal.alpha)
-        return JointLatent(prior, epochs=self.steps, batch_size=self.batch_size)
+        steps = self.steps * max(1, N // (self.batch_size or N))
+        return PaperSchedule(self.goal.alpha, joint=steps, batch_size=self.batch_size)
 
     def _check(self) -> None:
         """Whether what was asked for goes together."""

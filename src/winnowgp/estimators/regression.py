@@ -24,7 +24,8 @@ from winnowgp.estimators.validation import (
     numeric_rows,
 )
 from winnowgp.models import InducingModel, SparseGP, VariationalGP
-from winnowgp.training import OnProgress, best_level, silent
+from winnowgp.training import Callbacks
+from winnowgp.training.initialization import best_level
 
 N_CANDIDATES = 512
 
@@ -64,7 +65,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             predictions are always on the CPU.
         precision: "double", or, with Gaussian noise, "mixed": blocks of rows are in float32 and
             sums over rows in float64. Half the memory on a GPU, and quicker where float32 is.
-        on_progress: told of every step of the fit; see `winnowgp.training.Progress`.
+        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
+            sequence of such functions.
         checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
             Run again with the same one after it was killed, it goes on to the same answer.
 
@@ -110,7 +112,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
         precision: str = "double",
-        on_progress: OnProgress = silent,
+        callbacks: Callbacks = None,
         checkpoint: Folder | None = None,
     ) -> None:
         self.kernel = kernel
@@ -127,7 +129,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self.random_state = random_state
         self.device = device
         self.precision = precision
-        self.on_progress = on_progress
+        self.callbacks = callbacks
         self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "SparseGPRegressor":
@@ -171,7 +173,8 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
 
         fitted = self._fit(data, model=model, n_candidates=N_CANDIDATES)
         self._y_scaler = units
-        self.evidence_gap_ = fitted.upper_bound - fitted.bound
+        assert fitted.upper_bound is not None
+        self.evidence_gap_ = fitted.upper_bound - fitted.elbo
         self.likelihood_ = fitted.posterior.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
         return self

@@ -45,7 +45,7 @@ from winnowgp.selection import Frontier
 
 
 # Who watches a fit and where it is kept on the way belong to the machine, not to the model.
-_LEFT_OUT = ("on_progress", "checkpoint")
+_LEFT_OUT = ("callbacks", "checkpoint")
 
 _ARRAYS = ("candidates", "start")
 

@@ -14,7 +14,7 @@ from winnowgp.data import ColumnEncoding, DataTable, Standardiser, TableEncoder
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_effect
 from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Training
-from winnowgp.training import OnProgress, Progress, Remembered, decided_by
+from winnowgp.training import Progress
 
 # A fit remembered as a short film, whatever its length.
 
@@ -45,20 +45,19 @@ class _Kept:
 
 @final
 class Film:
-    """A watcher that keeps about `MOST_MOMENTS` moments and passes all on.
+    """A callback that keeps about `MOST_MOMENTS` moments.
 
     The first step of each phase is always kept: there the number of points changes.
     """
 
-    def __init__(self, on_progress: OnProgress) -> None:
-        self._on_progress = on_progress
+    def __init__(self) -> None:
         self._kept: list[_Kept] = []
         self._seen, self._stride, self._phase = 0, 1, ""
         self._last: _Kept | None = None
 
     def __call__(self, progress: Progress) -> None:
         """Remember this step, perhaps."""
-        points = progress.candidates.detach().cpu().numpy().copy()
+        points = progress.candidates[0].detach().cpu().numpy().copy()
         begins = progress.phase != self._phase
         self._last = _Kept(self._seen, progress.phase, progress.objective, points, begins)
         self._phase = progress.phase
@@ -68,19 +67,13 @@ class Film:
             self._stride *= 2
             self._kept = [k for k in self._kept if k.begins or k.number % self._stride == 0]
         self._seen += 1
-        self._on_progress(progress)
-
-    def decides(self) -> str:
-        """What the next watcher decides by."""
-        return decided_by(self._on_progress)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was kept, and what the next watcher remembers."""
+        """All that was kept."""
         return {
             "kept": [kept.state_dict() for kept in self._kept],
             "last": None if self._last is None else self._last.state_dict(),
             "place": (self._seen, self._stride, self._phase),
-            "watcher": Remembered(self._on_progress).state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -90,7 +83,6 @@ class Film:
         if self._last is not None and self._kept and self._kept[-1].number == self._last.number:
             self._last = self._kept[-1]
         self._seen, self._stride, self._phase = state["place"]
-        Remembered(self._on_progress).load_state_dict(state["watcher"])
 
     def moments(self, units: Standardiser, features: list[int]) -> list[Moment]:
         """What was kept, and the last step, seen along one or two features in the user's units."""

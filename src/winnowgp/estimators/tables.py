@@ -36,7 +36,8 @@ from winnowgp.estimators.table_summary import (
 from winnowgp.estimators.validation import Folder, tensor
 from winnowgp.io import save
 from winnowgp.report.summary import Quality, Summary
-from winnowgp.training import OnProgress, silent
+from winnowgp.training import Callbacks
+from winnowgp.training.callbacks import as_callbacks
 
 # A model of a table: what `winnow fit` makes, and what a file of it holds.
 
@@ -148,7 +149,7 @@ def fit_table(
     device: str = "cpu",
     precision: str = "double",
     settings: dict[str, str] | None = None,
-    on_progress: OnProgress = silent,
+    callbacks: Callbacks = None,
     checkpoint: Folder | None = None,
     process_group: ProcessGroup | None = None,
 ) -> TabularModel:
@@ -192,7 +193,7 @@ def fit_table(
     encoder = TableEncoder.learn(inputs.rows(train), missing=missing, max_words=max_words)
     _check_held_out(encoder, inputs, number)
     y = _targets(table, target, task, train, number)
-    film = Film(on_progress)
+    film = Film()
     points: dict[str, Any] = {
         "alpha": alpha,
         "tolerance": tolerance,
@@ -204,7 +205,7 @@ def fit_table(
         written(kernel_words(kernel, D, columns=places)),
         random_state=seed,
         device=device,
-        on_progress=film,
+        callbacks=(film, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
         **points,
     )
@@ -219,7 +220,7 @@ def fit_table(
         estimator.checkpoint = checkpoint if process_group.first else None
         estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
-    estimator.on_progress, estimator.checkpoint = silent, None
+    estimator.callbacks = estimator.checkpoint = None
     relevant = relevances(estimator.kernel_, encoder)
     summaries = [column_summary(inputs, column, relevant) for column in encoder.columns]
     summary: Summary = {

@@ -30,7 +30,9 @@ from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, Standardi
 from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE, check_targets
 from winnowgp.models.likelihoods import is_plain
-from winnowgp.training import Checkpoint, CheckpointLog, open_checkpoint, warn_not_sharded
+from winnowgp.training import Checkpoint
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.context import open_checkpoint, warn_not_sharded
 
 # From what users bring to tensors.
 
@@ -470,7 +472,7 @@ def open_checkpoint_log(
             "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
             "noise and for minibatches of classes and of layers",
         )
-    watching = ("on_progress", "checkpoint")
+    watching = ("callbacks", "checkpoint")
     asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}
     kind = type(estimator).__name__
     return open_checkpoint(

@@ -16,7 +16,7 @@ from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
 from winnowgp.plots import ClassMap, draw_classes_2d, saved, styled
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, Schedule, ThreePhases, fit
+from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Schedule, fit
 
 SIDE = 10
 
@@ -43,11 +43,11 @@ def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)
     low, high = data.X.amin(0), data.X.amax(0)
     steps = torch.linspace(0, 1, SIDE, dtype=torch.float64)
     grid = torch.cartesian_prod(*(low[d] + steps * (high[d] - low[d]) for d in range(2)))
-    pre, process, post = epochs
+    pre, joint, post = epochs
     prior = SquaredCardinality(len(grid), 0.05)
     schedules: dict[str, tuple[Schedule, bool]] = {
-        "fast": (Fast(), False),
-        "paper": (ThreePhases(prior, pre=pre, process=process, post=post), True),
+        "fast": (FastSchedule(), False),
+        "paper": (PaperSchedule(prior, pre=pre, joint=joint, post=post), True),
     }
     maps = {}
     for name, (schedule, moves) in schedules.items():
@@ -57,12 +57,12 @@ def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)
         generator = torch.Generator().manual_seed(seed)
         fitted = fit(model, data, schedule=schedule, generator=generator)
         held = (grid[:, None] != fitted.posterior.Z).any(-1).all(1)
-        idle = fitted.candidates[~fitted.selection.mask] if moves else grid[held]
+        idle = fitted.candidates[0][~fitted.selection.mask] if moves else grid[held]
         maps[name] = _map(fitted, data, idle)
     return Classes(data.X, data.Y[:, 0].long(), maps)
 
 
-def _map(fitted: Fit[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]) -> ClassMap:
+def _map(fitted: FitResult[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]) -> ClassMap:
     margin = 0.15 * (data.X.amax(0) - data.X.amin(0))
     low, high = data.X.amin(0) - margin, data.X.amax(0) + margin
     steps = torch.linspace(0, 1, 120, dtype=torch.float64)

@@ -13,15 +13,9 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import claim, counted
 from winnowgp.models import DeepGP
-from winnowgp.training import (
-    LayerTraining,
-    Parts,
-    Place,
-    TrainingContext,
-    deep_silent,
-    random_rows,
-    train_layerwise,
-)
+from winnowgp.training.adam import Minibatches
+from winnowgp.training.context import TrainingContext
+from winnowgp.training.fast_deep import Initializer, LayerTraining, random_rows, train_layerwise
 
 # Chosen points against as many that nobody chose, after as many updates.
 
@@ -96,7 +90,7 @@ def spread_rows(inputs: Float[Tensor, "N D"], count: int) -> Float[Tensor, "K D"
     return inputs[steps.round().long().to(inputs.device)]
 
 
-STARTS: dict[str, Place] = {"random": random_rows, "kmeans": kmeans_centres}
+STARTS: dict[str, Initializer] = {"random": random_rows, "kmeans": kmeans_centres}
 
 
 def train_held(
@@ -133,12 +127,14 @@ def train_held(
         places = place(data.X, sizes[0], generator)
         held.layers[0].candidates[: len(places)].copy_(places)
     alone, first, last = steps
-    context = TrainingContext(generator, deep_silent)
-    parts = Parts(data, None, generator)
-    train_layerwise(held, parts, training=training, steps=alone, context=context, place=place)
-    training.run(held, parts, "train", steps=first, context=context)
+    context = TrainingContext(generator)
+    batches = Minibatches(data, None, generator)
+    train_layerwise(
+        held, batches, training=training, steps=alone, context=context, initializer=place
+    )
+    training.run(held, batches, "train", steps=first, context=context)
     cooled = LayerTraining(
         training.learning_rate, training.samples, training.natural_rate, cooling=0.03
     )
-    cooled.run(held, parts, "cool", steps=last, context=context)
+    cooled.run(held, batches, "cool", steps=last, context=context)
     return held

@@ -33,13 +33,13 @@ from winnowgp.models import LatentVariableGP
 from winnowgp.plots import PROCEDURES, LatentMap, draw_latent_map, saved, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
-    FastLatent,
+    FastSchedule,
+    FitResult,
     FixedAlpha,
-    JointLatent,
-    LatentFit,
-    LatentSchedule,
+    PaperSchedule,
     Progress,
-    fit_latent,
+    Schedule,
+    fit,
     principal_latents,
 )
 
@@ -79,7 +79,7 @@ class Training:
     start: Float[Tensor, "N 2"]
     """Principal components."""
     frames: tuple[LatentMap, ...]
-    fitted: LatentFit[LatentVariableGP]
+    fitted: FitResult[LatentVariableGP]
 
     def moments(self) -> list[LatentMap]:
         """The frames that the figure shows."""
@@ -109,9 +109,10 @@ def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
 
     def watch(progress: Progress) -> None:
         assert progress.latents is not None
-        inclusion = progress.inclusion
-        if inclusion is None:
-            inclusion = _present(candidates, progress.candidates)
+        if progress.inclusion is None:
+            inclusion = _present(candidates, progress.candidates[0])
+        else:
+            (inclusion,) = progress.inclusion
         frames.append(
             LatentMap(
                 title=f"step {len(frames) + 1}: {inclusion.sum().item():.0f} points",
@@ -122,26 +123,24 @@ def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
             )
         )
 
-    fitted = fit_latent(
-        model, entries, schedule=_schedule(settings), generator=generator, on_progress=watch
-    )
+    fitted = fit(model, entries, schedule=_schedule(settings), generator=generator, callbacks=watch)
     return Training(table.labels, start, tuple(frames), fitted)
 
 
-def _schedule(settings: Row) -> LatentSchedule:
+def _schedule(settings: Row) -> Schedule:
     alpha = settings["alpha"]
     if settings["kind"] == "fast":
-        return FastLatent(
+        return FastSchedule(
             FixedAlpha(alpha),
             n_candidates=settings["fresh"],
             rounds=settings["rounds"],
             iterations=settings["iterations"],
         )
-    return JointLatent(
+    return PaperSchedule(
         SquaredCardinality(settings["candidates"], alpha),
-        epochs=settings["epochs"],
+        joint=settings["epochs"],
         learning_rate=settings["learning_rate"],
-        process_learning_rate=settings["process_learning_rate"],
+        inclusion_learning_rate=settings["process_learning_rate"],
         gradient=ScoreFunction(settings["subsets"]),
         initial_inclusion=settings["start_inclusion"],
     )
@@ -181,7 +180,7 @@ class Gplvm(Experiment):
         moments = found.moments()
         row: Row = {
             "points": found.fitted.model.K,
-            "bound": round(found.fitted.bound, 2),
+            "bound": round(found.fitted.elbo, 2),
             "accuracy": round(neighbour_accuracy(latents, found.stages), 4),
             "start_accuracy": round(neighbour_accuracy(found.start.cpu(), found.stages), 4),
             "distances": [_distances(moment) for moment in moments],

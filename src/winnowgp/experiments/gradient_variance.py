@@ -19,7 +19,7 @@ from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import SubsetStatistics, select_naturally
-from winnowgp.training import Adam
+from winnowgp.training.adam import Adam
 from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
 
 # How noisy a gradient of E_q[L(Z)] is, at one q.

@@ -27,16 +27,16 @@ from winnowgp.plots import paper as illustration
 from winnowgp.plots.regression import Curve
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
-    Adam,
-    Fast,
-    Fit,
+    Callback,
+    FastSchedule,
+    FitResult,
     FixedAlpha,
-    OnProgress,
+    PaperSchedule,
     Progress,
-    ThreePhases,
     fit,
-    silent,
 )
+from winnowgp.training.adam import Adam
+from winnowgp.training.callbacks import notify
 
 CANDIDATES, ALPHA, LEARNING_RATE = 50, 0.2, 0.03
 
@@ -54,29 +54,27 @@ class Illustrated:
     """The figure's numbers, and the fit behind them."""
 
     picture: illustration.Illustration
-    fit: Fit
+    fit: FitResult
     full_bound: float
     """The bound with all candidates before any was dropped, in nats."""
 
 
 @final
-class _Watcher:
-    """Passes progress on, and keeps the moment in the middle of learning inclusion."""
+class _MidwayCallback:
+    """Keeps the step in the middle of learning inclusion."""
 
-    def __init__(self, step: int, on_progress: OnProgress) -> None:
+    def __init__(self, step: int) -> None:
         self.step = step
-        self.on_progress = on_progress
         self.kept: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
         if progress.phase == "inclusion" and progress.step == self.step:
             self.kept = progress
-        self.on_progress(progress)
 
 
 def illustrate(
     *,
-    on_progress: OnProgress,
+    callbacks: Sequence[Callback] = (),
     n_candidates: int = CANDIDATES,
     alpha: float = ALPHA,
     pre: int = PRE,
@@ -90,7 +88,7 @@ def illustrate(
     model = _model(data, n_candidates, generator)
 
     def report(step: int, value: float) -> None:
-        on_progress(Progress("pre-train", step, pre, value, None, model.candidates.detach()))
+        notify(callbacks, Progress.of(model, "pre-train", step, pre, value))
 
     Adam(pre).maximise(
         lambda: model.bound(data),
@@ -100,15 +98,17 @@ def illustrate(
     )
     before = model.posterior(data)
     full_bound = model.bound(data).item()
-    callback = _Watcher(max(process // 4, 1), on_progress)
-    schedule = ThreePhases(
+    callback = _MidwayCallback(max(process // 4, 1))
+    schedule = PaperSchedule(
         SquaredCardinality(model.K, alpha),
         pre=0,
-        process=process,
+        joint=process,
         post=post,
         learning_rate=learning_rate,
     )
-    fitted = fit(model, data, schedule=schedule, generator=generator, on_progress=callback)
+    fitted = fit(
+        model, data, schedule=schedule, generator=generator, callbacks=(callback, *callbacks)
+    )
 
     assert callback.kept is not None
     picture = illustration.Illustration(
@@ -142,7 +142,6 @@ class Illustration(Experiment):
         if settings["kind"] == "fast":
             return _measured_fast(settings)
         found = illustrate(
-            on_progress=silent,
             n_candidates=settings["candidates"],
             alpha=settings["alpha"],
             learning_rate=settings["learning_rate"],
@@ -153,7 +152,7 @@ class Illustration(Experiment):
         row = {
             "points": found.fit.posterior.M,
             "expected": round(found.fit.selection.inclusion.sum().item(), 2),
-            "bound": round(found.fit.bound, 3),
+            "bound": round(found.fit.elbo, 3),
             "full_bound": round(found.full_bound, 3),
             "midway": {
                 "step": midway.step,
@@ -218,12 +217,12 @@ class Illustration(Experiment):
 def _measured_fast(settings: Row) -> Row:
     data, generator = hills(), torch.Generator().manual_seed(settings["seed"])
     model = _model(data, settings["candidates"], generator)
-    schedule = Fast(FixedAlpha(settings["alpha"]))
+    schedule = FastSchedule(FixedAlpha(settings["alpha"]))
     fitted = fit(model, data, schedule=schedule, generator=generator)
     row = {
         "points": fitted.posterior.M,
         "expected": round(fitted.selection.inclusion.sum().item(), 2),
-        "bound": round(fitted.bound, 3),
+        "bound": round(fitted.elbo, 3),
     }
     if settings["seed"] != DRAWN:
         return row
@@ -243,8 +242,9 @@ def _inclusion_by_half(midway: Row) -> tuple[float, float]:
 
 def _midway(progress: Progress, generator: torch.Generator) -> illustration.Midway:
     assert progress.inclusion is not None
-    draws = Bernoulli.from_inclusion(progress.inclusion).sample(3, generator=generator)
-    return illustration.Midway(progress.step, progress.candidates[:, 0], progress.inclusion, draws)
+    (inclusion,), (candidates,) = progress.inclusion, progress.candidates
+    draws = Bernoulli.from_inclusion(inclusion).sample(3, generator=generator)
+    return illustration.Midway(progress.step, candidates[:, 0], inclusion, draws)
 
 
 def _curve(posterior: Posterior, data: Dataset) -> Curve:

@@ -32,16 +32,9 @@ from winnowgp.plots import (
     saved,
     styled,
 )
-from winnowgp.training import (
-    DeepFast,
-    DeepSchedule,
-    DeepThreePhases,
-    LayerAlphas,
-    LayerTraining,
-    estimated_bound,
-    fit_deep,
-    random_rows,
-)
+from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
+from winnowgp.training.fast_deep import LayerTraining, random_rows
+from winnowgp.training.schedules import estimate_elbo
 
 # What a prediction of a two-layer model costs, by its sizes alone.
 
@@ -332,7 +325,7 @@ class Kin8nmDeep(Experiment):
         generator = torch.Generator(device=scope.device).manual_seed(settings["fold"])
         if settings["kind"] in ("grid", "fixed"):
             model, chosen = _held(settings, fold, generator), {}
-            bound = estimated_bound(model, fold.train, generator=generator)
+            bound = estimate_elbo(model, fold.train, generator=generator)
         else:
             model, bound, chosen = _chosen(settings, fold, generator)
         assert isinstance(model.likelihood, GaussianLikelihood)
@@ -387,27 +380,30 @@ def _chosen(settings: Row, fold: Fold, generator: torch.Generator) -> tuple[Deep
     """The model that a procedure ends with, its bound, and what it kept and expected to keep."""
     points = random_rows(fold.train.X, settings["candidates"], generator)
     model = _model(settings, fold, points)
-    fitted = fit_deep(model, fold.train, schedule=_schedule(settings), generator=generator)
+    fitted = fit(model, fold.train, schedule=_schedule(settings), generator=generator)
     expected = [round(found.inclusion.sum().item(), 3) for found in fitted.selections]
     row: Row = {"sizes": list(fitted.model.sizes), "expected_sizes": expected}
-    return fitted.model, fitted.bound, row
+    return fitted.model, fitted.elbo, row
 
 
-def _schedule(settings: Row) -> DeepSchedule:
+def _schedule(settings: Row) -> Schedule:
     steps = settings["steps"]
     alphas = tuple(settings["alpha"] * weight for weight in settings["weights"])
     if settings["kind"] == "paper":
-        phases = {name: steps[name] for name in ("layerwise", "pre", "process", "post")}
-        return DeepThreePhases(alphas, learning_rate=settings["learning_rate"], **phases)
+        phases = {name: steps[name] for name in ("layerwise", "pre", "post")}
+        rate = settings["learning_rate"]
+        return PaperSchedule(alphas, joint=steps["process"], learning_rate=rate, **phases)
     before, after = _halves(steps)
-    return DeepFast(
-        LayerAlphas(alphas),
-        layerwise=steps["layerwise"],
-        pre=before,
-        post=after,
+    return FastSchedule(
+        FixedAlpha(alphas),
         rounds=steps["rounds"],
-        learning_rate=settings["learning_rate"],
-        natural_rate=settings["natural_rate"],
+        deep=DeepTraining(
+            layerwise=steps["layerwise"],
+            pre=before,
+            post=after,
+            learning_rate=settings["learning_rate"],
+            natural_rate=settings["natural_rate"],
+        ),
     )
 
 

@@ -41,7 +41,7 @@ from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.kernels import covariance
 from winnowgp.plots import COLOURS, PROCEDURES, Curve, draw_posterior_1d, saved, styled
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import Fast, Fit, FixedAlpha, Schedule, ThreePhases, fit
+from winnowgp.training import FastSchedule, FitResult, FixedAlpha, PaperSchedule, Schedule, fit
 
 SIGMAS = (0.1, 0.3, 1.0)
 
@@ -117,7 +117,7 @@ class Noise(Experiment):
         row = {
             "points": fitted.posterior.M,
             "expected": round(fitted.selection.inclusion.sum().item(), 2),
-            "kl": round(_evidence(found.data, sigma) - fitted.bound, 4),
+            "kl": round(_evidence(found.data, sigma) - fitted.elbo, 4),
         }
         if drawn:
             row["curve"] = curve_row(_curve(fitted.posterior, found.grid))
@@ -179,14 +179,21 @@ def _model(data: Dataset, points: Float[Tensor, "K 1"], sigma: float) -> SparseG
     return model
 
 
-def _fitted(settings: Row, data: Dataset) -> Fit[SparseGP]:
+def _fitted(settings: Row, data: Dataset) -> FitResult[SparseGP]:
     generator = torch.Generator().manual_seed(settings["seed"])
     chosen = torch.randperm(data.N, generator=generator)[: settings["candidates"]]
-    schedule: Schedule = Fast(FixedAlpha(settings["alpha"]))
+    schedule: Schedule = FastSchedule(FixedAlpha(settings["alpha"]))
     if settings["kind"] == "paper":
         prior = SquaredCardinality(settings["candidates"], settings["alpha"])
         rate = settings["learning_rate"]
-        schedule = ThreePhases(prior, learning_rate=rate, **settings["steps"])
+        steps = settings["steps"]
+        schedule = PaperSchedule(
+            prior,
+            pre=steps["pre"],
+            joint=steps["process"],
+            post=steps["post"],
+            learning_rate=rate,
+        )
     model = _model(data, data.X[chosen], settings["sigma"])
     return fit(model, data, schedule=schedule, generator=generator)
 

@@ -29,7 +29,16 @@ from winnowgp.plots import (
     styled,
 )
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.training import Adam, Fast, Fit, FixedAlpha, Goal, ThreePhases, Tolerance, fit
+from winnowgp.training import (
+    FastSchedule,
+    FitResult,
+    FixedAlpha,
+    Goal,
+    PaperSchedule,
+    Tolerance,
+    fit,
+)
+from winnowgp.training.adam import Adam
 
 # Models of one data set that differ in their points: so many set by hand, or chosen.
 
@@ -120,17 +129,17 @@ class SizeStudy:
         """
         generator, model = self._generator(), self._model(K)
         self._train(model, steps["pre"], learning_rate)
-        schedule = ThreePhases(
+        schedule = PaperSchedule(
             SquaredCardinality(K, alpha),
             pre=0,
-            process=steps["process"],
+            joint=steps["process"],
             post=0,
             learning_rate=learning_rate,
         )
         fitted = fit(model, self.data, schedule=schedule, generator=generator)
         q = Bernoulli.from_inclusion(fitted.selection.inclusion)
         kept = [
-            fitted.model.with_candidates(fitted.candidates[mask])
+            fitted.model.with_candidates(fitted.candidates[0][mask])
             for mask in q.sample(draws, generator=generator)
         ]
         for one in kept:
@@ -139,8 +148,8 @@ class SizeStudy:
 
     def by_search(self, K: int, *, goal: Goal) -> Chosen:
         """The fast schedule among the same random rows, or among those it picks if K = 0."""
-        schedule = Fast(goal, n_candidates=K) if K else Fast(goal)
-        found: Fit[SparseGP] = fit(
+        schedule = FastSchedule(goal, n_candidates=K) if K else FastSchedule(goal)
+        found: FitResult[SparseGP] = fit(
             self._model(K), self.data, schedule=schedule, generator=self._generator()
         )
         return Chosen(found.selection.inclusion.sum().item(), [found.model])

@@ -38,16 +38,9 @@ from winnowgp.plots import (
     saved,
     styled,
 )
-from winnowgp.training import (
-    DeepFast,
-    DeepSchedule,
-    DeepThreePhases,
-    LayerAlphas,
-    LayerTraining,
-    estimated_bound,
-    fit_deep,
-    random_rows,
-)
+from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
+from winnowgp.training.fast_deep import LayerTraining, random_rows
+from winnowgp.training.schedules import estimate_elbo
 
 # Figure 5 from its rows: layers, the density that comes out, and points per layer over seeds.
 
@@ -162,7 +155,7 @@ class SquareWave(Experiment):
         posterior = model.posterior(samples=settings["predict_samples"])
         with torch.no_grad():
             density = posterior.log_density(test.X, test.Y).mean().item()
-        bound = estimated_bound(model, data, generator=generator, samples=32)
+        bound = estimate_elbo(model, data, generator=generator, samples=32)
         row: Row = {"elbo": round(bound / data.N, 4), "log_density": round(density, 4)}
         if settings["kind"] in STARTS:
             return row
@@ -224,23 +217,26 @@ def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP
         )
     points = random_rows(data.X, settings["candidates"], generator)
     model = _model(settings, data, points)
-    return fit_deep(model, data, schedule=_schedule(settings), generator=generator).model
+    return fit(model, data, schedule=_schedule(settings), generator=generator).model
 
 
-def _schedule(settings: Row) -> DeepSchedule:
+def _schedule(settings: Row) -> Schedule:
     steps, alpha, samples = settings["steps"], settings["alpha"], settings["samples"]
     if settings["kind"] == "paper":
+        phases = {"joint" if name == "process" else name: count for name, count in steps.items()}
         rate = settings["learning_rate"]
-        return DeepThreePhases(alpha, samples=samples, learning_rate=rate, **steps)
+        return PaperSchedule(alpha, samples=samples, learning_rate=rate, **phases)
     half = _half(steps)
-    return DeepFast(
-        LayerAlphas(alpha),
-        layerwise=steps["layerwise"],
-        pre=half,
-        post=half,
-        samples=samples,
-        learning_rate=settings["learning_rate"],
-        natural_rate=settings["natural_rate"],
+    return FastSchedule(
+        FixedAlpha(alpha),
+        deep=DeepTraining(
+            layerwise=steps["layerwise"],
+            pre=half,
+            post=half,
+            samples=samples,
+            learning_rate=settings["learning_rate"],
+            natural_rate=settings["natural_rate"],
+        ),
     )
 
 

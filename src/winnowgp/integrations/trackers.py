@@ -7,7 +7,8 @@ from time import time
 from typing import TYPE_CHECKING, Any, final
 
 from winnowgp.errors import InputError, MissingExtraError
-from winnowgp.training import DeepProgress, Progress, inclusions, step_metrics
+from winnowgp.training import Progress
+from winnowgp.training.callbacks import inclusions, step_metrics
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -25,7 +26,7 @@ class TensorBoard:
     checkpoint goes on with its curves.
 
     >>> watcher = TensorBoard("runs/energy")  # doctest: +SKIP
-    >>> SparseGPRegressor(on_progress=watcher).fit(X, y)  # doctest: +SKIP
+    >>> SparseGPRegressor(callbacks=watcher).fit(X, y)  # doctest: +SKIP
 
     Args:
         folder: where to write.
@@ -40,7 +41,7 @@ class TensorBoard:
         self._step = 0
         self._writer: SummaryWriter | None = None
 
-    def __call__(self, progress: Progress | DeepProgress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Write a step."""
         self._step += 1
         if self._writer is None:
@@ -101,7 +102,7 @@ class MLflow:
     on from a checkpoint goes on with its run. `close`, or leaving a `with` block, ends the run.
 
     >>> with MLflow("energy", params={"alpha": 0.05}) as watcher:  # doctest: +SKIP
-    ...     SparseGPRegressor(on_progress=watcher).fit(X, y)
+    ...     SparseGPRegressor(callbacks=watcher).fit(X, y)
 
     Args:
         experiment: its name; made if there is none.
@@ -127,7 +128,7 @@ class MLflow:
         self._client: Any = None
         self._waiting: list[Any] = []
 
-    def __call__(self, progress: Progress | DeepProgress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Record a step; sent with others, a few hundred at a time."""
         if self.run_id is None:
             self.run_id = self._new_run()

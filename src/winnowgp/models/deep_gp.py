@@ -36,7 +36,7 @@ class DeepObjective(SubsetObjective):
     X: Float[Tensor, "N D"]
     expected_log_prob: Callable[[Tensor, Tensor], Tensor]
     """From means and variances `[S T N F]` to nats of each row and target."""
-    noise: Sequence[Tensor]
+    eps: Sequence[Tensor]
     scale: float
     """Rows that each row stands for."""
     connected: bool
@@ -49,9 +49,7 @@ class DeepObjective(SubsetObjective):
         parts = mask.split([layer.K for layer in self.layers], dim=1)
         pairs = zip(self.layers, parts, strict=True)
         points = [layer.subset_points(part) for layer, part in pairs]
-        found = propagated(
-            self.layers, points, self.X, noise=self.noise, connected=self.connected
-        ).last
+        found = propagated(self.layers, points, self.X, eps=self.eps, connected=self.connected).last
         nats = self.expected_log_prob(found.mean, found.variance).sum((-2, -1)).mean(-1)
         for used in points:
             nats = nats - used.kl() / self.scale
@@ -153,15 +151,17 @@ class DeepGP(nn.Module):
             total: if given, the rows are a random part of so many.
             samples: propagated through the layers for each row.
         """
-        return self.evaluated(data, total=total, noise=self.noise(data.N, samples, generator)).bound
+        return self.evaluated(
+            data, total=total, eps=self.base_samples(data.N, samples, generator)
+        ).bound
 
     def evaluated(
-        self, data: Dataset, *, total: int | None = None, noise: Sequence[Tensor]
+        self, data: Dataset, *, total: int | None = None, eps: Sequence[Tensor]
     ) -> "DeepEvaluation":
         """The bound for given ε of the hidden layers, and all that was computed on the way."""
         expected = self._expected(data)
         points = [layer.points() for layer in self.layers]
-        passed = propagated(self.layers, points, data.X, noise=noise, connected=self.connected)
+        passed = propagated(self.layers, points, data.X, eps=eps, connected=self.connected)
         nats = expected(passed.last.mean, passed.last.variance)
         scale = 1.0 if total is None else total / data.N
         fit = scale * nats.sum((-2, -1)).mean()
@@ -186,23 +186,23 @@ class DeepGP(nn.Module):
         total: int | None = None,
         samples: int = 1,
         generator: torch.Generator | None = None,
-        noise: Sequence[Tensor] | None = None,
+        eps: Sequence[Tensor] | None = None,
     ) -> DeepObjective:
         """What is the bound, in nats, if each layer uses only a subset of its candidates?
 
         Args:
-            noise: ε of the hidden layers, instead of drawing them.
+            eps: ε of the hidden layers, instead of drawing them.
         """
         return DeepObjective(
             layers=self.layers,
             X=data.X,
             expected_log_prob=self._expected(data),
-            noise=self.noise(data.N, samples, generator) if noise is None else noise,
+            eps=self.base_samples(data.N, samples, generator) if eps is None else eps,
             scale=1.0 if total is None else total / data.N,
             connected=self.connected,
         )
 
-    def noise(self, N: int, samples: int, generator: torch.Generator | None) -> list[Tensor]:
+    def base_samples(self, N: int, samples: int, generator: torch.Generator | None) -> list[Tensor]:
         """ε of each layer but the last, standard normal, `[T N H]`."""
         like = self.layers[0].candidates.detach()
         return [

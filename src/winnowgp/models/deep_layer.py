@@ -268,7 +268,7 @@ def propagated(
     points: Sequence[LayerPoints],
     X: Float[Tensor, "N D"],
     *,
-    noise: Sequence[Tensor],
+    eps: Sequence[Tensor],
     connected: bool,
 ) -> Propagation:
     """T samples of every layer but the last, and q of the last layer's functions given them.
@@ -278,7 +278,7 @@ def propagated(
 
     Args:
         points: of each layer, all with the same leading axes S.
-        noise: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
+        eps: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
     """
     inputs, outputs = X[None], []
     trail = [inputs]
@@ -287,7 +287,7 @@ def propagated(
         outputs.append(found)
         if number < len(layers) - 1:
             sd = found.variance.clamp_min(_LEAST_VARIANCE).sqrt()
-            hidden = found.mean + sd * noise[number]
+            hidden = found.mean + sd * eps[number]
             inputs = layer_inputs(hidden, X, connected=connected)
             trail.append(inputs)
     return Propagation(trail, outputs)

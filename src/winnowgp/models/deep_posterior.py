@@ -80,11 +80,11 @@ class DeepPosterior(nn.Module):
         self._check(X)
         layers = self.layers
         widths = [layer.P for layer in layers[:-1]]
-        noise: Sequence[Tensor] = []
+        eps: Sequence[Tensor] = []
         if widths:
             nodes = normal_nodes((self.samples + 1) // 2, sum(widths)).to(X)
-            noise = nodes[:, None].split(widths, dim=-1)
-        return propagated(layers, self._points(), X, noise=noise, connected=self.connected).last
+            eps = nodes[:, None].split(widths, dim=-1)
+        return propagated(layers, self._points(), X, eps=eps, connected=self.connected).last
 
     def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
         """Mean and variance of each row under the mixture.

@@ -89,7 +89,7 @@ class LayerSites:
 
 
 def deep_sites(
-    model: DeepGP, data: Dataset, *, total: int | None = None, noise: Sequence[Tensor]
+    model: DeepGP, data: Dataset, *, total: int | None = None, eps: Sequence[Tensor]
 ) -> list[LayerSites]:
     """The sites of every layer for given ε of the hidden ones.
 
@@ -97,7 +97,7 @@ def deep_sites(
     """
     with torch.enable_grad():
         # A copy: sites are gradients in the means, also of layers whose parameters are frozen.
-        found = deepcopy(model).requires_grad_().evaluated(data, total=total, noise=noise)
+        found = deepcopy(model).requires_grad_().evaluated(data, total=total, eps=eps)
         outputs, inputs = found.passed.outputs, found.passed.inputs
         means = [output.mean for output in outputs]
         *slopes, curvature = torch.autograd.grad(

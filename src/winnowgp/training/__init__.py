@@ -1,115 +1,32 @@
-"""The only room with optimiser loops: schedules take a model and data, and return a `Fit`."""
+"""Training: `fit`, its schedules and goals, callbacks and checkpoints."""
 
 from winnowgp.training._fit import fit
-from winnowgp.training.adam import Adam, Parts
-from winnowgp.training.callbacks import (
-    CallbackList,
-    EndPhase,
-    OnProgress,
-    Progress,
-    Remembered,
-    Stateful,
-    decided_by,
-    silent,
-)
-from winnowgp.training.checkpoint import Checkpoint, CheckpointLog, row_identity
-from winnowgp.training.context import TrainingContext, open_checkpoint, warn_not_sharded
-from winnowgp.training.fast import Fast
-from winnowgp.training.fast_deep import (
-    DeepFast,
-    LayerTraining,
-    Place,
-    deep_race,
-    random_rows,
-    train_layerwise,
-)
-from winnowgp.training.fast_gplvm import FastLatent, Places, placed
-from winnowgp.training.goals import (
-    FixedAlpha,
-    Goal,
-    LayerAlphas,
-    LayerGoal,
-    MaxPoints,
-    SharedBudget,
-    SharedTolerance,
-    Tolerance,
-    measured_predict_us,
-    points_within,
-)
-from winnowgp.training.initialization import best_level, principal_latents
-from winnowgp.training.metrics import EarlyStopping, inclusions, step_metrics
-from winnowgp.training.paper import DeepThreePhases, JointLatent, ThreePhases
-from winnowgp.training.schedules import (
-    DeepFit,
-    DeepProgress,
-    DeepSchedule,
-    Fit,
-    LatentFit,
-    LatentSchedule,
-    OnDeepProgress,
-    Schedule,
-    deep_silent,
-    estimated_bound,
-    fit_deep,
-    fit_latent,
-)
+from winnowgp.training.callbacks import Callback, Callbacks, EarlyStopping, EndPhase, Progress
+from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.fast import FastSchedule
+from winnowgp.training.fast_deep import DeepTraining
+from winnowgp.training.goals import FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
+from winnowgp.training.initialization import principal_latents
+from winnowgp.training.paper import PaperSchedule
+from winnowgp.training.schedules import FitResult, Schedule
 
 __all__ = [
-    "Adam",
-    "CallbackList",
+    "Callback",
+    "Callbacks",
     "Checkpoint",
-    "CheckpointLog",
-    "DeepFast",
-    "DeepFit",
-    "DeepProgress",
-    "DeepSchedule",
-    "DeepThreePhases",
+    "DeepTraining",
     "EarlyStopping",
     "EndPhase",
-    "Fast",
-    "FastLatent",
-    "Fit",
+    "FastSchedule",
+    "FitResult",
     "FixedAlpha",
     "Goal",
-    "JointLatent",
-    "LatentFit",
-    "LatentSchedule",
-    "LayerAlphas",
-    "LayerGoal",
-    "LayerTraining",
+    "MaxCost",
     "MaxPoints",
-    "OnDeepProgress",
-    "OnProgress",
-    "Parts",
-    "Place",
-    "Places",
+    "PaperSchedule",
     "Progress",
-    "Remembered",
     "Schedule",
-    "SharedBudget",
-    "SharedTolerance",
-    "Stateful",
-    "ThreePhases",
     "Tolerance",
-    "TrainingContext",
-    "best_level",
-    "decided_by",
-    "deep_race",
-    "deep_silent",
-    "estimated_bound",
     "fit",
-    "fit_deep",
-    "fit_latent",
-    "inclusions",
-    "measured_predict_us",
-    "open_checkpoint",
-    "placed",
-    "points_within",
     "principal_latents",
-    "random_rows",
-    "row_identity",
-    "silent",
-    "step_metrics",
-    "train_layerwise",
-    "warn_not_sharded",
 ]

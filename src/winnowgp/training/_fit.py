@@ -1,70 +1,109 @@
-"""The way in: a model, data, a plan."""
+"""`fit`: train any model by a schedule."""
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 
-from winnowgp.data import Source, StandardisedSource
+from winnowgp.data import MaskedMatrix, ProcessGroup, Source, StandardisedSource
 from winnowgp.errors import InputError
-from winnowgp.models import Model
-from winnowgp.training.callbacks import OnProgress, silent
+from winnowgp.models import DeepGP, LatentModel
+from winnowgp.training.callbacks import Callbacks
 from winnowgp.training.checkpoint import Checkpoint, row_identity
 from winnowgp.training.context import training_context
-from winnowgp.training.fast import Fast
-from winnowgp.training.schedules import Fit, Schedule
-
-_DEFAULT = Fast()
+from winnowgp.training.fast import FastSchedule
+from winnowgp.training.schedules import FitResult, Schedule, Trained
 
 
 def fit(
-    model: Model,
-    data: Source,
+    model: Trained,
+    data: Source | MaskedMatrix,
     *,
-    schedule: Schedule = _DEFAULT,
-    generator: torch.Generator | None = None,
-    on_progress: OnProgress = silent,
+    schedule: Schedule | None = None,
+    callbacks: Callbacks = (),
     checkpoint: Checkpoint | None = None,
-) -> Fit[Model]:
-    """Train a copy of `model`, choose among its candidates, and return what is left.
+    generator: torch.Generator | None = None,
+) -> FitResult[Trained]:
+    """Train a copy of a model and select inducing points among its candidates.
 
     Args:
-        data: rows in memory, or any other source for a `SparseGP` with the schedule `Fast`; rows
-            that are `shared` among processes give each of them the same result.
-        schedule: the plan; `Fast()` gives up 0.01 nats an observation at the most.
-        generator: where randomness comes from; the same seed gives the same fit.
-        on_progress: told of every step.
-        checkpoint: where to write down how far it has come, and go on from if it was stopped.
+        model: a `SparseGP`, `VariationalGP`, `DeepGP`, `LatentVariableGP` or `SampledLatentGP`.
+        data: a `Dataset`, or any other source for a `SparseGP` with `FastSchedule`; a
+            `MaskedMatrix` for GP-LVMs. Processes that share a source all return the same result.
+        schedule: the plan, `FastSchedule()` if None: the fewest points within 0.01 nats per
+            observation of the best ELBO.
+        callbacks: functions called with the `Progress` of every step.
+        checkpoint: folder in which the fit is recorded, and from which it resumes if interrupted.
+        generator: source of randomness, seeded with 0 if None.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> from winnowgp.data import hills
     >>> from winnowgp.models import SparseGP
     >>> data = hills()
     >>> model = SparseGP(ScaleKernel(RBFKernel()), data.X[::2])
-    >>> fitted = fit(model, data)
-    >>> fitted.posterior.M < 20 < model.K
+    >>> result = fit(model, data)
+    >>> result.posterior.M < 20 < model.K
     True
     """
-    if isinstance(data, StandardisedSource):
-        data = data.converted()
-    points, held = model.candidates, data.held()
-    # Rows that are read during the fit are moved then.
-    device = points.device if held is None else held.device
-    if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:
+    schedule = FastSchedule() if schedule is None else schedule
+    process_group = ProcessGroup.alone()
+    if isinstance(data, MaskedMatrix) != isinstance(model, LatentModel):
         raise InputError(
-            f"the model's candidates are {points.dtype} with {points.shape[1]} columns on "
-            f"{points.device} and the data {data.dtype} with {data.D} on {device}; make them alike."
+            "`data` must be a MaskedMatrix for a GP-LVM, and a Dataset or another source for other "
+            f"models; got {type(data).__name__} for {type(model).__name__}."
         )
-    model.check(data)
+    if not isinstance(data, MaskedMatrix):
+        process_group = data.process_group
+        if isinstance(data, StandardisedSource):
+            data = data.converted()
+        if isinstance(model, DeepGP):
+            data = data.in_memory("a deep model")
+    _check(model, data)
+    schedule.check(model, data)
     if generator is None:
-        generator = torch.Generator(device=model.candidates.device).manual_seed(0)
+        generator = torch.Generator(device=_device(model)).manual_seed(0)
     with training_context(
         checkpoint,
         "fit",
         generator=generator,
-        on_progress=on_progress,
-        process_group=data.process_group,
-        **row_identity(data, kept=checkpoint is not None),
+        callbacks=callbacks,
+        process_group=process_group,
+        **_identity(data, saved=checkpoint is not None),
         model=model,
         schedule=schedule,
     ) as context:
         return schedule.run(deepcopy(model), data, context=context)
+
+
+def _check(model: Any, data: Any) -> None:
+    """Raise an error if the model cannot be fitted to the data."""
+    if isinstance(model, LatentModel):
+        model.check(data)
+        if model.candidates.shape[1] != model.latents.Q:
+            raise InputError(
+                "the candidates must have as many columns as the latents have dimensions, "
+                f"{model.latents.Q}; got {model.candidates.shape[1]}."
+            )
+        return
+    points = model.layers[0].candidates if isinstance(model, DeepGP) else model.candidates
+    held = data.held()
+    # Rows that are read during the fit are moved to the model's device then.
+    device = points.device if held is None else held.device
+    if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:
+        raise InputError(
+            "model and data must have the same number of columns, dtype and device; the model's "
+            f"candidates are {points.dtype} with {points.shape[1]} columns on {points.device} and "
+            f"the data {data.dtype} with {data.D} on {device}."
+        )
+    model.check(data)
+
+
+def _device(model: Any) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _identity(data: Source | MaskedMatrix, *, saved: bool) -> dict[str, Any]:
+    """Return what identifies the rows of a fit."""
+    if isinstance(data, MaskedMatrix):
+        return {"table": data.Y, "observed": data.observed}
+    return row_identity(data, kept=saved)

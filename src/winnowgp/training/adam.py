@@ -17,22 +17,19 @@ from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.context import warn_not_sharded
 from winnowgp.typing import Scalar
 
-# What each step of a stochastic optimiser sees of the data.
-
-
 _ALONE = ProcessGroup.alone()
 
 
 @final
-class Parts:
-    """A minibatch a step, or all rows every time.
+class Minibatches:
+    """The rows that each step of a stochastic optimiser uses: a random minibatch, or all rows.
 
-    Processes that share a fit draw the same minibatches, and each one looks at its part of them;
-    all rows are looked at by each. Either way they take the same steps.
+    Processes that share a fit draw the same minibatches, and each uses its part of them; without
+    minibatches each uses all rows. Either way they take the same steps.
 
     Args:
-        size: rows of a minibatch, of all processes together; all of them if None.
-        ranks: the processes that share the fit.
+        size: number of rows of a minibatch, over all processes; all rows if None.
+        process_group: the processes that share the fit.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class Parts:
     ) -> None:
         whole = size is None or size >= data.N
         self.process_group = process_group
-        """Those that take the same steps."""
+        """The processes that take the same steps."""
         if size is not None and not whole and size % process_group.world_size:
             raise InputError(
                 "`batch_size` must be a multiple of the number of processes, "
@@ -56,31 +53,29 @@ class Parts:
                 process_group, "minibatches are shared, with a `batch_size` below all rows"
             )
         self.total = None if whole else data.N
-        """What a bound is told that the rows are a part of."""
+        """Number of rows that a minibatch is a random part of; None for all rows."""
         self.scale = float(data.observations * data.P)
         """What nats are divided by before they are differentiated."""
         self.data = data
         """All rows."""
         self.rows = data.N if size is None or whole else size
-        """Of a minibatch, of all processes together."""
+        """Number of rows of a minibatch, over all processes."""
         self._size, self._generator = size, generator
         self._batches = RowBatches(
             data.N, size or data.N, generator=generator, device=data.X.device
         )
 
     def next(self) -> Dataset:
-        """The rows of the next step that this process looks at."""
+        """Return this process's rows of the next minibatch."""
         if self.total is None:
             return self.data
-        rows = next(self._batches).tensor_split(self.process_group.world_size)[
-            self.process_group.rank
-        ]
-        return self.data.part(rows)
+        rows = next(self._batches).tensor_split(self.process_group.world_size)
+        return self.data.part(rows[self.process_group.rank])
 
-    def own(self, drawn: Sequence[Float[Tensor, "T B _"]]) -> list[Float[Tensor, "T b _"]]:
-        """Of what was drawn for each row of the whole minibatch, that of this process's rows.
+    def local(self, drawn: Sequence[Float[Tensor, "T B _"]]) -> list[Float[Tensor, "T b _"]]:
+        """Return the part of numbers drawn for a whole minibatch that is for this process's rows.
 
-        So that a row meets the same numbers whoever looks at it.
+        A row then meets the same numbers in whichever process it is.
         """
         if self.total is None:
             return list(drawn)
@@ -89,17 +84,16 @@ class Parts:
             for each in drawn
         ]
 
-    def together(
+    def mean_over_processes(
         self, nats: Callable[[], Float[Tensor, "*S"]], shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*S"]:
-        """Nats of the whole minibatch, from what this process makes of its part of it.
+        """Return the mean over processes of what each computes from its rows, the same in each.
 
-        The mean over processes, the same digits in each. The gradient is that of this process
-        alone: the mean over processes of what follows from it is the gradient of the whole
-        minibatch, also where other terms are added that each process has.
+        The gradient is that of this process alone: the mean over processes of what follows from it
+        is the gradient of the whole minibatch, also where terms are added that each process has.
 
         Args:
-            shape: of the nats.
+            shape: shape of the result.
 
         Raises:
             NotPositiveDefiniteError: some process cannot compute its part; raised in all of them,
@@ -107,34 +101,31 @@ class Parts:
         """
         if self.process_group.world_size == 1:
             return nats()
-        found, failure = None, None
+        value, failure = None, None
         try:
-            found = nats()
+            value = nats()
         except NotPositiveDefiniteError as error:
             failure = error
-        # In one message, for which all must know how long it is.
+        # One message, whose length all processes must know.
         failed = self.data.X.new_tensor(0.0 if failure is None else 1.0)
-        part = self.data.X.new_zeros(shape) if found is None else found
+        part = self.data.X.new_zeros(shape) if value is None else value
         failed, total = self.process_group.all_reduce(failed, part)
-        if found is None or failed:
+        if value is None or failed:
             raise failure or NotPositiveDefiniteError("another process cannot compute its part")
-        # The latter is zero, and has the gradient.
-        return total / self.process_group.world_size + (found - found.detach())
+        # The second term is zero, and carries the gradient.
+        return total / self.process_group.world_size + (value - value.detach())
 
-    def alike(self, data: Dataset) -> "Parts":
-        """Of other rows, as many at a time and from the same generator."""
-        return Parts(data, self._size, self._generator, process_group=self.process_group)
+    def with_data(self, data: Dataset) -> "Minibatches":
+        """Return minibatches of other rows, of the same size and from the same generator."""
+        return Minibatches(data, self._size, self._generator, process_group=self.process_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which rows were seen."""
+        """Return which rows were used."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one stood."""
+        """Restore a state that `state_dict` returned."""
         self._batches.load_state_dict(state)
-
-
-# Adam that treats a failed factorisation as a rejected step.
 
 
 MOST_REJECTIONS = 20
@@ -157,13 +148,13 @@ class Adam:
     steps: int
     cooling: float = 1.0
     """What share of them the learning rates fall to, geometrically, over the last third."""
-    longest: float = inf
+    max_norm_ratio: float = inf
     """Times the running average of its length that a gradient may be; it is shortened beyond.
 
     Gradients through sampled layers have heavy tails where functions are steep, and one step along
     such a one can undo hundreds.
     """
-    deepest: float = inf
+    rollback_threshold: float = inf
     """How far the objective, divided by `scale`, may fall below its running average; further where
     it has always been so noisy that chance explains more.
 
@@ -212,25 +203,27 @@ class Adam:
                 loop.reject()
                 continue
             loop.accept()
-            if self.deepest < inf and loop.fell(value / scale, self.deepest, kept):
+            if self.rollback_threshold < inf and loop.fell(
+                value / scale, self.rollback_threshold, kept
+            ):
                 stage.save()
                 continue
             try:
                 on_step(loop.step, value)
             except EndPhase:
                 break
-            if self.longest < inf:
+            if self.max_norm_ratio < inf:
                 loop.average = self._shortened(parameters, loop.average)
             loop.optimiser.step()
             stage.save()
         while loop.falling:
             value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
-            loop.fell(-inf if value is None else value / scale, self.deepest, kept)
+            loop.fell(-inf if value is None else value / scale, self.rollback_threshold, kept)
         stage.end()
 
     def _shortened(self, parameters: list[Tensor], average: float | None) -> float:
         """Hold a gradient's length against the average so far; return the next average."""
-        limit = inf if average is None else self.longest * average
+        limit = inf if average is None else self.max_norm_ratio * average
         length = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
         length = min(length, limit)
         return length if average is None else 0.95 * average + 0.05 * length

@@ -20,7 +20,7 @@ from winnowgp import __version__
 from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
 from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
-from winnowgp.training.callbacks import Randomness, Remembered, Stateful
+from winnowgp.training.callbacks import Callback, CallbackStates, Stateful
 
 # Where a fit is remembered on disk, so that it can be killed and go on.
 
@@ -309,7 +309,7 @@ class CheckpointLog:
         *,
         every: float = 0.0,
         generator: torch.Generator | None = None,
-        callback: object = None,
+        callbacks: Sequence[Callback] = (),
         heading: Mapping[str, str] | None = None,
         entries: Mapping[int, State] | None = None,
         finished: bool = False,
@@ -318,9 +318,9 @@ class CheckpointLog:
         self._finished, self.process_group = finished, process_group
         self._write, self._every, self._heading = write, every, dict(heading or {})
         self._generator, self._entries = generator, dict(entries or {})
-        self._always: dict[str, Stateful] = {"watcher": Remembered(callback)}
+        self._always: dict[str, Stateful] = {"callbacks": CallbackStates(callbacks)}
         if generator is not None:
-            self._always["generator"] = Randomness(generator)
+            self._always["generator"] = _GeneratorState(generator)
         self._count, self._written = 0, monotonic()
 
     @property
@@ -405,6 +405,20 @@ class CheckpointLog:
                 stacklevel=2,
             )
         self._written = monotonic()
+
+
+@final
+class _GeneratorState:
+    """The state of a random generator as a stateful object."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._generator.set_state(state["state"])
 
 
 NO_CHECKPOINT_LOG = CheckpointLog()

@@ -1,18 +1,27 @@
 """The training context: generator, callback, checkpoint log and process group."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
 import torch
 
 from winnowgp.data import ProcessGroup
 from winnowgp.errors import CheckpointError, InputError, NotShardedWarning
 from winnowgp.io import State, packed_state
-from winnowgp.training.callbacks import EndPhase, Remembered, decided_by
+from winnowgp.training.callbacks import (
+    Callback,
+    Callbacks,
+    CallbackStates,
+    EndPhase,
+    Progress,
+    as_callbacks,
+    decision_settings,
+    notify,
+)
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, Checkpoint, CheckpointLog, fingerprint
 
 # The journal of a piece of work that has a checkpoint.
@@ -26,7 +35,7 @@ def open_checkpoint(
     name: str,
     *,
     generator: torch.Generator | None = None,
-    callback: object = None,
+    callbacks: Sequence[Callback] = (),
     process_group: ProcessGroup = _ALONE,
     **parts: Any,
 ) -> CheckpointLog:
@@ -52,16 +61,16 @@ def open_checkpoint(
         return NO_CHECKPOINT_LOG
     if generator is not None:
         parts["generator"] = generator
-    heading = fingerprint(**parts, on_progress=decided_by(callback))
+    heading = fingerprint(**parts, callbacks=decision_settings(callbacks))
     _check_same(process_group.all_gather(heading))
     if checkpoint is None:
         return CheckpointLog(process_group=process_group)
-    found = process_group.broadcast_result(lambda: _found(checkpoint, name, heading, callback))
+    found = process_group.broadcast_result(lambda: _found(checkpoint, name, heading, callbacks))
     return CheckpointLog(
         (lambda state: checkpoint.write(name, state)) if process_group.first else _unwritten,
         every=checkpoint.every if process_group.first else inf,
         generator=generator,
-        callback=callback,
+        callbacks=callbacks,
         heading=heading,
         entries=found["entries"] if found else {},
         finished=bool(found and found["finished"]),
@@ -78,7 +87,7 @@ def _check_same(headings: list[dict[str, str]]) -> None:
     first = headings[0]
     for number, heading in enumerate(headings):
         # Who watches and how many threads round the last digits may differ: the first decides.
-        for name in [name for name in first if name not in ("on_progress", "threads")]:
+        for name in [name for name in first if name not in ("callbacks", "threads")]:
             if heading.get(name) != first[name]:
                 raise InputError(
                     f"all processes must be given the same fit; `{name}` is {_short(first[name])} "
@@ -87,11 +96,11 @@ def _check_same(headings: list[dict[str, str]]) -> None:
 
 
 def _found(
-    checkpoint: Checkpoint, name: str, heading: dict[str, str], callback: object
+    checkpoint: Checkpoint, name: str, heading: dict[str, str], callbacks: Sequence[Callback]
 ) -> State | None:
     """What was written of this work before; a new journal is begun if nothing was."""
     # What a file has no words for is found out now rather than at the first writing.
-    packed_state("Watcher", Remembered(callback).state_dict())
+    packed_state("Callbacks", CallbackStates(callbacks).state_dict())
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):
@@ -158,33 +167,45 @@ def _short(words: str | None) -> str:
     return words if len(words) <= 160 else f"{words[:157]}..."
 
 
-# The course of a fit: what all of its phases share besides a model and data.
-
-
-Told = TypeVar("Told")
-
-"""What a watcher is told: `Progress` or `DeepProgress`."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class TrainingContext(Generic[Told]):
-    """Where a fit's randomness comes from, who watches it, and where it is written down."""
+class TrainingContext:
+    """The generator, callbacks, checkpoint log and process group that all phases of a fit share."""
 
     generator: torch.Generator
-    on_progress: Callable[[Told], None]
+    callbacks: tuple[Callback, ...] = ()
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG
     process_group: ProcessGroup = _ALONE
     """The processes that share the fit."""
 
-    def notify_once(self, progress: Told) -> None:
-        """Tell of something that happens between stages, unless an earlier run has told of it.
+    def notify(self, progress: Progress) -> None:
+        """Call the callbacks with a step.
 
-        It is a phase of a single step, which has ended already: `EndPhase` changes nothing.
+        Where several processes share the fit, the callbacks of the first decide when a phase ends:
+        a callback may depend on a clock, or exist in the first process only.
+
+        Raises:
+            EndPhase: a callback ends the phase.
+        """
+        if self.process_group.world_size == 1:
+            notify(self.callbacks, progress)
+            return
+        end = torch.zeros(())
+        try:
+            notify(self.callbacks, progress)
+        except EndPhase:
+            end = torch.ones(())
+        if bool(self.process_group.broadcast(end)[0]):
+            raise EndPhase
+
+    def notify_once(self, progress: Progress) -> None:
+        """Call the callbacks with the only step of a phase, unless an earlier run has done so.
+
+        The phase has ended already, so `EndPhase` has no effect.
         """
         if not self.checkpoint_log.passed:
             with suppress(EndPhase):
-                self.on_progress(progress)
+                self.notify(progress)
 
 
 @contextmanager
@@ -193,49 +214,29 @@ def training_context(
     name: str,
     *,
     generator: torch.Generator,
-    on_progress: Callable[[Any], None],
+    callbacks: Callbacks = (),
     process_group: ProcessGroup = _ALONE,
     **parts: Any,
-) -> Iterator[TrainingContext[Any]]:
-    """The course of a piece of work, which has ended once the block is left without an error.
+) -> Iterator[TrainingContext]:
+    """Open the context of a fit; its checkpoint is complete once the block ends without an error.
 
     Args:
-        checkpoint: where it is written down, if anywhere.
-        name: of the file in the checkpoint's folder.
-        ranks: the processes that share the work.
+        checkpoint: where the fit is recorded, if anywhere.
+        name: name of the file in the checkpoint's folder.
+        process_group: the processes that share the fit.
         parts: all that the result depends on, besides the generator.
     """
+    callbacks = as_callbacks(callbacks)
     checkpoint_log = open_checkpoint(
         checkpoint,
         name,
         generator=generator,
-        callback=on_progress,
+        callbacks=callbacks,
         process_group=process_group,
         **parts,
     )
-    told = (
-        on_progress if process_group.world_size == 1 else _told_together(on_progress, process_group)
-    )
-    yield TrainingContext(generator, told, checkpoint_log, process_group)
+    yield TrainingContext(generator, callbacks, checkpoint_log, process_group)
     checkpoint_log.finish()
-
-
-def _told_together(
-    on_progress: Callable[[Any], None], process_group: ProcessGroup
-) -> Callable[[Any], None]:
-    """A watcher in each process, of which the first decides when a phase ends."""
-
-    def told(progress: Any) -> None:
-        enough = torch.zeros(())
-        try:
-            on_progress(progress)
-        except EndPhase:
-            enough = torch.ones(())
-        # A watcher may look at a clock, or be in the first process only.
-        if bool(process_group.broadcast(enough)[0]):
-            raise EndPhase
-
-    return told
 
 
 # What is said where several processes do the same work.

@@ -1,58 +1,62 @@
-"""The fast schedule."""
+"""The fast schedule: selection by exact marginal gains, optimisation by L-BFGS.
+
+`FastSchedule` is for all models. The part for models with one candidate set and observed inputs
+(`SparseGP`, `VariationalGP`) is in this module, the others in `fast_deep` and `fast_gplvm`.
+"""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, final
+from typing import Any, Generic, final
 
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, Source, sampled_rows
+from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, sampled_rows
 from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
+    DeepGP,
     InducingModel,
+    LatentModel,
+    LatentVariableGP,
     Model,
     SparseGP,
     greedy_variance,
     latent_functions,
 )
-from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import (
-    Frontier,
-    Selection,
-    SubsetStatistics,
-    alpha_at,
-    path_frontier,
-    select_naturally,
-)
-from winnowgp.training.callbacks import Progress
+from winnowgp.selection import Frontier, SubsetStatistics, path_frontier
+from winnowgp.training import fast_gplvm
+from winnowgp.training.callbacks import AnyModel, Progress
 from winnowgp.training.context import TrainingContext, warn_not_sharded
-from winnowgp.training.goals import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.training.fast_deep import DeepTraining, fit_deep
+from winnowgp.training.goals import Goal, MaxPoints, Tolerance
 from winnowgp.training.initialization import (
     STAGES,
+    initialise_hyperparameters,
     noise_of,
     set_noise,
     set_within,
     starting_points,
     trainable_lengthscales,
     trainable_variances,
-    warmed_up,
 )
-from winnowgp.training.lbfgs import Stop, climb
-from winnowgp.training.schedules import Fit, Schedule
+from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.schedules import (
+    FitResult,
+    Schedule,
+    Trained,
+    cluster_centres,
+    learn_inclusion,
+)
 from winnowgp.typing import Mask
 
-# The steps that the fast schedule is made of, each one call on a model.
-
-
-# Rows that a source which is not in memory is sampled for; fewer of a wide table, of which so many
-# numbers are enough, but not fewer than schedules look at.
+# Largest number of rows that are sampled from a source which is not in memory; fewer of a wide
+# table, of which this many numbers suffice, but at least as many as the schedule uses.
 SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
-# Rows that are all in the sample are not read again for each pass, if they are no more than this.
+# A source with at most this many rows, all of them in the sample, is not read again in each pass.
 HELD = SAMPLE
-# Floating-point operations one climb may take before its iterations are cut, to no fewer than
+# Floating-point operations of one L-BFGS run before its iterations are limited, to no fewer than
 # `_LEAST`: minutes, not hours, on a few cores and on a modest GPU.
 _WORK = {"cpu": 2.5e12, "cuda": 1e14}
 
@@ -60,16 +64,196 @@ _LEAST = 20
 
 
 @final
-class FastSteps(Generic[Model]):
-    """Data, a fixed order of their rows, and where fresh candidates come from.
+@dataclass(frozen=True, slots=True)
+class FastSchedule(Schedule):
+    """Select inducing points by exact marginal gains and optimise them, in a few rounds.
 
-    What few rows can tell is learnt from some in memory: all of them, or a random sample of those
-    that are not. Of a source that is no larger than the sample, all rows are learnt from there.
+    For `SparseGP` and `VariationalGP`:
+
+    1. Hyper-parameters from the exact evidence of a few rows, the best of several starts.
+    2. Candidates: the model's own if it has any, else rows of greatest conditional variance.
+    3. Backward elimination on the subset statistics, down to the goal.
+    4. L-BFGS on hyper-parameters, noise and locations of the selected points.
+    5. Steps 3 and 4 again on these points and fresh candidates, until the number settles.
+
+    With `MaxPoints`, successive halving compares several starts first, and points that became idle
+    are exchanged afterwards. Last, the inclusion probabilities of the final points and of fresh
+    candidates are learnt by natural updates, at the α that the frontier implies.
+
+    For `DeepGP`, layers are trained by Adam with natural gradients, and the points of all layers
+    are selected from one pass of sites. For `LatentVariableGP`, the latent positions are optimised
+    as well, and inferred anew between selections; tolerances are nats per observed entry.
+    """
+
+    goal: Goal = field(default_factory=Tolerance)
+    n_candidates: int | None = None
+    """Number of candidates; 512 if None, 100 for a GP-LVM. The layers of a deep GP have theirs."""
+    rounds: int = 3
+    """Number of rounds of selection."""
+    iterations: int | None = None
+    """Largest number of iterations of one L-BFGS run; 1000 if None, 300 for a GP-LVM."""
+    gain: float | None = None
+    """The last L-BFGS run ends once twenty iterations together gain fewer nats per observation;
+    5e-5 if None, 3e-6 per entry for a GP-LVM."""
+    selection_rows: int = 4000
+    """Number of rows that candidates are drawn from, and that starts are compared on."""
+    inclusion_steps: int = 60
+    """Largest number of subsets drawn to learn the inclusion probabilities."""
+    deep: DeepTraining = field(default_factory=DeepTraining)
+    """How a deep GP is trained."""
+
+    def __post_init__(self) -> None:
+        given = (self.n_candidates, self.rounds, self.iterations)
+        if any(value is not None and value < 1 for value in given):
+            raise InputError(
+                "`n_candidates`, `rounds` and `iterations` must be at least 1; "
+                f"got {self.n_candidates}, {self.rounds} and {self.iterations}."
+            )
+
+    def check(self, model: AnyModel, data: Source | MaskedMatrix) -> None:
+        if isinstance(model, LatentModel) and not isinstance(model, LatentVariableGP):
+            raise InputError(
+                f"`FastSchedule` requires a LatentVariableGP among GP-LVMs; got "
+                f"{type(model).__name__}. Use `PaperSchedule` for other kernels and likelihoods."
+            )
+        if isinstance(model, DeepGP) and isinstance(self.goal, MaxPoints):
+            self.goal.alphas([])
+
+    def run(
+        self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext
+    ) -> FitResult[Trained]:
+        return self._run(model, data, context)
+
+    def _run(self, model: Any, data: Any, context: TrainingContext) -> FitResult[Any]:
+        if isinstance(model, DeepGP):
+            return fit_deep(
+                model,
+                data,
+                goal=self.goal,
+                rounds=self.rounds,
+                training=self.deep,
+                inclusion_steps=self.inclusion_steps,
+                context=context,
+            )
+        if isinstance(model, LatentVariableGP):
+            return fast_gplvm.fit_gplvm(
+                model,
+                data,
+                goal=self.goal,
+                n_candidates=self.n_candidates or fast_gplvm.CANDIDATES,
+                rounds=self.rounds,
+                iterations=self.iterations or fast_gplvm.ITERATIONS,
+                gain=fast_gplvm.GAIN if self.gain is None else self.gain,
+                inclusion_steps=self.inclusion_steps,
+                context=context,
+            )
+        return self._fit_sparse(model, data, context)
+
+    def _fit_sparse(self, model: Model, data: Source, context: TrainingContext) -> FitResult[Model]:
+        if not isinstance(model, SparseGP):
+            # Sites are kept for each row, and found by sweeps in which rows see those before them.
+            warn_not_sharded(
+                context.process_group, "the fast schedule shares rows for Gaussian noise only"
+            )
+        steps = FastSteps(model, data, rows=self.selection_rows, context=context)
+        if isinstance(self.goal, MaxPoints):
+            fitted, reference = self._select_count(steps, self.goal.points)
+        else:
+            fitted, reference = self._select_by_goal(steps)
+        return self._result(steps, fitted, reference, context.generator)
+
+    def _select_by_goal(self, steps: "FastSteps[Model]") -> tuple[Model, float]:
+        """Select as few points as the goal allows, in rounds of selection and optimisation."""
+        data, size, n_candidates = steps.data, -1, self.n_candidates or 512
+        current = steps.initialise()
+        pool = steps.with_fresh(current, n_candidates)
+        reference, fits = -inf, []
+        for index in range(self.rounds):
+            frontier = steps.frontier(pool.subset_statistics(data))
+            reference = max(reference, frontier.bounds.max().item())
+            M = min(self.goal.size(frontier, reference=reference), steps.most)
+            settled = index > 0 and abs(M - size) <= 0.03 * size
+            last, size = settled or index == self.rounds - 1, M
+            current = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
+            if index == 0 and 4 * n_candidates < data.N:
+                part = steps.part(data.N // 4)
+                stop = Stop(1e-3 * part.observations, 20, 60)
+                current, _ = steps.optimise(current, stop=stop, on=part)
+            gain, most = (3e-4, 200) if last else (1e-3, 100)
+            current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, most))
+            fits.append((current, elbo))
+            reference = max(reference, elbo)
+            if last:
+                break
+            pool = steps.with_fresh(current, max(32, current.K // 4))
+        # The ELBO of all candidates counts as a reference that is too large to be selected.
+        known = [(model.K, elbo) for model, elbo in fits]
+        index = self.goal.best([*known, (data.N + 1, reference)], N=data.observations)
+        best = fits[index] if index < len(fits) else max(fits, key=lambda fit: fit[1])
+        return best[0], reference
+
+    def _select_count(self, steps: "FastSteps[Model]", M: int) -> tuple[Model, float]:
+        """Select M points: compare starts, optimise the best, exchange idle points."""
+        data, M = steps.data, min(M, steps.most)
+        whole = data.N * M <= 250_000
+        part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))
+        start = steps.successive_halving(steps.starts(M), on=part, iterations=50)
+        best, elbo = steps.optimise(start, stop=self._stop(data, 1.0))
+        for _ in range(1, self.rounds):
+            pool = steps.with_fresh(best, max(50, M // 2))
+            frontier = steps.frontier(pool.subset_statistics(data))
+            size = frontier.at_most(M)
+            if frontier.bounds[size].item() < elbo + 1e-5 * data.observations:
+                break
+            exchanged = steps.select(pool, frontier.masks[size], frontier.bounds[size].item())
+            better, new_elbo = steps.optimise(exchanged, stop=self._stop(data, 0.2))
+            if new_elbo < elbo + 1e-4 * data.observations:
+                break
+            best, elbo = better, new_elbo
+        return best, elbo
+
+    def _stop(self, data: Source, share: float) -> Stop:
+        gain = 5e-5 if self.gain is None else self.gain
+        return Stop(gain * data.observations, 20, int(share * (self.iterations or 1000)))
+
+    def _result(
+        self, steps: "FastSteps[Model]", fitted: Model, reference: float, generator: torch.Generator
+    ) -> FitResult[Model]:
+        """Learn the inclusion of the final points among fresh candidates, and return the result."""
+        data = steps.data
+        pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
+        statistics = pool.subset_statistics(data)
+        selection = learn_inclusion(
+            statistics,
+            steps.frontier(statistics),
+            torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
+            goal=self.goal,
+            generator=generator,
+            max_steps=self.inclusion_steps,
+        )
+        elbo, final = fitted.fixed_bound(data), fitted.with_best_q(data)
+        return FitResult(
+            model=final,
+            posterior=final.posterior(data),
+            selections=(selection,),
+            candidates=(pool.candidates.detach(),),
+            elbo=elbo,
+            upper_bound=fitted.upper_bound(data),
+            elbo_gap=max(reference - elbo, 0.0),
+        )
+
+
+@final
+class FastSteps(Generic[Model]):
+    """The steps of the fast schedule on a fixed random order of the rows.
+
+    Steps that need few rows use rows in memory: all of them, or a random sample of a source that is
+    not in memory. A source that is no larger than the sample is read once.
 
     Args:
-        model: its own candidates, if it has any, are what fresh candidates are drawn from; the rows
-            otherwise.
-        rows: how many rows candidates are drawn from and starts compared on.
+        model: its own candidates, if it has any, are the pool that fresh candidates are drawn from;
+            otherwise the rows are.
+        rows: number of rows that candidates are drawn from and starts compared on.
     """
 
     def __init__(
@@ -78,10 +262,10 @@ class FastSteps(Generic[Model]):
         data: Source,
         *,
         rows: int,
-        context: TrainingContext[Progress],
+        context: TrainingContext,
     ) -> None:
         self.model = model
-        self._rows, self._course = rows, context
+        self._rows, self._context = rows, context
         self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_held(data, self.sample) else data
         self._given = model.candidates.detach().clone()
@@ -89,99 +273,98 @@ class FastSteps(Generic[Model]):
 
     @property
     def _process_group(self) -> ProcessGroup:
-        return self._course.process_group
+        return self._context.process_group
 
     @property
     def most(self) -> int:
-        """No more points than candidates that were given, nor than rows."""
+        """Largest number of points: the number of given candidates, or of rows."""
         return len(self._given) or self.data.N
 
     def part(self, count: int) -> Dataset:
-        """A random part of the rows, the same whenever it is asked for."""
+        """Return a random subset of the rows, the same one for every call."""
         return self.sample.part(self._order[:count])
 
-    def warmed_up(self, stages: tuple[int, ...] = STAGES) -> Model:
-        """No points yet, and hyper-parameters from the exact evidence of a few rows."""
+    def initialise(self, stages: tuple[int, ...] = STAGES) -> Model:
+        """Return a model without points, its hyper-parameters from the evidence of a few rows."""
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
-            dear = 0.4 * self._latents ** (-1 / 3)
-            stages = tuple(round(dear * count) for count in stages)
-        warm = warmed_up(
+            share = 0.4 * self._latents ** (-1 / 3)
+            stages = tuple(round(share * count) for count in stages)
+        initial = initialise_hyperparameters(
             self.model,
             self.sample,
             order=self._order,
             stages=stages,
-            checkpoint_log=self._course.checkpoint_log,
+            checkpoint_log=self._context.checkpoint_log,
         )
-        self._course.notify_once(_progress("warm up", 1, 1, -inf, warm))
-        return warm
+        self._context.notify_once(Progress.of(initial, "initialisation", 1, 1, -inf))
+        return initial
 
     def with_fresh(self, model: Model, count: int) -> Model:
-        """The model's points and up to `count` candidates of greatest conditional variance."""
+        """Return the model with up to `count` more candidates of greatest conditional variance."""
         source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
-        found = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
-        chosen = torch.tensor(
-            self._process_group.broadcast_object(found.tolist()), dtype=torch.long
-        ).to(found.device)
-        return model.with_candidates(torch.cat([model.candidates.detach(), source[chosen]]))
+        greedy = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
+        indices = torch.tensor(
+            self._process_group.broadcast_object(greedy.tolist()), dtype=torch.long
+        ).to(greedy.device)
+        return model.with_candidates(torch.cat([model.candidates.detach(), source[indices]]))
 
     def frontier(self, statistics: SubsetStatistics) -> Frontier:
-        """Of one backward path, as the first of several processes walks it.
+        """Return the frontier of one backward elimination, that of the first process.
 
-        Of points that are worth nearly the same another machine may drop another one.
+        Among points of nearly equal gain another machine may remove another one.
         """
-        found = path_frontier(statistics)
-        return Frontier(*self._process_group.broadcast(found.bounds, found.masks), N=found.N)
+        frontier = path_frontier(statistics)
+        shared = self._process_group.broadcast(frontier.bounds, frontier.masks)
+        return Frontier(*shared, N=frontier.N)
 
-    def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
-        """The pool pruned; its bound is known from the statistics."""
-        kept = pool.prune(mask)
-        self._course.notify_once(_progress("choose", 1, 1, bound, kept))
-        return kept
+    def select(self, pool: Model, mask: Mask, elbo: float) -> Model:
+        """Return the pruned pool, whose ELBO is known from the statistics."""
+        pruned = pool.prune(mask)
+        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, elbo))
+        return pruned
 
-    def climb(
-        self, model: Model, *, stop: Stop, on: Source | None = None, tighter: bool = False
+    def optimise(
+        self, model: Model, *, stop: Stop, on: Source | None = None
     ) -> tuple[Model, float]:
-        """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
+        """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
-        The climb's own bound carries the jitter of `bounds.two_pass`; the one returned is the one
-        that statistics and reports speak of. The model itself is returned if it was no lower.
+        The objective includes the jitter of `bounds.two_pass`; the ELBO returned does not. The
+        model itself is returned if the copy is no better.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
-        seen = rows.held()
-        seen = self.sample if seen is None else seen
-        _lift_noise(moved, seen)
+        held = rows.held()
+        held = self.sample if held is None else held
+        _lift_noise(moved, held)
         work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
         affordable = int(work / max(model.chunked_cost(rows), 1.0))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
-        climb(
+        maximise_elbo(
             moved,
-            seen.X,
-            objective=moved.chunked_bound(rows, tighter=tighter),
+            held.X,
+            objective=moved.chunked_bound(rows),
             stop=stop,
-            on_step=lambda step, value: self._course.on_progress(
-                _progress("move", step, stop.iterations, value, moved)
+            on_step=lambda step, value: self._context.notify(
+                Progress.of(moved, "optimisation", step, stop.iterations, value)
             ),
-            checkpoint_log=self._course.checkpoint_log,
+            checkpoint_log=self._context.checkpoint_log,
         )
         after = self._process_group.broadcast_object(moved.fixed_bound(rows))
-        if tighter:
-            return moved, after
         before = self._process_group.broadcast_object(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
 
     def starts(self, M: int) -> list[Model]:
-        """Where M points may start, the steadiest first; more of them where they are cheap.
+        """Return initial models with M points, the most reliable first; more where M is small.
 
-        M points cannot follow what the exact process follows: a smoother function with more noise
-        than it finds is nearer to their optimum.
+        M points cannot represent all that the exact process does: their optimum is closer to a
+        smoother function with more noise.
         """
-        warm = self.warmed_up(STAGES if M > 64 else STAGES[:2])
+        initial = self.initialise(STAGES if M > 64 else STAGES[:2])
         smooth = starting_points(self.model, self.sample)[1]
-        soft = _scaled(warm, variance=2.0, lengthscale=1.5, noise=2.0)
+        soft = _scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
-            starts.append(self._eliminated(self._held(warm, M), M))
+            starts.append(self._eliminated(self._held(initial, M), M))
         if M <= 64:
             starts += [
                 self._eliminated(smooth, M),
@@ -194,23 +377,23 @@ class FastSteps(Generic[Model]):
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
-    def race(self, starts: list[Model], *, on: Source, iterations: int) -> Model:
-        """The start that leads after a few rounds in which the slower half drops out."""
+    def successive_halving(self, starts: list[Model], *, on: Source, iterations: int) -> Model:
+        """Return the best start after rounds that each drop the worse half."""
         while len(starts) > 1:
-            results = [self._raced(start, on, iterations) for start in starts]
+            results = [self._shortly(start, on, iterations) for start in starts]
             results.sort(key=lambda result: -result[1])
-            keep = (len(starts) + 1) // 2 if len(starts) > 2 else 1
-            starts, iterations = [model for model, _ in results[:keep]], 2 * iterations
+            count = (len(starts) + 1) // 2 if len(starts) > 2 else 1
+            starts, iterations = [model for model, _ in results[:count]], 2 * iterations
         return starts[0]
 
-    def _raced(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
+    def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
         try:
-            return self.climb(start, stop=Stop(3e-4 * on.observations, 20, iterations), on=on)
+            return self.optimise(start, stop=Stop(3e-4 * on.observations, 20, iterations), on=on)
         except TrainingError:
             return start, -inf
 
     def _eliminated(self, model: Model, M: int) -> Model:
-        """M points left of greedy candidates by backward elimination on a part of the rows."""
+        """Return M of the greedy candidates, by backward elimination on a subset of the rows."""
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
             return pool
@@ -218,41 +401,36 @@ class FastSteps(Generic[Model]):
         return pool.prune(frontier.masks[M])
 
     def _held(self, model: Model, M: int) -> Model:
-        """Hyper-parameters that suit M greedy points held in place; no points."""
+        """Return hyper-parameters optimised with M greedy points at fixed locations; no points."""
         pool, part = self.with_fresh(model, M), self.part(self._rows)
         learnt = pool.candidates.requires_grad
         pool.candidates.requires_grad_(False)
-        held, _ = self.climb(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
+        held, _ = self.optimise(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
         held.candidates.requires_grad_(learnt)
         return held.with_candidates(self.sample.X[:0])
 
     def _centres(self, model: Model, M: int) -> Model:
-        """Points at the centres of M clusters of a part of the rows, if points may be anywhere."""
+        """Return the model with points at M cluster centres, if locations may be anywhere."""
         if not model.candidates.requires_grad:
             return self._random(model, M, first=True)
         source = self._given if len(self._given) else self.part(self._rows).X
         if len(source.unique(dim=0)) <= M:
             return model.with_candidates(source[:M])
-        g = self._course.generator
-        seed = int(torch.randint(2**31, (1,), generator=g, device=g.device))
-        from sklearn.cluster import KMeans  # half a second that not all fits need
-
-        found = KMeans(M, init="random", n_init="auto", max_iter=20, random_state=seed).fit(
-            source.cpu().numpy()
-        )
         (centres,) = self._process_group.broadcast(
-            torch.as_tensor(found.cluster_centers_).to(source)
+            cluster_centres(
+                source, M, generator=self._context.generator, init="random", max_iter=20
+            )
         )
         return model.with_candidates(centres)
 
     def _random(self, model: Model, M: int, *, first: bool) -> Model:
-        """Points at random rows, from either end of the fixed order."""
+        """Return the model with points at random rows, from either end of the fixed order."""
         source = self._given if len(self._given) else self.sample.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
 
 
 def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
-    """Rows in memory, and a random order of them."""
+    """Return rows in memory, and a random order of them."""
     device = generator.device
     held = data.held()
     if held is not None:
@@ -267,16 +445,12 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
 
 
 def _is_held(data: Source, sample: Dataset) -> bool:
-    """Whether the sample is all rows; several processes sum their own rows, wherever they are."""
+    """Return whether the sample holds all rows, and no other process has any."""
     return sample.N == data.N <= HELD and len(data.shards()) == data.process_group.world_size == 1
 
 
-def _progress(phase: str, step: int, steps: int, value: float, model: InducingModel) -> Progress:
-    return Progress(phase, step, steps, value, None, model.candidates.detach().clone())
-
-
 def _lift_noise(model: InducingModel, rows: Dataset) -> None:
-    """Off its floor, where it would have no gradient left to rise with."""
+    """Reset noise that has reached its lower constraint, where its gradient vanishes."""
     least = max(1e-4 * float(rows.Y.square().mean()), 10 * LEAST_NOISE)
     noise = noise_of(model.likelihood)
     if noise is not None and noise.value.item() < least:
@@ -284,161 +458,13 @@ def _lift_noise(model: InducingModel, rows: Dataset) -> None:
 
 
 def _scaled(model: Model, *, variance: float, lengthscale: float, noise: float) -> Model:
-    """A copy with kernel variances, lengthscales and noise multiplied, where they are learnt."""
-    copied = deepcopy(model)
-    for part in trainable_variances(copied.kernel):
-        set_within(part, "outputscale", variance * part.outputscale.detach())
-    for part in trainable_lengthscales(copied.kernel):
-        set_within(part, "lengthscale", lengthscale * part.lengthscale.detach())
-    learnt = noise_of(copied.likelihood)
+    """Return a copy with trainable kernel variances, lengthscales and noise multiplied."""
+    scaled = deepcopy(model)
+    for kernel in trainable_variances(scaled.kernel):
+        set_within(kernel, "outputscale", variance * kernel.outputscale.detach())
+    for kernel in trainable_lengthscales(scaled.kernel):
+        set_within(kernel, "lengthscale", lengthscale * kernel.lengthscale.detach())
+    learnt = noise_of(scaled.likelihood)
     if learnt is not None:
-        set_noise(copied.likelihood, noise * learnt.value)
-    return copied
-
-
-# The default schedule: warm up, choose, move, choose again.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Fast(Schedule):
-    """Choose points by exact flips and move them by L-BFGS, in a few rounds.
-
-    1. Hyper-parameters from the exact evidence of a few rows, the best of several starts.
-    2. Candidates: the model's own if it has any, else rows of greatest conditional variance.
-    3. Backward elimination on the statistics down to what the goal asks for.
-    4. L-BFGS on hyper-parameters, noise and locations of the chosen points.
-    5. The moved points and fresh candidates: 3 and 4 again, until the set settles.
-
-    With `MaxPoints` several starts race first, and afterwards points that became idle are traded.
-    Last, the probability of inclusion of each final point and fresh candidate is learnt by natural
-    all-flip updates, at the α that the frontier gives the chosen number of points.
-    """
-
-    goal: Goal = field(default_factory=Tolerance)
-    n_candidates: int = 512
-    rounds: int = 3
-    selection_rows: int = 4000
-    """Rows that candidates are drawn from, and that starts are compared on."""
-    gain: float = 5e-5
-    """The last climb ends once twenty iterations together gain fewer nats an observation."""
-    iterations: int = 1000
-    """At most, in one climb."""
-    tighter: bool = False
-    """Whether the last climb is on the tighter bound."""
-    inclusion_steps: int = 60
-    """Subsets drawn at most to learn the probabilities of inclusion."""
-
-    def __post_init__(self) -> None:
-        if self.n_candidates < 1 or self.rounds < 1:
-            raise InputError(
-                "`n_candidates` and `rounds` must be at least 1; "
-                f"got {self.n_candidates} and {self.rounds}."
-            )
-
-    def run(self, model: Model, data: Source, *, context: TrainingContext[Progress]) -> Fit[Model]:
-        if not isinstance(model, SparseGP):
-            # Sites are kept for each row, and found by sweeps in which rows see those before them.
-            warn_not_sharded(
-                context.process_group, "the fast schedule shares rows for Gaussian noise only"
-            )
-        steps = FastSteps(model, data, rows=self.selection_rows, context=context)
-        if isinstance(self.goal, MaxPoints):
-            fitted, reference = self._to_count(steps, self.goal.points)
-        else:
-            fitted, reference = self._to_goal(steps)
-        if self.tighter:
-            fitted, _ = steps.climb(fitted, stop=self._stop(data, 0.1), tighter=True)
-        return self._finished(steps, fitted, reference, context.generator)
-
-    def _to_goal(self, steps: FastSteps[Model]) -> tuple[Model, float]:
-        """As few points as the goal allows, in rounds of choosing and moving."""
-        data, size = steps.data, -1
-        current = steps.warmed_up()
-        pool = steps.with_fresh(current, self.n_candidates)
-        reference, fits = -inf, []
-        for index in range(self.rounds):
-            frontier = steps.frontier(pool.subset_statistics(data))
-            reference = max(reference, frontier.bounds.max().item())
-            M = min(self.goal.size(frontier, reference=reference), steps.most)
-            settled = index > 0 and abs(M - size) <= 0.03 * size
-            last, size = settled or index == self.rounds - 1, M
-            current = steps.chosen(pool, frontier.masks[M], frontier.bounds[M].item())
-            if index == 0 and 4 * self.n_candidates < data.N:
-                part = steps.part(data.N // 4)
-                current, _ = steps.climb(
-                    current, stop=Stop(1e-3 * part.observations, 20, 60), on=part
-                )
-            gain, most = (3e-4, 200) if last else (1e-3, 100)
-            current, bound = steps.climb(current, stop=Stop(gain * data.observations, 20, most))
-            fits.append((current, bound))
-            reference = max(reference, bound)
-            if last:
-                break
-            pool = steps.with_fresh(current, max(32, current.K // 4))
-        # The bound of all candidates counts too, as a fit that nobody would choose.
-        known = [(model.K, bound) for model, bound in fits]
-        chosen = self.goal.best([*known, (data.N + 1, reference)], N=data.observations)
-        best = fits[chosen] if chosen < len(fits) else max(fits, key=lambda f: f[1])
-        return best[0], reference
-
-    def _to_count(self, steps: FastSteps[Model], M: int) -> tuple[Model, float]:
-        """M points: starts race, the leader climbs, then idle points are traded for fresh ones."""
-        data, M = steps.data, min(M, steps.most)
-        whole = data.N * M <= 250_000
-        part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))
-        leader = steps.race(steps.starts(M), on=part, iterations=50)
-        best, bound = steps.climb(leader, stop=self._stop(data, 1.0))
-        for _ in range(1, self.rounds):
-            pool = steps.with_fresh(best, max(50, M // 2))
-            frontier = steps.frontier(pool.subset_statistics(data))
-            size = frontier.at_most(M)
-            if frontier.bounds[size].item() < bound + 1e-5 * data.observations:
-                break
-            traded = steps.chosen(pool, frontier.masks[size], frontier.bounds[size].item())
-            better, new_bound = steps.climb(traded, stop=self._stop(data, 0.2))
-            if new_bound < bound + 1e-4 * data.observations:
-                break
-            best, bound = better, new_bound
-        return best, bound
-
-    def _stop(self, data: Source, share: float) -> Stop:
-        return Stop(self.gain * data.observations, 20, int(share * self.iterations))
-
-    def _finished(
-        self, steps: FastSteps[Model], fitted: Model, reference: float, generator: torch.Generator
-    ) -> Fit[Model]:
-        """Look once more at the final points among fresh candidates, and report."""
-        data = steps.data
-        pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
-        statistics = pool.subset_statistics(data)
-        mask = torch.arange(pool.K, device=pool.candidates.device) < fitted.K
-        selection = self._selection(statistics, steps.frontier(statistics), mask, generator)
-        bound, kept = fitted.fixed_bound(data), fitted.with_best_q(data)
-        return Fit(
-            model=kept,
-            posterior=kept.posterior(data),
-            selection=selection,
-            candidates=pool.candidates.detach(),
-            bound=bound,
-            upper_bound=fitted.upper_bound(data),
-            elbo_gap=max(reference - bound, 0.0),
-        )
-
-    def _selection(
-        self,
-        statistics: SubsetStatistics,
-        frontier: Frontier,
-        mask: torch.Tensor,
-        generator: torch.Generator,
-    ) -> Selection:
-        goal, M = self.goal, int(mask.sum())
-        alpha = goal.alpha if isinstance(goal, FixedAlpha) else alpha_at(frontier, M)
-        learnt = select_naturally(
-            statistics,
-            prior=SquaredCardinality(statistics.K, alpha),
-            generator=generator,
-            start=mask,
-            max_steps=self.inclusion_steps,
-        )
-        return Selection(learnt.q.inclusion, mask, learnt.trace, alpha, frontier)
+        set_noise(scaled.likelihood, noise * learnt.value)
+    return scaled

@@ -1,9 +1,9 @@
-"""Goals: how many inducing points to select."""
+"""Goals: rules that decide how many inducing points to select."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isqrt
 from time import perf_counter
 from typing import final
 
@@ -14,51 +14,82 @@ from winnowgp.errors import InputError
 from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
 from winnowgp.selection import Frontier, strongest_alpha
 
-# What a user can say about how many points they want.
+ROWS = 1000
+_REPEATS = 5
 
 
 class Goal(ABC):
-    """A rule that turns a frontier into a number of points."""
+    """A rule that decides how many inducing points to select.
+
+    A model with one candidate set asks for a `size` on its frontier. A deep GP asks for the
+    strength α of the prior in each layer (`alphas`); each layer then keeps the M that maximises
+    L(Z_M) − α M². The same α in all layers is the best use of any total Σ M², because a point then
+    costs the same number of nats in every layer.
+    """
 
     @abstractmethod
     def size(self, frontier: Frontier, *, reference: float) -> int:
-        """How many points to keep.
+        """Return the number of points to select.
 
         Args:
-            reference: the best bound known, in nats; the frontier's own best or a higher one.
+            reference: highest ELBO known, in nats; at least that of the frontier.
         """
 
     @abstractmethod
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
-        """Which of several fits, each a number of points and a bound, serves the goal best."""
+        """Return the index of the best fit.
+
+        Args:
+            fits: number of points and ELBO of each fit.
+            N: number of observations.
+        """
+
+    @abstractmethod
+    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        """Return the strength of the prior in each layer, given the frontier of each."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FixedAlpha(Goal):
-    """The paper's prior with a strength set by hand: the M that maximises L(Z_M) − α M²."""
+    """Select the M that maximises L(Z_M) − α M², the paper's prior with a given strength.
 
-    alpha: float
+    A deep GP accepts one strength for all layers, or a tuple with one per layer.
+    """
+
+    alpha: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
+        given = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+        if not given or not all(0 < alpha < inf for alpha in given):
             raise InputError(
-                f"`alpha` must be positive or 'auto'; got {self.alpha}. "
-                "Larger values keep fewer points."
+                "`alpha` must be positive or 'auto', for a deep GP also one number per layer; "
+                f"got {self.alpha}. Larger values keep fewer points."
             )
 
+    @property
+    def strength(self) -> float:
+        """The strength for a model with one candidate set."""
+        return per_layer(self.alpha, 1)[0]
+
     def size(self, frontier: Frontier, *, reference: float) -> int:
-        return int(frontier.best_for_alpha(self.alpha).mask.sum())
+        return int(frontier.best_for_alpha(self.strength).mask.sum())
 
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
-        scores = [bound - self.alpha * M**2 for M, bound in fits]
+        scores = [elbo - self.strength * M**2 for M, elbo in fits]
         return scores.index(max(scores))
+
+    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        return per_layer(self.alpha, len(frontiers))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Tolerance(Goal):
-    """The fewest points that give up at most so many nats an observation."""
+    """Select the fewest points whose ELBO is within a tolerance of the best one.
+
+    The tolerance is in nats per observation; in a deep GP it is shared by all layers.
+    """
 
     nats: float = 0.01
 
@@ -73,15 +104,25 @@ class Tolerance(Goal):
         return frontier.smallest(self.nats, reference=reference)
 
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
-        reference = max(bound for _, bound in fits)
-        kept = [(M, -bound, i) for i, (M, bound) in enumerate(fits)]
-        return min(k for k in kept if -k[1] >= reference - self.nats * N)[2]
+        reference = max(elbo for _, elbo in fits)
+        ranked = [(M, -elbo, i) for i, (M, elbo) in enumerate(fits)]
+        return min(k for k in ranked if -k[1] >= reference - self.nats * N)[2]
+
+    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        def within(alpha: float) -> bool:
+            gaps = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
+            return sum(gaps) <= self.nats * frontiers[0].N
+
+        return (strongest_alpha(within),) * len(frontiers)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MaxPoints(Goal):
-    """As many points as are allowed, fewer only where candidates hold no more information."""
+    """Select a given number of points, fewer only where more candidates add no information.
+
+    For models with one candidate set; `MaxCost` limits the layers of a deep GP.
+    """
 
     points: int
 
@@ -93,76 +134,34 @@ class MaxPoints(Goal):
         return frontier.at_most(self.points)
 
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
-        bounds = [bound for _, bound in fits]
-        return bounds.index(max(bounds))
+        return _highest(fits)
 
-
-# What a user can say about how many points the layers of a deep model get.
-
-
-class LayerGoal(ABC):
-    """A rule that turns one frontier a layer into one strength α a layer.
-
-    Each layer then keeps the M that maximises L(Z_M) − α M²; with the same α everywhere that is the
-    best use of any total Σ M², for a nat costs the same wherever it is bought.
-    """
-
-    @abstractmethod
     def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
-        """The strength of the prior in each layer."""
+        raise InputError(
+            "`goal` must be Tolerance, MaxCost or FixedAlpha for a deep GP; got MaxPoints. "
+            "`MaxCost` limits the sum of squared numbers of points over all layers."
+        )
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class LayerAlphas(LayerGoal):
-    """The paper's prior, one strength for all layers or one for each."""
-
-    alpha: float | tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        given = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
-        if not given or not all(0 < alpha < inf for alpha in given):
-            raise InputError(
-                "`alpha` must be a positive number, one for each layer, or 'auto'; "
-                f"got {self.alpha}. Larger values keep fewer points."
-            )
-
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
-        return layer_alphas(self.alpha, len(frontiers))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SharedTolerance(LayerGoal):
-    """The fewest points that give up at most so many nats an observation in all layers together."""
-
-    nats: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not self.nats > 0:
-            raise InputError(
-                f"`tolerance` must be positive nats per observation; got {self.nats}. "
-                "Larger values keep fewer points."
-            )
-
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
-        def within(alpha: float) -> bool:
-            lost = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
-            return sum(lost) <= self.nats * frontiers[0].N
-
-        return (strongest_alpha(within),) * len(frontiers)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SharedBudget(LayerGoal):
-    """The best allocation whose cost Σ_l M_l² is at most so much."""
+class MaxCost(Goal):
+    """Select the best points whose cost Σ_l M_l², summed over layers, is at most `cost`."""
 
     cost: float
 
     def __post_init__(self) -> None:
-        if not self.cost > 0:
-            raise InputError(f"`max_cost` is a sum of squared numbers of points; got {self.cost}.")
+        if not self.cost >= 1:
+            raise InputError(
+                "`max_cost` is a sum of squared numbers of points and must be at least 1; "
+                f"got {self.cost}."
+            )
+
+    def size(self, frontier: Frontier, *, reference: float) -> int:
+        return frontier.at_most(isqrt(int(min(self.cost, len(frontier.bounds) ** 2))))
+
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
+        return _highest(fits)
 
     def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
         if self.cost < len(frontiers):
@@ -171,35 +170,38 @@ class SharedBudget(LayerGoal):
                 f"got {self.cost:g}."
             )
 
-        def beyond(alpha: float) -> bool:
+        def exceeds(alpha: float) -> bool:
             sizes = [int(f.best_for_alpha(alpha).mask.sum()) for f in frontiers]
-            # A layer keeps one point at least.
+            # A layer keeps at least one point.
             return sum(max(M, 1) ** 2 for M in sizes) > self.cost
 
-        # Just above the strongest α that would still keep too much.
-        return (strongest_alpha(beyond) * (1 + 1e-9),) * len(frontiers)
+        # Just above the strongest α that would still keep too many points.
+        return (strongest_alpha(exceeds) * (1 + 1e-9),) * len(frontiers)
 
 
-def layer_alphas(alpha: float | tuple[float, ...], layers: int) -> tuple[float, ...]:
-    """One strength a layer."""
+def _highest(fits: Sequence[tuple[int, float]]) -> int:
+    elbos = [elbo for _, elbo in fits]
+    return elbos.index(max(elbos))
+
+
+def per_layer(alpha: float | tuple[float, ...], layers: int) -> tuple[float, ...]:
+    """Return one strength per layer, of one for all layers or a tuple of as many."""
     given = alpha if isinstance(alpha, tuple) else (alpha,) * layers
     if len(given) != layers:
-        raise InputError(f"`alpha` must be one number or one for each of {layers} layers.")
+        raise InputError(
+            f"`alpha` must be one number or one for each of {layers} layers; got {len(given)}."
+        )
     return given
 
 
-# How long a prediction takes with M points, on this machine.
-
-
-ROWS = 1000
-
-_REPEATS = 5
-
-
 def points_within(max_us: float, *, predict_us: Callable[[int], float], most: int) -> int:
-    """The largest number of points, up to `most`, that predicts a row in `max_us` microseconds.
+    """Return the largest number of points, up to `most`, that predicts a row in `max_us` µs.
 
-    Bisection; a measured time is noisy, and the answer is as good as the measurements.
+    The number is found by bisection. Measured times are noisy, and the result is only as accurate
+    as they are.
+
+    Args:
+        predict_us: returns the microseconds per row with a given number of points.
 
     >>> points_within(10.0, predict_us=lambda M: 1 + M**2 / 100, most=500)
     30
@@ -217,15 +219,15 @@ def points_within(max_us: float, *, predict_us: Callable[[int], float], most: in
 
 
 def measured_predict_us(model: InducingModel, data: Source, M: int) -> float:
-    """Microseconds a row for mean and variance of a batch of 1,000 rows with M points."""
-    some = data.part(torch.arange(min(data.N, max(ROWS, M)))).to(model.candidates.device).X
-    rows = some[torch.arange(ROWS, device=some.device) % len(some)]
-    points = some[torch.arange(M, device=some.device) % len(some)]
-    # Times do not depend on where the points are, so long as they are apart.
+    """Return the microseconds per row that mean and variance of 1,000 rows take with M points."""
+    subset = data.part(torch.arange(min(data.N, max(ROWS, M)))).to(model.candidates.device).X
+    rows = subset[torch.arange(ROWS, device=subset.device) % len(subset)]
+    points = subset[torch.arange(M, device=subset.device) % len(subset)]
+    # The time does not depend on the locations as long as they are distinct.
     points = points + torch.linspace(0, 1, M, dtype=points.dtype, device=points.device)[:, None]
     P = latent_functions(model.likelihood, data.P)
     eye = torch.eye(M, dtype=points.dtype, device=points.device)
-    # Only the collapsed model has one covariance for all its outputs.
+    # Only the collapsed model has one covariance for all outputs.
     posterior = Posterior(
         model.kernel,
         points,

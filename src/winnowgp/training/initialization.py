@@ -24,7 +24,7 @@ from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import TrainingError
 from winnowgp.models import InducingModel, Model, expected_log_prob, latent_functions
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
-from winnowgp.training.lbfgs import Stop, climb
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 # Where mean, noise and variance of a latent function may start, for any likelihood.
 
@@ -83,7 +83,7 @@ def kernel_variances(likelihood: Likelihood, data: Dataset) -> tuple[float, ...]
 STAGES = (250, 500, 1000)
 
 
-def warmed_up(
+def initialise_hyperparameters(
     model: Model,
     data: Dataset,
     *,
@@ -172,7 +172,7 @@ def _climb(model: InducingModel, rows: Dataset, checkpoint_log: CheckpointLog) -
     stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
     try:
         objective = model.dense_bound(rows)
-        return climb(
+        return maximise_elbo(
             model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
         ).value
     except TrainingError:

@@ -297,7 +297,7 @@ def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Ten
 # L-BFGS on a model: hyper-parameters, noise and locations at once.
 
 
-def climb(
+def maximise_elbo(
     model: InducingModel | LatentModel,
     X: Float[Tensor, "N D"],
     *,

@@ -1,9 +1,10 @@
-"""The paper's schedules."""
+"""The schedule of the paper: pre-train, learn the inclusion of candidates, prune, post-train."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -12,38 +13,210 @@ from torch import Tensor, nn
 from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP, Latent, LatentModel, Model
+from winnowgp.models import DeepGP, InducingModel, LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
-from winnowgp.training.adam import Adam, Parts
-from winnowgp.training.callbacks import Progress
+from winnowgp.training.adam import Adam, Minibatches
+from winnowgp.training.callbacks import AnyModel, Progress, candidate_sets
 from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_deep import LayerTraining, train_layerwise
-from winnowgp.training.goals import LayerAlphas, layer_alphas
+from winnowgp.training.goals import FixedAlpha, per_layer
 from winnowgp.training.schedules import (
-    DeepFit,
-    DeepProgress,
-    DeepSchedule,
-    Fit,
-    LatentFit,
-    LatentSchedule,
+    FitResult,
     Schedule,
-    drawn_seed,
-    estimated_bound,
-    seeded_bound,
+    Trained,
+    draw_seed,
+    estimate_elbo,
+    seeded_elbo,
 )
-from winnowgp.typing import Mask, Scalar, ScoreMasks, ScoreWeights
+from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
 
-# Estimates of E_q[L(Z)], one after another, and what they leave behind.
+
+@final
+@dataclass(frozen=True, slots=True)
+class PaperSchedule(Schedule):
+    """Pre-train, learn inclusion jointly with all parameters, prune, post-train (appendix C).
+
+    The joint phase maximises E_q[L(Z)] − KL[q(Z) ‖ p(Z)] over hyper-parameters, locations and the
+    inclusion probabilities λ at once. The candidates of all layers of a deep GP form one set Z, of
+    which one pass scores a draw. A GP-LVM has the joint phase only (section 5.3): as the latent
+    positions move, points are included where they arrive and excluded where they were.
+
+    The selected set is a draw from q, as in the paper. A single draw can be tens of nats worse than
+    another; `draws` selects the best of several.
+
+    Args:
+        prior: the prior p(Z), or the strength α of the paper's prior exp(−α M²); for a deep GP one
+            strength for all layers or a tuple with one per layer.
+        pre: steps of the first phase; 200 if None, 1000 for a deep GP, 0 for a GP-LVM.
+        joint: steps of the joint phase; 600 if None, 500 for a deep GP, 300 passes over the rows
+            for a GP-LVM.
+        post: steps of the last phase; 200 if None, 1500 for a deep GP, 0 for a GP-LVM.
+        learning_rate: Adam's learning rate of all parameters but λ.
+        inclusion_learning_rate: Adam's learning rate of the logits of λ.
+        gradient: estimator of the gradient in λ.
+        initial_inclusion: initial value of λ.
+        draws: number of subsets drawn at the end, the best of which is selected.
+        batch_size: number of rows in each step, for models that can be trained on minibatches; all
+            if None. Processes that share the data use a part each.
+        layerwise: steps that each layer of a deep GP is trained alone first.
+        samples: samples that a deep GP propagates for each row in each step.
+    """
+
+    prior: CardinalityPrior | float | tuple[float, ...]
+    pre: int | None = None
+    joint: int | None = None
+    post: int | None = None
+    learning_rate: float = 0.01
+    inclusion_learning_rate: float = 0.2
+    gradient: Gradient[Any] = field(default_factory=ScoreFunction)
+    initial_inclusion: float = 0.5
+    draws: int = 1
+    batch_size: int | None = None
+    layerwise: int = 200
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        steps = (self.pre, self.joint, self.post, self.layerwise)
+        if any(count is not None and count < 0 for count in steps):
+            raise InputError(
+                "`pre`, `joint`, `post` and `layerwise` must be zero or more steps; "
+                f"got {self.pre}, {self.joint}, {self.post} and {self.layerwise}."
+            )
+        for name in ("draws", "batch_size", "samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"`{name}` must be at least 1; got {value}.")
+        if not 0 < self.initial_inclusion < 1:
+            raise InputError(
+                f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
+            )
+        if not isinstance(self.prior, CardinalityPrior):
+            FixedAlpha(self.prior)
+
+    def check(self, model: AnyModel, data: Source | MaskedMatrix) -> None:
+        self._priors([len(points) for points in candidate_sets(model)])
+        if isinstance(model, DeepGP) and self.gradient.scores_weights:
+            raise InputError(
+                "`gradient` must score subsets, not weights, for a deep GP: relaxed subsets add "
+                "noise that grows with every layer. Use `ScoreFunction`."
+            )
+        if not isinstance(data, MaskedMatrix):
+            data.in_memory("`PaperSchedule`")
+
+    def run(
+        self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext
+    ) -> FitResult[Trained]:
+        problem = self._problem(model, data, context)
+        pre, joint, post = (
+            default if given is None else given
+            for given, default in zip(
+                (self.pre, self.joint, self.post), problem.default_steps, strict=True
+            )
+        )
+        candidates = candidate_sets(model)
+        priors = self._priors([len(points) for points in candidates])
+        problem.train(model, "pre-train", pre)
+        processes, trace = self._learn_inclusion(problem, model, priors, joint)
+        masks = self._draw(problem, model, processes, priors)
+        candidates = candidate_sets(model)
+        pruned = problem.prune(model, masks)
+        reference = problem.reference(model, pruned)
+        problem.train(pruned, "post-train", post)
+        return FitResult(
+            model=pruned,
+            selections=tuple(
+                Selection(q.inclusion, mask, trace, _alpha(prior), frontier=None)
+                for q, mask, prior in zip(processes, masks, priors, strict=True)
+            ),
+            candidates=candidates,
+            **problem.results(pruned, reference),
+        )
+
+    def _priors(self, sizes: Sequence[int]) -> tuple[CardinalityPrior, ...]:
+        """Return the prior of each candidate set."""
+        if not isinstance(self.prior, CardinalityPrior):
+            pairs = zip(sizes, per_layer(self.prior, len(sizes)), strict=True)
+            return tuple(SquaredCardinality(K, alpha) for K, alpha in pairs)
+        if list(sizes) != [self.prior.K]:
+            raise InputError(
+                f"`prior` must be over as many candidates as the model has, {list(sizes)}; it is "
+                f"over {self.prior.K}. A number stands for a prior of that strength over all."
+            )
+        return (self.prior,)
+
+    def _problem(self, model: Any, data: Any, context: TrainingContext) -> "_Problem[Any]":
+        if isinstance(model, LatentModel):
+            return _LatentProblem(self, data, context)
+        held = data.in_memory("`PaperSchedule`")
+        kind = _DeepProblem if isinstance(model, DeepGP) else _SparseProblem
+        return kind(self, held, context)
+
+    def _learn_inclusion(
+        self,
+        problem: "_Problem[Any]",
+        model: AnyModel,
+        priors: Sequence[CardinalityPrior],
+        steps: int,
+    ) -> tuple[list[Bernoulli], Float[Tensor, " T"]]:
+        """Run Adam on the paper's objective, jointly in λ and all parameters of the model."""
+        sizes, context = [prior.K for prior in priors], problem.context
+        like = next(model.parameters()).detach()
+        logits = nn.Parameter(torch.logit(like.new_full((sum(sizes),), self.initial_inclusion)))
+        estimates = Estimates(self.gradient, context.generator)
+
+        def processes(logits: Tensor) -> list[Bernoulli]:
+            return [Bernoulli(each) for each in logits.split(sizes)]
+
+        def objective() -> Scalar:
+            subsets = problem.subset_objective(model)
+            score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
+            estimate = estimates.next(Bernoulli(logits), problem.shared(score))
+            pairs = zip(processes(logits), priors, strict=True)
+            return estimate - torch.stack([kl_divergence(q, prior) for q, prior in pairs]).sum()
+
+        def on_step(step: int, value: float) -> None:
+            estimates.record(value)
+            inclusion = tuple(q.inclusion for q in processes(logits.detach()))
+            context.notify(Progress.of(model, "inclusion", step, steps, value, inclusion))
+
+        Adam(steps).maximise(
+            objective,
+            [
+                (_trainable(model), self.learning_rate),
+                ([logits], self.inclusion_learning_rate),
+            ],
+            scale=problem.scale,
+            on_step=on_step,
+            checkpoint_log=context.checkpoint_log,
+            memory={"batches": problem.batches, "estimates": estimates},
+            process_group=problem.process_group,
+        )
+        return processes(logits.detach()), estimates.trace(like)
+
+    @torch.no_grad()
+    def _draw(
+        self,
+        problem: "_Problem[Any]",
+        model: AnyModel,
+        processes: Sequence[Bernoulli],
+        priors: Sequence[CardinalityPrior],
+    ) -> list[Tensor]:
+        """Return the best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
+        generator = problem.context.generator
+        drawn = [q.sample(self.draws, generator=generator) for q in processes]
+        score = problem.draw_score(model, torch.cat(drawn, dim=1))
+        if score is None:
+            return [masks[0] for masks in drawn]
+        for masks, prior in zip(drawn, priors, strict=True):
+            score = score + prior.log_prob(masks, like=score)
+        best = int(score.argmax())
+        return [masks[best] for masks in drawn]
 
 
 @final
 class Estimates:
-    """A gradient with its memory, and the trace of the objective.
-
-    Args:
-        generator: where subsets come from.
-    """
+    """Successive estimates of E_q[L(Z)], with the estimator's state and the objective's trace."""
 
     def __init__(self, gradient: Gradient[Any], generator: torch.Generator) -> None:
         self._gradient, self._generator = gradient, generator
@@ -51,459 +224,252 @@ class Estimates:
         self._trace: list[float] = []
 
     def next(self, q: Bernoulli, score: ScoreMasks | ScoreWeights) -> Scalar:
-        """One more estimate, to be differentiated."""
-        found = self._gradient.step(q, score, state=self._state, generator=self._generator)
-        if bool(torch.isfinite(found.surrogate)):
-            # Otherwise the step is taken back, and must not be remembered.
-            self._state = found.state
-        return found.surrogate
+        """Return the next estimate, to be differentiated."""
+        estimate = self._gradient.step(q, score, state=self._state, generator=self._generator)
+        if bool(torch.isfinite(estimate.surrogate)):
+            # Otherwise the step is rejected, and must leave no trace.
+            self._state = estimate.state
+        return estimate.surrogate
 
     def record(self, value: float) -> None:
-        """The objective of a step, in nats."""
+        """Append the objective of a step, in nats."""
         self._trace.append(value)
 
     def trace(self, like: Tensor) -> Float[Tensor, " T"]:
-        """The objective of every step."""
+        """Return the objective of every step."""
         return torch.tensor(self._trace, dtype=like.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradient's memory and the trace."""
+        """Return the estimator's state and the trace."""
         return {"state": self._state, "trace": self._trace}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where others stood."""
-        memory, device = state["state"], self._generator.device
-        self._state = memory.to(device=device) if isinstance(memory, Tensor) else memory
+        """Restore a state that `state_dict` returned."""
+        saved, device = state["state"], self._generator.device
+        self._state = saved.to(device=device) if isinstance(saved, Tensor) else saved
         self._trace = list(state["trace"])
 
 
-# The paper's training (appendix C): fit all candidates, learn which to keep, fit what is left.
+M = TypeVar("M", InducingModel, DeepGP, LatentModel)
+
+
+class _Problem(ABC, Generic[M]):
+    """What the paper's schedule asks of a family of models."""
+
+    default_steps: tuple[int, int, int]
+    """Steps of pre-training, of the joint phase and of post-training."""
+    context: TrainingContext
+    batches: Any
+    scale: float
+    process_group: ProcessGroup
+
+    @abstractmethod
+    def train(self, model: M, phase: str, steps: int) -> None:
+        """Maximise the ELBO with all points of the model."""
+
+    @abstractmethod
+    def subset_objective(self, model: M) -> Any:
+        """Return the subset objective on the next minibatch."""
+
+    @abstractmethod
+    def draw_score(self, model: M, masks: Tensor) -> Tensor | None:
+        """Return the ELBO of each drawn subset on all rows; None if there is only one."""
+
+    @abstractmethod
+    def reference(self, model: M, pruned: M) -> float:
+        """Return what the ELBO gap is measured from, right after pruning."""
+
+    @abstractmethod
+    def results(self, pruned: M, reference: float) -> dict[str, Any]:
+        """Return posterior, ELBO, upper bound and ELBO gap of the final model."""
+
+    @abstractmethod
+    def prune(self, model: M, masks: Sequence[Tensor]) -> M:
+        """Return the model with the selected points of each candidate set."""
+
+    def shared(self, score: Any) -> Any:
+        """Return the score of the whole minibatch, of which this process scores a part."""
+        return score
+
+    def _adam(self, model: M, phase: str, steps: int, objective: Any, rate: float) -> None:
+        Adam(steps).maximise(
+            objective,
+            [(_trainable(model), rate)],
+            scale=self.scale,
+            on_step=lambda step, value: self.context.notify(
+                Progress.of(model, phase, step, steps, value)
+            ),
+            checkpoint_log=self.context.checkpoint_log,
+            memory={"batches": self.batches},
+            process_group=self.process_group,
+        )
+
+
+class _BatchProblem(_Problem[M]):
+    """Rows with observed inputs, in minibatches."""
+
+    def __init__(self, schedule: PaperSchedule, data: Dataset, context: TrainingContext) -> None:
+        self.schedule, self.data, self.context = schedule, data, context
+        self.process_group = context.process_group
+        self.batches = Minibatches(
+            data, schedule.batch_size, context.generator, process_group=context.process_group
+        )
+        self.scale = self.batches.scale
+
+    def shared(self, score: Any) -> Any:
+        mean = self.batches.mean_over_processes
+        return lambda masks: mean(lambda: score(masks), masks.shape[:1])
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ThreePhases(Schedule):
-    """Pre-train, learn inclusion jointly with everything else, prune, post-train.
+class _SparseProblem(_BatchProblem[InducingModel]):
+    default_steps = (200, 600, 200)
 
-    The second phase maximises E_q[L(Z)] − KL[q(Z) ‖ p(Z)] over hyper-parameters, locations and λ at
-    once. The kept set is then a draw from q, as in the paper; a single draw can be tens of nats
-    worse than another, so `draws` may ask for the best of several.
-    """
-
-    prior: CardinalityPrior
-    pre: int = 200
-    process: int = 600
-    post: int = 200
-    learning_rate: float = 0.01
-    """Of everything but λ."""
-    process_learning_rate: float = 0.2
-    """Of the logits of λ."""
-    gradient: Gradient[Any] = field(default_factory=ScoreFunction)
-    initial_inclusion: float = 0.5
-    draws: int = 1
-    batch_size: int | None = None
-    """Rows a step looks at, for models that can learn from a part of them; all if None.
-
-    Processes that share the data look at a part of them each.
-    """
-
-    def __post_init__(self) -> None:
-        if min(self.pre, self.process, self.post) < 0 or self.draws < 1:
-            raise InputError(
-                "`pre`, `process` and `post` must be zero or more steps and `draws` at least one; "
-                f"got {self.pre}, {self.process}, {self.post} and {self.draws}."
-            )
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
-        if not 0 < self.initial_inclusion < 1:
-            raise InputError(
-                f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
-            )
-
-    def run(self, model: Model, data: Source, *, context: TrainingContext[Progress]) -> Fit[Model]:
-        held = data.in_memory("`ThreePhases`")
-        return self._run(model, held, process_group=data.process_group, context=context)
-
-    def _run(
-        self,
-        model: Model,
-        data: Dataset,
-        *,
-        process_group: ProcessGroup,
-        context: TrainingContext[Progress],
-    ) -> Fit[Model]:
-        if self.prior.K != model.K:
-            raise InputError(
-                f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
-                f"build it with K={model.K}."
-            )
-        parts = Parts(data, self.batch_size, context.generator, process_group=process_group)
-        self._train(model, parts, "pre-train", steps=self.pre, context=context)
-        q, trace = self._learn_inclusion(model, parts, context)
-        mask = self._draw(model, data, q, context.generator)
-        alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
-        selection = Selection(q.inclusion, mask, trace, alpha, frontier=None)
-        candidates = model.candidates.detach().clone()
-        with torch.no_grad():
-            reference = model.bound(data).item()
-        pruned = model.prune(mask)
-        self._train(pruned, parts, "post-train", steps=self.post, context=context)
-        with torch.no_grad():
-            bound = pruned.bound(data).item()
-        return Fit(
-            model=pruned,
-            posterior=pruned.posterior(data),
-            selection=selection,
-            candidates=candidates,
-            bound=bound,
-            upper_bound=pruned.upper_bound(data),
-            elbo_gap=max(reference - bound, 0.0),
-        )
-
-    def _train(
-        self,
-        model: Model,
-        parts: Parts,
-        phase: str,
-        *,
-        steps: int,
-        context: TrainingContext[Progress],
-    ) -> None:
-        """Adam on the ordinary bound with every point the model has."""
-
-        def report(step: int, value: float) -> None:
-            points = model.candidates.detach().clone()
-            context.on_progress(Progress(phase, step, steps, value, None, points))
-
-        groups = [(_trainable(model), self.learning_rate)]
-        Adam(steps).maximise(
-            lambda: parts.together(lambda: model.bound(parts.next(), total=parts.total)),
-            groups,
-            scale=parts.scale,
-            on_step=report,
-            checkpoint_log=context.checkpoint_log,
-            memory={"parts": parts},
-            process_group=parts.process_group,
-        )
-
-    def _learn_inclusion(
-        self, model: Model, parts: Parts, context: TrainingContext[Progress]
-    ) -> tuple[Bernoulli, Float[Tensor, " T"]]:
-        """Adam on the paper's objective, jointly in λ and all that the model learns."""
-        start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
-        logits = nn.Parameter(torch.logit(start.detach()))
-        estimates = Estimates(self.gradient, context.generator)
+    def train(self, model: InducingModel, phase: str, steps: int) -> None:
+        batches = self.batches
 
         def objective() -> Scalar:
-            q, subsets = Bernoulli(logits), model.subset_objective(parts.next(), total=parts.total)
-            score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            found = estimates.next(
-                q, lambda masks: parts.together(lambda: score(masks), masks.shape[:1])
+            return batches.mean_over_processes(
+                lambda: model.bound(batches.next(), total=batches.total)
             )
-            return found - kl_divergence(q, self.prior)
 
-        def report(step: int, value: float) -> None:
-            estimates.record(value)
-            inclusion = torch.sigmoid(logits.detach())
-            points = model.candidates.detach().clone()
-            context.on_progress(Progress("inclusion", step, self.process, value, inclusion, points))
+        self._adam(model, phase, steps, objective, self.schedule.learning_rate)
 
-        groups = [
-            (_trainable(model), self.learning_rate),
-            ([logits], self.process_learning_rate),
-        ]
-        Adam(self.process).maximise(
-            objective,
-            groups,
-            scale=parts.scale,
-            on_step=report,
-            checkpoint_log=context.checkpoint_log,
-            memory={"parts": parts, "estimates": estimates},
-            process_group=parts.process_group,
-        )
-        return Bernoulli(logits.detach()), estimates.trace(logits)
+    def subset_objective(self, model: InducingModel) -> Any:
+        return model.subset_objective(self.batches.next(), total=self.batches.total)
+
+    def draw_score(self, model: InducingModel, masks: Tensor) -> Tensor | None:
+        return model.subset_objective(self.data).value(masks) if len(masks) > 1 else None
+
+    def prune(self, model: InducingModel, masks: Sequence[Tensor]) -> InducingModel:
+        (mask,) = masks
+        return model.prune(mask)
+
+    def reference(self, model: InducingModel, pruned: InducingModel) -> float:
+        return self._elbo(model)
+
+    def results(self, pruned: InducingModel, reference: float) -> dict[str, Any]:
+        elbo = self._elbo(pruned)
+        return {
+            "posterior": pruned.posterior(self.data),
+            "elbo": elbo,
+            "upper_bound": pruned.upper_bound(self.data),
+            "elbo_gap": max(reference - elbo, 0.0),
+        }
 
     @torch.no_grad()
-    def _draw(self, model: Model, data: Dataset, q: Bernoulli, generator: torch.Generator) -> Mask:
-        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
-        masks = q.sample(self.draws, generator=generator)
-        value = model.subset_objective(data).value(masks)
-        return masks[torch.argmax(value + self.prior.log_prob(masks, like=value))]
+    def _elbo(self, model: InducingModel) -> float:
+        return model.bound(self.data).item()
 
 
-def _trainable(model: Model) -> list[Tensor]:
+@final
+class _DeepProblem(_BatchProblem[DeepGP]):
+    default_steps = (1000, 500, 1500)
+
+    def train(self, model: DeepGP, phase: str, steps: int) -> None:
+        # Gradients are not clipped, as in the paper; divergence is rolled back all the same.
+        schedule, context = self.schedule, self.context
+        training = LayerTraining(schedule.learning_rate, schedule.samples, max_norm_ratio=inf)
+        if phase == "pre-train":
+            steps_alone = schedule.layerwise
+            train_layerwise(
+                model, self.batches, training=training, steps=steps_alone, context=context
+            )
+        training.run(model, self.batches, phase, steps=steps, context=context)
+
+    def subset_objective(self, model: DeepGP) -> Any:
+        batches = self.batches
+        rows = batches.next()
+        eps = model.base_samples(batches.rows, self.schedule.samples, self.context.generator)
+        return model.subset_objective(rows, total=batches.total, eps=batches.local(eps))
+
+    def draw_score(self, model: DeepGP, masks: Tensor) -> Tensor | None:
+        if len(masks) == 1:
+            return None
+        samples, generator = self.schedule.samples, self.context.generator
+        return model.subset_objective(self.data, samples=samples, generator=generator).value(masks)
+
+    def prune(self, model: DeepGP, masks: Sequence[Tensor]) -> DeepGP:
+        return model.prune(masks)
+
+    def reference(self, model: DeepGP, pruned: DeepGP) -> float:
+        generator = self.context.generator
+        seed = draw_seed(generator)
+        before, after = (
+            seeded_elbo(each, self.data, generator, seed=seed) for each in (model, pruned)
+        )
+        return before - after
+
+    def results(self, pruned: DeepGP, reference: float) -> dict[str, Any]:
+        elbo = estimate_elbo(pruned, self.data, generator=self.context.generator)
+        return {
+            "posterior": pruned.posterior(),
+            "elbo": elbo,
+            "upper_bound": None,
+            "elbo_gap": max(reference, 0.0),
+        }
+
+
+@final
+class _LatentProblem(_Problem[LatentModel]):
+    def __init__(
+        self, schedule: PaperSchedule, table: MaskedMatrix, context: TrainingContext
+    ) -> None:
+        self.schedule, self.table, self.context = schedule, table, context
+        self.process_group = context.process_group
+        size = schedule.batch_size or table.N
+        self.batches = self._batches = table.batches(size, generator=context.generator)
+        self._whole = size >= table.N
+        self.scale = float(table.count)
+        self.default_steps = (0, 300 * max(1, table.N // size), 0)
+
+    def train(self, model: LatentModel, phase: str, steps: int) -> None:
+        if steps:
+            generator = self.context.generator
+
+            def objective() -> Scalar:
+                return model.bound(self.table, rows=self._rows(), generator=generator)
+
+            self._adam(model, phase, steps, objective, self.schedule.learning_rate)
+
+    def subset_objective(self, model: LatentModel) -> Any:
+        generator = self.context.generator
+        return model.subset_objective(self.table, rows=self._rows(), generator=generator)
+
+    def draw_score(self, model: LatentModel, masks: Tensor) -> Tensor | None:
+        objective = model.subset_objective(self.table, generator=self.context.generator)
+        return objective.value(masks)
+
+    def prune(self, model: LatentModel, masks: Sequence[Tensor]) -> LatentModel:
+        (mask,) = masks
+        return model.prune(mask)
+
+    @torch.no_grad()
+    def reference(self, model: LatentModel, pruned: LatentModel) -> float:
+        # The same draw of the latents for both models.
+        generator = self.context.generator
+        state = generator.get_state()
+        elbo = model.bound(self.table, generator=generator).item()
+        generator.set_state(state)
+        return elbo
+
+    @torch.no_grad()
+    def results(self, pruned: LatentModel, reference: float) -> dict[str, Any]:
+        elbo = pruned.bound(self.table, generator=self.context.generator).item()
+        return {
+            "posterior": pruned.posterior(self.table),
+            "elbo": elbo,
+            "upper_bound": None,
+            "elbo_gap": max(reference - elbo, 0.0),
+        }
+
+    def _rows(self) -> Tensor | None:
+        return None if self._whole else next(self._batches)
+
+
+def _trainable(model: AnyModel) -> list[Tensor]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-# The paper's training of deep models: fit all candidates, learn which to keep, fit the rest.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DeepThreePhases(DeepSchedule):
-    """Pre-train, learn inclusion in all layers jointly with everything else, prune, post-train.
-
-    The middle phase maximises E_q[L(Z_1..Z_L)] − Σ_l KL[q(Z_l) ‖ p(Z_l)] by the score function over
-    all layers at once: a draw is a subset for every layer, scored by one pass.
-    """
-
-    alpha: float | tuple[float, ...]
-    """Strength of the prior, one for all layers or one for each."""
-    layerwise: int = 200
-    """Steps that each layer is trained alone first, as `train_layerwise` does."""
-    pre: int = 1000
-    process: int = 500
-    post: int = 1500
-    learning_rate: float = 0.01
-    process_learning_rate: float = 0.2
-    gradient: Gradient[Any] = field(default_factory=ScoreFunction)
-    initial_inclusion: float = 0.5
-    samples: int = 1
-    """Propagated for each row at each step; every subset meets the same ones."""
-    batch_size: int | None = None
-    draws: int = 1
-    """Subsets drawn at the end, of which the best is kept."""
-
-    def __post_init__(self) -> None:
-        if min(self.layerwise, self.pre, self.process, self.post) < 0 or self.draws < 1:
-            raise InputError(
-                "`layerwise`, `pre`, `process` and `post` must be zero or more steps and `draws` "
-                f"at least one; got {self.layerwise}, {self.pre}, {self.process}, {self.post} and "
-                f"{self.draws}."
-            )
-        LayerAlphas(self.alpha)
-        if self.samples < 1 or (self.batch_size is not None and self.batch_size < 1):
-            raise InputError(
-                "`samples` and `batch_size` must be at least 1; "
-                f"got {self.samples} and {self.batch_size}."
-            )
-        if not 0 < self.initial_inclusion < 1:
-            raise InputError(
-                f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
-            )
-        if self.gradient.scores_weights:
-            raise InputError(
-                "`gradient` must score subsets, not weights: relaxed subsets add noise that grows "
-                "from layer to layer. Use `ScoreFunction`."
-            )
-
-    def run(
-        self, model: DeepGP, data: Dataset, *, context: TrainingContext[DeepProgress]
-    ) -> DeepFit:
-        generator = context.generator
-        alphas = layer_alphas(self.alpha, len(model.layers))
-        parts = Parts(data, self.batch_size, generator, process_group=context.process_group)
-        # Gradients as long as they come, as in the paper; falls are undone all the same.
-        training = LayerTraining(self.learning_rate, self.samples, longest=inf)
-        train_layerwise(model, parts, training=training, steps=self.layerwise, context=context)
-        training.run(model, parts, "pre-train", steps=self.pre, context=context)
-        processes, trace = self._learn_inclusion(model, parts, alphas, context)
-        masks = self._draw(model, data, processes, alphas, generator)
-        pruned = model.prune(masks)
-        seed = drawn_seed(generator)
-        lost = seeded_bound(model, data, generator, seed=seed)
-        lost -= seeded_bound(pruned, data, generator, seed=seed)
-        training.run(pruned, parts, "post-train", steps=self.post, context=context)
-        bound = estimated_bound(pruned, data, generator=generator)
-        triples = zip(processes, masks, alphas, strict=True)
-        return DeepFit(
-            model=pruned,
-            posterior=pruned.posterior(),
-            selections=tuple(
-                Selection(q.inclusion, mask, trace, alpha, None) for q, mask, alpha in triples
-            ),
-            candidates=tuple(layer.candidates.detach().clone() for layer in model.layers),
-            bound=bound,
-            elbo_gap=max(lost, 0.0),
-        )
-
-    def _learn_inclusion(
-        self,
-        model: DeepGP,
-        parts: Parts,
-        alphas: Sequence[float],
-        context: TrainingContext[DeepProgress],
-    ) -> tuple[list[Bernoulli], Tensor]:
-        """Adam on the objective, jointly in λ of all layers and all that the model learns."""
-        like = model.layers[0].candidates.detach()
-        start = like.new_full((sum(model.sizes),), self.initial_inclusion)
-        logits = nn.Parameter(torch.logit(start))
-        estimates = Estimates(self.gradient, context.generator)
-
-        def objective() -> Scalar:
-            rows = parts.next()
-            noise = parts.own(model.noise(parts.rows, self.samples, context.generator))
-            subsets = model.subset_objective(rows, total=parts.total, noise=noise)
-            surrogate = estimates.next(
-                Bernoulli(logits),
-                lambda masks: parts.together(lambda: subsets.value(masks), masks.shape[:1]),
-            )
-            pairs = zip(_split(logits, model), alphas, strict=True)
-            kl = [kl_divergence(q, SquaredCardinality(q.K, alpha)) for q, alpha in pairs]
-            return surrogate - torch.stack(kl).sum()
-
-        def report(step: int, value: float) -> None:
-            estimates.record(value)
-            inclusion = tuple(q.inclusion for q in _split(logits.detach(), model))
-            context.on_progress(
-                DeepProgress("inclusion", step, self.process, value, model, inclusion)
-            )
-
-        learnt = [p for p in model.parameters() if p.requires_grad]
-        groups = [(learnt, self.learning_rate), ([logits], self.process_learning_rate)]
-        Adam(self.process).maximise(
-            objective,
-            groups,
-            scale=parts.scale,
-            on_step=report,
-            checkpoint_log=context.checkpoint_log,
-            memory={"parts": parts, "estimates": estimates},
-            process_group=parts.process_group,
-        )
-        return _split(logits.detach(), model), estimates.trace(like)
-
-    @torch.no_grad()
-    def _draw(
-        self,
-        model: DeepGP,
-        data: Dataset,
-        processes: Sequence[Bernoulli],
-        alphas: Sequence[float],
-        generator: torch.Generator,
-    ) -> list[Tensor]:
-        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z); a mask `[K]` a layer."""
-        drawn = [q.sample(self.draws, generator=generator) for q in processes]
-        if self.draws == 1:
-            return [masks[0] for masks in drawn]
-        subsets = model.subset_objective(data, samples=self.samples, generator=generator)
-        score = subsets.value(torch.cat(drawn, dim=1))
-        for masks, alpha in zip(drawn, alphas, strict=True):
-            score = score + SquaredCardinality(masks.shape[1], alpha).log_prob(masks, like=score)
-        best = int(score.argmax())
-        return [masks[best] for masks in drawn]
-
-
-def _split(logits: Tensor, model: DeepGP) -> list[Bernoulli]:
-    return [Bernoulli(part) for part in logits.split(model.sizes)]
-
-
-# The paper's training of a GP-LVM: the point process is on from the first step to the last.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class JointLatent(LatentSchedule):
-    """Adam on E_q[L(Z)] − KL[q(Z) ‖ p(Z)] over latents, kernel, noise, locations and λ at once.
-
-    Section 5.3 and appendix C of the paper: 300 epochs, four sampled subsets a step, the score
-    function with a decaying average as baseline. As the latent cloud moves, points switch on where
-    it arrives and off where it was. The kept set is a draw from q, the best of `draws`.
-    """
-
-    prior: CardinalityPrior
-    epochs: int = 300
-    """Passes over the rows; one step each unless there are minibatches."""
-    learning_rate: float = 0.01
-    """Of everything but λ."""
-    process_learning_rate: float = 0.2
-    """Of the logits of λ."""
-    gradient: Gradient[Any] = field(default_factory=ScoreFunction)
-    initial_inclusion: float = 0.5
-    draws: int = 1
-    batch_size: int | None = None
-    """Rows a step looks at, for models that can learn from a part of them; all if None."""
-
-    def __post_init__(self) -> None:
-        if self.epochs < 0 or self.draws < 1 or (self.batch_size or 1) < 1:
-            raise InputError(
-                "`epochs` must be zero or more, `draws` and `batch_size` at least one; "
-                f"got {self.epochs}, {self.draws} and {self.batch_size}."
-            )
-        if not 0 < self.initial_inclusion < 1:
-            raise InputError(
-                f"`initial_inclusion` must lie within (0, 1); got {self.initial_inclusion}."
-            )
-
-    def run(
-        self, model: Latent, table: MaskedMatrix, *, context: TrainingContext[Progress]
-    ) -> LatentFit[Latent]:
-        if self.prior.K != model.K:
-            raise InputError(
-                f"the prior is over {self.prior.K} candidates and the model has {model.K}; "
-                f"build it with K={model.K}."
-            )
-        start = torch.full_like(model.candidates[:, 0], self.initial_inclusion)
-        logits = nn.Parameter(torch.logit(start.detach()))
-        trace = self._learn(model, table, logits, context)
-        generator = context.generator
-        q = Bernoulli(logits.detach())
-        with torch.no_grad():
-            mask = self._draw(model, table, q, generator)
-            # The same draw of the latents for both.
-            state = generator.get_state()
-            reference = model.bound(table, generator=generator).item()
-            generator.set_state(state)
-            kept = model.prune(mask)
-            bound = kept.bound(table, generator=generator).item()
-        alpha = self.prior.alpha if isinstance(self.prior, SquaredCardinality) else None
-        return LatentFit(
-            model=kept,
-            posterior=kept.posterior(table),
-            selection=Selection(q.inclusion, mask, trace, alpha, frontier=None),
-            candidates=model.candidates.detach().clone(),
-            bound=bound,
-            elbo_gap=max(reference - bound, 0.0),
-        )
-
-    def _learn(
-        self,
-        model: LatentModel,
-        table: MaskedMatrix,
-        logits: nn.Parameter,
-        context: TrainingContext[Progress],
-    ) -> Tensor:
-        generator = context.generator
-        estimates = Estimates(self.gradient, generator)
-        whole = self.batch_size is None or self.batch_size >= table.N
-        batches = table.batches(self.batch_size or table.N, generator=generator)
-        steps = self.epochs * max(1, table.N // (self.batch_size or table.N))
-
-        def objective() -> Scalar:
-            q, rows = Bernoulli(logits), None if whole else next(batches)
-            subsets = model.subset_objective(table, rows=rows, generator=generator)
-            score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            return estimates.next(q, score) - kl_divergence(q, self.prior)
-
-        def report(step: int, value: float) -> None:
-            estimates.record(value)
-            context.on_progress(
-                Progress(
-                    "joint",
-                    step,
-                    steps,
-                    value,
-                    torch.sigmoid(logits.detach()),
-                    model.candidates.detach().clone(),
-                    model.latents.mean.detach().clone(),
-                )
-            )
-
-        learnt = [p for p in model.parameters() if p.requires_grad]
-        groups = [(learnt, self.learning_rate), ([logits], self.process_learning_rate)]
-        Adam(steps).maximise(
-            objective,
-            groups,
-            scale=float(table.count),
-            on_step=report,
-            checkpoint_log=context.checkpoint_log,
-            memory={"batches": batches, "estimates": estimates},
-        )
-        return estimates.trace(logits)
-
-    def _draw(
-        self, model: LatentModel, table: MaskedMatrix, q: Bernoulli, generator: torch.Generator
-    ) -> Mask:
-        """The best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
-        masks = q.sample(self.draws, generator=generator)
-        value = model.subset_objective(table, generator=generator).value(masks)
-        return masks[torch.argmax(value + self.prior.log_prob(masks, like=value))]
+def _alpha(prior: CardinalityPrior) -> float | None:
+    return prior.alpha if isinstance(prior, SquaredCardinality) else None

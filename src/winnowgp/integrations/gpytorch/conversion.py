@@ -18,7 +18,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
 from winnowgp.integrations.gpytorch.distribution import GaussianQ
 from winnowgp.models import Posterior
-from winnowgp.training import Fit
+from winnowgp.training import FitResult
 
 
 @final
@@ -76,7 +76,7 @@ class FittedGP(ApproximateGP):
 
 
 def to_gpytorch(
-    fitted: Posterior | Fit[Any] | SparseGPRegressor | SparseGPClassifier,
+    fitted: Posterior | FitResult[Any] | SparseGPRegressor | SparseGPClassifier,
 ) -> tuple[FittedGP, Likelihood]:
     """Model and likelihood in eval mode that predict as what was fitted does.
 
@@ -96,7 +96,7 @@ def to_gpytorch(
     >>> bool((model(x).mean - posterior.predict(x).mean[:, 0]).abs().max() < 1e-6)
     True
     """
-    if isinstance(fitted, Fit):
+    if isinstance(fitted, FitResult):
         fitted = fitted.posterior
     if isinstance(fitted, Posterior):
         return _made(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
@@ -106,9 +106,9 @@ def to_gpytorch(
         posterior = fitted.posterior_
         return _made(posterior, fitted._x_scaler, Standardiser.none(posterior.q_mean))
     raise InputError(
-        "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; "
-        f"got {type(fitted).__name__}. Deep and latent models have no form of GPyTorch's that "
-        "predicts the same; save and load them with winnowgp."
+        "`fitted` must be a Posterior, a FitResult, a fitted SparseGPRegressor or "
+        f"SparseGPClassifier; got {type(fitted).__name__}. Deep and latent models have no form of "
+        "GPyTorch's that predicts the same; save and load them with winnowgp."
     )
 
 

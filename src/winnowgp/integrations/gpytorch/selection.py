@@ -112,7 +112,7 @@ def sizes(choices: Sequence[StrategyChoice], goal: Goal) -> list[int]:
     strongest prior, the same for all sets, that stays within it.
     """
     if isinstance(goal, FixedAlpha):
-        return [choice.size(goal.alpha) for choice in choices]
+        return [choice.size(goal.strength) for choice in choices]
     if isinstance(goal, MaxPoints) or len(choices) == 1:
         frontiers = [choice.together for choice in choices]
         return [max(1, goal.size(f, reference=f.bounds.max().item())) for f in frontiers]
@@ -414,7 +414,7 @@ def _sets(
     goal: Goal,
     generator: torch.Generator,
 ) -> tuple[WinnowedSet, ...]:
-    alpha = goal.alpha if isinstance(goal, FixedAlpha) else None
+    alpha = goal.strength if isinstance(goal, FixedAlpha) else None
     sets = []
     for place, choice, M in zip(inducing_strategies(model), choices, found.sizes, strict=True):
         selections = choice.selections(M, alpha=alpha, generator=generator)

@@ -1,22 +1,120 @@
-"""Many small problems at once, each climbed as if it were alone."""
+"""Inference of latent positions of a GP-LVM, row by row, by batched BFGS."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from winnowgp.models import RowBound
+
+# Number of rows inferred at once: bounds memory at this many times the pairs of inducing points.
+ROWS = 512
+
 Problems: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-"""From the numbers of B problems and their vectors `[B n]` to nats `[B]`, differentiable."""
+"""A differentiable function of the numbers of B problems and their vectors `[B n]` that returns
+nats `[B]`."""
 
 _BACKTRACKS = 10
-# Of a step, in units of the coordinates. Where data have little noise, a row may begin hundreds of
-# its standard deviations away.
+# Largest norm of a step. Where data have little noise, a row may start hundreds of its standard
+# deviations away.
 _LONGEST = 32.0
-# Relative to a value: what rounding may hide. A gradient this small is not worth starting over for.
+# What rounding may hide, relative to a value; and a gradient too small to restart for.
 _ROUNDING, _SMALL = 1e-11, 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPositions:
+    """q(x_i) = N(mean_i, diag variance_i) of some rows, and the bound of each row there."""
+
+    mean: Float[Tensor, "N Q"]
+    variance: Float[Tensor, "N Q"]
+    nats: Float[Tensor, " N"]
+
+
+def infer_latents(
+    bound: RowBound,
+    *,
+    anchors: tuple[Float[Tensor, "J Q"], Float[Tensor, "J Q"]],
+    starts: int = 3,
+    flat: float = 1e-6,
+) -> LatentPositions:
+    """Return the best q(x_i) for each row, independently of the other rows.
+
+    BFGS starts at the anchors with the highest bound that are not close to each other, and the best
+    of its results counts.
+
+    Args:
+        bound: bound of each row as a function of q(x_i).
+        anchors: means and variances to start from, such as those of training rows.
+        starts: number of starts per row.
+        flat: largest slope of a solution, in nats per standard deviation.
+    """
+    chunks = torch.arange(bound.N, device=anchors[0].device).split(ROWS)
+    results = [_infer_chunk(bound, rows, anchors, starts=starts, flat=flat) for rows in chunks]
+    return LatentPositions(
+        torch.cat([each.mean for each in results]),
+        torch.cat([each.variance for each in results]),
+        torch.cat([each.nats for each in results]),
+    )
+
+
+def _infer_chunk(
+    bound: RowBound,
+    rows: Int[Tensor, " B"],
+    anchors: tuple[Tensor, Tensor],
+    *,
+    starts: int,
+    flat: float,
+) -> LatentPositions:
+    nats = bound.of(rows).everywhere(*anchors)
+    best: LatentPositions | None = None
+    for _ in range(starts):
+        nearest = nats.argmax(1)
+        result = optimise_positions(
+            bound, rows, anchors[0][nearest], anchors[1][nearest], flat=flat
+        )
+        best = result if best is None else _better(best, result)
+        # Anchors within half a prior standard deviation lead to the same optimum.
+        near = torch.cdist(anchors[0][nearest], anchors[0]) < 0.5
+        nats = nats.masked_fill(near, -torch.inf)
+        if bool(torch.isinf(nats).all()):
+            break
+    assert best is not None
+    return best
+
+
+def optimise_positions(
+    bound: RowBound,
+    rows: Int[Tensor, " B"],
+    mean: Float[Tensor, "B Q"],
+    variance: Float[Tensor, "B Q"],
+    *,
+    flat: float = 1e-6,
+) -> LatentPositions:
+    """Return the local optimum of each row's q(x) that BFGS reaches from the one given."""
+    Q, spread = mean.shape[1], variance.sqrt()
+
+    def nats(which: Tensor, x: Tensor) -> Tensor:
+        at = x[:, :Q] * spread[which]
+        # Variances beyond e^±30 would overflow; the prior keeps them far from there.
+        return bound(rows[which], at, x[:, Q:].clamp(-30, 30).exp())
+
+    start = torch.cat([mean / spread, variance.log()], 1)
+    x, value = maximise_each(nats, start, flat=flat)
+    return LatentPositions(x[:, :Q] * spread, x[:, Q:].exp(), value)
+
+
+def _better(a: LatentPositions, b: LatentPositions) -> LatentPositions:
+    wins = b.nats > a.nats
+    return LatentPositions(
+        torch.where(wins[:, None], b.mean, a.mean),
+        torch.where(wins[:, None], b.variance, a.variance),
+        torch.where(wins, b.nats, a.nats),
+    )
 
 
 def maximise_each(
