@@ -51,5 +51,5 @@ def _table(result: "Illustrated") -> "Table":
     table.add_row(
         "expected under q(Z)", f"{fitted.selection.inclusion.sum().item():.1f}", "", style="dim"
     )
-    table.add_row("selected and refitted", str(fitted.posterior.M), f"{fitted.bound:.2f}")
+    table.add_row("selected and refitted", str(fitted.posterior.M), f"{fitted.elbo:.2f}")
     return table

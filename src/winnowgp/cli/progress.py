@@ -52,9 +52,10 @@ class PhaseBars:
             )
         note = f"{progress.objective:9.1f} nats" if isfinite(progress.objective) else " " * 14
         if progress.inclusion is not None:
-            note += f", {progress.inclusion.sum().item():.1f} inducing points expected"
-        elif len(progress.candidates):
-            note += f", {len(progress.candidates)} inducing points"
+            expected = sum(inclusion.sum().item() for inclusion in progress.inclusion)
+            note += f", {expected:.1f} inducing points expected"
+        elif size := sum(map(len, progress.candidates)):
+            note += f", {size} inducing points"
         self._bars.update(
             self._tasks[progress.phase], completed=progress.step, total=progress.steps, note=note
         )
