@@ -185,7 +185,7 @@ class ScoreFunction(Gradient[Any]):
 # The oracle: the full sum over all 2^K subsets.
 
 
-MOST_CANDIDATES = 12
+MAX_CANDIDATES = 12
 
 
 def all_masks(K: int, *, device: torch.device | None = None) -> Masks:
@@ -194,9 +194,9 @@ def all_masks(K: int, *, device: torch.device | None = None) -> Masks:
     >>> all_masks(2).int().tolist()
     [[0, 0], [1, 0], [0, 1], [1, 1]]
     """
-    if not 0 <= K <= MOST_CANDIDATES:
+    if not 0 <= K <= MAX_CANDIDATES:
         raise InputError(
-            f"enumerating {K} candidates means 2^{K} subsets; the most is {MOST_CANDIDATES}. "
+            f"enumerating {K} candidates means 2^{K} subsets; the most is {MAX_CANDIDATES}. "
             "Use ScoreFunction instead."
         )
     number = torch.arange(2**K, device=device)

@@ -13,13 +13,13 @@ __all__ = [
     "Cholesky",
     "cholesky",
     "definite_cholesky",
-    "flip_step",
     "half_log_det",
     "jitter_ladder",
-    "resolved_rows",
+    "rank_one_update",
+    "residuals_and_duals",
     "solve_lower",
     "squared_norm",
-    "triangular_rows",
+    "subset_factors",
 ]
 
 
@@ -134,7 +134,7 @@ def squared_norm(A: Float[Tensor, "*batch M C"]) -> Float[Tensor, "*batch"]:
 # Including or excluding one k changes every residual and dual by a multiple of one unit vector.
 
 
-def triangular_rows(
+def subset_factors(
     L: Float[Tensor, "K K"],
     indices: Int[Tensor, "S M"],
     *,
@@ -170,7 +170,7 @@ def residual(rows: Float[Tensor, "J K"], Q: Float[Tensor, "M K"]) -> Float[Tenso
     return once - (once @ Q.mT) @ Q
 
 
-def resolved_rows(
+def residuals_and_duals(
     L: Float[Tensor, "K K"], mask: Bool[Tensor, " K"]
 ) -> tuple[Float[Tensor, "K K"], Float[Tensor, "M K"]]:
     """Residual of row k for k outside the subset, dual of row k for k inside it, O(K² M).
@@ -188,7 +188,7 @@ def resolved_rows(
     return E, Q
 
 
-def flip_step(
+def rank_one_update(
     L: Float[Tensor, "K K"],
     E: Float[Tensor, "J K"],
     *,

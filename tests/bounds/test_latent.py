@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from helpers.latent_problems import dense_bound, latent, linear
-from winnowgp.bounds import collapsed_bound, latent_moments, latent_posterior, moment_bound
-from winnowgp.bounds.gplvm import whitening
+from winnowgp.bounds import collapsed_bound, gplvm_moments, latent_posterior, moment_bound
+from winnowgp.bounds.gplvm import whitening_factor
 from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.models import Latents, LatentVariableGP
 
@@ -36,7 +36,7 @@ def test_moments_give_the_same_bound(noise, missing) -> None:
     p = latent(missing=missing)
     model = p.model(noise=noise)
     objective = model.subset_objective(p.table)
-    moments = latent_moments(whitening(objective.Kuu), objective.psi, objective.columns)
+    moments = gplvm_moments(whitening_factor(objective.Kuu), objective.psi, objective.columns)
     assert len(moments) == (1 if isinstance(noise, float) and not missing else 3)
     total = torch.stack([moment_bound(m) for m in moments]).sum() - model.latents.kl()
     torch.testing.assert_close(total, model.bound(p.table))
@@ -58,7 +58,7 @@ def test_certain_latents_are_regression() -> None:
 def test_the_posterior_maximises_the_quadratic_form(noise) -> None:
     p = latent(missing=True)
     objective = p.model(noise=noise).subset_objective(p.table)
-    moments = latent_moments(whitening(objective.Kuu), objective.psi, objective.columns)
+    moments = gplvm_moments(whitening_factor(objective.Kuu), objective.psi, objective.columns)
     mean, factor = latent_posterior(moments)
     for column, m in enumerate(moments):
         B = m.C + torch.eye(5, dtype=torch.float64)

@@ -184,7 +184,7 @@ def choices(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def _differ() -> None:
-    greedy, path = fast_steps.greedy_variance, fast_steps.path_frontier
+    greedy, path = fast_steps.greedy_variance, fast_steps.elimination_frontier
     bound = SparseGP.fixed_bound
 
     def reversed_path(statistics: Any) -> Frontier:
@@ -192,7 +192,7 @@ def _differ() -> None:
         return Frontier(found.bounds + 1e-3, found.masks.flip(1), found.N)
 
     fast_steps.greedy_variance = lambda *given, **words: greedy(*given, **words).flip(0)
-    fast_steps.path_frontier = reversed_path
+    fast_steps.elimination_frontier = reversed_path
     SparseGP.fixed_bound = lambda self, data: bound(self, data) + 1e-3
 
 

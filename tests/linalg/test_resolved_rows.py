@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnowgp.linalg import flip_step, residual, resolved_rows, triangular_rows
+from winnowgp.linalg import rank_one_update, residual, residuals_and_duals, subset_factors
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -49,7 +49,7 @@ def test_triangles_are_factors_of_the_sub_matrices_with_identity_as_padding(
     indices = torch.stack([order, order.flip(0)])
     real = torch.stack([torch.arange(K) < K // 2, torch.ones(K, dtype=torch.bool)])
     targets = torch.randn(K, 2, generator=torch.Generator().manual_seed(seed), dtype=L.dtype)
-    T, projected = triangular_rows(L, indices, real=real, targets=targets)
+    T, projected = subset_factors(L, indices, real=real, targets=targets)
     G = L[indices] * real[:, :, None]
     torch.testing.assert_close(T @ T.mT, G @ G.mT + torch.diag_embed((~real).to(L)), **CLOSE)
     assert torch.equal(T, T.tril())
@@ -60,7 +60,7 @@ def test_triangles_are_factors_of_the_sub_matrices_with_identity_as_padding(
 
 def test_no_rows_have_an_empty_triangle() -> None:
     none = torch.zeros(2, 0, dtype=torch.long)
-    T, projected = triangular_rows(random_factor(3, 0), none, real=none.bool())
+    T, projected = subset_factors(random_factor(3, 0), none, real=none.bool())
     assert T.shape == (2, 0, 0)
     assert projected.shape == (2, 0, 0)
 
@@ -68,7 +68,7 @@ def test_no_rows_have_an_empty_triangle() -> None:
 def test_a_pivot_is_known_to_eps_over_pivot() -> None:
     # A Cholesky factor of the sub-matrix would see 1e-16, its own rounding, and know nothing.
     L, indices = nearly_parallel(1e-8), torch.tensor([[1, 2]])
-    T, _ = triangular_rows(L, indices, real=torch.ones(1, 2, dtype=torch.bool))
+    T, _ = subset_factors(L, indices, real=torch.ones(1, 2, dtype=torch.bool))
     pivot = T[0, 1, 1].abs()
     torch.testing.assert_close(pivot, torch.full_like(pivot, 1e-8), rtol=1e-7, atol=0)
 
@@ -77,7 +77,7 @@ def test_a_pivot_is_known_to_eps_over_pivot() -> None:
 @cases
 def test_resolved_rows_are_residuals_outside_and_duals_inside(K: int, seed: int) -> None:
     L, mask = random_factor(K, seed), random_mask(K, seed)
-    E, Q = resolved_rows(L, mask)
+    E, Q = residuals_and_duals(L, mask)
     torch.testing.assert_close(E, dense_rows(L, mask), **CLOSE)
     torch.testing.assert_close(Q @ Q.mT, torch.eye(len(Q), dtype=L.dtype), **CLOSE)
     torch.testing.assert_close(E[mask] @ L[mask].mT, torch.eye(len(Q), dtype=L.dtype), **CLOSE)
@@ -87,7 +87,7 @@ def test_resolved_rows_are_residuals_outside_and_duals_inside(K: int, seed: int)
 @cases
 def test_their_squared_norms_are_conditional_variances_and_precisions(K: int, seed: int) -> None:
     L, mask = random_factor(K, seed), random_mask(K, seed)
-    A, E = L @ L.mT, resolved_rows(L, mask)[0]
+    A, E = L @ L.mT, residuals_and_duals(L, mask)[0]
     precision = A[mask][:, mask].inverse()
     across = A[~mask][:, mask]
     variance = A[~mask][:, ~mask] - across @ precision @ across.mT
@@ -117,9 +117,9 @@ def sides(included: Tensor, at: int) -> dict[str, Any]:
 @cases
 def test_every_flip_arrives_at_the_fresh_rows(K: int, seed: int) -> None:
     L, mask = random_factor(K, seed), random_mask(K, seed)
-    E, rows = resolved_rows(L, mask)[0], torch.arange(K)
+    E, rows = residuals_and_duals(L, mask)[0], torch.arange(K)
     for at in range(K):
-        a, q = flip_step(L, E, rows=rows, at=at, **sides(mask, at))
+        a, q = rank_one_update(L, E, rows=rows, at=at, **sides(mask, at))
         flipped = mask ^ (rows == at)
         torch.testing.assert_close(E + a[:, None] * q, dense_rows(L, flipped), **CLOSE)
 
@@ -128,10 +128,10 @@ def test_every_flip_arrives_at_the_fresh_rows(K: int, seed: int) -> None:
 @cases
 def test_a_flip_of_fewer_rows_changes_each_as_a_flip_of_all_does(K: int, seed: int) -> None:
     L, mask = random_factor(K, seed), random_mask(K, seed)
-    E = resolved_rows(L, mask)[0]
+    E = residuals_and_duals(L, mask)[0]
     rows = torch.randperm(K, generator=torch.Generator().manual_seed(seed))[: K // 2 + 1]
     for at, k in enumerate(rows.tolist()):
-        a, q = flip_step(L, E[rows], rows=rows, at=at, **sides(mask[rows], at))
+        a, q = rank_one_update(L, E[rows], rows=rows, at=at, **sides(mask[rows], at))
         flipped = mask ^ (torch.arange(K) == k)
         torch.testing.assert_close(E[rows] + a[:, None] * q, dense_rows(L, flipped)[rows], **CLOSE)
 
@@ -140,7 +140,7 @@ def test_emptying_and_filling_a_subset_row_by_row_ends_at_the_ends() -> None:
     L, rows = random_factor(6, 3), torch.arange(6)
     included, E = torch.zeros(6, dtype=torch.bool), L
     for at in [*range(6), *range(6)]:
-        a, q = flip_step(L, E, rows=rows, at=at, **sides(included, at))
+        a, q = rank_one_update(L, E, rows=rows, at=at, **sides(included, at))
         E, included = E + a[:, None] * q, included ^ (rows == at)
         if included.all():
             torch.testing.assert_close(E, L.inverse().mT, **CLOSE)

@@ -7,12 +7,12 @@ import torch
 
 from winnowgp.errors import InputError
 from winnowgp.selection import (
-    WEAKEST_ALPHA,
+    MIN_ALPHA,
     Frontier,
     alpha_at,
     alpha_interval,
     concave_hull,
-    strongest_alpha,
+    largest_alpha,
 )
 
 FRONTIER = Frontier(
@@ -69,10 +69,10 @@ def test_negative_limits_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("edge", [1e-7, 0.3, 2.0, 1e6])
 def test_the_strongest_alpha_that_keeps_a_rule(edge: float) -> None:
-    found = strongest_alpha(lambda alpha: alpha <= edge)
+    found = largest_alpha(lambda alpha: alpha <= edge)
     assert found <= edge
     assert found == pytest.approx(edge, rel=1e-9)
 
 
 def test_a_rule_that_nothing_keeps_asks_for_the_weakest_alpha() -> None:
-    assert strongest_alpha(lambda alpha: False) == WEAKEST_ALPHA
+    assert largest_alpha(lambda alpha: False) == MIN_ALPHA

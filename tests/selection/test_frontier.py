@@ -8,7 +8,7 @@ import torch
 from helpers.selection_problems import SEARCHED, problem
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, polished, search_frontier
+from winnowgp.selection import Frontier, multistart_search, search_frontier
 
 cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
 
@@ -21,7 +21,7 @@ def test_polished_search_finds_the_best_of_all_subsets(alpha: float, case: dict[
     values = s.value(masks)
     table = SquaredCardinality(s.K, alpha).log_weights(values)
     best = (values + table[masks.sum(dim=1)]).max().item()
-    found, _ = polished(s, search_frontier(s), log_weights=table)
+    found, _ = multistart_search(s, search_frontier(s), log_weights=table)
     assert found.score == pytest.approx(best, abs=2e-3, rel=1e-6)
 
 
@@ -30,7 +30,7 @@ def test_polishing_teaches_a_poor_frontier_what_it_found() -> None:
     masks = torch.ones(9, 8, dtype=torch.bool).tril(-1)
     poor = Frontier(bounds=s.value(masks), masks=masks, N=s.N)
     table = SquaredCardinality(8, 5.0).log_weights(poor.bounds)
-    found, frontier = polished(s, poor, log_weights=table)
+    found, frontier = multistart_search(s, poor, log_weights=table)
     M = int(found.mask.sum())
     assert frontier.bounds[M].item() == pytest.approx(found.bound, rel=1e-7)
     assert torch.equal(frontier.masks[M], found.mask)

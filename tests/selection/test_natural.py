@@ -17,8 +17,8 @@ from winnowgp.point_processes import (
     SquaredCardinality,
     kl_divergence,
 )
-from winnowgp.selection import SubsetStatistics, select_naturally
-from winnowgp.selection.natural import balanced, natural_start, natural_step
+from winnowgp.selection import SubsetStatistics, fit_inclusion
+from winnowgp.selection.natural import fixed_point, inclusion_start, inclusion_step
 
 
 def sizes(K: int) -> Tensor:
@@ -70,12 +70,12 @@ def test_sampled_flips_are_unbiased() -> None:
 
 def test_a_step_averages_in_the_flips_of_the_subset_it_draws() -> None:
     s, prior = problem(25, noise=3.0).statistics, SquaredCardinality(8, 0.3)
-    state = natural_start(s, torch.arange(8) < 5, prior=prior)
-    after, draw = natural_step(s, state, prior=prior, generator=seeded(3))
+    state = inclusion_start(s, torch.arange(8) < 5, prior=prior)
+    after, draw = inclusion_step(s, state, prior=prior, generator=seeded(3))
     mask = state.q.sample(1, generator=seeded(3))[0]
     expected = state.worth + 5**-0.75 * (s.marginal_gains(mask) - state.worth)
     torch.testing.assert_close(after.worth, expected)
-    torch.testing.assert_close(after.q.logits, balanced(after.worth, prior, at=state.q).logits)
+    torch.testing.assert_close(after.q.logits, fixed_point(after.worth, prior, at=state.q).logits)
     torch.testing.assert_close(draw, s.value(mask[None])[0] - kl_divergence(state.q, prior))
     assert after.step == 1
 
@@ -86,7 +86,7 @@ def test_balanced_logits_satisfy_their_own_equation_at_a_fixed_point(name: str) 
     worth = random_process(8, seed=4, spread=2.0).logits
     q = target = Bernoulli(torch.zeros(8, dtype=torch.float64))
     for _ in range(200):
-        target = balanced(worth, prior, at=q)
+        target = fixed_point(worth, prior, at=q)
         q = Bernoulli.from_inclusion(0.5 * q.inclusion + 0.5 * target.inclusion)
     slopes = prior.expected_slope(q)
     torch.testing.assert_close(target.logits, worth + slopes, rtol=1e-5, atol=1e-5)
@@ -96,7 +96,7 @@ def test_the_prior_is_taken_at_the_size_it_leaves_behind() -> None:
     worth = torch.linspace(5, 25, 100, dtype=torch.float64)
     full = Bernoulli(torch.full((100,), 30.0, dtype=torch.float64))
     # At the present hundred points a point costs 99.5 nats, and none would be left.
-    q = balanced(worth, SquaredCardinality(100, 0.5), at=full)
+    q = fixed_point(worth, SquaredCardinality(100, 0.5), at=full)
     slopes = -0.5 * (1 + 2 * (q.mean_count() - full.inclusion))
     torch.testing.assert_close(q.logits, worth + slopes, rtol=0, atol=1e-5)
     assert q.mean_count().item() > 15
@@ -123,7 +123,7 @@ def best_by_gradient_ascent(values: Tensor, prior: CardinalityPrior) -> float:
 def test_natural_selection_reaches_the_optimum_that_gradient_ascent_finds(name: str) -> None:
     s, prior = problem(22, noise=1.0).statistics, PRIORS[name](8, 10.0)
     values = s.value(all_masks(8))
-    found = select_naturally(s, prior=prior, generator=seeded(0), max_steps=400)
+    found = fit_inclusion(s, prior=prior, generator=seeded(0), max_steps=400)
     best = best_by_gradient_ascent(values, prior)
     expected = found.q.log_prob(all_masks(8)).exp() @ values
     assert (expected - kl_divergence(found.q, prior)).item() > best - 0.3
@@ -131,22 +131,22 @@ def test_natural_selection_reaches_the_optimum_that_gradient_ascent_finds(name: 
 
 def test_a_strong_prior_does_not_empty_the_set() -> None:
     s = problem(23, K=60, N=200, noise=0.05, lengthscale=0.7).statistics
-    found = select_naturally(s, prior=SquaredCardinality(60, 0.5), generator=seeded(0))
+    found = fit_inclusion(s, prior=SquaredCardinality(60, 0.5), generator=seeded(0))
     assert found.q.mean_count().item() > 3
 
 
 def test_a_step_from_the_half_full_set_does_not_empty_it_either() -> None:
     s = problem(23, K=60, N=200, noise=0.05, lengthscale=0.7).statistics
     prior, generator = SquaredCardinality(60, 0.5), seeded(0)
-    state = natural_start(s, torch.arange(60) % 2 == 0, prior=prior)
+    state = inclusion_start(s, torch.arange(60) % 2 == 0, prior=prior)
     for _ in range(30):
-        state, _ = natural_step(s, state, prior=prior, generator=generator)
+        state, _ = inclusion_step(s, state, prior=prior, generator=generator)
     assert state.q.mean_count().item() > 3
 
 
 def test_same_generator_seed_same_result() -> None:
     s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
-    first, second = (select_naturally(s, prior=prior, generator=seeded(7)) for _ in "ab")
+    first, second = (fit_inclusion(s, prior=prior, generator=seeded(7)) for _ in "ab")
     assert torch.equal(first.q.logits, second.q.logits)
     assert torch.equal(first.trace, second.trace)
 
@@ -154,14 +154,14 @@ def test_same_generator_seed_same_result() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 39])
 def test_it_takes_no_more_steps_than_allowed_and_says_that_it_did_not_settle(steps: int) -> None:
     s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
-    found = select_naturally(s, prior=prior, generator=seeded(7), max_steps=steps)
+    found = fit_inclusion(s, prior=prior, generator=seeded(7), max_steps=steps)
     assert found.trace.shape == (steps,)
     assert not found.settled
 
 
 def test_it_settles_before_the_steps_run_out() -> None:
     s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
-    found = select_naturally(s, prior=prior, generator=seeded(7), max_steps=1000)
+    found = fit_inclusion(s, prior=prior, generator=seeded(7), max_steps=1000)
     assert found.settled
     assert 40 <= len(found.trace) < 1000
 
@@ -170,4 +170,4 @@ def test_a_prior_that_forbids_sizes_is_refused_by_name() -> None:
     p = problem(24)
     hard = Budget(torch.tensor([0.0] * 4 + [float("-inf")] * 5, dtype=torch.float64))
     with pytest.raises(InputError, match="large finite penalty"):
-        select_naturally(p.statistics, prior=hard, generator=torch.Generator().manual_seed(0))
+        fit_inclusion(p.statistics, prior=hard, generator=torch.Generator().manual_seed(0))

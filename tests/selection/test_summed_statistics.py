@@ -13,9 +13,9 @@ from winnowgp.selection import (
     Roots,
     SubsetStatistics,
     SummedStatistics,
-    climbed,
-    path_frontier,
-    select_naturally,
+    elimination_frontier,
+    fit_inclusion,
+    local_search,
 )
 
 K = 6
@@ -47,7 +47,7 @@ def test_flips_are_differences_of_value_at_every_subset() -> None:
 
 def test_a_walk_down_has_the_bounds_of_its_sets() -> None:
     s = SummedStatistics(parts())
-    frontier = path_frontier(s)
+    frontier = elimination_frontier(s)
     assert frontier.masks.sum(1).tolist() == list(range(K + 1))
     torch.testing.assert_close(s.value(frontier.masks), frontier.bounds, rtol=1e-7, atol=1e-6)
     torch.testing.assert_close(s.empty, frontier.bounds[0], rtol=1e-7, atol=1e-6)
@@ -79,14 +79,14 @@ def test_a_climb_ends_at_the_best_of_all_subsets() -> None:
     mask, best = best_of_all(s, 15.0)
     assert 0 < mask.sum() < K
     weights = SquaredCardinality(K, 15.0).log_weights(s.empty)
-    found = climbed(s, path_frontier(s).best(weights).mask, log_weights=weights)
+    found = local_search(s, elimination_frontier(s).best(weights).mask, log_weights=weights)
     assert found.score == pytest.approx(best, abs=1e-6)
 
 
 def test_learnt_inclusion_says_the_best_of_all_subsets(generator: torch.Generator) -> None:
     """Worths of tens of nats leave little to doubt."""
     s = SummedStatistics(parts())
-    learnt = select_naturally(s, prior=SquaredCardinality(K, 15.0), generator=generator)
+    learnt = fit_inclusion(s, prior=SquaredCardinality(K, 15.0), generator=generator)
     assert torch.equal(learnt.q.inclusion > 0.5, best_of_all(s, 15.0)[0])
 
 

@@ -19,22 +19,22 @@ from winnowgp.bounds.collapsed import (
     collapsed_posterior,
     masked_blocks,
     masked_bound,
-    repetition,
     subset_blocks,
     tighter_bound,
+    weight_correction,
 )
 from winnowgp.bounds.evidence import exact_log_marginal, upper_bound
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
-    latent_bound,
+    gplvm_bound,
+    gplvm_moments,
     latent_kl,
-    latent_moments,
     latent_posterior,
-    whitening,
+    whitening_factor,
 )
 from winnowgp.bounds.moments import (
+    KernelChunk,
     Moments,
-    Piece,
     chunked_moments,
     moment_bound,
     moment_posterior,
@@ -54,7 +54,7 @@ from winnowgp.bounds.row_blocks import (
     rbf_features,
 )
 from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
-from winnowgp.bounds.two_pass import ChunkedMean, TwoPass, evidence_gradient, two_pass_bound
+from winnowgp.bounds.two_pass import BoundGradient, ChunkedMean, evidence_gradient, two_pass_bound
 from winnowgp.bounds.uncollapsed import (
     gaussian_expected_log_prob,
     marginals,
@@ -65,13 +65,14 @@ from winnowgp.bounds.uncollapsed import (
 )
 
 __all__ = [
+    "BoundGradient",
     "ChunkedKernel",
     "ChunkedMean",
     "ExpectedKernel",
+    "KernelChunk",
     "LinearPsi",
     "Moments",
     "ObservedColumns",
-    "Piece",
     "Psi",
     "RBFPsi",
     "RowBlock",
@@ -80,7 +81,6 @@ __all__ = [
     "Sites",
     "Subset",
     "Sums",
-    "TwoPass",
     "WhitenedChunk",
     "WhitenedChunks",
     "add_product",
@@ -90,9 +90,9 @@ __all__ = [
     "evidence_gradient",
     "exact_log_marginal",
     "gaussian_expected_log_prob",
-    "latent_bound",
+    "gplvm_bound",
+    "gplvm_moments",
     "latent_kl",
-    "latent_moments",
     "latent_posterior",
     "marginals",
     "masked_blocks",
@@ -105,7 +105,6 @@ __all__ = [
     "pairwise_sum",
     "prior_moments",
     "rbf_features",
-    "repetition",
     "site_gradient",
     "site_moments",
     "site_sums",
@@ -115,6 +114,7 @@ __all__ = [
     "two_pass_bound",
     "uncollapsed_bound",
     "upper_bound",
+    "weight_correction",
     "whitened_kl",
-    "whitening",
+    "whitening_factor",
 ]

@@ -65,7 +65,7 @@ def project(
 # What separates w equal observations from one of w times the precision.
 
 
-def repetition(weights: Float[Tensor, " N"], noise: Scalar) -> Scalar:
+def weight_correction(weights: Float[Tensor, " N"], noise: Scalar) -> Scalar:
     """Σ_i log [N(y_i | f_i, σ²)^w_i / N(y_i | f_i, σ²/w_i)], which depends on neither y nor f.
 
     = ½ Σ_i [(1 − w_i) log 2πσ² − log w_i]. A bound with noise σ²/w_i a row, plus this for each

@@ -47,7 +47,7 @@ def latent_kl(mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"]) -> Flo
     return 0.5 * (variance + mean.square() - 1 - variance.log()).sum(1)
 
 
-def whitening(Kuu: Float[Tensor, "*S M M"]) -> Float[Tensor, "*S M M"]:
+def whitening_factor(Kuu: Float[Tensor, "*S M M"]) -> Float[Tensor, "*S M M"]:
     """The factor L of K_uu with a jitter of 1e-8 of its mean diagonal.
 
     Ψ2 comes without a factor and is whitened from both sides, which multiplies its rounding by the
@@ -59,7 +59,7 @@ def whitening(Kuu: Float[Tensor, "*S M M"]) -> Float[Tensor, "*S M M"]:
     return definite_cholesky(Kuu + (JITTER * mean)[..., None, None] * eye)
 
 
-def latent_bound(
+def gplvm_bound(
     Kuu: Float[Tensor, "*S M M"],
     psi1: Float[Tensor, "*S M N"],
     psi2: Float[Tensor, "*S G M M"],
@@ -74,7 +74,7 @@ def latent_bound(
 
     Equal to `collapsed_bound` where the inputs are certain. O(M³) for each pattern and noise.
     """
-    L = whitening(Kuu)
+    L = whitening_factor(Kuu)
     C, D = _whitened(L, psi1, psi2, columns)
     eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
     roots = definite_cholesky(eye + C)
@@ -86,7 +86,7 @@ def latent_bound(
     return _empty(psi0, columns).sum() + 0.5 * fit - repeated * volume.sum(-1)
 
 
-def latent_moments(L: Float[Tensor, "M M"], psi: Psi, columns: ObservedColumns) -> list[Moments]:
+def gplvm_moments(L: Float[Tensor, "M M"], psi: Psi, columns: ObservedColumns) -> list[Moments]:
     """The same as moments whitened with L, for `selection.subset_statistics` and posteriors.
 
     One for all columns if they share rows and noise, else one a column. Where rounding has made

@@ -59,14 +59,14 @@ class Moments:
         )
 
 
-Piece: TypeAlias = tuple[
+KernelChunk: TypeAlias = tuple[
     Float[Tensor, "K B"], Float[Tensor, " B"], Float[Tensor, "B P"], Float[Tensor, " B"]
 ]
 
 """K(candidates, rows), the diagonal of K(rows, rows), targets and noise precisions of some rows."""
 
 
-def chunked_moments(L: Float[Tensor, "K K"], pieces: Iterable[Piece]) -> Moments:
+def chunked_moments(L: Float[Tensor, "K K"], pieces: Iterable[KernelChunk]) -> Moments:
     """Moments of rows that come in pieces; O(N K²) time, and the memory of a piece.
 
     Each block is whitened, by a solve, before it is squared. Squaring first and whitening the sum

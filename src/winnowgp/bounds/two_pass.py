@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.collapsed import repetition
+from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.bounds.row_blocks import (
     JITTER,
     ChunkedKernel,
@@ -62,7 +62,7 @@ class ChunkedMean(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class TwoPass:
+class BoundGradient:
     """A bound in nats and its gradient."""
 
     value: Float[Tensor, ""]
@@ -114,7 +114,7 @@ def two_pass_bound(
     tighter: bool = False,
     keep: int | None = None,
     dtype: torch.dtype | None = None,
-) -> TwoPass:
+) -> BoundGradient:
     """The collapsed (or the tighter collapsed) bound and its gradient; O(N M²) time.
 
     Args:
@@ -176,7 +176,7 @@ def two_pass_bound(
     pulled = chunks.summed(pushed_back)
     split = len(pulled) - len(mean.pulled())
     found = kernel.gradient(pulled[:split], Kuu_gradient)
-    return TwoPass(value, noise_gradient, pulled[split:], found)
+    return BoundGradient(value, noise_gradient, pulled[split:], found)
 
 
 def _accumulated(
@@ -231,14 +231,14 @@ def _push_back(kernel: ChunkedKernel, mean: ChunkedMean, part: WhitenedChunk, ba
 @torch.no_grad()
 def evidence_gradient(
     kernel: ChunkedKernel, block: RowBlock, *, mean: ChunkedMean, noise: Float[Tensor, ""]
-) -> TwoPass:
+) -> BoundGradient:
     """The exact log evidence and its gradient, for a kernel whose points are the rows; O(N³).
 
         log p(Y) = −½ [NP log 2π + P log|A| + ⟨Y, α⟩],   A = K_ff + σ²I,  α = A⁻¹ Y
         ∂/∂A = ½ (ααᵀ − P A⁻¹),   ∂/∂Y = −α
 
     Several times quicker than differentiating a Cholesky factor by autograd. With weights the noise
-    of row i is σ²/w_i, and `repetition` is added.
+    of row i is σ²/w_i, and `weight_correction` is added.
 
     Args:
         block: all rows.
@@ -257,8 +257,10 @@ def evidence_gradient(
     gradient = A_inverse.mul_(-0.5 * P).addmm_(alpha, alpha.mT, alpha=0.5)
     noise_gradient = gradient.diagonal().sum()
     if weights is not None:
-        value = value + P * repetition(weights, noise)
+        value = value + P * weight_correction(weights, noise)
         slope = 0.5 * (N - weights.sum()) / noise
         noise_gradient = (gradient.diagonal() / weights).sum() + P * slope
     mean.pull(block, alpha)
-    return TwoPass(value, noise_gradient, mean.pulled(), kernel.gradient(kernel.pulled(), gradient))
+    return BoundGradient(
+        value, noise_gradient, mean.pulled(), kernel.gradient(kernel.pulled(), gradient)
+    )

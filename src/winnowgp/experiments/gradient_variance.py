@@ -18,7 +18,7 @@ from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sample
 from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
-from winnowgp.selection import SubsetStatistics, select_naturally
+from winnowgp.selection import SubsetStatistics, fit_inclusion
 from winnowgp.training import Adam
 from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
 
@@ -189,7 +189,7 @@ def climb_naturally(
     """
     for steps in path.marks:
         path.restart()
-        found = select_naturally(statistics(), prior=prior, generator=generator(), max_steps=steps)
+        found = fit_inclusion(statistics(), prior=prior, generator=generator(), max_steps=steps)
         path.look(steps, found.q)
         if found.settled:
             return
@@ -258,7 +258,7 @@ class Problem:
     def place(self, name: str) -> Bernoulli:
         """One of `PLACES`."""
         share = PLACES.index(name) / 2
-        found = select_naturally(
+        found = fit_inclusion(
             self.statistics(), prior=self.prior, generator=self.generator(), max_steps=100
         )
         return Bernoulli(share * found.q.logits)

@@ -20,14 +20,14 @@ from winnowgp.bounds import (
     ObservedColumns,
     Psi,
     Subset,
-    latent_bound,
+    gplvm_bound,
+    gplvm_moments,
     latent_kl,
-    latent_moments,
     latent_posterior,
     masked_blocks,
     moment_bound,
     uncollapsed_bound,
-    whitening,
+    whitening_factor,
 )
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
@@ -235,7 +235,7 @@ class LatentObjective(RelaxedObjective):
         return self._bound(Kuu, psi1, outer * self.psi.psi2)
 
     def _bound(self, Kuu: Tensor, psi1: Tensor, psi2: Tensor) -> Nats:
-        bound = latent_bound(Kuu, psi1, psi2, psi0=self.psi.psi0, columns=self.columns)
+        bound = gplvm_bound(Kuu, psi1, psi2, psi0=self.psi.psi0, columns=self.columns)
         return torch.sub(bound, self.kl)
 
 
@@ -304,7 +304,7 @@ class LatentVariableGP(LatentModel):
             self.latents.mean, self.latents.variance, Z=self.candidates, weights=columns.weights
         )
         Kuu = kernel.uu(self.candidates)
-        fit = latent_bound(Kuu, psi.psi1, psi.psi2, psi0=psi.psi0, columns=columns)
+        fit = gplvm_bound(Kuu, psi.psi1, psi.psi2, psi0=psi.psi0, columns=columns)
         return fit - self.latents.kl()
 
     def subset_objective(
@@ -366,8 +366,8 @@ class LatentVariableGP(LatentModel):
     def _moments(self, table: MaskedMatrix) -> tuple[Tensor, *tuple[Moments, ...]]:
         """The factor of the candidates' covariance, and the table's moments whitened with it."""
         objective = self.subset_objective(table)
-        L = whitening(objective.Kuu)
-        return L, *latent_moments(L, objective.psi, objective.columns)
+        L = whitening_factor(objective.Kuu)
+        return L, *gplvm_moments(L, objective.psi, objective.columns)
 
     def _columns(self, table: MaskedMatrix) -> ObservedColumns:
         self.check(table)

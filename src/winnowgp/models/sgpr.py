@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.bounds import (
+    BoundGradient,
     ChunkedKernel,
+    KernelChunk,
     Moments,
-    Piece,
     RowBlock,
     RowBlocks,
-    TwoPass,
     chunked_moments,
     collapsed_bound,
     evidence_gradient,
@@ -28,9 +28,9 @@ from winnowgp.bounds import (
     moment_bound,
     moment_posterior,
     moment_upper_bound,
-    repetition,
     subset_blocks,
     two_pass_bound,
+    weight_correction,
 )
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
@@ -128,7 +128,7 @@ def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
     return AutogradMean(mean, parameters=inputs), inputs
 
 
-def _unpacked(result: TwoPass) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:
     return result.value, (result.noise, *result.mean, *result.kernel)
 
 
@@ -163,7 +163,7 @@ class CollapsedObjective(RelaxedObjective):
     Y: Float[Tensor, "N P"]
     noise: Noise
     constant: Scalar | float = 0.0
-    """Added to every value: `bounds.repetition` where rows count more than once."""
+    """Added to every value: `bounds.weight_correction` where rows count more than once."""
 
     @property
     def K(self) -> int:
@@ -271,7 +271,7 @@ class SparseGP(InducingModel):
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
 
-        def pieces(rows: Iterable[RowBlock]) -> Iterator[Piece]:
+        def pieces(rows: Iterable[RowBlock]) -> Iterator[KernelChunk]:
             for block in rows:
                 # A row of weight w is w rows, or one with a w-th of the noise.
                 precision = (1 / self.noise).expand(len(block))
@@ -365,7 +365,7 @@ class SparseGP(InducingModel):
         """σ²/w_i of each row, and what the bound with that noise lacks, over all outputs."""
         if data.weights is None:
             return self.noise, 0.0
-        return self.noise / data.weights, data.P * repetition(data.weights, self.noise)
+        return self.noise / data.weights, data.P * weight_correction(data.weights, self.noise)
 
     def _centred(self, data: Dataset) -> Float[Tensor, "N P"]:
         return data.Y - prior_mean(self.mean, data.X)

@@ -2,18 +2,18 @@
 
 from winnowgp.selection.elimination import DataRoot, Roots
 from winnowgp.selection.frontier import (
-    WEAKEST_ALPHA,
+    MIN_ALPHA,
     Frontier,
     Selection,
     alpha_at,
     alpha_interval,
     concave_hull,
-    path_frontier,
-    polished,
+    elimination_frontier,
+    largest_alpha,
+    multistart_search,
     search_frontier,
-    strongest_alpha,
 )
-from winnowgp.selection.natural import NaturalSelection, select_naturally
+from winnowgp.selection.natural import InclusionFit, fit_inclusion
 from winnowgp.selection.objective import (
     MarginalGainObjective,
     RelaxedObjective,
@@ -21,15 +21,21 @@ from winnowgp.selection.objective import (
     SearchState,
     SubsetObjective,
 )
-from winnowgp.selection.search import SearchResult, backward_path, climbed, forward_path, swapped
+from winnowgp.selection.search import (
+    SearchResult,
+    backward_elimination,
+    forward_selection,
+    local_search,
+    swap_search,
+)
 from winnowgp.selection.statistics import SubsetStatistics, SummedStatistics, subset_statistics
 
 __all__ = [
-    "WEAKEST_ALPHA",
+    "MIN_ALPHA",
     "DataRoot",
     "Frontier",
+    "InclusionFit",
     "MarginalGainObjective",
-    "NaturalSelection",
     "RelaxedObjective",
     "Roots",
     "SearchObjective",
@@ -41,15 +47,15 @@ __all__ = [
     "SummedStatistics",
     "alpha_at",
     "alpha_interval",
-    "backward_path",
-    "climbed",
+    "backward_elimination",
     "concave_hull",
-    "forward_path",
-    "path_frontier",
-    "polished",
+    "elimination_frontier",
+    "fit_inclusion",
+    "forward_selection",
+    "largest_alpha",
+    "local_search",
+    "multistart_search",
     "search_frontier",
-    "select_naturally",
-    "strongest_alpha",
     "subset_statistics",
-    "swapped",
+    "swap_search",
 ]

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.bounds import Moments
-from winnowgp.linalg import definite_cholesky, flip_step, resolved_rows, solve_lower
+from winnowgp.linalg import definite_cholesky, rank_one_update, residuals_and_duals, solve_lower
 from winnowgp.selection.objective import SearchState
 
 # Roots that say everything a collapsed bound needs about the data.
@@ -84,7 +84,7 @@ def _data_root(L: Float[Tensor, "K K"], moments: Moments) -> DataRoot:
 
 # The tableau: one subset, the exact effect of flipping every candidate, and moving to a neighbour.
 #
-# For each candidate k take the resolved rows (see `linalg.resolved_rows`) in two geometries: e of
+# For each candidate k take the resolved rows (see `linalg.residuals_and_duals`) in two geometries: e of
 # L,
 # the prior, and h of L R, prior plus data. Outside the subset ‖e‖² and ‖h‖² are the variances of k
 # given the subset under each; inside they are its precisions given the others. With s = +1 outside
@@ -162,7 +162,7 @@ class EliminationState(SearchState):
         leaves = bool(self.included[at])
         same = self.included == leaves
         among = None if bool(same.all()) else same
-        step = partial(flip_step, rows=self.rows, same=among, leaves=leaves, at=at)
+        step = partial(rank_one_update, rows=self.rows, same=among, leaves=leaves, at=at)
         a, q = step(self.roots.L, self.E)
         norm = torch.linalg.vector_norm(self.E[at])
         data = []
@@ -224,7 +224,7 @@ def _left(
 
 def search_state(roots: Roots, mask: Bool[Tensor, " K"]) -> EliminationState:
     """Fresh tableau of a subset, O(K² M)."""
-    E, Q = resolved_rows(roots.L, mask)
+    E, Q = residuals_and_duals(roots.L, mask)
     bound, data = roots.empty, []
     for root in roots.data:
         rows, gain = _data_rows(roots.L, root, mask, E=E, Q=Q)
@@ -249,7 +249,7 @@ def _data_rows(
     Q: Float[Tensor, "M K"],
 ) -> tuple[DataRows, Float[Tensor, ""]]:
     """The data's part of a tableau, and what the subset gains over the empty one."""
-    H, QS = resolved_rows(root.LR, mask)
+    H, QS = residuals_and_duals(root.LR, mask)
     QR = Q @ root.R
     ER = torch.empty_like(E)
     # inside E = (E Qᵀ) Q; outside E = L − (L Qᵀ) Q, and L R is at hand: O(K M K), never O(K³)

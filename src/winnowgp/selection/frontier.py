@@ -12,11 +12,11 @@ from winnowgp.errors import InputError
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import (
     SearchResult,
-    backward_path,
-    climbed,
-    forward_path,
-    oscillated,
-    swapped,
+    backward_elimination,
+    forward_selection,
+    local_search,
+    oscillating_search,
+    swap_search,
 )
 from winnowgp.typing import Mask, SizeTable
 
@@ -77,9 +77,9 @@ class Frontier:
         return SearchResult(mask=self.masks[M], bound=bound, score=bound + extra)
 
 
-def path_frontier(statistics: SearchObjective) -> Frontier:
+def elimination_frontier(statistics: SearchObjective) -> Frontier:
     """The frontier of one backward path: nested sets, the quickest to find. O(K³)."""
-    back = backward_path(statistics)
+    back = backward_elimination(statistics)
     return Frontier(bounds=back.bounds.flip(0), masks=back.masks.flip(0), N=statistics.N)
 
 
@@ -88,28 +88,30 @@ def search_frontier(
 ) -> Frontier:
     """Backward path, forward path, and both improved at a few sizes and walked down from there.
 
-    O(K³) for the paths, O(K² M) for each size improved. No optimality is claimed; see `polished`
+    O(K³) for the paths, O(K² M) for each size improved. No optimality is claimed; see `multistart_search`
     for one subset under a prior.
 
     Args:
         statistics: of the data.
-        improved_at: number of sizes, spread geometrically, whose subsets are oscillated and
-            swapped, then walked down from.
+        improved_at: number of sizes, spread geometrically, whose subsets are oscillating_search and
+            swap_search, then walked down from.
         longest_forward: where the forward path stops; K/2 if not given.
     """
     K = statistics.K
-    ahead = forward_path(statistics, longest=K // 2 if longest_forward is None else longest_forward)
-    frontier = _merged(path_frontier(statistics), ahead.masks, ahead.bounds)
+    ahead = forward_selection(
+        statistics, longest=K // 2 if longest_forward is None else longest_forward
+    )
+    frontier = _merged(elimination_frontier(statistics), ahead.masks, ahead.bounds)
     sizes = {round(K ** ((i + 1) / (improved_at + 1))) for i in range(improved_at)} - {0, K}
     for M in sorted(sizes, reverse=True):
-        mask, _ = oscillated(statistics, frontier.masks[M], depth=max(M // 3, 1))
-        mask, _ = swapped(statistics, mask, sweeps=1)
-        walk = backward_path(statistics, start=mask)
+        mask, _ = oscillating_search(statistics, frontier.masks[M], depth=max(M // 3, 1))
+        mask, _ = swap_search(statistics, mask, sweeps=1)
+        walk = backward_elimination(statistics, start=mask)
         frontier = _merged(frontier, walk.masks, walk.bounds)
     return frontier
 
 
-def polished(
+def multistart_search(
     statistics: SearchObjective, frontier: Frontier, *, log_weights: SizeTable
 ) -> tuple[SearchResult, Frontier]:
     """Best subset under a prior, and the frontier that knows of it and of the way down from it.
@@ -117,12 +119,12 @@ def polished(
     Climbs from the frontier's best and from a forward path's best, and keeps the higher: on kin8nm
     the forward start was 110 nats lower and ended 73 nats higher.
     """
-    path = forward_path(statistics, log_weights=log_weights)
+    path = forward_selection(statistics, log_weights=log_weights)
     ahead = path.masks[int((path.bounds + log_weights[path.masks.sum(dim=1)]).argmax())]
     starts = [frontier.best(log_weights).mask, ahead]
-    climbs = [climbed(statistics, mask, log_weights=log_weights) for mask in starts]
+    climbs = [local_search(statistics, mask, log_weights=log_weights) for mask in starts]
     found = max(climbs, key=lambda climb: climb.score)
-    walk = backward_path(statistics, start=found.mask)
+    walk = backward_elimination(statistics, start=found.mask)
     return found, _merged(frontier, walk.masks, walk.bounds)
 
 
@@ -145,7 +147,7 @@ def _merged(
 # its two edges.
 
 
-WEAKEST_ALPHA = 1e-8
+MIN_ALPHA = 1e-8
 
 """The least α that is searched for: below it the prior says nothing."""
 
@@ -189,12 +191,12 @@ def alpha_at(frontier: Frontier, M: int) -> float:
     return _slope(bounds, hull[hull.index(above) - 1], above)
 
 
-def strongest_alpha(holds: Callable[[float], bool]) -> float:
+def largest_alpha(holds: Callable[[float], bool]) -> float:
     """The largest α for which a rule holds that weak priors keep and strong ones break.
 
     For one α over several sets of points: a nat then costs the same wherever it is bought.
     """
-    low, high = WEAKEST_ALPHA, _STRONGEST_ALPHA
+    low, high = MIN_ALPHA, _STRONGEST_ALPHA
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -17,7 +17,7 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
 from winnowgp.selection.objective import SearchObjective
-from winnowgp.selection.search import forward_path
+from winnowgp.selection.search import forward_selection
 from winnowgp.typing import Mask, Scalar
 
 # Each finds four more bits of a size.
@@ -33,7 +33,7 @@ _HALVINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class NaturalState:
+class InclusionState:
     """Where the iteration stands."""
 
     worth: Float[Tensor, " K"]
@@ -44,7 +44,7 @@ class NaturalState:
 
 
 @dataclass(frozen=True, slots=True)
-class NaturalSelection:
+class InclusionFit:
     """Fitted inclusions."""
 
     q: Bernoulli
@@ -54,9 +54,9 @@ class NaturalSelection:
     """Whether the stopping rule was met before the steps ran out."""
 
 
-def natural_start(
+def inclusion_start(
     statistics: SearchObjective, mask: Mask, *, prior: CardinalityPrior
-) -> NaturalState:
+) -> InclusionState:
     """State at a given subset: its flips as the first average. O(K² M).
 
     Started from λ = ½ instead, a strong prior empties the set in one step and nothing brings it
@@ -64,19 +64,19 @@ def natural_start(
     """
     worth = statistics.marginal_gains(mask)
     q = Bernoulli.from_inclusion(mask.to(worth))
-    return NaturalState(worth, balanced(worth, prior, at=q), 0)
+    return InclusionState(worth, fixed_point(worth, prior, at=q), 0)
 
 
-def natural_step(
+def inclusion_step(
     statistics: SearchObjective,
-    state: NaturalState,
+    state: InclusionState,
     *,
     prior: CardinalityPrior,
     generator: torch.Generator,
-) -> tuple[NaturalState, Scalar]:
-    """One subset drawn, its flips averaged in with ρ = (step + 5)^−¾, the logits balanced. O(K² M).
+) -> tuple[InclusionState, Scalar]:
+    """One subset drawn, its flips averaged in with ρ = (step + 5)^−¾, the logits fixed_point. O(K² M).
 
-    The average of the flips is damped; the prior is not, for it is known exactly (`balanced`). The
+    The average of the flips is damped; the prior is not, for it is known exactly (`fixed_point`). The
     power lies between ½ and 1, so the steps add up to infinity and their squares do not.
 
     A step that would move the expected size by more than 2 % is halved until it does not: a subset
@@ -95,20 +95,20 @@ def natural_step(
 
 
 def _moved(
-    state: NaturalState, change: Float[Tensor, " K"], *, prior: CardinalityPrior
-) -> NaturalState:
+    state: InclusionState, change: Float[Tensor, " K"], *, prior: CardinalityPrior
+) -> InclusionState:
     """The next state, `change` halved until the expected size moves little."""
     size = state.q.mean_count().item()
-    q = balanced(state.worth + change, prior, at=state.q)
+    q = fixed_point(state.worth + change, prior, at=state.q)
     for _ in range(_HALVINGS):
         if abs(q.mean_count().item() - size) <= max(1.0, _FARTHEST * size):
             break
         change = 0.5 * change
-        q = balanced(state.worth + change, prior, at=state.q)
-    return NaturalState(state.worth + change, q, state.step + 1)
+        q = fixed_point(state.worth + change, prior, at=state.q)
+    return InclusionState(state.worth + change, q, state.step + 1)
 
 
-def balanced(worth: Float[Tensor, " K"], prior: CardinalityPrior, *, at: Bernoulli) -> Bernoulli:
+def fixed_point(worth: Float[Tensor, " K"], prior: CardinalityPrior, *, at: Bernoulli) -> Bernoulli:
     """Logits worth_k + slope_k, the prior's slope taken at the expected size they themselves imply.
 
     Solves m = Σ_k σ(worth_k + slope(m − λ_k) + c_k) for m by cutting intervals, O(K). slope
@@ -141,14 +141,14 @@ def _interpolated(
     return slopes[below] + (sizes - below) * (slopes[below + 1] - slopes[below])
 
 
-def select_naturally(
+def fit_inclusion(
     statistics: SearchObjective,
     *,
     prior: CardinalityPrior,
     generator: torch.Generator,
     start: Mask | None = None,
     max_steps: int = 100,
-) -> NaturalSelection:
+) -> InclusionFit:
     """Inclusions fitted until the objective stops rising.
 
     Stops when the mean of the last twenty draws of the objective is, within its standard error, no
@@ -167,19 +167,19 @@ def select_naturally(
             "would be infinite; give those sizes a large finite penalty instead."
         )
     if start is None:
-        path = forward_path(statistics, log_weights=log_weights)
+        path = forward_selection(statistics, log_weights=log_weights)
         start = path.masks[int((path.bounds + log_weights[path.masks.sum(dim=1)]).argmax())]
-    state = natural_start(statistics, start, prior=prior)
+    state = inclusion_start(statistics, start, prior=prior)
     draws: list[Scalar] = []
     sizes: list[float] = []
     settled = False
     while len(draws) < max_steps and not settled:
-        state, draw = natural_step(statistics, state, prior=prior, generator=generator)
+        state, draw = inclusion_step(statistics, state, prior=prior, generator=generator)
         draws.append(draw)
         sizes.append(state.q.mean_count().item())
         settled = len(draws) >= 2 * _WINDOW and _stalled(torch.stack(draws), sizes)
     trace = torch.stack(draws) if draws else state.worth[:0]
-    return NaturalSelection(state.q, trace, settled)
+    return InclusionFit(state.q, trace, settled)
 
 
 def _stalled(draws: Float[Tensor, " T"], sizes: list[float]) -> bool:

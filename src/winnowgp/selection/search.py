@@ -37,7 +37,9 @@ class SearchResult:
     score: float
 
 
-def backward_path(statistics: SearchObjective, *, start: Bool[Tensor, " K"] | None = None) -> Path:
+def backward_elimination(
+    statistics: SearchObjective, *, start: Bool[Tensor, " K"] | None = None
+) -> Path:
     """Drop the point whose removal costs least until none is left, O(K³) in all.
 
     Only rows still included are carried, discarded an eighth at a time; the tableau is made afresh
@@ -69,7 +71,7 @@ def backward_path(statistics: SearchObjective, *, start: Bool[Tensor, " K"] | No
     return Path(masks=masks, bounds=torch.stack(bounds))
 
 
-def forward_path(
+def forward_selection(
     statistics: SearchObjective,
     *,
     longest: int | None = None,
@@ -106,7 +108,7 @@ def forward_path(
     return Path(masks=torch.stack(masks), bounds=torch.stack(bounds))
 
 
-def swapped(
+def swap_search(
     statistics: SearchObjective,
     mask: Bool[Tensor, " K"],
     *,
@@ -146,7 +148,7 @@ def _swap(state: SearchState, at: int) -> SearchState:
     return state if best == at else without.flip(best, worth=worth[best])
 
 
-def oscillated(
+def oscillating_search(
     statistics: SearchObjective, mask: Bool[Tensor, " K"], *, depth: int
 ) -> tuple[Bool[Tensor, " K"], float]:
     """The subset improved by adding `depth` points, then dropping as many, as long as that helps.
@@ -186,7 +188,7 @@ def _resized(statistics: SearchObjective, state: SearchState, *, size: int) -> S
     return state
 
 
-def climbed(
+def local_search(
     statistics: SearchObjective,
     mask: Bool[Tensor, " K"],
     *,
@@ -214,8 +216,8 @@ def climbed(
         for depth in sorted(
             {max(size // 2, 1), max(size // 5, 1), max(size // 12, 1)}, reverse=True
         ):
-            mask, _ = oscillated(statistics, mask, depth=depth)
-        mask, bound = swapped(statistics, mask, sweeps=1)
+            mask, _ = oscillating_search(statistics, mask, depth=depth)
+        mask, bound = swap_search(statistics, mask, sweeps=1)
         score = bound + log_weights[int(mask.sum())].item()
         if score <= best.score + 1e-6:
             break

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from winnowgp.bounds import Moments, Subset
 from winnowgp.errors import InputError
-from winnowgp.linalg import triangular_rows
+from winnowgp.linalg import subset_factors
 from winnowgp.selection.elimination import EliminationState, Roots, search_state, whitened_roots
 from winnowgp.selection.objective import SearchObjective, SearchState
 from winnowgp.typing import Mask, Masks, Nats
@@ -81,10 +81,10 @@ def _gain(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
     """L(Z) − L(∅) = ½ Σ [ b_Iᵀ S_II⁻¹ b_I − P log|S_II|/|K_II| + P tr(QᵀCQ) ], b = K_*f W Y."""
     subset = Subset.of(mask)
     indices, real = subset.index, subset.present
-    T, _ = triangular_rows(roots.L, indices, real=real)
+    T, _ = subset_factors(roots.L, indices, real=real)
     gain = roots.empty.new_zeros(len(mask))
     for data in roots.data:
-        TS, fit = triangular_rows(data.LR, indices, real=real, targets=data.y)
+        TS, fit = subset_factors(data.LR, indices, real=real, targets=data.y)
         # T⁻¹ (L R)_I = Qᵀ R, whose square is tr(I + QᵀCQ)
         QR = torch.linalg.solve_triangular(T, data.LR[indices] * real[:, :, None], upper=False)
         explained = QR.square().sum(dim=(1, 2)) - real.sum(dim=1)
@@ -99,7 +99,7 @@ def _gain(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class SummedPlace(SearchState):
+class SummedState(SearchState):
     """One subset in the tableaux of several kernels; flips and bounds add up."""
 
     parts: tuple[EliminationState, ...]
@@ -108,7 +108,7 @@ class SummedPlace(SearchState):
     bound: Float[Tensor, ""]
 
     @classmethod
-    def of(cls, parts: tuple[EliminationState, ...], *, bound: Float[Tensor, ""]) -> "SummedPlace":
+    def of(cls, parts: tuple[EliminationState, ...], *, bound: Float[Tensor, ""]) -> "SummedState":
         """Of parts that stand on the same subset."""
         return cls(parts, parts[0].rows, parts[0].included, bound)
 
@@ -119,18 +119,18 @@ class SummedPlace(SearchState):
     def marginal_gains(self) -> Float[Tensor, " J"]:
         return torch.stack([part.marginal_gains() for part in self.parts]).sum(0)
 
-    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "SummedPlace":
+    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "SummedState":
         bound = self.bound - worth if bool(self.included[at]) else self.bound + worth
         # Only the sum's bound is read; those of the parts stay behind.
         parts = tuple(part.flip(at, worth=torch.zeros_like(worth)) for part in self.parts)
-        return SummedPlace.of(parts, bound=bound)
+        return SummedState.of(parts, bound=bound)
 
-    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "SummedPlace":
+    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "SummedState":
         parts = tuple(part.drop(at, worth=torch.zeros_like(worth)) for part in self.parts)
-        return SummedPlace.of(parts, bound=self.bound - worth[0])
+        return SummedState.of(parts, bound=self.bound - worth[0])
 
-    def only(self, keep: Bool[Tensor, " J"]) -> "SummedPlace":
-        return SummedPlace.of(tuple(part.only(keep) for part in self.parts), bound=self.bound)
+    def only(self, keep: Bool[Tensor, " J"]) -> "SummedState":
+        return SummedState.of(tuple(part.only(keep) for part in self.parts), bound=self.bound)
 
 
 @final
@@ -168,6 +168,6 @@ class SummedStatistics(SearchObjective):
     def marginal_gains(self, mask: Mask) -> Float[Tensor, " K"]:
         return self.search_state(mask).marginal_gains()
 
-    def search_state(self, mask: Mask) -> SummedPlace:
+    def search_state(self, mask: Mask) -> SummedState:
         parts = tuple(part.search_state(mask) for part in self.parts)
-        return SummedPlace.of(parts, bound=torch.stack([part.bound for part in parts]).sum())
+        return SummedState.of(parts, bound=torch.stack([part.bound for part in parts]).sum())

@@ -24,8 +24,8 @@ from winnowgp.selection import (
     Selection,
     SubsetStatistics,
     alpha_at,
-    path_frontier,
-    select_naturally,
+    elimination_frontier,
+    fit_inclusion,
 )
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.context import TrainingContext, warn_not_sharded
@@ -130,7 +130,7 @@ class FastSteps(Generic[Model]):
 
         Of points that are worth nearly the same another machine may drop another one.
         """
-        found = path_frontier(statistics)
+        found = elimination_frontier(statistics)
         return Frontier(*self._process_group.broadcast(found.bounds, found.masks), N=found.N)
 
     def chosen(self, pool: Model, mask: Mask, bound: float) -> Model:
@@ -434,7 +434,7 @@ class Fast(Schedule):
     ) -> Selection:
         goal, M = self.goal, int(mask.sum())
         alpha = goal.alpha if isinstance(goal, FixedAlpha) else alpha_at(frontier, M)
-        learnt = select_naturally(
+        learnt = fit_inclusion(
             statistics,
             prior=SquaredCardinality(statistics.K, alpha),
             generator=generator,

@@ -18,7 +18,7 @@ from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites, layer_sit
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.models.deep_layer import layer_inputs, linear_map
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, Selection, path_frontier, select_naturally
+from winnowgp.selection import Frontier, Selection, elimination_frontier, fit_inclusion
 from winnowgp.training.adam import Adam, Parts
 from winnowgp.training.checkpoint import Checkpoint, described
 from winnowgp.training.context import TrainingContext, training_context
@@ -406,13 +406,13 @@ class DeepFast(DeepSchedule):
         """The set of each layer, and the probability of each of its candidates."""
         pairs = zip(model.layers, sites, strict=True)
         statistics = [found.statistics(layer, bound=bound, N=N) for layer, found in pairs]
-        frontiers = [path_frontier(each) for each in statistics]
+        frontiers = [elimination_frontier(each) for each in statistics]
         alphas = self.goal.alphas(frontiers)
         here = torch.Generator().manual_seed(drawn_seed(generator))
         chosen = []
         for layer, frontier, alpha in zip(statistics, frontiers, alphas, strict=True):
             mask = _some(frontier, alpha)
-            learnt = select_naturally(
+            learnt = fit_inclusion(
                 layer,
                 prior=SquaredCardinality(layer.K, alpha),
                 generator=here,

@@ -13,7 +13,7 @@ from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import Latent, LatentVariableGP, RowBound, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
+from winnowgp.selection import Frontier, Selection, alpha_at, elimination_frontier, fit_inclusion
 from winnowgp.training.batched_bfgs import maximise_each
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.context import TrainingContext
@@ -224,7 +224,7 @@ class FastLatent(LatentSchedule):
     ) -> Selection:
         frontier, goal = steps.frontier(pool), self.goal
         alpha = goal.alpha if isinstance(goal, FixedAlpha) else alpha_at(frontier, int(mask.sum()))
-        learnt = select_naturally(
+        learnt = fit_inclusion(
             pool.subset_statistics(steps.table),
             prior=SquaredCardinality(pool.K, alpha),
             generator=generator,
@@ -322,7 +322,7 @@ class _Steps:
 
     def frontier(self, pool: LatentVariableGP) -> Frontier:
         """The frontier of whole bounds, its tolerances per observed entry."""
-        frontier = path_frontier(pool.subset_statistics(self.table))
+        frontier = elimination_frontier(pool.subset_statistics(self.table))
         with torch.no_grad():
             bounds: Tensor = frontier.bounds - pool.latents.kl()
         return replace(frontier, bounds=bounds, N=self.table.count)

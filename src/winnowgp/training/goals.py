@@ -12,7 +12,7 @@ import torch
 from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
-from winnowgp.selection import Frontier, strongest_alpha
+from winnowgp.selection import Frontier, largest_alpha
 
 # What a user can say about how many points they want.
 
@@ -150,7 +150,7 @@ class SharedTolerance(LayerGoal):
             lost = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
             return sum(lost) <= self.nats * frontiers[0].N
 
-        return (strongest_alpha(within),) * len(frontiers)
+        return (largest_alpha(within),) * len(frontiers)
 
 
 @final
@@ -177,7 +177,7 @@ class SharedBudget(LayerGoal):
             return sum(max(M, 1) ** 2 for M in sizes) > self.cost
 
         # Just above the strongest α that would still keep too much.
-        return (strongest_alpha(beyond) * (1 + 1e-9),) * len(frontiers)
+        return (largest_alpha(beyond) * (1 + 1e-9),) * len(frontiers)
 
 
 def layer_alphas(alpha: float | tuple[float, ...], layers: int) -> tuple[float, ...]:
