@@ -53,7 +53,7 @@ def selected_sets(given: Problem, *, seed: int) -> dict[int, Tensor]:
     others[greedy] = False
     pool = torch.cat([few[greedy], X[others][: POOL - len(greedy)]])
     statistics = given.model.with_candidates(pool).subset_statistics(given.data)
-    paths = elimination_frontier(statistics), forward_selection(statistics, longest=max(SIZES))
+    paths = elimination_frontier(statistics), forward_selection(statistics, max_size=max(SIZES))
     found = {}
     for M in SIZES:
         mask = max(paths, key=lambda path, M=M: path.bounds[M].item()).masks[M]

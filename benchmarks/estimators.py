@@ -13,14 +13,9 @@ from problems import ALPHAS, K, Problem, problem
 from records import Records, Row, Seconds, mean, recorded, table, timed
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence
-from winnowgp.selection import (
-    InclusionFit,
-    SubsetObjective,
-    SubsetStatistics,
-    fit_inclusion,
-    multistart_search,
-    search_frontier,
-)
+from winnowgp.selection import SubsetObjective, SubsetStatistics, fit_inclusion, search_frontier
+from winnowgp.selection.frontier import multistart_search
+from winnowgp.selection.natural import InclusionFit
 from winnowgp.training import Adam
 
 DRAWS = 1000
@@ -157,7 +152,7 @@ class Comparison:
             **self.set_up.row("set_up_"),
             seed=seed,
             steps=len(chosen.trace),
-            settled=chosen.settled,
+            settled=chosen.converged,
             **end.row(),
             size=chosen.q.mean_count().item(),
             target=round(target.mean, 3),

@@ -91,15 +91,15 @@ def test_the_theory_agrees_with_its_twins() -> None:
     """Numbers that stand side by side on the page are the same."""
     printed = executed("theory.md", whole=False).printed
     pairs = re.findall(
-        r"(?:closed form|collapsed|tighter|switched off|flip|through sites) +(-?[\d.]+),? +"
+        r"(?:closed form|collapsed|switched off|flip|through sites) +(-?[\d.]+),? +"
         r"(?:summed|dense|left out|difference of two bounds|collapsed) +(-?[\d.]+)",
         printed,
     )
-    assert len(pairs) == 8
+    assert len(pairs) == 7
     for ours, twin in pairs:
         assert float(ours) == pytest.approx(float(twin), rel=1e-6)
-    bounds = dict(re.findall(r"^(collapsed|tighter|exact|upper) +(-?[\d.]+)", printed, re.M))
-    values = [float(bounds[name]) for name in ("collapsed", "tighter", "exact", "upper")]
+    bounds = dict(re.findall(r"^(collapsed|exact|upper) +(-?[\d.]+)", printed, re.M))
+    values = [float(bounds[name]) for name in ("collapsed", "exact", "upper")]
     assert values == sorted(values)
 
 

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from helpers.latent_problems import dense_bound, latent, linear
-from winnowgp.bounds import collapsed_bound, gplvm_moments, latent_posterior, moment_bound
-from winnowgp.bounds.gplvm import whitening_factor
+from winnowgp.bounds import collapsed_bound
+from winnowgp.bounds.gplvm import gplvm_moments, whitening_factor
+from winnowgp.bounds.moments import moment_bound, moment_posterior
 from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.models import Latents, LatentVariableGP
 
@@ -59,7 +60,7 @@ def test_the_posterior_maximises_the_quadratic_form(noise) -> None:
     p = latent(missing=True)
     objective = p.model(noise=noise).subset_objective(p.table)
     moments = gplvm_moments(whitening_factor(objective.Kuu), objective.psi, objective.columns)
-    mean, factor = latent_posterior(moments)
+    mean, factor = moment_posterior(*moments)
     for column, m in enumerate(moments):
         B = m.C + torch.eye(5, dtype=torch.float64)
         torch.testing.assert_close(mean[:, column], torch.linalg.solve(B, m.D[:, 0]))

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from helpers import oracles
 from helpers.problems import Problem, problem
-from winnowgp.bounds import (
+from winnowgp.bounds import collapsed_bound, upper_bound
+from winnowgp.bounds.moments import (
     Moments,
     chunked_moments,
-    collapsed_bound,
-    collapsed_posterior,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
-    upper_bound,
 )
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -69,7 +67,7 @@ def test_the_upper_bound_is_that_of_the_rows(K: int, P: int) -> None:
 def test_the_posterior_is_the_collapsed_one(K: int, P: int, per_row: bool) -> None:
     p = problem(K=K, P=P, per_row=per_row)
     mean, factor = moment_posterior(moments(p))
-    their_mean, their_factor = collapsed_posterior(p.Kuu, p.Kuf, Y=p.Y, noise=p.noise)
+    their_mean, their_factor = oracles.optimal_q(p.Kuu, p.Kuf, p.Y, p.noise)
     torch.testing.assert_close(mean, their_mean, **close)
     torch.testing.assert_close(factor @ factor.mT, their_factor @ their_factor.mT, **close)
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from helpers import oracles
 from helpers.problems import Problem, problem
-from winnowgp.bounds import Moments, chunked_moments, moment_bound, prior_moments
+from winnowgp.bounds.moments import Moments, chunked_moments, moment_bound, prior_moments
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky
-from winnowgp.selection import subset_statistics
+from winnowgp.selection.statistics import subset_statistics
 
 noises = pytest.mark.parametrize("per_row", [False, True])
 

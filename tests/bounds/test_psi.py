@@ -5,8 +5,8 @@ from torch.autograd import gradcheck
 from torch.distributions import Normal, kl_divergence
 
 from helpers.latent_problems import latent, linear, quadrature, rbf
-from winnowgp.bounds import LinearPsi, RBFPsi, latent_kl, pair_weights
-from winnowgp.bounds.psi import WeightedExponentials, from_pairs
+from winnowgp.bounds.gplvm import latent_kl
+from winnowgp.bounds.psi import LinearPsi, RBFPsi, WeightedExponentials, from_pairs, pair_weights
 from winnowgp.models import expected_kernel
 
 kernels = pytest.mark.parametrize("kernel", [rbf(), linear()], ids=["rbf", "linear"])

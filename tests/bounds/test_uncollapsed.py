@@ -8,16 +8,11 @@ from helpers import oracles
 from helpers.problems import Problem, problem
 from winnowgp.bounds import (
     collapsed_bound,
-    collapsed_posterior,
-    gaussian_expected_log_prob,
-    marginals,
-    masked_blocks,
-    masked_marginal,
     subset_blocks,
-    subset_marginal,
     uncollapsed_bound,
-    whitened_kl,
 )
+from winnowgp.bounds.collapsed import masked_blocks
+from winnowgp.bounds.uncollapsed import marginals, masked_marginal, subset_marginal, whitened_kl
 from winnowgp.gradients import all_masks
 from winnowgp.typing import Masks, Weights
 
@@ -40,7 +35,7 @@ def bound(p: Problem, q_mean: Tensor, q_factor: Tensor, mask: Tensor | None = No
         kff=p.kff,
         q_mean=q_mean,
         q_factor=q_factor,
-        expected_log_prob=lambda m, v: gaussian_expected_log_prob(p.Y, m, v, noise=p.noise),
+        expected_log_prob=lambda m, v: oracles.gaussian_expected_log_prob(p.Y, m, v, p.noise),
     )
 
 
@@ -57,7 +52,7 @@ def test_equals_the_dense_oracle(P: int, per_row: bool) -> None:
 def test_equals_the_collapsed_bound_at_the_optimal_q_and_is_below_elsewhere() -> None:
     p = problem()
     best = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
-    q_mean, q_factor = collapsed_posterior(p.Kuu, p.Kuf, Y=p.Y, noise=p.noise)
+    q_mean, q_factor = oracles.optimal_q(p.Kuu, p.Kuf, p.Y, p.noise)
     torch.testing.assert_close(bound(p, q_mean, q_factor), best, **close)
     assert bound(p, q_mean + 0.01, q_factor) < best
     assert bound(p, q_mean, 1.01 * q_factor) < best
@@ -121,7 +116,7 @@ def test_a_minibatch_is_unbiased_over_all_minibatches() -> None:
             kff=p.kff[rows],
             q_mean=q_mean,
             q_factor=q_factor,
-            expected_log_prob=lambda m, v, r=rows: gaussian_expected_log_prob(
+            expected_log_prob=lambda m, v, r=rows: oracles.gaussian_expected_log_prob(
                 p.Y[r], m, v, noise=p.noise
             ),
             scale=6 / 2,

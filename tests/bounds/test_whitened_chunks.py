@@ -5,10 +5,11 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from winnowgp.bounds import RowBlock, RowBlocks
 from winnowgp.bounds.row_blocks import (
     JITTER,
     ChunkedKernel,
+    RowBlock,
+    RowBlocks,
     WhitenedChunks,
     add_gram,
     from_panels,

@@ -21,7 +21,6 @@ from winnowgp.gradients import (
     DecayingAverage,
     Enumeration,
     LeaveOneOut,
-    NoBaseline,
     Relaxed,
     ScoreFunction,
     Temperature,
@@ -98,6 +97,17 @@ def test_enumeration_is_the_sum_over_all_subsets() -> None:
 def test_enumeration_of_too_many_candidates_is_refused() -> None:
     with pytest.raises(InputError, match="ScoreFunction"):
         all_masks(13)
+
+
+@dataclass(frozen=True, slots=True)
+class NoBaseline(Baseline[None]):
+    """Zero, for comparison."""
+
+    def init(self) -> None:
+        return None
+
+    def step(self, values: Tensor, state: None) -> tuple[Tensor, None]:
+        return torch.zeros_like(values), None
 
 
 BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "leave-one-out": LeaveOneOut()}

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp.bounds import Moments, chunked_moments
+from winnowgp.bounds.moments import Moments, chunked_moments
 from winnowgp.linalg import Cholesky, cholesky
-from winnowgp.selection import SubsetStatistics, subset_statistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from winnowgp.bounds import RowBlocks
+from winnowgp.bounds.row_blocks import RowBlocks
 from winnowgp.data import ArraySource, Dataset, ProcessGroup, ShardedSource, shared, standardised
 from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor

@@ -435,9 +435,6 @@ PROBLEMS: dict[str, Problem] = {
     ),
     # Models and schedules of the library.
     "SparseGP Fast": lambda: sparse_model(Fast(Tolerance(0.05), n_candidates=40)),
-    "SparseGP Fast tighter": lambda: sparse_model(
-        Fast(MaxPoints(8), n_candidates=30, tighter=True)
-    ),
     "SparseGP Fast own candidates": lambda: sparse_model(Fast(FixedAlpha(0.1)), 30),
     "SparseGP Fast default on hills": lambda: fit_numbers(
         fit(SparseGP(ScaleKernel(RBFKernel()), hills().X[::4]), hills())

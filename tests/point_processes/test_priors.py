@@ -147,7 +147,7 @@ def test_unusable_tables_are_refused(table: list[float]) -> None:
 
 
 def test_a_prior_for_another_number_of_candidates_is_refused() -> None:
-    with pytest.raises(InputError, match="build the prior with K=3"):
+    with pytest.raises(InputError, match="Build the prior with K=3"):
         kl_divergence(Bernoulli(torch.zeros(3)), Uniform(4))
     with pytest.raises(InputError, match="zero or more"):
         Uniform(-1)

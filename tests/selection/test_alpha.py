@@ -6,14 +6,8 @@ import pytest
 import torch
 
 from winnowgp.errors import InputError
-from winnowgp.selection import (
-    MIN_ALPHA,
-    Frontier,
-    alpha_at,
-    alpha_interval,
-    concave_hull,
-    largest_alpha,
-)
+from winnowgp.selection import Frontier, alpha_at
+from winnowgp.selection.frontier import MIN_ALPHA, alpha_interval, concave_hull, largest_alpha
 
 FRONTIER = Frontier(
     bounds=torch.tensor([-100, -60, -58, -20, -12, -9, -8.5, -8.4], dtype=torch.float64),

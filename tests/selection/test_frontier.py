@@ -8,7 +8,8 @@ import torch
 from helpers.selection_problems import SEARCHED, problem
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, multistart_search, search_frontier
+from winnowgp.selection import Frontier, search_frontier
+from winnowgp.selection.frontier import multistart_search
 
 cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
 

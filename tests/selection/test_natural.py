@@ -73,9 +73,9 @@ def test_a_step_averages_in_the_flips_of_the_subset_it_draws() -> None:
     state = inclusion_start(s, torch.arange(8) < 5, prior=prior)
     after, draw = inclusion_step(s, state, prior=prior, generator=seeded(3))
     mask = state.q.sample(1, generator=seeded(3))[0]
-    expected = state.worth + 5**-0.75 * (s.marginal_gains(mask) - state.worth)
-    torch.testing.assert_close(after.worth, expected)
-    torch.testing.assert_close(after.q.logits, fixed_point(after.worth, prior, at=state.q).logits)
+    expected = state.gains + 5**-0.75 * (s.marginal_gains(mask) - state.gains)
+    torch.testing.assert_close(after.gains, expected)
+    torch.testing.assert_close(after.q.logits, fixed_point(after.gains, prior, at=state.q).logits)
     torch.testing.assert_close(draw, s.value(mask[None])[0] - kl_divergence(state.q, prior))
     assert after.step == 1
 
@@ -156,13 +156,13 @@ def test_it_takes_no_more_steps_than_allowed_and_says_that_it_did_not_settle(ste
     s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
     found = fit_inclusion(s, prior=prior, generator=seeded(7), max_steps=steps)
     assert found.trace.shape == (steps,)
-    assert not found.settled
+    assert not found.converged
 
 
 def test_it_settles_before_the_steps_run_out() -> None:
     s, prior = problem(24, noise=3.0).statistics, SquaredCardinality(8, 0.3)
     found = fit_inclusion(s, prior=prior, generator=seeded(7), max_steps=1000)
-    assert found.settled
+    assert found.converged
     assert 40 <= len(found.trace) < 1000
 
 

@@ -15,9 +15,8 @@ from winnowgp.selection import (
     backward_elimination,
     forward_selection,
     local_search,
-    swap_search,
 )
-from winnowgp.selection.search import Path, oscillating_search
+from winnowgp.selection.search import Path, oscillating_search, swap_search
 
 cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
 
@@ -82,7 +81,7 @@ def test_a_climb_scores_its_subset_and_no_single_flip_improves_on_it() -> None:
 
 def test_a_forward_path_stops_where_it_is_told_or_when_five_additions_were_not_worth_it() -> None:
     s = problem(38, K=12).statistics
-    assert len(forward_selection(s, longest=3).masks) == 4
+    assert len(forward_selection(s, max_size=3).masks) == 4
     dear = SquaredCardinality(12, 1e9).log_weights(s.roots.L)
     assert len(forward_selection(s, log_weights=dear).masks) == 6
 
@@ -90,5 +89,5 @@ def test_a_forward_path_stops_where_it_is_told_or_when_five_additions_were_not_w
 def test_a_climb_from_a_forbidden_size_is_refused_by_name() -> None:
     s = problem(34).statistics
     hard = torch.tensor([0.0] * 4 + [float("-inf")] * 5, dtype=torch.float64)
-    with pytest.raises(InputError, match="a size that `log_weights` forbids"):
+    with pytest.raises(InputError, match="must have a size that `log_weights` allows"):
         local_search(s, torch.ones(8, dtype=torch.bool), log_weights=hard)

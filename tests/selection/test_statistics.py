@@ -15,7 +15,8 @@ from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
-from winnowgp.selection import SubsetStatistics, subset_statistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -57,7 +58,7 @@ def test_a_walk_of_flips_stays_on_the_fresh_tableau(case: dict[str, Any]) -> Non
     generator = torch.Generator().manual_seed(0)
     walk = s.search_state(torch.zeros(s.K, dtype=torch.bool))
     for at in torch.randint(s.K, (40,), generator=generator).tolist():
-        walk = walk.flip(at, worth=walk.marginal_gains()[at])
+        walk = walk.toggle(at, gain=walk.marginal_gains()[at])
         fresh = s.search_state(walk.mask)
         torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
         torch.testing.assert_close(
@@ -72,7 +73,7 @@ def test_dropping_keeps_what_is_left_on_the_fresh_tableau(case: dict[str, Any]) 
     order = torch.randperm(s.K, generator=torch.Generator().manual_seed(0))
     walk = s.search_state(torch.ones(s.K, dtype=torch.bool))
     for at in order.split(1):
-        walk = walk.drop(at, worth=walk.marginal_gains()[at])
+        walk = walk.remove(at, gain=walk.marginal_gains()[at])
         fresh = s.search_state(walk.mask)
         assert not walk.mask[at]
         torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
@@ -86,11 +87,11 @@ def test_a_tableau_of_fewer_rows_walks_like_the_whole_one() -> None:
     s = problem(3).statistics
     mask = all_masks(8)[0b01101001]
     keep = mask | (torch.arange(8) == 7)
-    whole, part = s.search_state(mask), s.search_state(mask).only(keep)
+    whole, part = s.search_state(mask), s.search_state(mask).restrict(keep)
     for k in [7, 0, 5, 7]:
-        at = int((part.rows == k).nonzero())
-        whole = whole.flip(k, worth=whole.marginal_gains()[k])
-        part = part.flip(at, worth=part.marginal_gains()[at])
+        at = int((part.candidates == k).nonzero())
+        whole = whole.toggle(k, gain=whole.marginal_gains()[k])
+        part = part.toggle(at, gain=part.marginal_gains()[at])
         assert torch.equal(part.mask, whole.mask)
         torch.testing.assert_close(
             part.marginal_gains(), whole.marginal_gains()[keep], rtol=1e-8, atol=1e-8
@@ -181,18 +182,18 @@ def test_a_walk_with_several_weights_stays_on_the_fresh_tableau() -> None:
     generator = torch.Generator().manual_seed(0)
     walk = s.search_state(torch.zeros(8, dtype=torch.bool))
     for at in torch.randint(8, (25,), generator=generator).tolist():
-        walk = walk.flip(at, worth=walk.marginal_gains()[at])
+        walk = walk.toggle(at, gain=walk.marginal_gains()[at])
         fresh = s.search_state(walk.mask)
         torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-6)
         torch.testing.assert_close(
             walk.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-6
         )
     keep = walk.mask | (torch.arange(8) < 2)
-    part = walk.only(keep)
+    part = walk.restrict(keep)
     torch.testing.assert_close(
         part.marginal_gains(), walk.marginal_gains()[keep], rtol=1e-10, atol=1e-10
     )
-    stepped = part.flip(0, worth=part.marginal_gains()[0])
+    stepped = part.toggle(0, gain=part.marginal_gains()[0])
     torch.testing.assert_close(
         stepped.marginal_gains(), s.marginal_gains(stepped.mask)[keep], rtol=1e-6, atol=1e-6
     )

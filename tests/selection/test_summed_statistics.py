@@ -9,14 +9,9 @@ from helpers.selection_problems import neighbours, problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import (
-    Roots,
-    SubsetStatistics,
-    SummedStatistics,
-    elimination_frontier,
-    fit_inclusion,
-    local_search,
-)
+from winnowgp.selection import SubsetStatistics, elimination_frontier, fit_inclusion, local_search
+from winnowgp.selection.elimination import Roots
+from winnowgp.selection.statistics import SummedStatistics
 
 K = 6
 
@@ -58,8 +53,8 @@ def test_dropping_is_flipping_out() -> None:
     state = s.search_state(torch.ones(K, dtype=torch.bool))
     for at in (2, 5, 0):
         worth = state.marginal_gains()[[at]]
-        flipped = s.search_state(state.mask).flip(at, worth=worth[0])
-        state = state.drop(torch.tensor([at]), worth=worth)
+        flipped = s.search_state(state.mask).toggle(at, gain=worth[0])
+        state = state.remove(torch.tensor([at]), gain=worth)
         assert torch.equal(state.mask, flipped.mask)
         torch.testing.assert_close(state.bound, flipped.bound, rtol=1e-10, atol=0)
         left = state.included
@@ -91,7 +86,7 @@ def test_learnt_inclusion_says_the_best_of_all_subsets(generator: torch.Generato
 
 
 def test_parts_of_other_candidates_are_refused() -> None:
-    with pytest.raises(InputError, match=r"`parts` must be .* the same candidates"):
+    with pytest.raises(InputError, match=r"`terms` must be .* the same candidates"):
         SummedStatistics((problem(1, K=5).statistics, problem(1, K=6).statistics))
 
 

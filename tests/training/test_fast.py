@@ -163,10 +163,10 @@ def test_the_bound_is_the_models_own_and_the_upper_bound_is_above_it() -> None:
         assert fitted.bound - 1e-6 <= evidence <= fitted.upper_bound + 1e-6
 
 
-def left_to_gain(fitted: Fit, rows: Dataset, *, tighter: bool = False) -> float:
+def left_to_gain(fitted: Fit, rows: Dataset) -> float:
     """Nats that L-BFGS still finds, started at the fitted model."""
     again = fitted.model.with_candidates(fitted.posterior.Z)
-    objective = again.chunked_bound(rows, tighter=tighter)
+    objective = again.chunked_bound(rows)
     before = objective().item()
     return climb(again, rows.X, objective=objective, stop=Stop(1e-4, 20, 200)).value - before
 
@@ -311,18 +311,6 @@ def test_another_kernel_keeps_the_tolerance_too() -> None:
     assert fitted.posterior.M < 40
     assert fitted.elbo_gap <= TOLERANCE * rows.N
     assert fitted.bound > fitted.model.dense_bound(rows)().item() - 2 * TOLERANCE * rows.N
-
-
-def test_the_last_climb_is_on_the_tighter_bound_if_asked_for() -> None:
-    """It can be raised no further, at the cost of the ordinary one."""
-    rows = data(every=3)
-    plain, tight = (
-        fit(model(rows), rows, schedule=fast(Tolerance(0.5), rounds=2, tighter=t))
-        for t in (False, True)
-    )
-    assert tight.bound < plain.bound
-    assert plain.posterior.M == tight.posterior.M
-    assert left_to_gain(tight, rows, tighter=True) < 1e-3 < left_to_gain(plain, rows, tighter=True)
 
 
 def test_progress_tells_phases_in_their_order() -> None:

@@ -191,7 +191,7 @@ def climb_naturally(
         path.restart()
         found = fit_inclusion(statistics(), prior=prior, generator=generator(), max_steps=steps)
         path.look(steps, found.q)
-        if found.settled:
+        if found.converged:
             return
 
 

@@ -15,20 +15,17 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds import (
-    Moments,
+from winnowgp.bounds import uncollapsed_bound
+from winnowgp.bounds.collapsed import Subset, masked_blocks
+from winnowgp.bounds.gplvm import (
     ObservedColumns,
-    Psi,
-    Subset,
     gplvm_bound,
     gplvm_moments,
     latent_kl,
-    latent_posterior,
-    masked_blocks,
-    moment_bound,
-    uncollapsed_bound,
     whitening_factor,
 )
+from winnowgp.bounds.moments import Moments, moment_bound, moment_posterior
+from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models.base import check_parts
@@ -38,7 +35,8 @@ from winnowgp.models.likelihoods import check_targets, expected_log_prob, valid
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Mask, Masks, Nats, Scalar, Weights
 
 # Gaussian noise of one variance for all columns of a table, or one for each.
@@ -351,7 +349,7 @@ class LatentVariableGP(LatentModel):
     def posterior(self, table: MaskedMatrix) -> ExpectedPosterior:
         """q(f) given the table, small and independent of it from then on."""
         L, *moments = self._moments(table)
-        q_mean, q_factor = latent_posterior(moments)
+        q_mean, q_factor = moment_posterior(*moments)
         function = Posterior(
             self.kernel,
             self.candidates.detach(),

@@ -14,24 +14,19 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import (
-    BoundGradient,
-    ChunkedKernel,
+from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
+from winnowgp.bounds.collapsed import weight_correction
+from winnowgp.bounds.evidence import evidence_gradient
+from winnowgp.bounds.moments import (
     KernelChunk,
     Moments,
-    RowBlock,
-    RowBlocks,
     chunked_moments,
-    collapsed_bound,
-    evidence_gradient,
-    masked_bound,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
-    subset_blocks,
-    two_pass_bound,
-    weight_correction,
 )
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
+from winnowgp.bounds.two_pass import BoundGradient, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
@@ -47,7 +42,8 @@ from winnowgp.models.kernels import (
     prior_mean,
 )
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Mask, Masks, Nats, Noise, Scalar, Weights
 
 # Bounds as one differentiable number whose gradient comes with the value.
@@ -85,7 +81,6 @@ class ChunkedBound:
     """
 
     blocks: RowBlocks
-    tighter: bool = False
     dtype: torch.dtype | None = None
     """Of what is computed row by row, if less precise than the sums."""
 
@@ -102,7 +97,6 @@ class ChunkedBound:
                 self.blocks,
                 mean=chunked_mean,
                 noise=noise.detach(),
-                tighter=self.tighter,
                 dtype=self.dtype,
             )
             return _unpacked(result)
@@ -163,7 +157,7 @@ class CollapsedObjective(RelaxedObjective):
     Y: Float[Tensor, "N P"]
     noise: Noise
     constant: Scalar | float = 0.0
-    """Added to every value: `bounds.weight_correction` where rows count more than once."""
+    """Added to every value: `weight_correction` where rows count more than once."""
 
     @property
     def K(self) -> int:
@@ -301,14 +295,14 @@ class SparseGP(InducingModel):
         """The same bound as a number, in one pass over chunks of rows."""
         return moment_bound(self.moments(data)[1]).item()
 
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
-        """The same bound, or the tighter one, as a function of the parameters when it is called.
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
+        """The same bound as a function of the parameters when it is called.
 
         Made for optimisers: what depends on the rows alone is computed once, memory does not grow
         with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
         dtype = torch.float32 if self.precision == "mixed" else None
-        bound = ChunkedBound(self._blocks(data), tighter, dtype)
+        bound = ChunkedBound(self._blocks(data), dtype)
 
         def value() -> Scalar:
             return bound(self.kernel, Z=self.candidates, mean=self.mean, noise=self.noise)

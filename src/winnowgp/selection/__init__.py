@@ -1,50 +1,39 @@
-"""Choosing: what a model must answer to be selectable, the ways to choose, and what comes out."""
+"""Selection of inducing points: objectives, discrete search, frontiers and inclusion probabilities.
 
-from winnowgp.selection.elimination import DataRoot, Roots
+- `objective`: the interfaces that a model implements to be selectable;
+- `statistics` and `elimination`: exact bounds and marginal gains of subsets, independent of N;
+- `search`: backward elimination, forward selection and local search;
+- `frontier`: the best bound for each number of inducing points, and the α that each implies;
+- `natural`: inclusion probabilities fitted by natural gradients.
+"""
+
 from winnowgp.selection.frontier import (
-    MIN_ALPHA,
     Frontier,
     Selection,
     alpha_at,
     alpha_interval,
     concave_hull,
     elimination_frontier,
-    largest_alpha,
-    multistart_search,
     search_frontier,
 )
-from winnowgp.selection.natural import InclusionFit, fit_inclusion
+from winnowgp.selection.natural import fit_inclusion
 from winnowgp.selection.objective import (
     MarginalGainObjective,
     RelaxedObjective,
     SearchObjective,
-    SearchState,
     SubsetObjective,
 )
-from winnowgp.selection.search import (
-    SearchResult,
-    backward_elimination,
-    forward_selection,
-    local_search,
-    swap_search,
-)
-from winnowgp.selection.statistics import SubsetStatistics, SummedStatistics, subset_statistics
+from winnowgp.selection.search import backward_elimination, forward_selection, local_search
+from winnowgp.selection.statistics import SubsetStatistics
 
 __all__ = [
-    "MIN_ALPHA",
-    "DataRoot",
     "Frontier",
-    "InclusionFit",
     "MarginalGainObjective",
     "RelaxedObjective",
-    "Roots",
     "SearchObjective",
-    "SearchResult",
-    "SearchState",
     "Selection",
     "SubsetObjective",
     "SubsetStatistics",
-    "SummedStatistics",
     "alpha_at",
     "alpha_interval",
     "backward_elimination",
@@ -52,10 +41,6 @@ __all__ = [
     "elimination_frontier",
     "fit_inclusion",
     "forward_selection",
-    "largest_alpha",
     "local_search",
-    "multistart_search",
     "search_frontier",
-    "subset_statistics",
-    "swap_search",
 ]

@@ -139,9 +139,7 @@ class FastSteps(Generic[Model]):
         self._course.notify_once(_progress("choose", 1, 1, bound, kept))
         return kept
 
-    def climb(
-        self, model: Model, *, stop: Stop, on: Source | None = None, tighter: bool = False
-    ) -> tuple[Model, float]:
+    def climb(self, model: Model, *, stop: Stop, on: Source | None = None) -> tuple[Model, float]:
         """A copy moved uphill by L-BFGS, and its bound in nats on the rows it climbed on.
 
         The climb's own bound carries the jitter of `bounds.two_pass`; the one returned is the one
@@ -157,7 +155,7 @@ class FastSteps(Generic[Model]):
         climb(
             moved,
             seen.X,
-            objective=moved.chunked_bound(rows, tighter=tighter),
+            objective=moved.chunked_bound(rows),
             stop=stop,
             on_step=lambda step, value: self._course.on_progress(
                 _progress("move", step, stop.iterations, value, moved)
@@ -165,8 +163,6 @@ class FastSteps(Generic[Model]):
             checkpoint_log=self._course.checkpoint_log,
         )
         after = self._process_group.broadcast_object(moved.fixed_bound(rows))
-        if tighter:
-            return moved, after
         before = self._process_group.broadcast_object(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
 
@@ -324,8 +320,6 @@ class Fast(Schedule):
     """The last climb ends once twenty iterations together gain fewer nats an observation."""
     iterations: int = 1000
     """At most, in one climb."""
-    tighter: bool = False
-    """Whether the last climb is on the tighter bound."""
     inclusion_steps: int = 60
     """Subsets drawn at most to learn the probabilities of inclusion."""
 
@@ -347,8 +341,6 @@ class Fast(Schedule):
             fitted, reference = self._to_count(steps, self.goal.points)
         else:
             fitted, reference = self._to_goal(steps)
-        if self.tighter:
-            fitted, _ = steps.climb(fitted, stop=self._stop(data, 0.1), tighter=True)
         return self._finished(steps, fitted, reference, context.generator)
 
     def _to_goal(self, steps: FastSteps[Model]) -> tuple[Model, float]:

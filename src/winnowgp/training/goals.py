@@ -12,7 +12,8 @@ import torch
 from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
-from winnowgp.selection import Frontier, largest_alpha
+from winnowgp.selection import Frontier
+from winnowgp.selection.frontier import largest_alpha
 
 # What a user can say about how many points they want.
 

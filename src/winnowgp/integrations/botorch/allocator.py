@@ -16,12 +16,13 @@ from gpytorch.module import Module
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds import prior_moments
+from winnowgp.bounds.moments import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance, streamed_variance
 from winnowgp.models.kernels import prior_variance
-from winnowgp.selection import Frontier, elimination_frontier, subset_statistics
+from winnowgp.selection import Frontier, elimination_frontier
+from winnowgp.selection.statistics import subset_statistics
 
 # Of the mean prior variance, where nobody says what the noise is.
 NOISE = 0.01

@@ -24,15 +24,14 @@ from winnowgp.integrations.gpytorch.sites import Evidence, SiteTotals
 from winnowgp.integrations.gpytorch.strategies import inducing_strategies
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
-    MIN_ALPHA,
     Frontier,
     SearchObjective,
     Selection,
     alpha_at,
     elimination_frontier,
     fit_inclusion,
-    largest_alpha,
 )
+from winnowgp.selection.frontier import MIN_ALPHA, largest_alpha
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 
 # How many points each strategy keeps, and which.
