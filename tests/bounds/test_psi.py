@@ -14,7 +14,7 @@ WEIGHTS = torch.tensor([[1.0] * 7, [0, 1, 1, 0, 2.5, 1, 1]], dtype=torch.float64
 
 
 @kernels
-def test_psi_statistics_are_the_averages_that_quadrature_finds(kernel: Kernel) -> None:
+def test_psi_statistics_match_quadrature(kernel: Kernel) -> None:
     p = latent(kernel)
     psi = expected_kernel(kernel, 2).psi(p.mean, p.variance, Z=p.Z, weights=WEIGHTS)
     rows = expected_kernel(kernel, 2).psi2_rows(p.mean, p.variance, Z=p.Z)
@@ -32,7 +32,7 @@ def test_psi_statistics_are_the_averages_that_quadrature_finds(kernel: Kernel) -
 
 
 @kernels
-def test_psi_statistics_agree_with_draws(kernel: Kernel, generator) -> None:
+def test_psi_statistics_match_monte_carlo(kernel: Kernel, generator) -> None:
     p = latent(kernel, N=2)
     psi = expected_kernel(kernel, 2).psi(
         p.mean, p.variance, Z=p.Z, weights=torch.eye(2, dtype=torch.float64)
@@ -50,12 +50,12 @@ def test_psi_statistics_agree_with_draws(kernel: Kernel, generator) -> None:
 
 
 @kernels
-def test_k_uu_is_the_kernels_own(kernel: Kernel) -> None:
+def test_expected_kernel_uu_equals_kernel(kernel: Kernel) -> None:
     p = latent(kernel)
     torch.testing.assert_close(expected_kernel(kernel, 2).uu(p.Z), p.k(p.Z, p.Z))
 
 
-def test_certain_inputs_give_the_kernel_itself() -> None:
+def test_psi_statistics_zero_variance_equal_kernel_blocks() -> None:
     p = latent()
     zero = torch.zeros_like(p.mean)
     psi = expected_kernel(p.kernel, 2).psi(p.mean, zero, Z=p.Z, weights=WEIGHTS)
@@ -64,7 +64,7 @@ def test_certain_inputs_give_the_kernel_itself() -> None:
     torch.testing.assert_close(psi.psi2[1], (Kuf * WEIGHTS[1]) @ Kuf.mT)
 
 
-def test_psi2_has_exact_gradients() -> None:
+def test_psi2_gradients_match_finite_differences() -> None:
     p = latent(N=4, M=3)
     weights = torch.tensor([[1.0, 1, 0, 1], [0, 2, 1, 1]], dtype=torch.float64)
 
@@ -83,7 +83,9 @@ def test_psi2_has_exact_gradients() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 2**25], ids=["computed twice", "kept"])
-def test_chunks_change_nothing(keep: int, monkeypatch, generator) -> None:
+def test_weighted_exponentials_are_independent_of_chunk_size(
+    keep: int, monkeypatch, generator
+) -> None:
     monkeypatch.setattr("winnowgp.bounds.psi.CHUNK", 12)
     monkeypatch.setattr("winnowgp.bounds.psi.KEEP", keep)
     A, B, W, G = (
@@ -106,7 +108,7 @@ def test_pair_weights_give_inner_products(generator) -> None:
     torch.testing.assert_close((pair_weights(A[None])[0] * B[first, second]).sum(), (A * B).sum())
 
 
-def test_the_latent_kl_is_torchs_own() -> None:
+def test_latent_kl_matches_torch() -> None:
     p = latent()
     prior = Normal(torch.zeros_like(p.mean), torch.ones_like(p.mean))
     expected = kl_divergence(Normal(p.mean, p.variance.sqrt()), prior).sum(1)

@@ -75,14 +75,14 @@ def dense_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tenso
 
 @cut
 @pytest.mark.parametrize("P", [1, 2, 3])
-def test_evidence_is_the_dense_gaussian_integral(P: int, how: dict[str, int]) -> None:
+def test_site_evidence_equals_dense_gaussian_integral(P: int, how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25, P)
     assert (sites.precision < 0).any()
     sums = site_sums(whitened(p, **how), sites)
     torch.testing.assert_close(sums.evidence(), dense_evidence(p.Kuu, p.Kuf, p.kff, sites), **close)
 
 
-def test_evidence_is_the_integral_over_a_grid() -> None:
+def test_site_evidence_equals_integral_over_grid() -> None:
     """The definition itself, with two points and no linear algebra of Gaussians."""
     p, sites = problem(N=6, K=2), random_sites(6, 1)
     axis = torch.linspace(-12, 12, 601, dtype=torch.float64)
@@ -99,7 +99,7 @@ def test_evidence_is_the_integral_over_a_grid() -> None:
 
 
 @cut
-def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
+def test_site_posterior_equals_dense_posterior(how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25)
     chunks = whitened(p, **how)
     q_mean, F = site_sums(chunks, sites).posterior()
@@ -111,7 +111,7 @@ def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
 
 @cut
 @pytest.mark.parametrize("rows", [0, 25])
-def test_variances_are_those_of_the_dense_posterior(rows: int, how: dict[str, int]) -> None:
+def test_site_variance_equals_dense_posterior_variance(rows: int, how: dict[str, int]) -> None:
     """By solves where rows are few, by products with an inverse where they are many."""
     p, sites = problem(), random_sites(25)
     chunks = whitened(p, **how)
@@ -125,7 +125,7 @@ def test_variances_are_those_of_the_dense_posterior(rows: int, how: dict[str, in
         torch.testing.assert_close(ours[:, i], expected, **close)
 
 
-def test_the_sites_of_gaussian_noise_are_regression() -> None:
+def test_sites_of_gaussian_noise_equal_regression() -> None:
     """λ = y/σ², w = 1/σ²: G is the collapsed bound less what the density has besides f."""
     p = problem(per_row=True)
     w = (1 / p.noise)[:, None].expand(-1, 2)
@@ -139,7 +139,7 @@ def test_the_sites_of_gaussian_noise_are_regression() -> None:
     torch.testing.assert_close(F @ F.mT, (factor @ factor.mT).expand(2, -1, -1), **close)
 
 
-def test_sites_that_leave_no_covariance_are_refused() -> None:
+def test_site_sums_indefinite_sites_raise() -> None:
     p = problem()
     flat = torch.full((25, 2), -5.0, dtype=torch.float64)
     with pytest.raises(NotPositiveDefiniteError):
@@ -154,9 +154,7 @@ def jittered_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Te
 
 @cut
 @pytest.mark.parametrize("P", [1, 2])
-def test_gradient_of_the_scaled_rbf_is_that_of_the_dense_evidence(
-    P: int, how: dict[str, int]
-) -> None:
+def test_site_gradient_scaled_rbf_matches_dense_evidence(P: int, how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25, P)
     inputs = [
         torch.tensor(1.7, dtype=torch.float64),
@@ -184,7 +182,7 @@ def test_gradient_of_the_scaled_rbf_is_that_of_the_dense_evidence(
 
 @cut
 @pytest.mark.parametrize("M", [6, 0])
-def test_gradient_of_any_kernel_is_that_of_the_dense_evidence(M: int, how: dict[str, int]) -> None:
+def test_site_gradient_any_kernel_matches_dense_evidence(M: int, how: dict[str, int]) -> None:
     p, sites = problem(K=M), random_sites(25)
     kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)).double()
     Z = p.Z.clone().requires_grad_()
@@ -203,7 +201,7 @@ def test_gradient_of_any_kernel_is_that_of_the_dense_evidence(M: int, how: dict[
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_the_gradient_knows_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_gradient_includes_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large one, relative to the mean of diag K_uu, which depends on the parameters too."""
     for module in (sites_module, whitened_chunks):
         monkeypatch.setattr(module, "JITTER", 0.3)
@@ -222,7 +220,7 @@ def test_the_gradient_knows_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_moments_of_sites_score_every_subset_by_its_own_dense_evidence(P: int) -> None:
+def test_site_moments_give_dense_evidence_of_every_subset(P: int) -> None:
     p, sites, masks = problem(K=5), random_sites(25, P), all_masks(5)
     chunks = whitened(p)
     moments = site_moments(site_sums(chunks, sites), constant=-3.7, N=25)

@@ -20,7 +20,7 @@ close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 
 
 def random_q(K: int, P: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """A mean and one covariance an output, in u-space."""
+    """A mean and one covariance per output, in u-space."""
     g = torch.Generator().manual_seed(seed)
     mean = torch.randn(K, P, generator=g, dtype=torch.float64)
     A = torch.randn(P, K, K, generator=g, dtype=torch.float64)
@@ -41,7 +41,7 @@ def bound(p: Problem, q_mean: Tensor, q_factor: Tensor, mask: Tensor | None = No
 
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("P", [1, 3])
-def test_equals_the_dense_oracle(P: int, per_row: bool) -> None:
+def test_uncollapsed_bound_equals_dense_oracle(P: int, per_row: bool) -> None:
     p = problem(P=P, per_row=per_row)
     mean_u, cov_u = random_q(6, P)
     value = bound(p, *oracles.whiten(p.Kuu, mean_u, cov_u))
@@ -49,7 +49,7 @@ def test_equals_the_dense_oracle(P: int, per_row: bool) -> None:
     torch.testing.assert_close(value, expected, **close)
 
 
-def test_equals_the_collapsed_bound_at_the_optimal_q_and_is_below_elsewhere() -> None:
+def test_uncollapsed_bound_at_optimal_q_equals_collapsed_bound() -> None:
     p = problem()
     best = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
     q_mean, q_factor = oracles.optimal_q(p.Kuu, p.Kuf, p.Y, p.noise)
@@ -59,7 +59,7 @@ def test_equals_the_collapsed_bound_at_the_optimal_q_and_is_below_elsewhere() ->
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_subset_uses_the_marginal_of_q_in_u_space(shared: bool) -> None:
+def test_subset_marginal_equals_marginal_in_u_space(shared: bool) -> None:
     p = problem(K=4)
     mean_u, cov_u = random_q(4, 2)
     cov_u = cov_u[:1].expand(2, -1, -1) if shared else cov_u
@@ -81,7 +81,7 @@ def test_a_subset_uses_the_marginal_of_q_in_u_space(shared: bool) -> None:
         torch.testing.assert_close(value, expected, **close)
 
 
-def test_padding_adds_nothing_to_the_kl() -> None:
+def test_subset_marginal_padding_adds_nothing_to_kl() -> None:
     p = problem(K=4)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(4, 2))
     masks = torch.tensor([[True, False, True, False], [True, True, True, True]])
@@ -94,8 +94,8 @@ def test_padding_adds_nothing_to_the_kl() -> None:
     )
 
 
-def test_indexing_whitened_coordinates_would_be_another_model() -> None:
-    """Slip 9 of the text: the tempting shortcut gives another number."""
+def test_subset_marginal_differs_from_indexing_whitened_q() -> None:
+    """Indexing the whitened coordinates instead of u gives a different bound."""
     p = problem(K=4)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(4, 2))
     mask = torch.tensor([False, True, False, True])
@@ -105,7 +105,7 @@ def test_indexing_whitened_coordinates_would_be_another_model() -> None:
     assert (right - shortcut).abs() > 0.1
 
 
-def test_a_minibatch_is_unbiased_over_all_minibatches() -> None:
+def test_uncollapsed_bound_minibatch_is_unbiased() -> None:
     p = problem(N=6)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(6, 2))
     pairs = torch.combinations(torch.arange(6), 2)
@@ -144,7 +144,7 @@ def dense_batch(S: int, M: int, P: int, shared: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_batch_is_a_loop(shared: bool) -> None:
+def test_uncollapsed_bound_batch_equals_loop(shared: bool) -> None:
     p, masks = problem(K=5, P=3), all_masks(5)[[31, 7, 22]]
     Kuu, Kuf = subset_blocks(p.Kuu, p.Kuf, masks)
     q_mean, q_factor = dense_batch(3, 5, 3, shared)
@@ -172,7 +172,7 @@ def test_a_batch_is_a_loop(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_kl_is_that_of_torch(shared: bool) -> None:
+def test_whitened_kl_matches_torch(shared: bool) -> None:
     (q_mean, q_factor), P = dense_batch(2, 4, 3, shared), 3
     eye = torch.eye(4, dtype=torch.float64)
     prior = torch.distributions.MultivariateNormal(torch.zeros_like(eye[0]), eye)
@@ -183,7 +183,7 @@ def test_kl_is_that_of_torch(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_marginals_are_the_dense_diagonal(shared: bool) -> None:
+def test_marginals_equal_dense_diagonal(shared: bool) -> None:
     p = problem(P=2)
     mean_u, cov_u = random_q(6, 2)
     cov_u = cov_u[:1].expand(2, -1, -1) if shared else cov_u
@@ -216,7 +216,7 @@ def masked_value(p: Problem, q_mean: Tensor, q_factor: Tensor, weights: Weights)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_weights_of_zero_and_one_give_the_bound_of_the_subset(shared: bool) -> None:
+def test_masked_marginal_with_mask_equals_subset_marginal(shared: bool) -> None:
     p, masks = problem(K=4), all_masks(4)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(4, 2))
     q_factor = q_factor[:1] if shared else q_factor
@@ -225,7 +225,7 @@ def test_weights_of_zero_and_one_give_the_bound_of_the_subset(shared: bool) -> N
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_fractional_weights_give_the_dense_definition(shared: bool) -> None:
+def test_masked_marginal_with_weights_equals_dense_definition(shared: bool) -> None:
     """m̂ = b ∘ m*, Ŝ = b bᵀ ∘ S* + diag((1 − b)(b κ + s)) under the prior weighted alike."""
     p = problem(K=4)
     mean_u, cov_u = random_q(4, 2)
@@ -261,7 +261,7 @@ def learnt(K: int) -> tuple[Problem, tuple[Tensor, Tensor, Tensor]]:
     return p, (p.Z.clone().requires_grad_(), q_mean.requires_grad_(), q_factor.requires_grad_())
 
 
-def test_subsets_have_the_gradients_of_finite_differences() -> None:
+def test_subset_marginal_gradients_match_finite_differences() -> None:
     """In locations, means and factors, with an empty, a full and two padded subsets."""
     p, inputs = learnt(3)
     masks = all_masks(3)[[0, 7, 2, 5]]
@@ -270,7 +270,7 @@ def test_subsets_have_the_gradients_of_finite_differences() -> None:
     )
 
 
-def test_weights_have_the_gradients_of_finite_differences_up_to_the_corners() -> None:
+def test_masked_marginal_gradients_match_finite_differences() -> None:
     p, inputs = learnt(3)
     corners = torch.tensor(
         [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.4], [0.3, 0.9, 0.6]], dtype=torch.float64

@@ -17,7 +17,7 @@ tables = pytest.mark.parametrize("missing", [False, True], ids=["complete", "mis
 @noises
 @tables
 @pytest.mark.parametrize("kind", ["rbf", "linear"])
-def test_the_bound_is_the_integral_over_u_column_by_column(noise, missing, kind) -> None:
+def test_gplvm_bound_equals_dense_bound_of_each_column(noise, missing, kind) -> None:
     p = latent(linear(), M=2, missing=missing) if kind == "linear" else latent(missing=missing)
     model = p.model(noise=noise)
     jitter = JITTER * p.k(p.Z, p.Z).diagonal().mean().item()
@@ -33,7 +33,7 @@ def test_the_bound_is_the_integral_over_u_column_by_column(noise, missing, kind)
 
 @noises
 @tables
-def test_moments_give_the_same_bound(noise, missing) -> None:
+def test_gplvm_moments_give_the_same_bound(noise, missing) -> None:
     p = latent(missing=missing)
     model = p.model(noise=noise)
     objective = model.subset_objective(p.table)
@@ -43,7 +43,7 @@ def test_moments_give_the_same_bound(noise, missing) -> None:
     torch.testing.assert_close(total, model.bound(p.table))
 
 
-def test_certain_latents_are_regression() -> None:
+def test_gplvm_bound_zero_variance_equals_collapsed_bound() -> None:
     p = latent()
     latents = Latents(p.mean, variance=1e-14)
     model = LatentVariableGP(p.kernel, latents, candidates=p.Z, noise=0.3)
@@ -56,7 +56,7 @@ def test_certain_latents_are_regression() -> None:
 
 
 @noises
-def test_the_posterior_maximises_the_quadratic_form(noise) -> None:
+def test_moment_posterior_equals_dense_solution_of_each_column(noise) -> None:
     p = latent(missing=True)
     objective = p.model(noise=noise).subset_objective(p.table)
     moments = gplvm_moments(whitening_factor(objective.Kuu), objective.psi, objective.columns)
