@@ -144,9 +144,9 @@ def test_public_name_has_one_meaning() -> None:
         for public in getattr(module, "__all__", ()):
             meanings[public].append((name, getattr(module, public)))
     ambiguous = {
-        public: [name for name, _ in places]
-        for public, places in meanings.items()
-        if len({id(meaning) for _, meaning in places}) > 1
+        public: [name for name, _ in exports]
+        for public, exports in meanings.items()
+        if len({id(meaning) for _, meaning in exports}) > 1
     }
     assert ambiguous == {}
     assert len(meanings) > 80

@@ -37,9 +37,9 @@ def test_prior_moments_give_expected_bound_of_every_subset(per_row: bool, P: int
     p = problem(K=5, P=P, per_row=per_row)
     L, moments = whitened(p, p.Y)
     masks = all_masks(5, device=p.X.device)
-    found = subset_statistics(L, prior_moments(moments)).value(masks) / 5
+    values = subset_statistics(L, prior_moments(moments)).value(masks) / 5
     dense = torch.stack([expected(p, mask) for mask in masks])
-    torch.testing.assert_close(found, dense, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(values, dense, rtol=1e-8, atol=1e-8)
 
 
 @noises

@@ -44,8 +44,8 @@ def test_psi_statistics_match_monte_carlo(kernel: Kernel, generator) -> None:
         )
         Kuf = p.k(p.Z, X)
         products = Kuf[:, None] * Kuf
-        for found, sampled in ((psi.psi1[:, i], Kuf), (psi.psi2[i], products)):
-            z = (sampled.mean(-1) - found) / (sampled.std(-1) / draws**0.5)
+        for expected, sampled in ((psi.psi1[:, i], Kuf), (psi.psi2[i], products)):
+            z = (sampled.mean(-1) - expected) / (sampled.std(-1) / draws**0.5)
             assert z.abs().max() < 4.5
 
 
@@ -97,8 +97,8 @@ def test_weighted_exponentials_are_independent_of_chunk_size(
     value = WeightedExponentials.apply(A, B, W)
     expected = W @ torch.exp(A @ B)
     torch.testing.assert_close(value, expected)
-    found = torch.autograd.grad(value, [A, B], G)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, [A, B], G))
+    gradients = torch.autograd.grad(value, [A, B], G)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, [A, B], G))
 
 
 def test_pair_weights_give_inner_products(generator) -> None:

@@ -40,33 +40,35 @@ def blocks(source: Source, size: int = 10) -> RowBlocks:
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("size", [1, 10, 200])
 def test_row_blocks_contain_all_rows_in_order(source: Callable[[], Source], size: int) -> None:
-    found = blocks(source(), size)
-    assert (found.N, found.P, found.observations) == (N, P, N)
+    row_blocks = blocks(source(), size)
+    assert (row_blocks.N, row_blocks.P, row_blocks.observations) == (N, P, N)
     for _ in range(2):
-        parts = list(found)
-        assert max(len(part) for part in parts) <= size
-        assert torch.equal(torch.cat([part.X for part in parts]), WHOLE.X)
-        assert torch.equal(torch.cat([part.Y for part in parts]), WHOLE.Y)
-        indices = [torch.arange(N)[part.rows] for part in parts]
+        cut = list(row_blocks)
+        assert max(len(block) for block in cut) <= size
+        assert torch.equal(torch.cat([block.X for block in cut]), WHOLE.X)
+        assert torch.equal(torch.cat([block.Y for block in cut]), WHOLE.Y)
+        indices = [torch.arange(N)[block.rows] for block in cut]
         assert torch.equal(torch.cat(indices), torch.arange(N))
-        assert all(part.weights is None for part in parts)
+        assert all(block.weights is None for block in cut)
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_row_blocks_features_use_one_centre(source: Callable[[], Source]) -> None:
-    found = blocks(source())
-    for part in found:
-        x = part.X - found.centre
+    row_blocks = blocks(source())
+    for block in row_blocks:
+        x = block.X - row_blocks.centre
         expected = torch.cat([x, x**2, torch.ones(len(x), 1).double()], 1)
-        assert torch.equal(part.features, expected)
+        assert torch.equal(block.features, expected)
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_row_blocks_sums_of_shards_equal_sums_of_rows(source: Callable[[], Source]) -> None:
-    found = blocks(source())
-    shards = [torch.stack([part.X.sum(0) for part in shard]).sum(0) for shard in found.shards()]
+    row_blocks = blocks(source())
+    shards = [
+        torch.stack([block.X.sum(0) for block in shard]).sum(0) for shard in row_blocks.shards()
+    ]
     assert len(shards) == (8 if isinstance(source(), ShardedSource) else 1)
-    (total,) = found.summed((shard,) for shard in shards)
+    (total,) = row_blocks.summed((shard,) for shard in shards)
     torch.testing.assert_close(total, WHOLE.X.sum(0), rtol=1e-12, atol=1e-12)
 
 
@@ -74,9 +76,9 @@ def test_row_blocks_keep_weights_with_their_rows() -> None:
     weights = torch.tensor(RNG.uniform(0.5, 2, N))
     data = Dataset.of(WHOLE.X, WHOLE.Y, weights=weights)
     for rows in (data, shared(data), standardised(data)):
-        found = blocks(rows)
-        assert found.observations == pytest.approx(float(weights.sum()))
-        parts = [part.weights for part in found if part.weights is not None]
+        row_blocks = blocks(rows)
+        assert row_blocks.observations == pytest.approx(float(weights.sum()))
+        parts = [block.weights for block in row_blocks if block.weights is not None]
         assert torch.equal(torch.cat(parts), weights)
 
 
@@ -126,14 +128,14 @@ def summed(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 13, 16])
 def test_pairwise_sum_equals_recursive_definition(count: int) -> None:
     parts = numbers(count)
-    for found, expected in zip(pairwise_sum(iter(parts)), summed(parts), strict=True):
-        assert torch.equal(found, expected)
+    for total, expected in zip(pairwise_sum(iter(parts)), summed(parts), strict=True):
+        assert torch.equal(total, expected)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_pairwise_sum_is_identical_for_any_number_of_processes(world_size: int) -> None:
     """Each process sums its own shards, then the sums are added in the same way."""
     parts, each = numbers(8), 8 // world_size
-    theirs = [pairwise_sum(parts[i * each : (i + 1) * each]) for i in range(world_size)]
-    for found, expected in zip(pairwise_sum(theirs), pairwise_sum(parts), strict=True):
-        assert torch.equal(found, expected)
+    by_process = [pairwise_sum(parts[i * each : (i + 1) * each]) for i in range(world_size)]
+    for total, expected in zip(pairwise_sum(by_process), pairwise_sum(parts), strict=True):
+        assert torch.equal(total, expected)

@@ -41,7 +41,7 @@ def whitened(p: Problem, *, chunk: int | None = None, keep: int | None = None) -
 
 
 def random_sites(N: int, P: int = 2, seed: int = 3) -> Sites:
-    """Other weights for each latent function; a fifth of the precisions are negative."""
+    """Different sites for each latent function; a fifth of the precisions are negative."""
     g = torch.Generator().manual_seed(seed)
     linear = torch.randn(N, P, generator=g, dtype=torch.float64)
     precision = 2 * torch.rand(N, P, generator=g, dtype=torch.float64) * (1 + torch.arange(P))
@@ -83,7 +83,7 @@ def test_site_evidence_equals_dense_gaussian_integral(P: int, how: dict[str, int
 
 
 def test_site_evidence_equals_integral_over_grid() -> None:
-    """The definition itself, with two points and no linear algebra of Gaussians."""
+    """Numerical integration of the definition, with two inducing points."""
     p, sites = problem(N=6, K=2), random_sites(6, 1)
     axis = torch.linspace(-12, 12, 601, dtype=torch.float64)
     u = torch.cartesian_prod(axis, axis)
@@ -112,7 +112,7 @@ def test_site_posterior_equals_dense_posterior(how: dict[str, int]) -> None:
 @cut
 @pytest.mark.parametrize("rows", [0, 25])
 def test_site_variance_equals_dense_posterior_variance(rows: int, how: dict[str, int]) -> None:
-    """By solves where rows are few, by products with an inverse where they are many."""
+    """Few rows use solves, many rows use products with an inverse."""
     p, sites = problem(), random_sites(25)
     chunks = whitened(p, **how)
     sums = site_sums(chunks, sites)
@@ -126,7 +126,7 @@ def test_site_variance_equals_dense_posterior_variance(rows: int, how: dict[str,
 
 
 def test_sites_of_gaussian_noise_equal_regression() -> None:
-    """λ = y/σ², w = 1/σ²: G is the collapsed bound less what the density has besides f."""
+    """λ = y/σ², w = 1/σ²: G is the collapsed bound minus the terms of the density without f."""
     p = problem(per_row=True)
     w = (1 / p.noise)[:, None].expand(-1, 2)
     sums = site_sums(whitened(p), Sites(w * p.Y, w.contiguous()))
@@ -147,7 +147,7 @@ def test_site_sums_indefinite_sites_raise() -> None:
 
 
 def jittered_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tensor:
-    """With the jitter that gradients know of."""
+    """The dense evidence with the jitter that the gradient includes."""
     shift = JITTER * Kuu.diagonal().mean() * torch.eye(len(Kuu), dtype=Kuu.dtype)
     return dense_evidence(Kuu + shift, Kuf, kff, sites)
 
@@ -202,7 +202,7 @@ def test_site_gradient_any_kernel_matches_dense_evidence(M: int, how: dict[str, 
 
 
 def test_site_gradient_includes_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one, relative to the mean of diag K_uu, which depends on the parameters too."""
+    """A large jitter: it is relative to the mean of diag K_uu, which depends on the parameters."""
     for module in (sites_module, whitened_chunks):
         monkeypatch.setattr(module, "JITTER", 0.3)
     p, sites = problem(), random_sites(25)
@@ -233,11 +233,11 @@ def test_site_moments_give_dense_evidence_of_every_subset(P: int) -> None:
     torch.testing.assert_close(statistics.value(masks), torch.stack(dense), **close)
     value = dict(zip([tuple(mask.tolist()) for mask in masks], dense, strict=True))
     for mask in masks:
-        worth = []
+        gains = []
         for k in range(5):
             up, down = mask.tolist(), mask.tolist()
             up[k], down[k] = True, False
-            worth.append(value[tuple(up)] - value[tuple(down)])
+            gains.append(value[tuple(up)] - value[tuple(down)])
         torch.testing.assert_close(
-            statistics.marginal_gains(mask), torch.stack(worth), rtol=1e-7, atol=1e-7
+            statistics.marginal_gains(mask), torch.stack(gains), rtol=1e-7, atol=1e-7
         )

@@ -199,7 +199,7 @@ def test_marginals_equal_dense_diagonal(shared: bool) -> None:
 
 
 def subset_value(p: Problem, q_mean: Tensor, q_factor: Tensor, masks: Masks) -> Tensor:
-    """The batch of padded subsets, as a model asks for it."""
+    """The bounds of a batch of padded subsets, as a model computes them."""
     Kuu, Kuf = subset_blocks(p.Kuu, p.Kuf, masks)
     mean, factor = subset_marginal(p.Kuu, q_mean, q_factor, mask=masks)
     return uncollapsed_bound(
@@ -226,7 +226,7 @@ def test_masked_marginal_with_mask_equals_subset_marginal(shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_masked_marginal_with_weights_equals_dense_definition(shared: bool) -> None:
-    """m̂ = b ∘ m*, Ŝ = b bᵀ ∘ S* + diag((1 − b)(b κ + s)) under the prior weighted alike."""
+    """m̂ = b ∘ m*, Ŝ = b bᵀ ∘ S* + diag((1 − b)(b κ + s)) under the weighted prior."""
     p = problem(K=4)
     mean_u, cov_u = random_q(4, 2)
     cov_u = cov_u[:1].expand(2, -1, -1) if shared else cov_u
@@ -262,7 +262,7 @@ def learnt(K: int) -> tuple[Problem, tuple[Tensor, Tensor, Tensor]]:
 
 
 def test_subset_marginal_gradients_match_finite_differences() -> None:
-    """In locations, means and factors, with an empty, a full and two padded subsets."""
+    """Gradients in locations, means and factors, for an empty, a full and two padded subsets."""
     p, inputs = learnt(3)
     masks = all_masks(3)[[0, 7, 2, 5]]
     assert torch.autograd.gradcheck(

@@ -115,7 +115,7 @@ BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "leave-one-out
 
 @cache
 def scored(baseline: Baseline) -> tuple[Tensor, Tensor]:
-    """Of 1,500 steps of 4 samples."""
+    """Values and gradients of 1,500 steps of 4 samples."""
     return estimates(ScoreFunction(samples=4, baseline=baseline))
 
 
@@ -131,7 +131,7 @@ def test_score_function_is_unbiased(baseline: Baseline) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OwnMean(Baseline[None]):
-    """The biased twin: a baseline that contains the very score it is subtracted from."""
+    """A biased baseline: it contains the score that it is subtracted from."""
 
     def init(self) -> None:
         return None
@@ -160,8 +160,7 @@ def test_score_function_one_sample_gradient_is_finite(baseline: Baseline) -> Non
 
 
 def test_relaxed_is_unbiased_for_relaxed_expectation() -> None:
-    """At any temperature it is the exact gradient of the expected masked bound: finite differences
-    with common random numbers agree."""
+    """Compare with finite differences of the expected masked bound, with common random numbers."""
     scores, logits = setting()
     gradient = Relaxed(samples=64, temperature=Temperature(0.5, 0.5, 1))
 

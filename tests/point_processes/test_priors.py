@@ -1,4 +1,4 @@
-"""One battery over every prior on subsets."""
+"""One set of checks for every prior over subsets."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ def test_saturated_inclusion_keeps_kl_and_slope_finite(prior) -> None:
 def test_expected_slope_forbidden_size_affects_only_reachable_points() -> None:
     hard = Budget(torch.tensor([0.0, 0.5, float("-inf")], dtype=torch.float64))
     one = Bernoulli(torch.tensor([0.0, float("-inf")], dtype=torch.float64))
-    # The second is never in, so the first moves between sizes 0 and 1; the second may be too many.
+    # The second candidate is never included, so only its own inclusion could reach size 2.
     slope = hard.expected_slope(one)
     assert slope[0].item() == 0.5
     assert slope[1].item() < -1e200
