@@ -13,8 +13,8 @@ from torch import Tensor
 from problems import ALPHAS, Problem, moved, permuted, problem
 from records import Records, Row, Seconds, mean, recorded, table, timed
 from winnowgp.models import greedy_variance
-from winnowgp.selection import path_frontier
-from winnowgp.selection.search import forward_path, oscillated, swapped
+from winnowgp.selection import elimination_frontier
+from winnowgp.selection.search import forward_selection, oscillating_search, swap_search
 
 SIZES = (16, 32, 64, 128, 256)
 POOL = 512
@@ -53,12 +53,12 @@ def selected_sets(given: Problem, *, seed: int) -> dict[int, Tensor]:
     others[greedy] = False
     pool = torch.cat([few[greedy], X[others][: POOL - len(greedy)]])
     statistics = given.model.with_candidates(pool).subset_statistics(given.data)
-    paths = path_frontier(statistics), forward_path(statistics, longest=max(SIZES))
+    paths = elimination_frontier(statistics), forward_selection(statistics, max_size=max(SIZES))
     found = {}
     for M in SIZES:
         mask = max(paths, key=lambda path, M=M: path.bounds[M].item()).masks[M]
-        mask, _ = oscillated(statistics, mask, depth=M // 3)
-        mask, _ = swapped(statistics, mask, sweeps=1)
+        mask, _ = oscillating_search(statistics, mask, depth=M // 3)
+        mask, _ = swap_search(statistics, mask, sweeps=1)
         found[M] = pool[mask]
     return found
 

@@ -157,7 +157,7 @@ class Comparison:
             **self.set_up.row("set_up_"),
             seed=seed,
             steps=len(chosen.trace),
-            settled=chosen.settled,
+            settled=chosen.converged,
             **end.row(),
             size=chosen.q.mean_count().item(),
             target=round(target.mean, 3),
@@ -178,11 +178,11 @@ class Comparison:
             )
         return chosen.q
 
-    def _naturally(self, seed: int, steps: int | None) -> NaturalSelection:
+    def _naturally(self, seed: int, steps: int | None) -> InclusionFit:
         generator = torch.Generator().manual_seed(seed)
         if steps is None:
-            return select_naturally(self.statistics, prior=self.prior, generator=generator)
-        return select_naturally(
+            return fit_inclusion(self.statistics, prior=self.prior, generator=generator)
+        return fit_inclusion(
             self.statistics, prior=self.prior, generator=generator, max_steps=steps
         )
 
@@ -190,7 +190,7 @@ class Comparison:
         """One set by search, against the best of 100 draws of each process."""
         log_weights = self.prior.log_weights(self.half)
         found, seconds = timed(
-            lambda: polished(
+            lambda: multistart_search(
                 self.statistics, search_frontier(self.statistics), log_weights=log_weights
             )[0]
         )

@@ -110,7 +110,7 @@ def evaluation(
     row |= {"bound": values[-1], "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
     row |= least(lambda: model.moments(source), repeats).row("statistics_")
     statistics = model.subset_statistics(source)
-    row |= least(lambda: path_frontier(statistics), 5).row("selection_")
+    row |= least(lambda: elimination_frontier(statistics), 5).row("selection_")
     mask = torch.arange(points, device=device) % 2 == 0
     row |= least(lambda: statistics.marginal_gains(mask), 20).row("flips_")
     return row

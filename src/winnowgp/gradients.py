@@ -1,14 +1,14 @@
-"""How to differentiate E_q[L(Z)], a sum over 2^K subsets, with respect to q and to the model.
+"""Gradient estimators for E_q[L(Z)], a sum over 2^K subsets, in q and in the model's parameters.
 
-Each gradient turns a process and a function that scores subsets into an `Estimate`: a number whose
-value estimates the expectation and whose `backward()` estimates its gradient, both for the logits
-of q and for whatever parameters the scores depend on.
+Each estimator turns a process q and a function that scores subsets into an `Estimate`: a scalar
+whose value estimates the expectation and whose `backward()` estimates its gradient, for the logits
+of q and for all parameters that the scores depend on.
 
-| gradient        | bias                              | cost a step               |
-|-----------------|-----------------------------------|---------------------------|
-| `Enumeration`   | none, no variance either          | 2^K scores, K ≤ 12        |
-| `ScoreFunction` | none                              | S scores of sampled sizes |
-| `Relaxed`       | shrinks with the temperature      | S scores of all K points  |
+| estimator       | bias                           | cost per step                 |
+|-----------------|--------------------------------|-------------------------------|
+| `Enumeration`   | none, and no variance          | 2^K scores, K ≤ 12            |
+| `ScoreFunction` | none                           | S scores of sampled subsets   |
+| `Relaxed`       | decreases with the temperature | S scores of all K candidates  |
 """
 
 from abc import ABC, abstractmethod
@@ -28,18 +28,15 @@ __all__ = [
     "Estimate",
     "Gradient",
     "LeaveOneOut",
-    "NoBaseline",
     "Relaxed",
     "ScoreFunction",
     "Temperature",
     "all_masks",
 ]
 
-
-# The interface of a gradient of E_q[L(Z)].
-
-
 State = TypeVar("State")
+
+MAX_CANDIDATES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +44,22 @@ class Estimate(Generic[State]):
     """An estimate of E_q[L(Z)] that carries an estimate of its gradient."""
 
     surrogate: Scalar
-    """Its value estimates the expectation, its `backward()` the gradient; nats, to be maximised."""
+    """Scalar in nats whose value estimates the expectation and whose `backward()` its gradient."""
     values: Nats
-    """The scores behind it, detached."""
+    """The scores of the subsets, detached."""
     state: State
-    """What the next step remembers of this one."""
+    """State for the next step."""
 
 
 class Gradient(ABC, Generic[State]):
-    """A way to differentiate E_q[L(Z)]: `init` once, then `step` with the state it returned."""
+    """Interface of gradient estimators: call `init` once, then `step` with the returned state."""
 
     scores_weights: ClassVar[bool]
-    """Whether `score` is asked about weights in [0, 1] (`ScoreWeights`) or masks (`ScoreMasks`)."""
+    """Whether `score` takes weights in [0, 1] (`ScoreWeights`) or masks (`ScoreMasks`)."""
 
     @abstractmethod
     def init(self) -> State:
-        """The memory before the first step."""
+        """Return the state before the first step."""
 
     @abstractmethod
     def step(
@@ -73,41 +70,29 @@ class Gradient(ABC, Generic[State]):
         state: State,
         generator: torch.Generator | None = None,
     ) -> Estimate[State]:
-        """One estimate of E_q[score] and of its gradient."""
-
-
-# What to subtract from a score before it multiplies ∇ log q: any number that does not depend on
-# the same draw leaves the gradient unbiased, and a good one takes most of its variance away.
+        """Return one estimate of E_q[score] and of its gradient."""
 
 
 class Baseline(ABC, Generic[State]):
-    """A baseline with a memory: `init` once, then `step` with the state it returned."""
+    """A control variate, subtracted from each score before it multiplies ∇ log q.
+
+    Any number that does not depend on the same draw leaves the gradient unbiased; a good one
+    removes most of its variance. Call `init` once, then `step` with the returned state.
+    """
 
     @abstractmethod
     def init(self) -> State:
-        """The memory before the first step."""
+        """Return the state before the first step."""
 
     @abstractmethod
     def step(self, values: Nats, state: State) -> tuple[Nats, State]:
-        """The baseline of each of S scores, and the memory after them."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NoBaseline(Baseline[None]):
-    """Zero. Bounds of hundreds of nats then multiply ∇ log q as they are: for comparison only."""
-
-    def init(self) -> None:
-        return None
-
-    def step(self, values: Nats, state: None) -> tuple[Nats, None]:
-        return torch.zeros_like(values), None
+        """Return the baseline of each of S scores, and the next state."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LeaveOneOut(Baseline[None]):
-    """b_s = mean of the other S − 1 scores of the same step (zero if there is none)."""
+    """The mean of the other S − 1 scores of the same step; zero if S = 1."""
 
     def init(self) -> None:
         return None
@@ -122,10 +107,10 @@ class LeaveOneOut(Baseline[None]):
 @final
 @dataclass(frozen=True, slots=True)
 class DecayingAverage(Baseline[Scalar | None]):
-    """The paper's baseline: b ← decay · b + (1 − decay) · mean of a step's scores.
+    """The paper's baseline: b ← decay · b + (1 − decay) · mean of the scores of a step.
 
-    A step is given the average of the steps before it, never its own scores, so the gradient stays
-    unbiased. The first step has no past and uses `LeaveOneOut`.
+    A step uses the average of the previous steps and not its own scores, so that the gradient stays
+    unbiased. The first step uses `LeaveOneOut`.
     """
 
     decay: float = 0.9
@@ -143,15 +128,15 @@ class DecayingAverage(Baseline[Scalar | None]):
         return state.expand_as(values), self.decay * state + (1 - self.decay) * values.mean()
 
 
-# The paper's gradient: sampled subsets, scored, weighted by ∇ log q (section 3.1).
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class ScoreFunction(Gradient[Any]):
-    """∇ E_q[L] ≈ (1/S) Σ_s [(L(Z_s) − b_s) ∇ log q(Z_s) + ∇ L(Z_s)],  Z_s ~ q.
+    """The paper's estimator (section 3.1, equation 3), with a baseline.
 
-    Unbiased in the logits and in the parameters of L. The state is the baseline's.
+        ∇ E_q[L] ≈ (1/S) Σ_s [(L(Z_s) − b_s) ∇ log q(Z_s) + ∇ L(Z_s)],  Z_s ~ q
+
+    Unbiased in the logits and in the parameters of L. Empty subsets are valid draws: rejecting them
+    would change q. The state is that of the baseline.
     """
 
     samples: int = 4
@@ -177,26 +162,20 @@ class ScoreFunction(Gradient[Any]):
         values = score(masks)
         baseline, state = self.baseline.step(values.detach(), state)
         log_prob = q.log_prob(masks)
-        # log q − sg(log q) is zero in value and ∇ log q in gradient.
+        # log q − stop_gradient(log q) has value zero and gradient ∇ log q.
         score_term = (values.detach() - baseline) * (log_prob - log_prob.detach())
         return Estimate((values + score_term).mean(), values.detach(), state)
 
 
-# The oracle: the full sum over all 2^K subsets.
-
-
-MOST_CANDIDATES = 12
-
-
 def all_masks(K: int, *, device: torch.device | None = None) -> Masks:
-    """All 2^K subsets of K candidates, counting in binary; K ≤ 12.
+    """Return all 2^K subsets of K ≤ 12 candidates, in binary order.
 
     >>> all_masks(2).int().tolist()
     [[0, 0], [1, 0], [0, 1], [1, 1]]
     """
-    if not 0 <= K <= MOST_CANDIDATES:
+    if not 0 <= K <= MAX_CANDIDATES:
         raise InputError(
-            f"enumerating {K} candidates means 2^{K} subsets; the most is {MOST_CANDIDATES}. "
+            f"`K` must be at most {MAX_CANDIDATES} to enumerate all 2^K subsets; got {K}. "
             "Use ScoreFunction instead."
         )
     number = torch.arange(2**K, device=device)
@@ -206,7 +185,7 @@ def all_masks(K: int, *, device: torch.device | None = None) -> Masks:
 @final
 @dataclass(frozen=True, slots=True)
 class Enumeration(Gradient[None]):
-    """E_q[L(Z)] = Σ_Z q(Z) L(Z), exactly, for K ≤ 12 candidates."""
+    """The exact sum E_q[L(Z)] = Σ_Z q(Z) L(Z), for K ≤ 12 candidates."""
 
     scores_weights: ClassVar[bool] = False
 
@@ -227,13 +206,10 @@ class Enumeration(Gradient[None]):
         return Estimate(surrogate, values.detach(), None)
 
 
-# Appendix B of the paper: reparametrise a continuous relaxation of the Bernoulli draws.
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """A geometric path from `start` to `end` in `steps` steps, then constant.
+    """A temperature that decreases geometrically from `start` to `end` in `steps` steps.
 
     >>> cooling = Temperature(start=1.0, end=0.25, steps=2)
     >>> cooling.at(0), cooling.at(1), cooling.at(2), cooling.at(3)
@@ -252,18 +228,20 @@ class Temperature:
             )
 
     def at(self, step: int) -> float:
-        """The temperature of a step, counted from zero."""
+        """Return the temperature of a step, counted from zero."""
         return self.start * (self.end / self.start) ** min(step / self.steps, 1.0)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Relaxed(Gradient[int]):
-    """∇ E[L̂(Z*; b)] with b_k = sigmoid((logit λ_k + logit u_k) / τ),  u_k ~ U(0, 1).
+    """Reparametrised gradient of a continuous relaxation of the masks (appendix B of the paper).
 
-    The binary Concrete distribution of Maddison et al. (2017) on the masked bound. Biased: what is
-    differentiated is the expectation of L̂ under the relaxed draws, which tends to E_q[L] as τ → 0
-    while the variance of the gradient grows. The state counts steps, for the temperature.
+        ∇ E[L̂(Z*; b)],  b_k = sigmoid((logit λ_k + logit u_k) / τ),  u_k ~ U(0, 1)
+
+    The binary Concrete distribution of Maddison et al. (2017) applied to the masked bound. Biased:
+    the estimate is that of E[L̂] under the relaxed draws, which tends to E_q[L] as τ → 0 while the
+    variance of the gradient grows. The state counts steps, for the temperature.
     """
 
     samples: int = 1
@@ -292,6 +270,6 @@ class Relaxed(Gradient[int]):
         uniform = torch.rand(
             (self.samples, q.K), generator=generator, dtype=q.logits.dtype, device=q.logits.device
         )
-        # logit 0 = −∞ would make a gradient of NaN.
+        # logit 0 = −∞ would give a NaN gradient.
         tiny = torch.finfo(uniform.dtype).tiny
         return torch.sigmoid((q.logits + torch.logit(uniform, eps=tiny)) / tau)

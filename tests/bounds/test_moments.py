@@ -1,4 +1,4 @@
-"""Moments against the bounds and posteriors that see the rows, and a model's use of them."""
+"""Moments against bounds and posteriors computed from the rows, and their use in a model."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from helpers import oracles
 from helpers.problems import Problem, problem
-from winnowgp.bounds import (
+from winnowgp.bounds import collapsed_bound, upper_bound
+from winnowgp.bounds.moments import (
     Moments,
     chunked_moments,
-    collapsed_bound,
-    collapsed_posterior,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
-    upper_bound,
 )
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -35,15 +33,14 @@ noises = pytest.mark.parametrize("per_row", [False, True])
 
 def moments(p: Problem, *, chunk: int = 7) -> Moments:
     weights = 1 / p.noise.expand(len(p.Y))
-    parts = zip(*(a.split(chunk) for a in (p.Kuf.mT, p.kff, p.Y, weights)), strict=True)
-    pieces = ((Kfu.mT, *rest) for Kfu, *rest in parts)
-    return chunked_moments(cholesky(p.Kuu).L, pieces)
+    rows = zip(*(a.split(chunk) for a in (p.Kuf.mT, p.kff, p.Y, weights)), strict=True)
+    return chunked_moments(cholesky(p.Kuu).L, ((Kfu.mT, *others) for Kfu, *others in rows))
 
 
 @sizes
 @outputs
 @noises
-def test_the_bound_is_the_collapsed_one(K: int, P: int, per_row: bool) -> None:
+def test_moment_bound_equals_collapsed_bound(K: int, P: int, per_row: bool) -> None:
     p = problem(K=K, P=P, per_row=per_row)
     value = moment_bound(moments(p))
     direct = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
@@ -54,7 +51,7 @@ def test_the_bound_is_the_collapsed_one(K: int, P: int, per_row: bool) -> None:
 
 @sizes
 @outputs
-def test_the_upper_bound_is_that_of_the_rows(K: int, P: int) -> None:
+def test_moment_upper_bound_equals_upper_bound(K: int, P: int) -> None:
     p = problem(K=K, P=P)
     value = moment_upper_bound(moments(p))
     direct = upper_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
@@ -66,49 +63,49 @@ def test_the_upper_bound_is_that_of_the_rows(K: int, P: int) -> None:
 @sizes
 @outputs
 @noises
-def test_the_posterior_is_the_collapsed_one(K: int, P: int, per_row: bool) -> None:
+def test_moment_posterior_equals_dense_posterior(K: int, P: int, per_row: bool) -> None:
     p = problem(K=K, P=P, per_row=per_row)
     mean, factor = moment_posterior(moments(p))
-    their_mean, their_factor = collapsed_posterior(p.Kuu, p.Kuf, Y=p.Y, noise=p.noise)
-    torch.testing.assert_close(mean, their_mean, **close)
-    torch.testing.assert_close(factor @ factor.mT, their_factor @ their_factor.mT, **close)
+    dense_mean, dense_factor = oracles.optimal_q(p.Kuu, p.Kuf, p.Y, p.noise)
+    torch.testing.assert_close(mean, dense_mean, **close)
+    torch.testing.assert_close(factor @ factor.mT, dense_factor @ dense_factor.mT, **close)
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 25, 100])
-def test_chunks_change_nothing(chunk: int) -> None:
+def test_chunked_moments_are_independent_of_chunk_size(chunk: int) -> None:
     p = problem(per_row=True)
-    whole, parts = moments(p, chunk=1000), moments(p, chunk=chunk)
-    assert parts.N == whole.N == 25
+    whole, chunked = moments(p, chunk=1000), moments(p, chunk=chunk)
+    assert chunked.N == whole.N == 25
     for name in ("C", "D", "square", "diagonal", "constant"):
-        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **close)
+        torch.testing.assert_close(getattr(chunked, name), getattr(whole, name), **close)
 
 
-@pytest.mark.parametrize("K", [6, 110])  # 110 points are three panels of C
-def test_every_moment_is_the_sum_it_is_said_to_be(K: int) -> None:
+@pytest.mark.parametrize("K", [6, 110])  # 110 candidates are three panels of C
+def test_chunked_moments_equal_their_definitions(K: int) -> None:
     p = problem(K=K, per_row=True, lengthscale=0.3 if K == 6 else 0.05)
-    found, W = moments(p), torch.diag(1 / p.noise)
+    sums, W = moments(p), torch.diag(1 / p.noise)
     V = torch.linalg.cholesky(p.Kuu).inverse() @ p.Kuf
-    torch.testing.assert_close(found.C, V @ W @ V.mT, **close)
-    torch.testing.assert_close(found.D, V @ W @ p.Y, **close)
-    torch.testing.assert_close(found.square, (p.Y.mT @ W @ p.Y).trace(), **close)
-    torch.testing.assert_close(found.diagonal, (W @ p.Kff).trace(), **close)
+    torch.testing.assert_close(sums.C, V @ W @ V.mT, **close)
+    torch.testing.assert_close(sums.D, V @ W @ p.Y, **close)
+    torch.testing.assert_close(sums.square, (p.Y.mT @ W @ p.Y).trace(), **close)
+    torch.testing.assert_close(sums.diagonal, (W @ p.Kff).trace(), **close)
     constant = 0.5 * (W / (2 * torch.pi)).diagonal().log().sum()
-    torch.testing.assert_close(found.constant, constant, **close)
+    torch.testing.assert_close(sums.constant, constant, **close)
 
 
-def test_moments_of_parts_add_up() -> None:
+def test_moments_of_two_sets_of_rows_add_up() -> None:
     p = problem(per_row=True)
 
     def of(rows: slice) -> Moments:
         return moments(replace(p, X=p.X[rows], Y=p.Y[rows], noise=p.noise[rows]))
 
-    parts, whole = of(slice(0, 9)) + of(slice(9, 25)), moments(p)
-    assert parts.N == whole.N == 25
+    total, whole = of(slice(0, 9)) + of(slice(9, 25)), moments(p)
+    assert total.N == whole.N == 25
     for name in ("C", "D", "square", "diagonal", "constant"):
-        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), **close)
+        torch.testing.assert_close(getattr(total, name), getattr(whole, name), **close)
 
 
-def test_rows_without_a_noise_precision_and_no_rows_at_all_are_named() -> None:
+def test_chunked_moments_bad_weights_or_no_rows_raise() -> None:
     p = problem()
     L = cholesky(p.Kuu).L
     with pytest.raises(InputError, match=r"`weights` must be positive"):
@@ -138,23 +135,23 @@ def model(kernel, Z: Tensor) -> SparseGP:
 
 
 @kernels
-def test_a_models_moments_give_its_bound_and_its_upper_bound(kernel) -> None:
+def test_model_moments_give_its_bounds(kernel) -> None:
     rows = data()
     gp = model(kernel, rows.X[:6] + 0.1)
-    # Where a gradient is wanted GPyTorch keeps Matérn distances away from zero, by 1e-8 or so.
+    # With gradients enabled GPyTorch keeps Matérn distances about 1e-8 away from zero.
     value = moment_bound(gp.moments(rows)[1])
     torch.testing.assert_close(value, gp.bound(rows), rtol=1e-7, atol=0)
     blocks = kernel_blocks(gp.kernel, gp.candidates, rows.X)
     Y = rows.Y - 0.3
     direct = upper_bound(blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=Y, noise=gp.noise)
-    # 0.3 went through float32 where GPyTorch made it.
+    # GPyTorch stored 0.3 in float32.
     assert gp.upper_bound(rows) == pytest.approx(direct.item(), rel=1e-6)
     assert gp.bound(rows) < gp.dense_bound(rows)() < gp.upper_bound(rows)
 
 
-def test_a_bound_far_from_the_origin_is_the_one_near_it() -> None:
+def test_fixed_bound_is_invariant_to_shifted_inputs() -> None:
     near = data()
-    # 2¹⁰ shifts the inputs without rounding the differences away.
+    # A shift by 2¹⁰ does not round the differences of these inputs.
     X = (near.X * 2**30).round() / 2**30
     bounds = [
         model(KERNELS["rbf"], X[:6] + shift).fixed_bound(Dataset.of(X + shift, near.Y))
@@ -164,7 +161,7 @@ def test_a_bound_far_from_the_origin_is_the_one_near_it() -> None:
 
 
 @kernels
-def test_a_models_subset_statistics_score_what_its_objective_scores(kernel) -> None:
+def test_model_subset_statistics_equal_subset_objective(kernel) -> None:
     rows = data()
     gp, masks = model(kernel, rows.X[:5] + 0.1), all_masks(5)
     statistics = gp.subset_statistics(rows)
@@ -174,7 +171,7 @@ def test_a_models_subset_statistics_score_what_its_objective_scores(kernel) -> N
 
 
 @kernels
-def test_with_points_at_the_rows_the_posterior_is_the_exact_process(kernel) -> None:
+def test_model_posterior_at_data_equals_exact_posterior(kernel) -> None:
     rows = data(N=12)
     gp = model(kernel, rows.X)
     new = 4 * torch.rand(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -190,23 +187,23 @@ def test_with_points_at_the_rows_the_posterior_is_the_exact_process(kernel) -> N
     assert gp.upper_bound(rows) == pytest.approx(gp.bound(rows).item(), rel=1e-6)
 
 
-def test_other_candidates_leave_parameters_freezing_and_the_original_alone() -> None:
+def test_with_candidates_keeps_parameters_and_original_unchanged() -> None:
     rows = data()
     gp = model(KERNELS["rbf"], rows.X[:4])
-    places = rows.X[10:13].clone()
+    locations = rows.X[10:13].clone()
     for learnt in (True, False):
         gp.candidates.requires_grad_(learnt)
-        other = gp.with_candidates(places)
+        other = gp.with_candidates(locations)
         assert other.K == 3
         assert other.candidates.requires_grad is learnt
-        assert torch.equal(other.candidates, places)
+        assert torch.equal(other.candidates, locations)
         for name, parameter in gp.named_parameters():
             if name != "candidates":
                 assert torch.equal(other.get_parameter(name), parameter), name
         with torch.no_grad():
             other.candidates.add_(1)
             other.get_parameter("likelihood.noise_covar.raw_noise").add_(1)
-        assert torch.equal(places, rows.X[10:13])
+        assert torch.equal(locations, rows.X[10:13])
         assert torch.equal(gp.candidates, rows.X[:4])
         assert gp.noise.item() == pytest.approx(0.2)
     assert gp.with_candidates(rows.X[:0]).K == 0

@@ -1,4 +1,4 @@
-"""Bounds expected of unseen targets, against the dense expectation and against draws."""
+"""Expected bounds for targets from the prior, against the dense expectation and samples."""
 
 import math
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from helpers import oracles
 from helpers.problems import Problem, problem
-from winnowgp.bounds import Moments, chunked_moments, moment_bound, prior_moments
+from winnowgp.bounds.moments import Moments, chunked_moments, moment_bound, prior_moments
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky
-from winnowgp.selection import subset_statistics
+from winnowgp.selection.statistics import subset_statistics
 
 noises = pytest.mark.parametrize("per_row", [False, True])
 
@@ -33,18 +33,18 @@ def expected(p: Problem, mask: Tensor) -> Tensor:
 
 @noises
 @pytest.mark.parametrize("P", [1, 3])
-def test_every_subset_has_its_expected_bound(per_row: bool, P: int) -> None:
+def test_prior_moments_give_expected_bound_of_every_subset(per_row: bool, P: int) -> None:
     p = problem(K=5, P=P, per_row=per_row)
     L, moments = whitened(p, p.Y)
     masks = all_masks(5, device=p.X.device)
-    found = subset_statistics(L, prior_moments(moments)).value(masks) / 5
+    values = subset_statistics(L, prior_moments(moments)).value(masks) / 5
     dense = torch.stack([expected(p, mask) for mask in masks])
-    torch.testing.assert_close(found, dense, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(values, dense, rtol=1e-8, atol=1e-8)
 
 
 @noises
-def test_draws_from_the_prior_average_to_it(per_row: bool) -> None:
-    """40,000 draws as outputs of one problem; within 4 standard errors, and half a nat is seen."""
+def test_prior_moments_equal_average_over_prior_draws(per_row: bool) -> None:
+    """40,000 draws as outputs of one problem; 4 standard errors are less than 0.1 nats."""
     p, S = problem(K=5, per_row=per_row), 40_000
     g = torch.Generator().manual_seed(1)
     truth = oracles.explained(p.Kuu, p.Kuf) + torch.diag(p.noise.expand(len(p.X)))
@@ -52,12 +52,12 @@ def test_draws_from_the_prior_average_to_it(per_row: bool) -> None:
     Y = torch.linalg.cholesky(truth) @ normal
     drawn = moment_bound(whitened(p, Y)[1]).item() / S
     expected_bound = moment_bound(prior_moments(whitened(p, p.Y)[1])).item() / 5
-    # The quadratic of N whitened normals: variance N/2 a draw.
+    # ½ χ² with N degrees of freedom: variance N/2 per draw.
     error = math.sqrt(len(p.X) / 2 / S)
     assert abs(drawn - expected_bound) < 4 * error < 0.1
 
 
-def test_more_points_are_never_expected_to_be_worse() -> None:
+def test_prior_moments_have_non_negative_marginal_gains() -> None:
     p = problem(K=5)
     L, moments = whitened(p, p.Y)
     statistics = subset_statistics(L, prior_moments(moments))

@@ -5,8 +5,8 @@ from torch.autograd import gradcheck
 from torch.distributions import Normal, kl_divergence
 
 from helpers.latent_problems import latent, linear, quadrature, rbf
-from winnowgp.bounds import LinearPsi, RBFPsi, latent_kl, pair_weights
-from winnowgp.bounds.psi import WeightedExponentials, from_pairs
+from winnowgp.bounds.gplvm import latent_kl
+from winnowgp.bounds.psi import LinearPsi, RBFPsi, WeightedExponentials, from_pairs, pair_weights
 from winnowgp.models import expected_kernel
 
 kernels = pytest.mark.parametrize("kernel", [rbf(), linear()], ids=["rbf", "linear"])
@@ -14,7 +14,7 @@ WEIGHTS = torch.tensor([[1.0] * 7, [0, 1, 1, 0, 2.5, 1, 1]], dtype=torch.float64
 
 
 @kernels
-def test_psi_statistics_are_the_averages_that_quadrature_finds(kernel: Kernel) -> None:
+def test_psi_statistics_match_quadrature(kernel: Kernel) -> None:
     p = latent(kernel)
     psi = expected_kernel(kernel, 2).psi(p.mean, p.variance, Z=p.Z, weights=WEIGHTS)
     rows = expected_kernel(kernel, 2).psi2_rows(p.mean, p.variance, Z=p.Z)
@@ -32,7 +32,7 @@ def test_psi_statistics_are_the_averages_that_quadrature_finds(kernel: Kernel) -
 
 
 @kernels
-def test_psi_statistics_agree_with_draws(kernel: Kernel, generator) -> None:
+def test_psi_statistics_match_monte_carlo(kernel: Kernel, generator) -> None:
     p = latent(kernel, N=2)
     psi = expected_kernel(kernel, 2).psi(
         p.mean, p.variance, Z=p.Z, weights=torch.eye(2, dtype=torch.float64)
@@ -44,18 +44,18 @@ def test_psi_statistics_agree_with_draws(kernel: Kernel, generator) -> None:
         )
         Kuf = p.k(p.Z, X)
         products = Kuf[:, None] * Kuf
-        for found, sampled in ((psi.psi1[:, i], Kuf), (psi.psi2[i], products)):
-            z = (sampled.mean(-1) - found) / (sampled.std(-1) / draws**0.5)
+        for expected, sampled in ((psi.psi1[:, i], Kuf), (psi.psi2[i], products)):
+            z = (sampled.mean(-1) - expected) / (sampled.std(-1) / draws**0.5)
             assert z.abs().max() < 4.5
 
 
 @kernels
-def test_k_uu_is_the_kernels_own(kernel: Kernel) -> None:
+def test_expected_kernel_uu_equals_kernel(kernel: Kernel) -> None:
     p = latent(kernel)
     torch.testing.assert_close(expected_kernel(kernel, 2).uu(p.Z), p.k(p.Z, p.Z))
 
 
-def test_certain_inputs_give_the_kernel_itself() -> None:
+def test_psi_statistics_zero_variance_equal_kernel_blocks() -> None:
     p = latent()
     zero = torch.zeros_like(p.mean)
     psi = expected_kernel(p.kernel, 2).psi(p.mean, zero, Z=p.Z, weights=WEIGHTS)
@@ -64,7 +64,7 @@ def test_certain_inputs_give_the_kernel_itself() -> None:
     torch.testing.assert_close(psi.psi2[1], (Kuf * WEIGHTS[1]) @ Kuf.mT)
 
 
-def test_psi2_has_exact_gradients() -> None:
+def test_psi2_gradients_match_finite_differences() -> None:
     p = latent(N=4, M=3)
     weights = torch.tensor([[1.0, 1, 0, 1], [0, 2, 1, 1]], dtype=torch.float64)
 
@@ -83,7 +83,9 @@ def test_psi2_has_exact_gradients() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 2**25], ids=["computed twice", "kept"])
-def test_chunks_change_nothing(keep: int, monkeypatch, generator) -> None:
+def test_weighted_exponentials_are_independent_of_chunk_size(
+    keep: int, monkeypatch, generator
+) -> None:
     monkeypatch.setattr("winnowgp.bounds.psi.CHUNK", 12)
     monkeypatch.setattr("winnowgp.bounds.psi.KEEP", keep)
     A, B, W, G = (
@@ -95,8 +97,8 @@ def test_chunks_change_nothing(keep: int, monkeypatch, generator) -> None:
     value = WeightedExponentials.apply(A, B, W)
     expected = W @ torch.exp(A @ B)
     torch.testing.assert_close(value, expected)
-    found = torch.autograd.grad(value, [A, B], G)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, [A, B], G))
+    gradients = torch.autograd.grad(value, [A, B], G)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, [A, B], G))
 
 
 def test_pair_weights_give_inner_products(generator) -> None:
@@ -106,7 +108,7 @@ def test_pair_weights_give_inner_products(generator) -> None:
     torch.testing.assert_close((pair_weights(A[None])[0] * B[first, second]).sum(), (A * B).sum())
 
 
-def test_the_latent_kl_is_torchs_own() -> None:
+def test_latent_kl_matches_torch() -> None:
     p = latent()
     prior = Normal(torch.zeros_like(p.mean), torch.ones_like(p.mean))
     expected = kl_divergence(Normal(p.mean, p.variance.sqrt()), prior).sum(1)

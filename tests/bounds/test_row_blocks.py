@@ -1,4 +1,4 @@
-"""Rows in blocks: all of them, in order, in memory only while they are looked at."""
+"""Row blocks: all rows in order, in memory only while they are used, and pairwise sums."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from helpers.tracked_source import Tracked
-from winnowgp.bounds import RowBlocks
-from winnowgp.bounds.row_blocks import CHUNK, pairwise_sum
-from winnowgp.data import ArraySource, BatchSource, Dataset, Source, shared, standardised
+from winnowgp.bounds.row_blocks import CHUNK, RowBlocks, pairwise_sum
+from winnowgp.data import (
+    ArraySource,
+    BatchSource,
+    Dataset,
+    ShardedSource,
+    Source,
+    shared,
+    standardised,
+)
 
 N, D, P = 103, 3, 2
 RNG = np.random.default_rng(0)
@@ -30,50 +37,52 @@ def blocks(source: Source, size: int = 10) -> RowBlocks:
     return RowBlocks.of(source, size=size)
 
 
-@pytest.mark.parametrize("made", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("size", [1, 10, 200])
-def test_blocks_are_all_rows_in_order(made: Callable[[], Source], size: int) -> None:
-    found = blocks(made(), size)
-    assert (found.N, found.P, found.observations) == (N, P, N)
+def test_row_blocks_contain_all_rows_in_order(source: Callable[[], Source], size: int) -> None:
+    row_blocks = blocks(source(), size)
+    assert (row_blocks.N, row_blocks.P, row_blocks.observations) == (N, P, N)
     for _ in range(2):
-        parts = list(found)
-        assert max(len(part) for part in parts) <= size
-        assert torch.equal(torch.cat([part.X for part in parts]), WHOLE.X)
-        assert torch.equal(torch.cat([part.Y for part in parts]), WHOLE.Y)
-        places = [torch.arange(N)[part.rows] for part in parts]
-        assert torch.equal(torch.cat(places), torch.arange(N))
-        assert all(part.weights is None for part in parts)
+        cut = list(row_blocks)
+        assert max(len(block) for block in cut) <= size
+        assert torch.equal(torch.cat([block.X for block in cut]), WHOLE.X)
+        assert torch.equal(torch.cat([block.Y for block in cut]), WHOLE.Y)
+        indices = [torch.arange(N)[block.rows] for block in cut]
+        assert torch.equal(torch.cat(indices), torch.arange(N))
+        assert all(block.weights is None for block in cut)
 
 
-@pytest.mark.parametrize("made", SOURCES.values(), ids=SOURCES)
-def test_features_are_those_of_inputs_about_one_centre(made: Callable[[], Source]) -> None:
-    found = blocks(made())
-    for part in found:
-        x = part.X - found.centre
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_row_blocks_features_use_one_centre(source: Callable[[], Source]) -> None:
+    row_blocks = blocks(source())
+    for block in row_blocks:
+        x = block.X - row_blocks.centre
         expected = torch.cat([x, x**2, torch.ones(len(x), 1).double()], 1)
-        assert torch.equal(part.features, expected)
+        assert torch.equal(block.features, expected)
 
 
-@pytest.mark.parametrize("made", SOURCES.values(), ids=SOURCES)
-def test_sums_of_lanes_are_those_of_all_rows(made: Callable[[], Source]) -> None:
-    found = blocks(made())
-    shards = [torch.stack([part.X.sum(0) for part in shard]).sum(0) for shard in found.shards()]
-    assert len(shards) == (8 if "shared" in type(made()).__name__.lower() else 1)
-    (total,) = found.summed((shard,) for shard in shards)
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_row_blocks_sums_of_shards_equal_sums_of_rows(source: Callable[[], Source]) -> None:
+    row_blocks = blocks(source())
+    shards = [
+        torch.stack([block.X.sum(0) for block in shard]).sum(0) for shard in row_blocks.shards()
+    ]
+    assert len(shards) == (8 if isinstance(source(), ShardedSource) else 1)
+    (total,) = row_blocks.summed((shard,) for shard in shards)
     torch.testing.assert_close(total, WHOLE.X.sum(0), rtol=1e-12, atol=1e-12)
 
 
-def test_weights_travel_with_their_rows() -> None:
+def test_row_blocks_keep_weights_with_their_rows() -> None:
     weights = torch.tensor(RNG.uniform(0.5, 2, N))
     data = Dataset.of(WHOLE.X, WHOLE.Y, weights=weights)
-    for source in (data, shared(data), standardised(data)):
-        found = blocks(source)
-        assert found.observations == pytest.approx(float(weights.sum()))
-        parts = [part.weights for part in found if part.weights is not None]
+    for rows in (data, shared(data), standardised(data)):
+        row_blocks = blocks(rows)
+        assert row_blocks.observations == pytest.approx(float(weights.sum()))
+        parts = [block.weights for block in row_blocks if block.weights is not None]
         assert torch.equal(torch.cat(parts), weights)
 
 
-def test_rows_in_memory_are_cut_once_and_others_read_for_each_pass() -> None:
+def test_row_blocks_cut_memory_once_and_read_sources_per_pass() -> None:
     held, read = blocks(WHOLE), blocks(ArraySource(X, Y))
     assert held.in_memory
     assert not read.in_memory
@@ -81,7 +90,7 @@ def test_rows_in_memory_are_cut_once_and_others_read_for_each_pass() -> None:
     assert not any(a is b for a, b in zip(read, read, strict=True))
 
 
-def test_no_more_rows_are_alive_than_a_block_and_the_next() -> None:
+def test_row_blocks_hold_at_most_two_blocks_in_memory() -> None:
     source = Tracked(WHOLE)
     sizes = []
     for size in map(len, blocks(source)):
@@ -92,13 +101,13 @@ def test_no_more_rows_are_alive_than_a_block_and_the_next() -> None:
     assert source.read >= N
 
 
-def test_a_block_on_a_cpu_has_rows_for_the_caches() -> None:
+def test_row_blocks_size_on_cpu_fits_the_caches() -> None:
     many = Dataset(torch.zeros(2 * CHUNK + 1, 1).double(), torch.zeros(2 * CHUNK + 1, 1).double())
     assert [len(block) for block in RowBlocks.of(many, points=10_000)] == [CHUNK, CHUNK, 1]
 
 
 def numbers(count: int) -> list[tuple[Tensor, ...]]:
-    """Of very different sizes, so that the order of additions shows in the last digits."""
+    """Numbers of very different sizes, so that the order of additions changes the last digits."""
     g = torch.Generator().manual_seed(1)
     scale = 10.0 ** torch.randint(-8, 8, (count, 1), generator=g)
     values = torch.randn(count, 50, generator=g, dtype=torch.float64) * scale
@@ -106,7 +115,7 @@ def numbers(count: int) -> list[tuple[Tensor, ...]]:
 
 
 def summed(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The definition: halves of the largest power of two below, each summed in the same way."""
+    """The definition: split at the largest power of two below, and sum both parts likewise."""
     if len(parts) == 1:
         return parts[0]
     half = 1
@@ -117,16 +126,16 @@ def summed(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 13, 16])
-def test_parts_are_added_in_pairs(count: int) -> None:
+def test_pairwise_sum_equals_recursive_definition(count: int) -> None:
     parts = numbers(count)
-    for found, expected in zip(pairwise_sum(iter(parts)), summed(parts), strict=True):
-        assert torch.equal(found, expected)
+    for total, expected in zip(pairwise_sum(iter(parts)), summed(parts), strict=True):
+        assert torch.equal(total, expected)
 
 
-@pytest.mark.parametrize("of", [1, 2, 4, 8])
-def test_processes_add_up_to_the_same_digits(of: int) -> None:
-    """Each sums its own lanes, then their sums are summed in the same way."""
-    parts, each = numbers(8), 8 // of
-    theirs = [pairwise_sum(parts[i * each : (i + 1) * each]) for i in range(of)]
-    for found, expected in zip(pairwise_sum(theirs), pairwise_sum(parts), strict=True):
-        assert torch.equal(found, expected)
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_pairwise_sum_is_identical_for_any_number_of_processes(world_size: int) -> None:
+    """Each process sums its own shards, then the sums are added in the same way."""
+    parts, each = numbers(8), 8 // world_size
+    by_process = [pairwise_sum(parts[i * each : (i + 1) * each]) for i in range(world_size)]
+    for total, expected in zip(pairwise_sum(by_process), pairwise_sum(parts), strict=True):
+        assert torch.equal(total, expected)

@@ -8,25 +8,18 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from torch import Tensor
 
 import winnowgp.bounds.sites as sites_module
+from helpers import oracles
 from helpers.problems import Problem, problem
-from winnowgp.bounds import (
-    RowBlocks,
-    Sites,
-    WhitenedChunks,
-    collapsed_bound,
-    collapsed_posterior,
-    site_gradient,
-    site_moments,
-    site_sums,
-)
+from winnowgp.bounds import collapsed_bound
 from winnowgp.bounds import row_blocks as whitened_chunks
-from winnowgp.bounds.row_blocks import JITTER
+from winnowgp.bounds.row_blocks import JITTER, RowBlocks, WhitenedChunks
+from winnowgp.bounds.sites import Sites, site_gradient, site_moments, site_sums
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
 from winnowgp.models import kernel_blocks
 from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks
-from winnowgp.selection import subset_statistics
+from winnowgp.selection.statistics import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 CHUNKS: list[dict[str, int]] = [{}, {"chunk": 7, "keep": 0}, {"chunk": 1, "keep": 10**9}]
@@ -48,7 +41,7 @@ def whitened(p: Problem, *, chunk: int | None = None, keep: int | None = None) -
 
 
 def random_sites(N: int, P: int = 2, seed: int = 3) -> Sites:
-    """Other weights for each latent function; a fifth of the precisions are negative."""
+    """Different sites for each latent function; a fifth of the precisions are negative."""
     g = torch.Generator().manual_seed(seed)
     linear = torch.randn(N, P, generator=g, dtype=torch.float64)
     precision = 2 * torch.rand(N, P, generator=g, dtype=torch.float64) * (1 + torch.arange(P))
@@ -82,15 +75,15 @@ def dense_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tenso
 
 @cut
 @pytest.mark.parametrize("P", [1, 2, 3])
-def test_evidence_is_the_dense_gaussian_integral(P: int, how: dict[str, int]) -> None:
+def test_site_evidence_equals_dense_gaussian_integral(P: int, how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25, P)
     assert (sites.precision < 0).any()
     sums = site_sums(whitened(p, **how), sites)
     torch.testing.assert_close(sums.evidence(), dense_evidence(p.Kuu, p.Kuf, p.kff, sites), **close)
 
 
-def test_evidence_is_the_integral_over_a_grid() -> None:
-    """The definition itself, with two points and no linear algebra of Gaussians."""
+def test_site_evidence_equals_integral_over_grid() -> None:
+    """Numerical integration of the definition, with two inducing points."""
     p, sites = problem(N=6, K=2), random_sites(6, 1)
     axis = torch.linspace(-12, 12, 601, dtype=torch.float64)
     u = torch.cartesian_prod(axis, axis)
@@ -106,7 +99,7 @@ def test_evidence_is_the_integral_over_a_grid() -> None:
 
 
 @cut
-def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
+def test_site_posterior_equals_dense_posterior(how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25)
     chunks = whitened(p, **how)
     q_mean, F = site_sums(chunks, sites).posterior()
@@ -118,8 +111,8 @@ def test_posterior_is_the_dense_one(how: dict[str, int]) -> None:
 
 @cut
 @pytest.mark.parametrize("rows", [0, 25])
-def test_variances_are_those_of_the_dense_posterior(rows: int, how: dict[str, int]) -> None:
-    """By solves where rows are few, by products with an inverse where they are many."""
+def test_site_variance_equals_dense_posterior_variance(rows: int, how: dict[str, int]) -> None:
+    """Few rows use solves, many rows use products with an inverse."""
     p, sites = problem(), random_sites(25)
     chunks = whitened(p, **how)
     sums = site_sums(chunks, sites)
@@ -132,8 +125,8 @@ def test_variances_are_those_of_the_dense_posterior(rows: int, how: dict[str, in
         torch.testing.assert_close(ours[:, i], expected, **close)
 
 
-def test_the_sites_of_gaussian_noise_are_regression() -> None:
-    """λ = y/σ², w = 1/σ²: G is the collapsed bound less what the density has besides f."""
+def test_sites_of_gaussian_noise_equal_regression() -> None:
+    """λ = y/σ², w = 1/σ²: G is the collapsed bound minus the terms of the density without f."""
     p = problem(per_row=True)
     w = (1 / p.noise)[:, None].expand(-1, 2)
     sums = site_sums(whitened(p), Sites(w * p.Y, w.contiguous()))
@@ -141,12 +134,12 @@ def test_the_sites_of_gaussian_noise_are_regression() -> None:
     bound = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
     torch.testing.assert_close(sums.evidence() + constant, bound, **close)
     q_mean, F = sums.posterior()
-    mean, factor = collapsed_posterior(p.Kuu, p.Kuf, Y=p.Y, noise=p.noise)
+    mean, factor = oracles.optimal_q(p.Kuu, p.Kuf, p.Y, p.noise)
     torch.testing.assert_close(q_mean, mean, **close)
     torch.testing.assert_close(F @ F.mT, (factor @ factor.mT).expand(2, -1, -1), **close)
 
 
-def test_sites_that_leave_no_covariance_are_refused() -> None:
+def test_site_sums_indefinite_sites_raise() -> None:
     p = problem()
     flat = torch.full((25, 2), -5.0, dtype=torch.float64)
     with pytest.raises(NotPositiveDefiniteError):
@@ -154,16 +147,14 @@ def test_sites_that_leave_no_covariance_are_refused() -> None:
 
 
 def jittered_evidence(Kuu: Tensor, Kuf: Tensor, kff: Tensor, sites: Sites) -> Tensor:
-    """With the jitter that gradients know of."""
+    """The dense evidence with the jitter that the gradient includes."""
     shift = JITTER * Kuu.diagonal().mean() * torch.eye(len(Kuu), dtype=Kuu.dtype)
     return dense_evidence(Kuu + shift, Kuf, kff, sites)
 
 
 @cut
 @pytest.mark.parametrize("P", [1, 2])
-def test_gradient_of_the_scaled_rbf_is_that_of_the_dense_evidence(
-    P: int, how: dict[str, int]
-) -> None:
+def test_site_gradient_scaled_rbf_matches_dense_evidence(P: int, how: dict[str, int]) -> None:
     p, sites = problem(), random_sites(25, P)
     inputs = [
         torch.tensor(1.7, dtype=torch.float64),
@@ -191,7 +182,7 @@ def test_gradient_of_the_scaled_rbf_is_that_of_the_dense_evidence(
 
 @cut
 @pytest.mark.parametrize("M", [6, 0])
-def test_gradient_of_any_kernel_is_that_of_the_dense_evidence(M: int, how: dict[str, int]) -> None:
+def test_site_gradient_any_kernel_matches_dense_evidence(M: int, how: dict[str, int]) -> None:
     p, sites = problem(K=M), random_sites(25)
     kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)).double()
     Z = p.Z.clone().requires_grad_()
@@ -210,8 +201,8 @@ def test_gradient_of_any_kernel_is_that_of_the_dense_evidence(M: int, how: dict[
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_the_gradient_knows_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one, relative to the mean of diag K_uu, which depends on the parameters too."""
+def test_site_gradient_includes_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large jitter: it is relative to the mean of diag K_uu, which depends on the parameters."""
     for module in (sites_module, whitened_chunks):
         monkeypatch.setattr(module, "JITTER", 0.3)
     p, sites = problem(), random_sites(25)
@@ -229,7 +220,7 @@ def test_the_gradient_knows_the_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_moments_of_sites_score_every_subset_by_its_own_dense_evidence(P: int) -> None:
+def test_site_moments_give_dense_evidence_of_every_subset(P: int) -> None:
     p, sites, masks = problem(K=5), random_sites(25, P), all_masks(5)
     chunks = whitened(p)
     moments = site_moments(site_sums(chunks, sites), constant=-3.7, N=25)
@@ -242,11 +233,11 @@ def test_moments_of_sites_score_every_subset_by_its_own_dense_evidence(P: int) -
     torch.testing.assert_close(statistics.value(masks), torch.stack(dense), **close)
     value = dict(zip([tuple(mask.tolist()) for mask in masks], dense, strict=True))
     for mask in masks:
-        worth = []
+        gains = []
         for k in range(5):
             up, down = mask.tolist(), mask.tolist()
             up[k], down[k] = True, False
-            worth.append(value[tuple(up)] - value[tuple(down)])
+            gains.append(value[tuple(up)] - value[tuple(down)])
         torch.testing.assert_close(
-            statistics.marginal_gains(mask), torch.stack(worth), rtol=1e-7, atol=1e-7
+            statistics.marginal_gains(mask), torch.stack(gains), rtol=1e-7, atol=1e-7
         )

@@ -8,16 +8,11 @@ from helpers import oracles
 from helpers.problems import Problem, problem
 from winnowgp.bounds import (
     collapsed_bound,
-    collapsed_posterior,
-    gaussian_expected_log_prob,
-    marginals,
-    masked_blocks,
-    masked_marginal,
     subset_blocks,
-    subset_marginal,
     uncollapsed_bound,
-    whitened_kl,
 )
+from winnowgp.bounds.collapsed import masked_blocks
+from winnowgp.bounds.uncollapsed import marginals, masked_marginal, subset_marginal, whitened_kl
 from winnowgp.gradients import all_masks
 from winnowgp.typing import Masks, Weights
 
@@ -25,7 +20,7 @@ close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 
 
 def random_q(K: int, P: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """A mean and one covariance an output, in u-space."""
+    """A mean and one covariance per output, in u-space."""
     g = torch.Generator().manual_seed(seed)
     mean = torch.randn(K, P, generator=g, dtype=torch.float64)
     A = torch.randn(P, K, K, generator=g, dtype=torch.float64)
@@ -40,13 +35,13 @@ def bound(p: Problem, q_mean: Tensor, q_factor: Tensor, mask: Tensor | None = No
         kff=p.kff,
         q_mean=q_mean,
         q_factor=q_factor,
-        expected_log_prob=lambda m, v: gaussian_expected_log_prob(p.Y, m, v, noise=p.noise),
+        expected_log_prob=lambda m, v: oracles.gaussian_expected_log_prob(p.Y, m, v, p.noise),
     )
 
 
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("P", [1, 3])
-def test_equals_the_dense_oracle(P: int, per_row: bool) -> None:
+def test_uncollapsed_bound_equals_dense_oracle(P: int, per_row: bool) -> None:
     p = problem(P=P, per_row=per_row)
     mean_u, cov_u = random_q(6, P)
     value = bound(p, *oracles.whiten(p.Kuu, mean_u, cov_u))
@@ -54,17 +49,17 @@ def test_equals_the_dense_oracle(P: int, per_row: bool) -> None:
     torch.testing.assert_close(value, expected, **close)
 
 
-def test_equals_the_collapsed_bound_at_the_optimal_q_and_is_below_elsewhere() -> None:
+def test_uncollapsed_bound_at_optimal_q_equals_collapsed_bound() -> None:
     p = problem()
     best = collapsed_bound(p.Kuu, p.Kuf, kff=p.kff, Y=p.Y, noise=p.noise)
-    q_mean, q_factor = collapsed_posterior(p.Kuu, p.Kuf, Y=p.Y, noise=p.noise)
+    q_mean, q_factor = oracles.optimal_q(p.Kuu, p.Kuf, p.Y, p.noise)
     torch.testing.assert_close(bound(p, q_mean, q_factor), best, **close)
     assert bound(p, q_mean + 0.01, q_factor) < best
     assert bound(p, q_mean, 1.01 * q_factor) < best
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_subset_uses_the_marginal_of_q_in_u_space(shared: bool) -> None:
+def test_subset_marginal_equals_marginal_in_u_space(shared: bool) -> None:
     p = problem(K=4)
     mean_u, cov_u = random_q(4, 2)
     cov_u = cov_u[:1].expand(2, -1, -1) if shared else cov_u
@@ -86,7 +81,7 @@ def test_a_subset_uses_the_marginal_of_q_in_u_space(shared: bool) -> None:
         torch.testing.assert_close(value, expected, **close)
 
 
-def test_padding_adds_nothing_to_the_kl() -> None:
+def test_subset_marginal_padding_adds_nothing_to_kl() -> None:
     p = problem(K=4)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(4, 2))
     masks = torch.tensor([[True, False, True, False], [True, True, True, True]])
@@ -99,8 +94,8 @@ def test_padding_adds_nothing_to_the_kl() -> None:
     )
 
 
-def test_indexing_whitened_coordinates_would_be_another_model() -> None:
-    """Slip 9 of the text: the tempting shortcut gives another number."""
+def test_subset_marginal_differs_from_indexing_whitened_q() -> None:
+    """Indexing the whitened coordinates instead of u gives a different bound."""
     p = problem(K=4)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(4, 2))
     mask = torch.tensor([False, True, False, True])
@@ -110,7 +105,7 @@ def test_indexing_whitened_coordinates_would_be_another_model() -> None:
     assert (right - shortcut).abs() > 0.1
 
 
-def test_a_minibatch_is_unbiased_over_all_minibatches() -> None:
+def test_uncollapsed_bound_minibatch_is_unbiased() -> None:
     p = problem(N=6)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(6, 2))
     pairs = torch.combinations(torch.arange(6), 2)
@@ -121,7 +116,7 @@ def test_a_minibatch_is_unbiased_over_all_minibatches() -> None:
             kff=p.kff[rows],
             q_mean=q_mean,
             q_factor=q_factor,
-            expected_log_prob=lambda m, v, r=rows: gaussian_expected_log_prob(
+            expected_log_prob=lambda m, v, r=rows: oracles.gaussian_expected_log_prob(
                 p.Y[r], m, v, noise=p.noise
             ),
             scale=6 / 2,
@@ -149,7 +144,7 @@ def dense_batch(S: int, M: int, P: int, shared: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_batch_is_a_loop(shared: bool) -> None:
+def test_uncollapsed_bound_batch_equals_loop(shared: bool) -> None:
     p, masks = problem(K=5, P=3), all_masks(5)[[31, 7, 22]]
     Kuu, Kuf = subset_blocks(p.Kuu, p.Kuf, masks)
     q_mean, q_factor = dense_batch(3, 5, 3, shared)
@@ -177,7 +172,7 @@ def test_a_batch_is_a_loop(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_kl_is_that_of_torch(shared: bool) -> None:
+def test_whitened_kl_matches_torch(shared: bool) -> None:
     (q_mean, q_factor), P = dense_batch(2, 4, 3, shared), 3
     eye = torch.eye(4, dtype=torch.float64)
     prior = torch.distributions.MultivariateNormal(torch.zeros_like(eye[0]), eye)
@@ -188,7 +183,7 @@ def test_kl_is_that_of_torch(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_marginals_are_the_dense_diagonal(shared: bool) -> None:
+def test_marginals_equal_dense_diagonal(shared: bool) -> None:
     p = problem(P=2)
     mean_u, cov_u = random_q(6, 2)
     cov_u = cov_u[:1].expand(2, -1, -1) if shared else cov_u
@@ -204,7 +199,7 @@ def test_marginals_are_the_dense_diagonal(shared: bool) -> None:
 
 
 def subset_value(p: Problem, q_mean: Tensor, q_factor: Tensor, masks: Masks) -> Tensor:
-    """The batch of padded subsets, as a model asks for it."""
+    """The bounds of a batch of padded subsets, as a model computes them."""
     Kuu, Kuf = subset_blocks(p.Kuu, p.Kuf, masks)
     mean, factor = subset_marginal(p.Kuu, q_mean, q_factor, mask=masks)
     return uncollapsed_bound(
@@ -221,7 +216,7 @@ def masked_value(p: Problem, q_mean: Tensor, q_factor: Tensor, weights: Weights)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_weights_of_zero_and_one_give_the_bound_of_the_subset(shared: bool) -> None:
+def test_masked_marginal_with_mask_equals_subset_marginal(shared: bool) -> None:
     p, masks = problem(K=4), all_masks(4)
     q_mean, q_factor = oracles.whiten(p.Kuu, *random_q(4, 2))
     q_factor = q_factor[:1] if shared else q_factor
@@ -230,8 +225,8 @@ def test_weights_of_zero_and_one_give_the_bound_of_the_subset(shared: bool) -> N
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_fractional_weights_give_the_dense_definition(shared: bool) -> None:
-    """m̂ = b ∘ m*, Ŝ = b bᵀ ∘ S* + diag((1 − b)(b κ + s)) under the prior weighted alike."""
+def test_masked_marginal_with_weights_equals_dense_definition(shared: bool) -> None:
+    """m̂ = b ∘ m*, Ŝ = b bᵀ ∘ S* + diag((1 − b)(b κ + s)) under the weighted prior."""
     p = problem(K=4)
     mean_u, cov_u = random_q(4, 2)
     cov_u = cov_u[:1].expand(2, -1, -1) if shared else cov_u
@@ -266,8 +261,8 @@ def learnt(K: int) -> tuple[Problem, tuple[Tensor, Tensor, Tensor]]:
     return p, (p.Z.clone().requires_grad_(), q_mean.requires_grad_(), q_factor.requires_grad_())
 
 
-def test_subsets_have_the_gradients_of_finite_differences() -> None:
-    """In locations, means and factors, with an empty, a full and two padded subsets."""
+def test_subset_marginal_gradients_match_finite_differences() -> None:
+    """Gradients in locations, means and factors, for an empty, a full and two padded subsets."""
     p, inputs = learnt(3)
     masks = all_masks(3)[[0, 7, 2, 5]]
     assert torch.autograd.gradcheck(
@@ -275,7 +270,7 @@ def test_subsets_have_the_gradients_of_finite_differences() -> None:
     )
 
 
-def test_weights_have_the_gradients_of_finite_differences_up_to_the_corners() -> None:
+def test_masked_marginal_gradients_match_finite_differences() -> None:
     p, inputs = learnt(3)
     corners = torch.tensor(
         [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.4], [0.3, 0.9, 0.6]], dtype=torch.float64

@@ -1,14 +1,15 @@
-"""Chunks against the dense blocks they are cut from."""
+"""Whitened chunks against the dense blocks."""
 
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from winnowgp.bounds import RowBlock, RowBlocks
 from winnowgp.bounds.row_blocks import (
     JITTER,
     ChunkedKernel,
+    RowBlock,
+    RowBlocks,
     WhitenedChunks,
     add_gram,
     from_panels,
@@ -20,21 +21,21 @@ from winnowgp.models import kernel_blocks
 from winnowgp.models.kernels import KernelBlocks
 
 WIDTHS = [1, 5, 100, 200]
-"""Numbers of points: of one panel, and of several."""
+"""Numbers of inducing points: one panel, and several."""
 
 
 class Counted(ChunkedKernel):
-    """Blocks of a table, with a list of the rows that were asked for."""
+    """Precomputed kernel blocks, with a record of the rows that were evaluated."""
 
     def __init__(self, blocks: KernelBlocks) -> None:
         self._blocks = blocks
-        self.asked: list[slice] = []
+        self.evaluated: list[slice] = []
 
     def uu(self) -> Tensor:
         return self._blocks.Kuu.clone()
 
     def uf(self, block: RowBlock) -> Tensor:
-        self.asked.append(block.rows)
+        self.evaluated.append(block.rows)
         return self._blocks.Kuf[:, block.rows]
 
     def ff(self, block: RowBlock) -> Tensor:
@@ -54,7 +55,7 @@ class Counted(ChunkedKernel):
 
 
 def rows_of(N: int, chunk: int | None = None) -> RowBlocks:
-    """The numbers of N rows in blocks."""
+    """N rows of zeros in blocks."""
     return RowBlocks.of(Dataset(torch.zeros(N, 1), torch.zeros(N, 1)), size=chunk)
 
 
@@ -82,7 +83,7 @@ def whole(chunks: WhitenedChunks) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("keep", [0, 10**9])
 @pytest.mark.parametrize("chunk", [1, 7, 23, 50])
 @pytest.mark.parametrize("M", WIDTHS)
-def test_chunks_are_the_dense_blocks_whitened(M: int, chunk: int, keep: int) -> None:
+def test_whitened_chunks_equal_dense_blocks(M: int, chunk: int, keep: int) -> None:
     b = blocks(M)
     shift = JITTER * b.Kuu.diagonal().mean() * torch.eye(M, dtype=b.Kuu.dtype)
     exact = cholesky(b.Kuu).L
@@ -100,38 +101,38 @@ def test_chunks_are_the_dense_blocks_whitened(M: int, chunk: int, keep: int) -> 
             torch.testing.assert_close(t, b.kff - (V * V).sum(0), rtol=1e-8, atol=1e-8)
 
 
-def test_chunks_name_their_rows_and_cover_each_once() -> None:
+def test_whitened_chunks_cover_each_row_once() -> None:
     for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
         rows = [part.rows for part in made(Counted(blocks(4)), rows_of(23, 10))]
         assert rows == [slice(0, 10), slice(10, 20), slice(20, 23)]
 
 
 @pytest.mark.parametrize(("spare", "passes"), [(0, 1), (-1, 3)])
-def test_the_kernel_is_evaluated_once_where_two_blocks_may_be_kept(spare: int, passes: int) -> None:
-    """`keep` counts numbers: V and K_uf have N M each."""
+def test_whitened_chunks_kept_evaluate_kernel_once(spare: int, passes: int) -> None:
+    """`keep` counts elements: V and K_uf have N M each."""
     kernel = Counted(blocks(4))
     chunks = WhitenedChunks.for_values(kernel, rows_of(23, 10), keep=2 * 23 * 4 + spare)
     for _ in range(3):
         list(chunks)
-    assert len(kernel.asked) == 3 * passes
+    assert len(kernel.evaluated) == 3 * passes
 
 
-def test_a_pass_that_was_left_early_keeps_nothing() -> None:
+def test_whitened_chunks_interrupted_pass_keeps_nothing() -> None:
     kernel = Counted(blocks(4))
     chunks = WhitenedChunks.for_values(kernel, rows_of(23, 10))
     next(iter(chunks))
     assert [part.rows.start for part in chunks] == [0, 10, 20]
 
 
-def test_the_open_variance_is_never_negative() -> None:
-    """Rows that are points leave nothing open, and rounding may leave less; here a millionth."""
+def test_whitened_chunks_unexplained_variance_is_not_negative() -> None:
+    """The unexplained variance of rows at inducing points is zero, not a rounding error below."""
     Kuu = blocks(5).Kuu
     kernel = Counted(KernelBlocks(Kuu, Kuu, Kuu.diagonal() * (1 - 1e-6)))
     for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
         assert torch.equal(whole(made(kernel, rows_of(5)))[2], torch.zeros(5, dtype=Kuu.dtype))
 
 
-def test_no_points_leave_all_of_the_variance_open() -> None:
+def test_whitened_chunks_without_points_leave_all_variance() -> None:
     b = blocks(0)
     for made in (WhitenedChunks.for_gradients, WhitenedChunks.for_values):
         _, V, t = whole(made(Counted(b), rows_of(23, 10)))
@@ -140,13 +141,13 @@ def test_no_points_leave_all_of_the_variance_open() -> None:
 
 
 @pytest.mark.parametrize("M", [0, 1, 47, 48, 49, 95, 96, 97, 200])
-def test_panels_cover_the_rows_in_order(M: int) -> None:
+def test_panels_cover_rows_in_order(M: int) -> None:
     covered = [row for panel in panels(M) for row in range(M)[panel]]
     assert covered == list(range(M))
 
 
 @pytest.mark.parametrize("M", WIDTHS)
-def test_gram_matrices_of_panels_add_up(M: int) -> None:
+def test_add_gram_sums_equal_dense_product(M: int) -> None:
     g = torch.Generator().manual_seed(0)
     V = torch.randn(M, 9, generator=g, dtype=torch.float64)
     w = torch.randn(9, generator=g, dtype=torch.float64)

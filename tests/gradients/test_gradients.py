@@ -21,7 +21,6 @@ from winnowgp.gradients import (
     DecayingAverage,
     Enumeration,
     LeaveOneOut,
-    NoBaseline,
     Relaxed,
     ScoreFunction,
     Temperature,
@@ -86,7 +85,7 @@ def z_scores(samples: Tensor, mean: Tensor | float) -> Tensor:
     return (samples.mean(0) - mean) / (samples.std(0) / math.sqrt(samples.shape[0]))
 
 
-def test_enumeration_is_the_sum_over_all_subsets() -> None:
+def test_enumeration_equals_sum_over_all_subsets() -> None:
     scores, logits = setting()
     q = Bernoulli(logits)
     by_hand = sum(
@@ -95,9 +94,20 @@ def test_enumeration_is_the_sum_over_all_subsets() -> None:
     assert exact()[0] == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_enumeration_of_too_many_candidates_is_refused() -> None:
+def test_all_masks_too_many_candidates_raises() -> None:
     with pytest.raises(InputError, match="ScoreFunction"):
         all_masks(13)
+
+
+@dataclass(frozen=True, slots=True)
+class NoBaseline(Baseline[None]):
+    """Zero, for comparison."""
+
+    def init(self) -> None:
+        return None
+
+    def step(self, values: Tensor, state: None) -> tuple[Tensor, None]:
+        return torch.zeros_like(values), None
 
 
 BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "leave-one-out": LeaveOneOut()}
@@ -105,7 +115,7 @@ BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "leave-one-out
 
 @cache
 def scored(baseline: Baseline) -> tuple[Tensor, Tensor]:
-    """Of 1,500 steps of 4 samples."""
+    """Values and gradients of 1,500 steps of 4 samples."""
     return estimates(ScoreFunction(samples=4, baseline=baseline))
 
 
@@ -121,7 +131,7 @@ def test_score_function_is_unbiased(baseline: Baseline) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OwnMean(Baseline[None]):
-    """The biased twin: a baseline that contains the very score it is subtracted from."""
+    """A biased baseline: it contains the score that it is subtracted from."""
 
     def init(self) -> None:
         return None
@@ -131,27 +141,26 @@ class OwnMean(Baseline[None]):
 
 
 @pytest.mark.unchecked
-def test_the_same_check_is_red_on_a_biased_twin() -> None:
+def test_score_function_biased_baseline_fails_the_same_check() -> None:
     _, gradients = estimates(ScoreFunction(samples=4, baseline=OwnMean()))
     assert (z_scores(gradients, exact()[1])[:K].abs() > 4).any()
 
 
 @pytest.mark.unchecked
-def test_baselines_take_variance_away() -> None:
+def test_baselines_reduce_variance() -> None:
     spread = {name: scored(b)[1][100:400, :K].var(0).sum() for name, b in BASELINES.items()}
     assert spread["decaying"] < spread["none"] / 2
     assert spread["leave-one-out"] < spread["none"] / 2
 
 
 @pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES.keys())
-def test_one_sample_needs_no_neighbours(baseline: Baseline) -> None:
+def test_score_function_one_sample_gradient_is_finite(baseline: Baseline) -> None:
     _, gradients = estimates(ScoreFunction(samples=1, baseline=baseline), 3)
     assert torch.isfinite(gradients).all()
 
 
-def test_the_relaxed_gradient_is_unbiased_for_what_it_relaxes() -> None:
-    """At any temperature it is the exact gradient of the expected masked bound: finite differences
-    with common random numbers agree."""
+def test_relaxed_is_unbiased_for_relaxed_expectation() -> None:
+    """Compare with finite differences of the expected masked bound, with common random numbers."""
     scores, logits = setting()
     gradient = Relaxed(samples=64, temperature=Temperature(0.5, 0.5, 1))
 
@@ -170,14 +179,14 @@ def relaxed_error(temperature: float) -> Tensor:
 
 
 @pytest.mark.unchecked
-def test_the_bias_of_the_relaxed_gradient_shrinks_with_the_temperature() -> None:
+def test_relaxed_bias_decreases_with_temperature() -> None:
     size = exact()[1][:K].norm()
     hot, cold = relaxed_error(1.0), relaxed_error(0.1)
     assert cold < hot / 2
     assert cold < 0.1 * size
 
 
-def test_temperatures_must_fall() -> None:
+def test_temperature_increasing_raises() -> None:
     with pytest.raises(InputError, match="start ≥ end > 0"):
         Temperature(start=0.1, end=1.0)
     with pytest.raises(InputError, match="`samples`"):

@@ -1,4 +1,4 @@
-"""Small regression problems with kernel blocks of known quality."""
+"""Small regression problems and their kernel blocks."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Regression problems for choosing points, and two slow twins of the bound of a subset."""
+"""Regression problems for selection, and two reference implementations of a subset's bound."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp.bounds import Moments, chunked_moments
+from winnowgp.bounds.moments import Moments, chunked_moments
 from winnowgp.linalg import Cholesky, cholesky
-from winnowgp.selection import SubsetStatistics, subset_statistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Problem:
 
     @property
     def jitter(self) -> float:
-        """What the factorisation of K_** added to its diagonal."""
+        """Absolute jitter that the factorisation of K_** added to its diagonal."""
         return self.factor.jitter.item() * self.variance
 
     @cached_property
@@ -44,12 +45,12 @@ class Problem:
 
     @property
     def moments(self) -> Moments:
-        parts = zip(*(a.split(self.chunk) for a in (self.X, self.Y, self.weights)), strict=True)
+        chunks = zip(*(a.split(self.chunk) for a in (self.X, self.Y, self.weights)), strict=True)
         return chunked_moments(
             self.factor.L,
             (
                 (self.kernel(self.Z, X), torch.full_like(X[:, 0], self.variance), Y, weights)
-                for X, Y, weights in parts
+                for X, Y, weights in chunks
             ),
         )
 
@@ -60,15 +61,15 @@ class Problem:
         return Kuu, self.kernel(Z, self.X)
 
     def dense(self, mask: Tensor) -> Tensor:
-        """The bound of one subset through N by N matrices."""
+        """The bound of one subset computed with N by N matrices."""
         Kff = self.kernel(self.X, self.X)
         return oracles.collapsed(*self.blocks(mask), Kff, self.Y, 1 / self.weights)
 
     def precise(self, mask: Tensor) -> float:
-        """The same in extended precision, for blocks that double precision cannot factorise.
+        """The same bound in extended precision, for blocks too ill-conditioned for float64.
 
-        The blocks are those of double precision, for rounding them moves the problem, not its
-        solution; only the jitter is added in extended precision, or it would be rounded with them.
+        The blocks themselves are computed in float64, which defines the problem; the jitter is
+        added in extended precision, since float64 would round it.
         """
         Z = self.Z[mask]
         Kuu = extended(self.kernel(Z, Z)) + np.longdouble(self.jitter) * np.eye(len(Z))
@@ -79,7 +80,7 @@ class Problem:
         log_det = 2 * np.log(L.diagonal()).sum()
         quadratic = np.square(extended_solve_lower(L, Y)).sum()
         slack = (weights * (np.longdouble(self.variance) - Q.diagonal())).sum()
-        # log 2π is a constant of double precision: 1e-16 of it is of no account
+        # log 2π in float64 has a relative error of 1e-16, which does not matter here.
         return float(-0.5 * (P * (N * math.log(2 * math.pi) + log_det + slack) + quadratic))
 
 
@@ -88,7 +89,7 @@ def extended(A: Tensor) -> np.ndarray:
 
 
 def extended_cholesky(A: np.ndarray) -> np.ndarray:
-    """Lower factor, column by column, in whatever precision `A` has."""
+    """The lower factor, column by column, in the precision of `A`."""
     L = np.zeros_like(A)
     for j in range(len(A)):
         column = A[j:, j] - L[j:, :j] @ L[j, :j]
@@ -97,7 +98,7 @@ def extended_cholesky(A: np.ndarray) -> np.ndarray:
 
 
 def extended_solve_lower(L: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """L⁻¹ B by forward substitution, in whatever precision they have."""
+    """L⁻¹ B by forward substitution, in the precision of its arguments."""
     X = np.zeros_like(B)
     for i in range(len(L)):
         X[i] = (B[i] - L[i, :i] @ X[:i]) / L[i, i]
@@ -135,10 +136,10 @@ def problem(
 
 
 def line_problem() -> Problem:
-    """60 candidates on a line, all but a few redundant to 1e-18, under noise of 1e-4 of the prior.
+    """60 candidates on a line, nearly all redundant to 1e-18, with a noise variance of 1e-4.
 
-    The targets are rougher than the kernel, so that a direction the prior hardly allows, of
-    variance near the jitter, still matters to the bound.
+    The targets are rougher than the kernel, so that directions whose prior variance is close to the
+    jitter still matter to the bound.
     """
     g = torch.Generator().manual_seed(60)
     X = torch.rand(100, 1, generator=g, dtype=torch.float64) * 4 - 2
@@ -148,7 +149,7 @@ def line_problem() -> Problem:
 
 
 def neighbours(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The subset with each candidate in turn put in, and with each in turn taken out."""
+    """The subset with each candidate in turn added, and with each in turn removed."""
     up, down = mask.repeat(len(mask), 1), mask.repeat(len(mask), 1)
     return up.fill_diagonal_(True), down.fill_diagonal_(False)
 
@@ -159,4 +160,4 @@ SEARCHED: list[dict[str, Any]] = [
     {"K": 10, "duplicates": 3},
     {"noise": 1e-3, "lengthscale": 2.0},
 ]
-"""Arguments of `problem` small enough to be searched by enumeration."""
+"""Arguments of `problem` with few enough candidates for enumeration."""

@@ -53,5 +53,4 @@ def more_fits(process_group: ProcessGroup) -> dict[str, Any]:
         "parquet": _fitted(standardised(shared(parquet())), goal=FEW, rounds=2),
         "own units": _fitted(shared(array()), goal=FEW),
         "count of points": _fitted(units, goal=MaxPoints(5), iterations=40),
-        "tighter": _fitted(units, goal=FEW, tighter=True),
     }

@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from winnowgp.bounds import RowBlocks
+from winnowgp.bounds.row_blocks import RowBlocks
 from winnowgp.data import ArraySource, Dataset, ProcessGroup, ShardedSource, shared, standardised
 from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor
@@ -181,7 +181,7 @@ def choices(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def _differ() -> None:
-    greedy, path = fast_steps.greedy_variance, fast_steps.path_frontier
+    greedy, path = fast_steps.greedy_variance, fast_steps.elimination_frontier
     bound = SparseGP.fixed_bound
 
     def reversed_path(statistics: Any) -> Frontier:
@@ -189,7 +189,7 @@ def _differ() -> None:
         return Frontier(found.bounds + 1e-3, found.masks.flip(1), found.N)
 
     fast_steps.greedy_variance = lambda *given, **words: greedy(*given, **words).flip(0)
-    fast_steps.path_frontier = reversed_path
+    fast_steps.elimination_frontier = reversed_path
     SparseGP.fixed_bound = lambda self, data: bound(self, data) + 1e-3
 
 

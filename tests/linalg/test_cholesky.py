@@ -15,7 +15,7 @@ def random_matrix(rank: int, size: int, seed: int) -> torch.Tensor:
 
 @settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 12), rank=st.integers(1, 12), seed=st.integers(0, 10**6))
-def test_factor_times_its_transpose_is_the_matrix_plus_the_jitter_it_reports(
+def test_cholesky_factor_reproduces_matrix_plus_reported_jitter(
     size: int, rank: int, seed: int
 ) -> None:
     A = random_matrix(rank, size, seed)
@@ -24,17 +24,17 @@ def test_factor_times_its_transpose_is_the_matrix_plus_the_jitter_it_reports(
     torch.testing.assert_close(factor.L @ factor.L.mT, jittered, rtol=1e-10, atol=1e-10)
 
 
-def test_a_zero_matrix_is_refused() -> None:
+def test_cholesky_zero_matrix_raises() -> None:
     with pytest.raises(NotPositiveDefiniteError):
         cholesky(torch.zeros(3, 3, dtype=torch.float64))
 
 
-def test_well_conditioned_matrices_get_the_foot_of_the_ladder() -> None:
+def test_cholesky_well_conditioned_matrix_uses_smallest_jitter() -> None:
     factor = cholesky(torch.eye(4, dtype=torch.float64))
     assert factor.jitter.item() == jitter_ladder(torch.float64)[0]
 
 
-def test_only_failing_batch_elements_climb() -> None:
+def test_cholesky_batch_increases_jitter_only_where_it_fails() -> None:
     good = torch.eye(3, dtype=torch.float64)
     bad = good.clone()
     bad[2, 2] = -1e-9
@@ -45,14 +45,14 @@ def test_only_failing_batch_elements_climb() -> None:
 
 
 @pytest.mark.parametrize("entry", [float("nan"), float("inf")])
-def test_entries_that_are_not_finite_are_named(entry: float) -> None:
+def test_cholesky_non_finite_entries_raise(entry: float) -> None:
     A = torch.eye(3, dtype=torch.float64)
     A[1, 1] = entry
     with pytest.raises(NotPositiveDefiniteError, match="not finite"):
         cholesky(A)
 
 
-def test_an_indefinite_matrix_is_refused_after_the_last_rung() -> None:
+def test_cholesky_indefinite_matrix_raises_after_largest_jitter() -> None:
     with pytest.raises(NotPositiveDefiniteError, match="jitter"):
         cholesky(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)))
     with pytest.raises(NotPositiveDefiniteError):
@@ -60,18 +60,18 @@ def test_an_indefinite_matrix_is_refused_after_the_last_rung() -> None:
 
 
 @pytest.mark.parametrize("entry", [torch.nan, torch.inf, -1.0])
-def test_one_bad_matrix_of_a_batch_is_refused(entry: float) -> None:
+def test_definite_cholesky_one_bad_matrix_of_batch_raises(entry: float) -> None:
     A = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
     A[1, 1, 1] = entry
     with pytest.raises(NotPositiveDefiniteError):
         definite_cholesky(A)
 
 
-def test_the_empty_matrix_has_an_empty_factor() -> None:
+def test_cholesky_empty_matrix_returns_empty_factor() -> None:
     assert cholesky(torch.zeros(4, 0, 0, dtype=torch.float64)).L.shape == (4, 0, 0)
 
 
-def test_condition_number_1e18_is_survived_in_both_precisions() -> None:
+def test_cholesky_condition_1e18_is_finite_in_both_precisions() -> None:
     x = torch.linspace(0, 1, 60, dtype=torch.float64)
     A = torch.exp(-0.5 * (x[:, None] - x[None]) ** 2)
     assert torch.linalg.cond(A) > 1e17
@@ -79,13 +79,13 @@ def test_condition_number_1e18_is_survived_in_both_precisions() -> None:
         assert torch.isfinite(cholesky(A.to(dtype)).L).all()
 
 
-def test_half_log_det_and_solve_against_dense() -> None:
+def test_half_log_det_and_solve_lower_match_dense() -> None:
     A = random_matrix(6, 5, 3) + torch.eye(5, dtype=torch.float64)
     L = definite_cholesky(A)
     torch.testing.assert_close(2 * half_log_det(L), torch.logdet(A))
     torch.testing.assert_close(L @ solve_lower(L, A), A)
 
 
-def test_gradient_passes_through() -> None:
+def test_cholesky_gradient_matches_finite_differences() -> None:
     A = (random_matrix(5, 4, 1) + torch.eye(4, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda A: cholesky((A + A.mT) / 2).L, (A,))

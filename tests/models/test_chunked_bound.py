@@ -7,13 +7,9 @@ from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
 import winnowgp.bounds.two_pass as two_pass
-from winnowgp.bounds import (
-    RowBlocks,
-    collapsed_bound,
-    exact_log_marginal,
-    tighter_bound,
-    two_pass_bound,
-)
+from winnowgp.bounds import collapsed_bound, exact_log_marginal
+from winnowgp.bounds.row_blocks import RowBlocks
+from winnowgp.bounds.two_pass import two_pass_bound
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, kernel_blocks
 from winnowgp.models.kernels import AutogradMean, ScaledRBFChunks, is_scaled_rbf, prior_mean
@@ -41,30 +37,27 @@ def gradients(value: Tensor, gp: SparseGP) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(value, parameters), strict=True))
 
 
-def direct(gp: SparseGP, rows: Dataset, *, tighter: bool) -> Tensor:
+def direct(gp: SparseGP, rows: Dataset) -> Tensor:
     """The ordinary bound with the optimiser's jitter put into K_uu."""
     blocks = kernel_blocks(gp.kernel, gp.candidates, rows.X)
     jitter = two_pass.JITTER * blocks.Kuu.diagonal().mean() * torch.eye(gp.K, dtype=rows.X.dtype)
-    bound = tighter_bound if tighter else collapsed_bound
     Y = rows.Y - prior_mean(gp.mean, rows.X)
-    return bound(blocks.Kuu + jitter, blocks.Kuf, kff=blocks.kff, Y=Y, noise=gp.noise)
+    return collapsed_bound(blocks.Kuu + jitter, blocks.Kuf, kff=blocks.kff, Y=Y, noise=gp.noise)
 
 
-@pytest.mark.parametrize("tighter", [False, True], ids=["collapsed", "tighter"])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
-def test_value_and_gradients_are_those_of_the_ordinary_bound(kernel, tighter: bool) -> None:
+def test_value_and_gradients_are_those_of_the_ordinary_bound(kernel) -> None:
     rows = data()
     gp = model(kernel(), rows)
-    value, expected = gp.chunked_bound(rows, tighter=tighter)(), direct(gp, rows, tighter=tighter)
+    value, expected = gp.chunked_bound(rows)(), direct(gp, rows)
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=0)
     ours, theirs = gradients(value, gp), gradients(expected, gp)
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("tighter", [False, True])
 @pytest.mark.parametrize(("chunk", "keep"), [(5, 0), (5, 10**9), (100, 0)])
-def test_chunks_and_what_is_kept_change_nothing(chunk: int, keep: int, tighter: bool) -> None:
+def test_chunks_and_what_is_kept_change_nothing(chunk: int, keep: int) -> None:
     rows = data()
     results = []
     for c, k in ((chunk, keep), (1_000, 10**9)):
@@ -76,9 +69,7 @@ def test_chunks_and_what_is_kept_change_nothing(chunk: int, keep: int, tighter: 
         )
         noise = torch.tensor(0.2, dtype=torch.float64)
         mean = AutogradMean(ZeroMean(), parameters=[])
-        results.append(
-            two_pass_bound(chunks, blocks, mean=mean, noise=noise, tighter=tighter, keep=k)
-        )
+        results.append(two_pass_bound(chunks, blocks, mean=mean, noise=noise, keep=k))
     first, second = results
     torch.testing.assert_close(first.value, second.value, rtol=1e-11, atol=0)
     torch.testing.assert_close(first.noise, second.noise, rtol=1e-9, atol=1e-9)

@@ -6,7 +6,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import PoissonLikelihood
 
 from helpers.latent_problems import latent, linear, quadrature
-from winnowgp.bounds import latent_kl
+from winnowgp.bounds.gplvm import latent_kl
 from winnowgp.data import MaskedMatrix
 from winnowgp.models import (
     LatentPosterior,

@@ -6,7 +6,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 import winnowgp.models.site_inference as mean_step_module
-from winnowgp.bounds import RowBlocks, WhitenedChunks
+from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.data import Dataset
 from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.models.site_inference import mean_step

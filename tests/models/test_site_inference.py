@@ -16,7 +16,8 @@ from torch.distributions import Normal
 
 import winnowgp.models.svgp as profiled_bound
 from helpers.site_problems import CASES, N, built, regression
-from winnowgp.bounds import RowBlocks, Sites, WhitenedChunks
+from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
+from winnowgp.bounds.sites import Sites
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, UnsettledWarning
 from winnowgp.gradients import all_masks

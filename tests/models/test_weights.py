@@ -18,7 +18,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.distributions import Normal
 
-from helpers.oracles import collapsed, log_normal, tighter
+from helpers.oracles import collapsed, log_normal
 from helpers.problems import problem
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, DeepLayer, InducingModel, SparseGP, VariationalGP, deep_sites
@@ -185,19 +185,6 @@ def test_fractions_are_powers_of_the_density() -> None:
         assert model.chunked_bound(data)().item() == pytest.approx(wanted.item(), abs=1e-4)
         assert model.dense_bound(data)().item() == pytest.approx(exact.item(), abs=1e-8)
         assert wanted < exact < model.upper_bound(data)
-
-
-def test_the_tighter_bound_of_repeated_rows() -> None:
-    model, data = sparse(), weighted()
-    a = model.chunked_bound(data, tighter=True)()
-    assert_alike(model, a, model.chunked_bound(repeated(data), tighter=True)())
-    rows = repeated(data)
-    with torch.no_grad():
-        Kuu = covariance(model.kernel, model.candidates, model.candidates)
-        Kuf = covariance(model.kernel, model.candidates, rows.X)
-        Kff = covariance(model.kernel, rows.X, rows.X)
-        wanted = tighter(Kuu, Kuf, Kff, rows.Y - prior_mean(model.mean, rows.X), model.noise)
-    assert a.item() == pytest.approx(wanted.item(), abs=1e-4)
 
 
 def deep() -> DeepGP:

@@ -18,7 +18,7 @@ def process(logits: list[float]) -> Bernoulli:
 
 @settings(max_examples=60, deadline=None)
 @given(LOGITS)
-def test_probabilities_of_all_subsets_sum_to_one(logits: list[float]) -> None:
+def test_log_prob_of_all_subsets_sums_to_one(logits: list[float]) -> None:
     q = process(logits)
     total = q.log_prob(all_masks(q.K)).exp().sum()
     torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-12, atol=0)
@@ -40,7 +40,7 @@ def test_entropy_and_moments_match_enumeration(logits: list[float]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(LOGITS)
-def test_count_distribution_matches_enumeration_to_relative_accuracy(logits: list[float]) -> None:
+def test_count_probs_match_enumeration_to_relative_accuracy(logits: list[float]) -> None:
     q = process(logits)
     masks = all_masks(q.K)
     probs = q.log_prob(masks).exp()
@@ -48,19 +48,19 @@ def test_count_distribution_matches_enumeration_to_relative_accuracy(logits: lis
     torch.testing.assert_close(q.count_probs(), expected, rtol=1e-10, atol=1e-300)
 
 
-def test_count_distribution_of_equal_points_is_binomial() -> None:
+def test_poisson_binomial_equal_logits_is_binomial() -> None:
     probs = poisson_binomial(torch.full((200,), 0.3, dtype=torch.float64).logit())
     m = torch.arange(201, dtype=torch.float64)
     binomial = torch.distributions.Binomial(200, torch.tensor(0.3, dtype=torch.float64))
     torch.testing.assert_close(probs, binomial.log_prob(m).exp(), rtol=1e-9, atol=0)
 
 
-def test_count_distribution_is_differentiable() -> None:
+def test_poisson_binomial_gradient_matches_finite_differences() -> None:
     logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(poisson_binomial, (logits,))
 
 
-def test_saturated_logits_stay_exact_and_finite() -> None:
+def test_bernoulli_saturated_logits_are_exact_and_finite() -> None:
     logits = torch.tensor([1e3, -1e3, 50.0], dtype=torch.float64, requires_grad=True)
     q = Bernoulli(logits)
     mask = torch.tensor([[True, False, True], [True, False, False]])
@@ -72,7 +72,7 @@ def test_saturated_logits_stay_exact_and_finite() -> None:
     assert torch.isfinite(logits.grad).all()
 
 
-def test_sampling_is_repeatable_and_has_the_right_frequencies() -> None:
+def test_sample_is_repeatable_with_correct_frequencies() -> None:
     inclusion = torch.tensor([0.0, 0.1, 0.5, 0.93, 1.0], dtype=torch.float64)
     q = Bernoulli.from_inclusion(inclusion)
     first, second = (q.sample(40_000, generator=torch.Generator().manual_seed(3)) for _ in "ab")
@@ -82,20 +82,20 @@ def test_sampling_is_repeatable_and_has_the_right_frequencies() -> None:
     assert (error <= 4 * (inclusion * (1 - inclusion) / 40_000).sqrt()).all()
 
 
-def test_pruning_keeps_the_probabilities_of_those_that_stay() -> None:
+def test_prune_keeps_probabilities() -> None:
     q = process([1.0, 2.0, -3.0])
     pruned = q.prune(torch.tensor([True, False, True]))
     assert pruned.logits.tolist() == [1.0, -3.0]
     assert q.mode().tolist() == [True, True, False]
 
 
-def test_permuting_candidates_permutes_nothing_that_is_counted() -> None:
+def test_counts_are_invariant_to_permuted_candidates() -> None:
     q, order = process([0.3, -1.0, 2.0, 0.7]), torch.tensor([2, 0, 3, 1])
     permuted = Bernoulli(q.logits[order])
     torch.testing.assert_close(q.count_probs(), permuted.count_probs())
     torch.testing.assert_close(q.entropy(), permuted.entropy())
 
 
-def test_probabilities_outside_the_unit_interval_are_refused() -> None:
+def test_from_inclusion_outside_unit_interval_raises() -> None:
     with pytest.raises(InputError, match="within"):
         Bernoulli.from_inclusion(torch.tensor([0.2, 1.3]))

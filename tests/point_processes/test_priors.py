@@ -1,4 +1,4 @@
-"""One battery over every prior on subsets."""
+"""One set of checks for every prior over subsets."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ LIKE = torch.zeros((), dtype=torch.float64)
 
 @battery
 @pytest.mark.parametrize("K", [0, 1, 5, 10])
-def test_probabilities_of_all_subsets_sum_to_one(prior, K: int) -> None:
+def test_prior_log_prob_of_all_subsets_sums_to_one(prior, K: int) -> None:
     total = prior(K).log_prob(all_masks(K), like=LIKE).exp().sum()
     torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-12, atol=0)
 
@@ -38,7 +38,7 @@ def test_probabilities_of_all_subsets_sum_to_one(prior, K: int) -> None:
 @battery
 @settings(max_examples=40, deadline=None)
 @given(logits=LOGITS)
-def test_kl_matches_enumeration(prior, logits: list[float]) -> None:
+def test_kl_divergence_matches_enumeration(prior, logits: list[float]) -> None:
     q = Bernoulli(torch.tensor(logits, dtype=torch.float64))
     p: CardinalityPrior = prior(q.K)
     masks = all_masks(q.K)
@@ -50,7 +50,7 @@ def test_kl_matches_enumeration(prior, logits: list[float]) -> None:
 
 
 @battery
-def test_closed_form_expectation_agrees_with_the_distribution_of_the_count(prior) -> None:
+def test_expected_log_weight_matches_count_distribution(prior) -> None:
     q = Bernoulli(torch.linspace(-4, 3, 60, dtype=torch.float64))
     p = prior(60)
     through_count = (q.count_probs() * p.log_weights(LIKE)).sum()
@@ -58,14 +58,14 @@ def test_closed_form_expectation_agrees_with_the_distribution_of_the_count(prior
 
 
 @battery
-def test_kl_is_differentiable_in_the_logits(prior) -> None:
+def test_kl_divergence_gradient_matches_finite_differences(prior) -> None:
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a: kl_divergence(Bernoulli(a), prior(6)), (logits,))
 
 
 @battery
 @pytest.mark.parametrize("K", [1, 2, 5, 8])
-def test_expected_slope_is_the_sum_over_all_subsets_of_the_others(prior, K: int) -> None:
+def test_expected_slope_matches_enumeration(prior, K: int) -> None:
     g = torch.Generator().manual_seed(K)
     q = Bernoulli(2 * torch.randn(K, generator=g, dtype=torch.float64))
     p: CardinalityPrior = prior(K)
@@ -79,7 +79,7 @@ def test_expected_slope_is_the_sum_over_all_subsets_of_the_others(prior, K: int)
 
 @battery
 @pytest.mark.parametrize("K", [0, 1, 2, 5, 8, 60])
-def test_expected_slope_is_the_derivative_in_the_inclusions(prior, K: int) -> None:
+def test_expected_slope_equals_derivative_in_inclusion(prior, K: int) -> None:
     g = torch.Generator().manual_seed(K)
     inclusion = torch.rand(K, generator=g, dtype=torch.float64)
     p: CardinalityPrior = prior(K)
@@ -91,17 +91,17 @@ def test_expected_slope_is_the_derivative_in_the_inclusions(prior, K: int) -> No
 
 
 @battery
-def test_saturated_inclusions_keep_kl_and_slope_finite(prior) -> None:
+def test_saturated_inclusion_keeps_kl_and_slope_finite(prior) -> None:
     for logits in ([800.0, -800.0, 0.0], [float("inf"), float("-inf"), 0.0]):
         q = Bernoulli(torch.tensor(logits, dtype=torch.float64))
         assert torch.isfinite(kl_divergence(q, prior(3)))
         assert torch.isfinite(prior(3).expected_slope(q)).all()
 
 
-def test_a_forbidden_size_drives_out_only_the_points_that_could_reach_it() -> None:
+def test_expected_slope_forbidden_size_affects_only_reachable_points() -> None:
     hard = Budget(torch.tensor([0.0, 0.5, float("-inf")], dtype=torch.float64))
     one = Bernoulli(torch.tensor([0.0, float("-inf")], dtype=torch.float64))
-    # The second is never in, so the first moves between sizes 0 and 1; the second may be too many.
+    # The second candidate is never included, so only its own inclusion could reach size 2.
     slope = hard.expected_slope(one)
     assert slope[0].item() == 0.5
     assert slope[1].item() < -1e200
@@ -110,19 +110,19 @@ def test_a_forbidden_size_drives_out_only_the_points_that_could_reach_it() -> No
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
-def test_kl_is_zero_when_q_is_the_prior(alpha: float) -> None:
+def test_kl_divergence_of_prior_to_itself_is_zero(alpha: float) -> None:
     q = Bernoulli(torch.full((40,), -alpha, dtype=torch.float64))
     assert abs(kl_divergence(q, LinearCardinality(40, alpha)).item()) < 1e-10
     even = Bernoulli(torch.zeros(40, dtype=torch.float64))
     assert abs(kl_divergence(even, Uniform(40)).item()) < 1e-10
 
 
-def test_the_normaliser_of_many_candidates_does_not_overflow() -> None:
+def test_log_normaliser_many_candidates_does_not_overflow() -> None:
     q = Bernoulli(torch.zeros(5_000, dtype=torch.float64))
     assert torch.isfinite(kl_divergence(q, SquaredCardinality(5_000, 1e-6)))
 
 
-def test_a_hard_budget_forbids_larger_sets() -> None:
+def test_budget_hard_limit_forbids_larger_sets() -> None:
     hard = Budget(torch.tensor([0.0, 0.0, float("-inf")], dtype=torch.float64))
     allowed = hard.log_prob(all_masks(2), like=LIKE).exp()
     torch.testing.assert_close(allowed, torch.tensor([1, 1, 1, 0], dtype=torch.float64) / 3)
@@ -133,7 +133,7 @@ def test_a_hard_budget_forbids_larger_sets() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", [SquaredCardinality, LinearCardinality])
-def test_a_strength_that_is_not_positive_is_refused(kind, alpha: float) -> None:
+def test_prior_non_positive_alpha_raises(kind, alpha: float) -> None:
     with pytest.raises(InputError, match="`alpha` must be a positive number"):
         kind(5, alpha)
 
@@ -141,20 +141,20 @@ def test_a_strength_that_is_not_positive_is_refused(kind, alpha: float) -> None:
 @pytest.mark.parametrize(
     "table", [[], [float("nan"), 0.0], [float("inf")], [float("-inf"), float("-inf")]]
 )
-def test_unusable_tables_are_refused(table: list[float]) -> None:
+def test_budget_invalid_table_raises(table: list[float]) -> None:
     with pytest.raises(InputError, match="`table`"):
         Budget(torch.tensor(table, dtype=torch.float64))
 
 
-def test_a_prior_for_another_number_of_candidates_is_refused() -> None:
-    with pytest.raises(InputError, match="build the prior with K=3"):
+def test_kl_divergence_different_candidates_raises() -> None:
+    with pytest.raises(InputError, match="Build the prior with K=3"):
         kl_divergence(Bernoulli(torch.zeros(3)), Uniform(4))
     with pytest.raises(InputError, match="zero or more"):
         Uniform(-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_slope_of_a_hard_budget_is_never_nan(dtype: torch.dtype) -> None:
+def test_expected_slope_hard_budget_is_not_nan(dtype: torch.dtype) -> None:
     hard = Budget(torch.tensor([0.0, 0.5, float("-inf")], dtype=dtype))
     slope = hard.expected_slope(Bernoulli(torch.zeros(2, dtype=dtype)))
     assert torch.isfinite(slope).all()

@@ -8,38 +8,39 @@ import torch
 from helpers.selection_problems import SEARCHED, problem
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, polished, search_frontier
+from winnowgp.selection import Frontier, search_frontier
+from winnowgp.selection.frontier import multistart_search
 
 cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
 
 
 @cases
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
-def test_polished_search_finds_the_best_of_all_subsets(alpha: float, case: dict[str, Any]) -> None:
+def test_multistart_search_finds_best_of_all_subsets(alpha: float, case: dict[str, Any]) -> None:
     s = problem(32, **case).statistics
     masks = all_masks(s.K)
     values = s.value(masks)
     table = SquaredCardinality(s.K, alpha).log_weights(values)
     best = (values + table[masks.sum(dim=1)]).max().item()
-    found, _ = polished(s, search_frontier(s), log_weights=table)
-    assert found.score == pytest.approx(best, abs=2e-3, rel=1e-6)
+    result, _ = multistart_search(s, search_frontier(s), log_weights=table)
+    assert result.score == pytest.approx(best, abs=2e-3, rel=1e-6)
 
 
-def test_polishing_teaches_a_poor_frontier_what_it_found() -> None:
+def test_multistart_search_improves_poor_frontier() -> None:
     s = problem(32).statistics
     masks = torch.ones(9, 8, dtype=torch.bool).tril(-1)
     poor = Frontier(bounds=s.value(masks), masks=masks, N=s.N)
     table = SquaredCardinality(8, 5.0).log_weights(poor.bounds)
-    found, frontier = polished(s, poor, log_weights=table)
-    M = int(found.mask.sum())
-    assert frontier.bounds[M].item() == pytest.approx(found.bound, rel=1e-7)
-    assert torch.equal(frontier.masks[M], found.mask)
+    result, frontier = multistart_search(s, poor, log_weights=table)
+    M = int(result.mask.sum())
+    assert frontier.bounds[M].item() == pytest.approx(result.bound, rel=1e-7)
+    assert torch.equal(frontier.masks[M], result.mask)
     assert (frontier.bounds >= poor.bounds).all()
     assert frontier.bounds[M] > poor.bounds[M] + 1
 
 
 @cases
-def test_frontier_is_the_best_of_each_size_or_close(case: dict[str, Any]) -> None:
+def test_search_frontier_is_close_to_best_of_each_size(case: dict[str, Any]) -> None:
     s = problem(33, **case).statistics
     masks = all_masks(s.K)
     values, sizes = s.value(masks), masks.sum(dim=1)
@@ -51,21 +52,21 @@ def test_frontier_is_the_best_of_each_size_or_close(case: dict[str, Any]) -> Non
     assert ((exact - frontier.bounds).abs() < 1e-3).double().mean().item() >= 0.6
 
 
-def test_permuted_candidates_give_the_permuted_frontier() -> None:
+def test_search_frontier_permutes_with_candidates() -> None:
     order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
     straight, permuted = (search_frontier(problem(35, order=o).statistics) for o in (None, order))
     torch.testing.assert_close(straight.bounds, permuted.bounds, rtol=1e-7, atol=1e-4)
     assert torch.equal(straight.masks[:, order], permuted.masks)
 
 
-def test_one_candidate_is_enough_to_search() -> None:
+def test_search_frontier_works_with_one_candidate() -> None:
     s = problem(36, K=1).statistics
     frontier = search_frontier(s)
     assert frontier.sizes.tolist() == [0, 1]
     torch.testing.assert_close(frontier.bounds, s.value(all_masks(1)))
 
 
-def test_single_precision_searches_too() -> None:
+def test_search_frontier_works_in_float32() -> None:
     s = problem(37, K=30, N=100, dtype=torch.float32).statistics
     frontier = search_frontier(s)
     torch.testing.assert_close(frontier.bounds, s.value(frontier.masks), rtol=1e-3, atol=0.5)

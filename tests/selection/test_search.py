@@ -1,4 +1,4 @@
-"""Walks over subsets against enumeration."""
+"""Greedy paths and local searches against enumeration."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +10,24 @@ from helpers.selection_problems import SEARCHED, neighbours, problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import SubsetStatistics, backward_path, climbed, forward_path, swapped
-from winnowgp.selection.search import Path, oscillated
+from winnowgp.selection import (
+    SubsetStatistics,
+    backward_elimination,
+    forward_selection,
+    local_search,
+)
+from winnowgp.selection.search import Path, oscillating_search, swap_search
 
 cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
 
 
 @cases
-@pytest.mark.parametrize(("walk", "sign"), [(backward_path, -1), (forward_path, 1)])
-def test_paths_are_greedy_and_their_bounds_are_values(
-    walk: Callable[[SubsetStatistics], Path], sign: int, case: dict[str, Any]
+@pytest.mark.parametrize(("search", "sign"), [(backward_elimination, -1), (forward_selection, 1)])
+def test_greedy_paths_take_best_moves_with_correct_bounds(
+    search: Callable[[SubsetStatistics], Path], sign: int, case: dict[str, Any]
 ) -> None:
     s = problem(30, **case).statistics
-    path = walk(s)
+    path = search(s)
     torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-7, atol=1e-3)
     assert (path.masks.sum(dim=1).diff() == sign).all()
     assert len(path.masks) == s.K + 1
@@ -33,10 +38,10 @@ def test_paths_are_greedy_and_their_bounds_are_values(
 
 
 @cases
-def test_a_path_down_may_start_from_any_subset(case: dict[str, Any]) -> None:
+def test_backward_elimination_starts_from_any_subset(case: dict[str, Any]) -> None:
     s = problem(30, **case).statistics
     mask = torch.arange(s.K) % 3 != 0
-    path = backward_path(s, start=mask)
+    path = backward_elimination(s, start=mask)
     assert torch.equal(path.masks[0], mask)
     assert path.masks.sum(dim=1).tolist() == list(range(int(mask.sum()), -1, -1))
     assert bool((path.masks[:-1] >= path.masks[1:]).all())
@@ -44,45 +49,45 @@ def test_a_path_down_may_start_from_any_subset(case: dict[str, Any]) -> None:
 
 
 @cases
-def test_swaps_and_oscillations_never_lower_the_bound_and_keep_the_size(
+def test_swap_and_oscillating_search_never_lower_the_bound(
     case: dict[str, Any],
 ) -> None:
     s = problem(31, **case).statistics
     for mask in all_masks(s.K)[:: 2**s.K // 12]:
         before = s.value(mask[None])[0].item()
-        for after, bound in (swapped(s, mask), oscillated(s, mask, depth=2)):
+        for after, bound in (swap_search(s, mask), oscillating_search(s, mask, depth=2)):
             assert int(after.sum()) == int(mask.sum())
             assert bound >= before - 1e-3
             assert bound == pytest.approx(s.value(after[None])[0].item(), rel=1e-7, abs=1e-3)
 
 
-def test_climbing_from_nothing_and_from_everything_ends_alike() -> None:
+def test_local_search_from_empty_and_full_set_agree() -> None:
     s = problem(34).statistics
     table = SquaredCardinality(8, 0.2).log_weights(s.roots.L)
     empty, full = torch.zeros(8, dtype=torch.bool), torch.ones(8, dtype=torch.bool)
-    low, high = (climbed(s, start, log_weights=table) for start in (empty, full))
+    low, high = (local_search(s, start, log_weights=table) for start in (empty, full))
     assert low.score == pytest.approx(high.score, abs=1e-3)
 
 
-def test_a_climb_scores_its_subset_and_no_single_flip_improves_on_it() -> None:
+def test_local_search_result_is_local_optimum() -> None:
     s = problem(34).statistics
     table = SquaredCardinality(8, 0.2).log_weights(s.roots.L)
-    found = climbed(s, torch.zeros(8, dtype=torch.bool), log_weights=table)
-    assert found.bound == pytest.approx(s.value(found.mask[None])[0].item(), rel=1e-7)
-    assert found.score == pytest.approx(found.bound + table[int(found.mask.sum())].item())
-    near = torch.cat(neighbours(found.mask))
-    assert (s.value(near) + table[near.sum(dim=1)]).max().item() <= found.score + 1e-3
+    result = local_search(s, torch.zeros(8, dtype=torch.bool), log_weights=table)
+    assert result.bound == pytest.approx(s.value(result.mask[None])[0].item(), rel=1e-7)
+    assert result.score == pytest.approx(result.bound + table[int(result.mask.sum())].item())
+    near = torch.cat(neighbours(result.mask))
+    assert (s.value(near) + table[near.sum(dim=1)]).max().item() <= result.score + 1e-3
 
 
-def test_a_forward_path_stops_where_it_is_told_or_when_five_additions_were_not_worth_it() -> None:
+def test_forward_selection_stops_at_max_size_or_without_improvement() -> None:
     s = problem(38, K=12).statistics
-    assert len(forward_path(s, longest=3).masks) == 4
-    dear = SquaredCardinality(12, 1e9).log_weights(s.roots.L)
-    assert len(forward_path(s, log_weights=dear).masks) == 6
+    assert len(forward_selection(s, max_size=3).masks) == 4
+    strong = SquaredCardinality(12, 1e9).log_weights(s.roots.L)
+    assert len(forward_selection(s, log_weights=strong).masks) == 6
 
 
-def test_a_climb_from_a_forbidden_size_is_refused_by_name() -> None:
+def test_local_search_from_forbidden_size_raises() -> None:
     s = problem(34).statistics
     hard = torch.tensor([0.0] * 4 + [float("-inf")] * 5, dtype=torch.float64)
-    with pytest.raises(InputError, match="a size that `log_weights` forbids"):
-        climbed(s, torch.ones(8, dtype=torch.bool), log_weights=hard)
+    with pytest.raises(InputError, match="must have a size that `log_weights` allows"):
+        local_search(s, torch.ones(8, dtype=torch.bool), log_weights=hard)

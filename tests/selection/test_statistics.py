@@ -1,4 +1,4 @@
-"""Subset statistics and tableau against dense and extended-precision twins."""
+"""Subset statistics and search states against dense and extended-precision oracles."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,8 @@ from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
-from winnowgp.selection import SubsetStatistics, subset_statistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -29,14 +30,14 @@ cases = pytest.mark.parametrize("case", CASES, ids=str)
 FRACTIONS = [0.1, 0.3, 0.6, 1.0]
 
 
-def assert_flips_are(differences: Tensor, marginal_gains: Tensor, *, least: float) -> None:
-    """Within 1e-6 of each difference, or within `least` nats."""
-    excess = (marginal_gains - differences).abs() / torch.clamp(1e-6 * differences.abs(), min=least)
+def assert_gains_equal(differences: Tensor, marginal_gains: Tensor, *, atol: float) -> None:
+    """Within 1e-6 of each difference, or within `atol` nats."""
+    excess = (marginal_gains - differences).abs() / torch.clamp(1e-6 * differences.abs(), min=atol)
     assert excess.max().item() <= 1
 
 
 @cases
-def test_value_is_the_dense_bound_of_every_subset(case: dict[str, Any]) -> None:
+def test_value_equals_dense_bound_of_every_subset(case: dict[str, Any]) -> None:
     p = problem(1, **case)
     masks = all_masks(p.statistics.K)
     dense = torch.stack([p.dense(mask) for mask in masks])
@@ -44,53 +45,53 @@ def test_value_is_the_dense_bound_of_every_subset(case: dict[str, Any]) -> None:
 
 
 @cases
-def test_flips_are_differences_of_value_at_every_subset(case: dict[str, Any]) -> None:
+def test_marginal_gains_equal_differences_of_value(case: dict[str, Any]) -> None:
     s = problem(2, **case).statistics
     for mask in all_masks(s.K)[:: 7 if s.K > 8 else 3]:
         up, down = neighbours(mask)
-        assert_flips_are(s.value(up) - s.value(down), s.marginal_gains(mask), least=1e-5)
+        assert_gains_equal(s.value(up) - s.value(down), s.marginal_gains(mask), atol=1e-5)
 
 
 @cases
-def test_a_walk_of_flips_stays_on_the_fresh_tableau(case: dict[str, Any]) -> None:
+def test_toggle_repeated_matches_recomputed_state(case: dict[str, Any]) -> None:
     s = problem(3, **case).statistics
     generator = torch.Generator().manual_seed(0)
-    walk = s.search_state(torch.zeros(s.K, dtype=torch.bool))
+    state = s.search_state(torch.zeros(s.K, dtype=torch.bool))
     for at in torch.randint(s.K, (40,), generator=generator).tolist():
-        walk = walk.flip(at, worth=walk.marginal_gains()[at])
-        fresh = s.search_state(walk.mask)
-        torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
+        state = state.toggle(at, gain=state.marginal_gains()[at])
+        fresh = s.search_state(state.mask)
+        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=1e-3)
         torch.testing.assert_close(
-            walk.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-3
+            state.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-3
         )
-    torch.testing.assert_close(walk.bound, s.value(walk.mask[None])[0], rtol=1e-7, atol=1e-3)
+    torch.testing.assert_close(state.bound, s.value(state.mask[None])[0], rtol=1e-7, atol=1e-3)
 
 
 @cases
-def test_dropping_keeps_what_is_left_on_the_fresh_tableau(case: dict[str, Any]) -> None:
+def test_remove_repeated_matches_recomputed_state(case: dict[str, Any]) -> None:
     s = problem(3, **case).statistics
     order = torch.randperm(s.K, generator=torch.Generator().manual_seed(0))
-    walk = s.search_state(torch.ones(s.K, dtype=torch.bool))
+    state = s.search_state(torch.ones(s.K, dtype=torch.bool))
     for at in order.split(1):
-        walk = walk.drop(at, worth=walk.marginal_gains()[at])
-        fresh = s.search_state(walk.mask)
-        assert not walk.mask[at]
-        torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-3)
-        inside = walk.included
+        state = state.remove(at, gain=state.marginal_gains()[at])
+        fresh = s.search_state(state.mask)
+        assert not state.mask[at]
+        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=1e-3)
+        inside = state.included
         torch.testing.assert_close(
-            walk.marginal_gains()[inside], fresh.marginal_gains()[inside], rtol=1e-6, atol=1e-3
+            state.marginal_gains()[inside], fresh.marginal_gains()[inside], rtol=1e-6, atol=1e-3
         )
 
 
-def test_a_tableau_of_fewer_rows_walks_like_the_whole_one() -> None:
+def test_restrict_then_toggle_matches_full_state() -> None:
     s = problem(3).statistics
     mask = all_masks(8)[0b01101001]
     keep = mask | (torch.arange(8) == 7)
-    whole, part = s.search_state(mask), s.search_state(mask).only(keep)
+    whole, part = s.search_state(mask), s.search_state(mask).restrict(keep)
     for k in [7, 0, 5, 7]:
-        at = int((part.rows == k).nonzero())
-        whole = whole.flip(k, worth=whole.marginal_gains()[k])
-        part = part.flip(at, worth=part.marginal_gains()[at])
+        at = int((part.candidates == k).nonzero())
+        whole = whole.toggle(k, gain=whole.marginal_gains()[k])
+        part = part.toggle(at, gain=part.marginal_gains()[at])
         assert torch.equal(part.mask, whole.mask)
         torch.testing.assert_close(
             part.marginal_gains(), whole.marginal_gains()[keep], rtol=1e-8, atol=1e-8
@@ -98,7 +99,7 @@ def test_a_tableau_of_fewer_rows_walks_like_the_whole_one() -> None:
         torch.testing.assert_close(part.bound, whole.bound, rtol=1e-10, atol=0)
 
 
-def test_permuting_the_candidates_permutes_the_answers() -> None:
+def test_statistics_permute_with_candidates() -> None:
     order = torch.randperm(8, generator=torch.Generator().manual_seed(5))
     straight, permuted = problem(4).statistics, problem(4, order=order).statistics
     masks = all_masks(8)
@@ -109,13 +110,13 @@ def test_permuting_the_candidates_permutes_the_answers() -> None:
     )
 
 
-def test_a_duplicate_of_an_included_candidate_is_worth_nothing() -> None:
+def test_marginal_gain_of_duplicate_is_zero() -> None:
     marginal_gains = problem(5, K=9, duplicates=1).statistics.marginal_gains(torch.arange(9) < 4)
     assert abs(marginal_gains[8].item()) < 1e-6
     assert marginal_gains[4:8].abs().min().item() > 1e-3
 
 
-def test_hundreds_of_copies_of_one_candidate_survive() -> None:
+def test_value_hundreds_of_duplicates_is_accurate() -> None:
     few = problem(6, K=3, variance=1.0)
     s = replace(few, Z=few.Z.repeat(100, 1)).statistics
     full, one_each = torch.ones(300, dtype=torch.bool), torch.arange(300) < 3
@@ -124,7 +125,7 @@ def test_hundreds_of_copies_of_one_candidate_survive() -> None:
     assert s.marginal_gains(full).abs().max().item() < 1e-3
 
 
-def test_single_precision_agrees_with_double() -> None:
+def test_statistics_float32_agree_with_float64() -> None:
     single, double = problem(7, dtype=torch.float32).statistics, problem(7).statistics
     masks = all_masks(8)
     difference = single.value(masks).double() - double.value(masks)
@@ -135,39 +136,39 @@ def test_single_precision_agrees_with_double() -> None:
     )
 
 
-def test_no_masks_give_no_values() -> None:
+def test_value_without_masks_is_empty() -> None:
     assert problem(8).statistics.value(torch.zeros(0, 8, dtype=torch.bool)).shape == (0,)
 
 
-def test_chunks_do_not_change_the_values() -> None:
+def test_value_is_independent_of_chunk_size() -> None:
     masks = all_masks(8)
     values = [problem(9, chunk=chunk).statistics.value(masks) for chunk in (7, 1000)]
     torch.testing.assert_close(*values)
 
 
 def several(P: tuple[int, int] = (1, 2)) -> tuple[list[Problem], SubsetStatistics]:
-    """Two sets of outputs with other weights each, on one prior root."""
+    """Two groups of outputs with different row weights and the same prior root."""
     first, second = problem(13, P=P[0]), problem(13, P=P[1])
     second = replace(second, Z=first.Z, weights=0.3 * first.weights.flip(0), Y=second.Y.flip(0))
     return [first, second], subset_statistics(first.factor.L, first.moments, second.moments)
 
 
-def test_outputs_with_other_weights_add_up_to_the_sum_of_dense_bounds() -> None:
-    parts, s = several()
+def test_value_outputs_with_own_weights_equals_sum_of_dense_bounds() -> None:
+    problems, s = several()
     masks = all_masks(8)[::5]
-    dense = torch.stack([torch.stack([p.dense(mask) for p in parts]).sum() for mask in masks])
+    dense = torch.stack([torch.stack([p.dense(mask) for p in problems]).sum() for mask in masks])
     torch.testing.assert_close(s.value(masks), dense, rtol=1e-7, atol=1e-7)
     for mask in masks[::6]:
         torch.testing.assert_close(s.search_state(mask).bound, s.value(mask[None])[0])
         up, down = neighbours(mask)
         differences = [
-            torch.stack([p.dense(a) - p.dense(b) for p in parts]).sum()
+            torch.stack([p.dense(a) - p.dense(b) for p in problems]).sum()
             for a, b in zip(up, down, strict=True)
         ]
-        assert_flips_are(torch.stack(differences), s.marginal_gains(mask), least=1e-5)
+        assert_gains_equal(torch.stack(differences), s.marginal_gains(mask), atol=1e-5)
 
 
-def test_outputs_with_the_same_weights_may_be_told_apart_or_not() -> None:
+def test_value_of_outputs_equals_sum_of_separate_values() -> None:
     p = problem(14, P=3)
     masks = all_masks(8)[::5]
     apart = [replace(p, Y=p.Y[:, i : i + 1]).statistics for i in range(3)]
@@ -176,36 +177,36 @@ def test_outputs_with_the_same_weights_may_be_told_apart_or_not() -> None:
     )
 
 
-def test_a_walk_with_several_weights_stays_on_the_fresh_tableau() -> None:
+def test_toggle_with_several_weights_matches_recomputed_state() -> None:
     _, s = several((2, 1))
     generator = torch.Generator().manual_seed(0)
-    walk = s.search_state(torch.zeros(8, dtype=torch.bool))
+    state = s.search_state(torch.zeros(8, dtype=torch.bool))
     for at in torch.randint(8, (25,), generator=generator).tolist():
-        walk = walk.flip(at, worth=walk.marginal_gains()[at])
-        fresh = s.search_state(walk.mask)
-        torch.testing.assert_close(walk.bound, fresh.bound, rtol=1e-8, atol=1e-6)
+        state = state.toggle(at, gain=state.marginal_gains()[at])
+        fresh = s.search_state(state.mask)
+        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=1e-6)
         torch.testing.assert_close(
-            walk.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-6
+            state.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-6
         )
-    keep = walk.mask | (torch.arange(8) < 2)
-    part = walk.only(keep)
+    keep = state.mask | (torch.arange(8) < 2)
+    part = state.restrict(keep)
     torch.testing.assert_close(
-        part.marginal_gains(), walk.marginal_gains()[keep], rtol=1e-10, atol=1e-10
+        part.marginal_gains(), state.marginal_gains()[keep], rtol=1e-10, atol=1e-10
     )
-    stepped = part.flip(0, worth=part.marginal_gains()[0])
+    stepped = part.toggle(0, gain=part.marginal_gains()[0])
     torch.testing.assert_close(
         stepped.marginal_gains(), s.marginal_gains(stepped.mask)[keep], rtol=1e-6, atol=1e-6
     )
 
 
-def test_weights_must_be_positive() -> None:
+def test_moments_negative_weights_raise() -> None:
     p = problem(10)
     with pytest.raises(InputError, match="`weights` must be positive"):
         _ = replace(p, weights=-p.weights).moments
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_a_models_statistics_score_subsets_as_its_objective_does(P: int) -> None:
+def test_model_statistics_equal_its_objective(P: int) -> None:
     p = problem(11, P=P)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
     kernel.base_kernel.lengthscale, kernel.outputscale = torch.tensor([0.7, 1.1]), 1.3
@@ -222,23 +223,24 @@ def test_a_models_statistics_score_subsets_as_its_objective_does(P: int) -> None
 
 
 @pytest.mark.skipif(
-    float(np.finfo(np.longdouble).eps) > 1e-18, reason="this machine's long double is no longer"
+    float(np.finfo(np.longdouble).eps) > 1e-18,
+    reason="long double has no more digits than double on this machine",
 )
 @pytest.mark.parametrize("fraction", FRACTIONS)
-def test_sixty_candidates_of_condition_1e18_keep_seven_digits(fraction: float) -> None:
+def test_value_condition_1e18_is_accurate_to_seven_digits(fraction: float) -> None:
     p = line_problem()
     assert torch.linalg.cond(p.kernel(p.Z, p.Z)).item() > 1e18
     mask = torch.rand(60, generator=torch.Generator().manual_seed(1)) < fraction
     value = p.statistics.value(mask[None]).item()
     assert value == pytest.approx(p.precise(mask), rel=1e-7, abs=0)
-    worth = [p.precise(up) - p.precise(down) for up, down in zip(*neighbours(mask), strict=True)]
-    differences = torch.tensor(worth, dtype=torch.float64)
-    assert_flips_are(differences, p.statistics.marginal_gains(mask), least=1e-3)
+    gains = [p.precise(up) - p.precise(down) for up, down in zip(*neighbours(mask), strict=True)]
+    differences = torch.tensor(gains, dtype=torch.float64)
+    assert_gains_equal(differences, p.statistics.marginal_gains(mask), atol=1e-3)
 
 
 @pytest.mark.usefixtures("paper_data")
 @pytest.mark.parametrize("stretch", [1.0, 8.0])  # condition numbers 1e7 and 1e16
-def test_energy_with_200_candidates_keeps_seven_digits(stretch: float) -> None:
+def test_value_energy_200_candidates_is_accurate_to_seven_digits(stretch: float) -> None:
     table = load_table("energy").dataset()
     X, Y = (Standardiser.of(A).forward(A) for A in (table.X, table.Y))
     g = torch.Generator().manual_seed(12)
@@ -253,4 +255,4 @@ def test_energy_with_200_candidates_keeps_seven_digits(stretch: float) -> None:
         expected = direct.value(mask[None]).detach()
         torch.testing.assert_close(s.value(mask[None]), expected, rtol=1e-7, atol=0)
         up, down = neighbours(mask)
-        assert_flips_are(s.value(up) - s.value(down), s.marginal_gains(mask), least=1e-3)
+        assert_gains_equal(s.value(up) - s.value(down), s.marginal_gains(mask), atol=1e-3)

@@ -1,4 +1,4 @@
-"""Functions with kernels of their own, and means and covariances with points of their own."""
+"""Sums of statistics over kernels, and separate inducing points for means and covariances."""
 
 from dataclasses import replace
 
@@ -9,35 +9,30 @@ from helpers.selection_problems import neighbours, problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import (
-    Roots,
-    SubsetStatistics,
-    SummedStatistics,
-    climbed,
-    path_frontier,
-    select_naturally,
-)
+from winnowgp.selection import SubsetStatistics, elimination_frontier, fit_inclusion, local_search
+from winnowgp.selection.elimination import Roots
+from winnowgp.selection.statistics import SummedStatistics
 
 K = 6
 
 
-def parts() -> tuple[SubsetStatistics, SubsetStatistics]:
-    """The same candidates and rows under two kernels, the second of three outputs."""
+def terms() -> tuple[SubsetStatistics, SubsetStatistics]:
+    """The same candidates and rows under two kernels; the second has three outputs."""
     first = problem(1, K=K)
     second = replace(first, lengthscale=2.5 * first.lengthscale, variance=0.5)
     return first.statistics, replace(second, Y=second.Y.repeat(1, 3)).statistics
 
 
-def test_value_is_the_sum_at_every_subset() -> None:
-    one, other = parts()
+def test_summed_value_equals_sum_at_every_subset() -> None:
+    one, other = terms()
     masks = all_masks(K)
     total = SummedStatistics((one, other)).value(masks)
     torch.testing.assert_close(total, one.value(masks) + other.value(masks), rtol=1e-12, atol=0)
     assert not torch.allclose(one.value(masks), other.value(masks))
 
 
-def test_flips_are_differences_of_value_at_every_subset() -> None:
-    s = SummedStatistics(parts())
+def test_summed_marginal_gains_equal_differences_of_value() -> None:
+    s = SummedStatistics(terms())
     for mask in all_masks(K)[::3]:
         up, down = neighbours(mask)
         torch.testing.assert_close(
@@ -45,26 +40,26 @@ def test_flips_are_differences_of_value_at_every_subset() -> None:
         )
 
 
-def test_a_walk_down_has_the_bounds_of_its_sets() -> None:
-    s = SummedStatistics(parts())
-    frontier = path_frontier(s)
+def test_summed_elimination_frontier_has_correct_bounds() -> None:
+    s = SummedStatistics(terms())
+    frontier = elimination_frontier(s)
     assert frontier.masks.sum(1).tolist() == list(range(K + 1))
     torch.testing.assert_close(s.value(frontier.masks), frontier.bounds, rtol=1e-7, atol=1e-6)
     torch.testing.assert_close(s.empty, frontier.bounds[0], rtol=1e-7, atol=1e-6)
 
 
-def test_dropping_is_flipping_out() -> None:
-    s = SummedStatistics(parts())
+def test_summed_remove_equals_toggle() -> None:
+    s = SummedStatistics(terms())
     state = s.search_state(torch.ones(K, dtype=torch.bool))
     for at in (2, 5, 0):
-        worth = state.marginal_gains()[[at]]
-        flipped = s.search_state(state.mask).flip(at, worth=worth[0])
-        state = state.drop(torch.tensor([at]), worth=worth)
-        assert torch.equal(state.mask, flipped.mask)
-        torch.testing.assert_close(state.bound, flipped.bound, rtol=1e-10, atol=0)
+        gain = state.marginal_gains()[[at]]
+        toggled = s.search_state(state.mask).toggle(at, gain=gain[0])
+        state = state.remove(torch.tensor([at]), gain=gain)
+        assert torch.equal(state.mask, toggled.mask)
+        torch.testing.assert_close(state.bound, toggled.bound, rtol=1e-10, atol=0)
         left = state.included
         torch.testing.assert_close(
-            state.marginal_gains()[left], flipped.marginal_gains()[left], rtol=1e-8, atol=1e-8
+            state.marginal_gains()[left], toggled.marginal_gains()[left], rtol=1e-8, atol=1e-8
         )
 
 
@@ -74,30 +69,30 @@ def best_of_all(s: SummedStatistics, alpha: float) -> tuple[torch.Tensor, float]
     return masks[scores.argmax()], scores.max().item()
 
 
-def test_a_climb_ends_at_the_best_of_all_subsets() -> None:
-    s = SummedStatistics(parts())
+def test_summed_local_search_finds_best_of_all_subsets() -> None:
+    s = SummedStatistics(terms())
     mask, best = best_of_all(s, 15.0)
     assert 0 < mask.sum() < K
     weights = SquaredCardinality(K, 15.0).log_weights(s.empty)
-    found = climbed(s, path_frontier(s).best(weights).mask, log_weights=weights)
-    assert found.score == pytest.approx(best, abs=1e-6)
+    result = local_search(s, elimination_frontier(s).best(weights).mask, log_weights=weights)
+    assert result.score == pytest.approx(best, abs=1e-6)
 
 
-def test_learnt_inclusion_says_the_best_of_all_subsets(generator: torch.Generator) -> None:
-    """Worths of tens of nats leave little to doubt."""
-    s = SummedStatistics(parts())
-    learnt = select_naturally(s, prior=SquaredCardinality(K, 15.0), generator=generator)
-    assert torch.equal(learnt.q.inclusion > 0.5, best_of_all(s, 15.0)[0])
+def test_summed_fit_inclusion_selects_best_of_all_subsets(generator: torch.Generator) -> None:
+    """Marginal gains of tens of nats give inclusion probabilities close to 0 or 1."""
+    s = SummedStatistics(terms())
+    fitted = fit_inclusion(s, prior=SquaredCardinality(K, 15.0), generator=generator)
+    assert torch.equal(fitted.q.inclusion > 0.5, best_of_all(s, 15.0)[0])
 
 
-def test_parts_of_other_candidates_are_refused() -> None:
-    with pytest.raises(InputError, match=r"`parts` must be .* the same candidates"):
+def test_summed_statistics_different_candidates_raise() -> None:
+    with pytest.raises(InputError, match=r"`terms` must be .* the same candidates"):
         SummedStatistics((problem(1, K=5).statistics, problem(1, K=6).statistics))
 
 
 @pytest.mark.parametrize("means", [True, False])
-def test_means_and_covariances_can_be_worth_something_apart(means: bool) -> None:
-    """L(Z) less L(∅) is ½ [fit + P (explained − log det)]; a root may hold either part."""
+def test_statistics_separate_means_and_covariances(means: bool) -> None:
+    """L(Z) − L(∅) = ½ [fit + P (explained − log det)]; a root may hold either term."""
     whole = problem(4, K=K).statistics
     (root,) = whole.roots.data
     half = replace(root, P=0) if means else replace(root, y=root.y[:, :0])

@@ -167,7 +167,7 @@ def test_the_bound_is_the_models_own_and_the_upper_bound_is_above_it() -> None:
 def left_to_gain(fitted: FitResult, rows: Dataset, *, tighter: bool = False) -> float:
     """Nats that L-BFGS still finds, started at the fitted model."""
     again = fitted.model.with_candidates(fitted.posterior.Z)
-    objective = again.chunked_bound(rows, tighter=tighter)
+    objective = again.chunked_bound(rows)
     before = objective().item()
     return (
         maximise_elbo(again, rows.X, objective=objective, stop=Stop(1e-4, 20, 200)).value - before

@@ -1,120 +1,34 @@
-"""Kernel blocks and targets in, nats out. Pure functions, summed over rows and outputs.
+"""Lower and upper bounds on the log evidence of sparse Gaussian processes.
 
-The blocks of M points Z and N rows X, with P outputs sharing one kernel:
+Bounds are pure functions of kernel blocks and targets; `bounds.collapsed` defines the blocks. Nats
+are summed over rows and outputs, and larger is better. The modules hold
 
-| argument | shape   | meaning                                   |
-|----------|---------|-------------------------------------------|
-| `Kuu`    | `[M M]` | prior covariance of the inducing values   |
-| `Kuf`    | `[M N]` | cross covariance to the rows              |
-| `kff`    | `[N]`   | prior variance of each row                |
-| `Y`      | `[N P]` | targets less the prior mean               |
-| `noise`  | `[]`/`[N]` | noise variance, shared or one a row    |
-
-`Kuu` and `Kuf` may carry leading batch axes, one element a subset; M = 0 is the empty subset.
+- `collapsed`: the collapsed bound, subsets of the candidates, and weights in [0, 1];
+- `uncollapsed`: the bound of an explicit q(u);
+- `evidence`: the exact log evidence and an upper bound;
+- `moments`: sufficient statistics of the collapsed bound;
+- `sites`: Gaussian sites for other likelihoods;
+- `psi` and `gplvm`: uncertain inputs;
+- `row_blocks` and `two_pass`: out-of-core sums over rows, and gradients.
 """
 
 from winnowgp.bounds.collapsed import (
-    Subset,
+    Projection,
     collapsed_bound,
-    collapsed_posterior,
-    masked_blocks,
     masked_bound,
-    repetition,
+    project,
     subset_blocks,
-    tighter_bound,
 )
 from winnowgp.bounds.evidence import exact_log_marginal, upper_bound
-from winnowgp.bounds.gplvm import (
-    ObservedColumns,
-    latent_bound,
-    latent_kl,
-    latent_moments,
-    latent_posterior,
-    whitening,
-)
-from winnowgp.bounds.moments import (
-    Moments,
-    Piece,
-    chunked_moments,
-    moment_bound,
-    moment_posterior,
-    moment_upper_bound,
-    prior_moments,
-)
-from winnowgp.bounds.psi import ExpectedKernel, LinearPsi, Psi, RBFPsi, pair_weights
-from winnowgp.bounds.row_blocks import (
-    ChunkedKernel,
-    RowBlock,
-    RowBlocks,
-    Sums,
-    WhitenedChunk,
-    WhitenedChunks,
-    add_product,
-    pairwise_sum,
-    rbf_features,
-)
-from winnowgp.bounds.sites import Sites, SiteSums, site_gradient, site_moments, site_sums
-from winnowgp.bounds.two_pass import ChunkedMean, TwoPass, evidence_gradient, two_pass_bound
-from winnowgp.bounds.uncollapsed import (
-    gaussian_expected_log_prob,
-    marginals,
-    masked_marginal,
-    subset_marginal,
-    uncollapsed_bound,
-    whitened_kl,
-)
+from winnowgp.bounds.uncollapsed import uncollapsed_bound
 
 __all__ = [
-    "ChunkedKernel",
-    "ChunkedMean",
-    "ExpectedKernel",
-    "LinearPsi",
-    "Moments",
-    "ObservedColumns",
-    "Piece",
-    "Psi",
-    "RBFPsi",
-    "RowBlock",
-    "RowBlocks",
-    "SiteSums",
-    "Sites",
-    "Subset",
-    "Sums",
-    "TwoPass",
-    "WhitenedChunk",
-    "WhitenedChunks",
-    "add_product",
-    "chunked_moments",
+    "Projection",
     "collapsed_bound",
-    "collapsed_posterior",
-    "evidence_gradient",
     "exact_log_marginal",
-    "gaussian_expected_log_prob",
-    "latent_bound",
-    "latent_kl",
-    "latent_moments",
-    "latent_posterior",
-    "marginals",
-    "masked_blocks",
     "masked_bound",
-    "masked_marginal",
-    "moment_bound",
-    "moment_posterior",
-    "moment_upper_bound",
-    "pair_weights",
-    "pairwise_sum",
-    "prior_moments",
-    "rbf_features",
-    "repetition",
-    "site_gradient",
-    "site_moments",
-    "site_sums",
+    "project",
     "subset_blocks",
-    "subset_marginal",
-    "tighter_bound",
-    "two_pass_bound",
     "uncollapsed_bound",
     "upper_bound",
-    "whitened_kl",
-    "whitening",
 ]

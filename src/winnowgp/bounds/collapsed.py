@@ -1,4 +1,18 @@
-"""The collapsed bound of Titsias (2009) and its variants for subsets."""
+"""The collapsed bound of Titsias (2009), and the bounds of subsets of the candidates.
+
+All functions here are pure: they take kernel blocks and targets and return nats, summed over rows
+and outputs. M inducing points Z and N rows X with P outputs that share one kernel have the blocks
+
+| argument | shape      | meaning                                       |
+|----------|------------|-----------------------------------------------|
+| `Kuu`    | `[M M]`    | prior covariance of the inducing values       |
+| `Kuf`    | `[M N]`    | prior cross-covariance to the rows            |
+| `kff`    | `[N]`      | prior variance of each row                    |
+| `Y`      | `[N P]`    | targets minus the prior mean                  |
+| `noise`  | `[]`/`[N]` | noise variance, shared or one value per row   |
+
+`Kuu` and `Kuf` may carry leading batch axes, one element per subset. M = 0 is the empty subset.
+"""
 
 from dataclasses import dataclass
 from math import log, pi
@@ -10,20 +24,19 @@ from torch import Tensor
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
-# What every Gaussian bound needs of the M points: V = L⁻¹ K_uf, and B = I + V W Vᵀ factorised.
-
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Rows and targets seen through M whitened inducing values, W = diag(1 / variance).
+    """The factorisations that every Gaussian bound with M inducing points needs.
 
-    `Qff = Vᵀ V` is the prior covariance that the M points can explain.
+    W = diag(1 / variance), and `Q_ff = Vᵀ V` is the prior covariance that the inducing points
+    explain.
     """
 
     V: Float[Tensor, "*batch M N"]
     """L⁻¹ K_uf, with K_uu = L Lᵀ."""
     LB: Float[Tensor, "*batch M M"]
-    """Factor of B = I + V W Vᵀ."""
+    """Cholesky factor of B = I + V W Vᵀ."""
     c: Float[Tensor, "*batch M P"]
     """LB⁻¹ V W Y."""
     fit: Float[Tensor, "*batch"]
@@ -32,11 +45,11 @@ class Projection:
     """log |Q_ff + W⁻¹|."""
 
     def explained_variance(self) -> Float[Tensor, "*batch N"]:
-        """q_ii = Σ_m V_mi², at most k_ii."""
+        """Return q_ii = Σ_m V_mi² of each row, at most k_ii."""
         return self.V.square().sum(-2)
 
     def log_normal(self) -> Float[Tensor, "*batch"]:
-        """Σ_p log N(y_p | 0, Q_ff + W⁻¹)."""
+        """Return Σ_p log N(y_p | 0, Q_ff + W⁻¹), in nats."""
         N, P = self.V.shape[-1], self.c.shape[-1]
         return -0.5 * (N * P * log(2 * pi) + P * self.log_det + self.fit)
 
@@ -47,9 +60,9 @@ def project(
     Y: Float[Tensor, "N P"],
     variance: Float[Tensor, "*#batch N"],
 ) -> Projection:
-    """Factorise the blocks; O(N M² + M³)."""
+    """Factorise the kernel blocks for noise of the given variance per row; O(N M² + M³)."""
     V = solve_lower(cholesky(Kuu).L, Kuf)
-    # A = V W^½, so that B = I + A Aᵀ; B ≥ I is safe to factorise without jitter.
+    # A = V W^½, so that B = I + A Aᵀ; B ≥ I needs no jitter.
     scale = variance.rsqrt()
     A = V * scale[..., None, :]
     Ys = Y * scale[..., :, None]
@@ -62,21 +75,6 @@ def project(
     return Projection(V, LB, c, fit, log_det)
 
 
-# What separates w equal observations from one of w times the precision.
-
-
-def repetition(weights: Float[Tensor, " N"], noise: Scalar) -> Scalar:
-    """Σ_i log [N(y_i | f_i, σ²)^w_i / N(y_i | f_i, σ²/w_i)], which depends on neither y nor f.
-
-    = ½ Σ_i [(1 − w_i) log 2πσ² − log w_i]. A bound with noise σ²/w_i a row, plus this for each
-    output, is the bound in which row i counts as w_i equal rows.
-    """
-    return 0.5 * ((1 - weights).sum() * (log(2 * pi) + noise.log()) - weights.log().sum())
-
-
-# The collapsed bound of Titsias (2009): Gaussian noise, the best q(u) already put in.
-
-
 def collapsed_bound(
     Kuu: Float[Tensor, "*batch M M"],
     Kuf: Float[Tensor, "*batch M N"],
@@ -85,87 +83,118 @@ def collapsed_bound(
     Y: Float[Tensor, "N P"],
     noise: Noise,
 ) -> Float[Tensor, "*batch"]:
-    """L(Z) = Σ_p log N(y_p | 0, Q_ff + Σ) − (P/2) Σ_i (k_ii − q_ii) / σ²_i.
+    """Return the ELBO for Gaussian noise at the optimal q(u).
 
-    Never above the log evidence; equal to it when Z = X. With M = 0 it is
-    log N(y | 0, Σ) − tr(K_ff Σ⁻¹)/2 (slip 3 of the text). O(N M²).
+        L(Z) = Σ_p log N(y_p | 0, Q_ff + Σ) − (P/2) Σ_i (k_ii − q_ii) / σ²_i
 
-    Returns: nats, summed over rows and outputs, one number a batch element.
+    The bound never exceeds the log evidence and equals it when Z = X; O(N M²). It is also defined
+    for the empty subset, which the paper excludes: there q(f) = p(f), and
+    L(∅) = log N(y | 0, Σ) − tr(K_ff Σ⁻¹)/2. Equation 1 of the paper.
+
+    Returns:
+        Nats, summed over rows and outputs; one number per batch element.
     """
     projection = project(Kuu, Kuf, Y, noise.expand(Y.shape[0]))
     unexplained = (kff - projection.explained_variance()) / noise
     return projection.log_normal() - 0.5 * Y.shape[1] * unexplained.sum(-1)
 
 
-def collapsed_posterior(
-    Kuu: Float[Tensor, "M M"],
-    Kuf: Float[Tensor, "M N"],
-    *,
-    Y: Float[Tensor, "N P"],
-    noise: Noise,
-) -> tuple[Float[Tensor, "M P"], Float[Tensor, "1 M M"]]:
-    """The optimal q(v) of whitened inducing values u = L v: q(v_p) = N(m_p, F Fᵀ).
+def optimal_posterior(
+    LB: Float[Tensor, "*batch M M"], D: Float[Tensor, "*batch M P"]
+) -> tuple[Float[Tensor, "*batch M P"], Float[Tensor, "*batch M M"]]:
+    """Return the optimal q(v_p) = N(B⁻¹ D_p, B⁻¹) of whitened inducing values u = L v; O(M³).
 
-        F Fᵀ = B⁻¹,  m = B⁻¹ V W Y,  B = I + V W Vᵀ
+    With V = L⁻¹ K_uf, B = I + V W Vᵀ and D = V W Y this is the q(u) of section 2.2 of the paper, in
+    coordinates where the prior is N(0, I). The covariance is the same for every output.
 
-    Section 2.2 of the paper, in coordinates where the prior is N(0, I). The covariance is the same
-    for every output, hence the leading axis of one.
+    Args:
+        LB: Cholesky factor of B.
+        D: one column per output.
 
-    Returns: the mean `[M P]` and a square factor `F` of the covariance `[1 M M]`.
+    Returns:
+        The means, and the square factor F = LB⁻ᵀ of the covariance F Fᵀ.
     """
-    p = project(Kuu, Kuf, Y, noise.expand(Y.shape[0]))
-    eye = p.LB.new_ones(p.LB.shape[-1]).diag()
-    # B⁻¹ = LB⁻ᵀ LB⁻¹, so F = LB⁻ᵀ.
-    F = solve_lower(p.LB, eye).mT
-    return F @ p.c, F[None]
+    eye = torch.eye(LB.shape[-1], dtype=LB.dtype, device=LB.device)
+    F = solve_lower(LB, eye).mT
+    return F @ (F.mT @ D), F
 
 
-# A collapsed bound that is never looser, for the same order of cost.
+def weight_correction(weights: Float[Tensor, " N"], noise: Scalar) -> Scalar:
+    """Return the difference between w_i repeated observations and one with noise σ²/w_i, in nats.
 
+        Σ_i log [N(y_i | f_i, σ²)^w_i / N(y_i | f_i, σ²/w_i)] = ½ Σ_i [(1 − w_i) log 2πσ² − log w_i]
 
-def tighter_bound(
-    Kuu: Float[Tensor, "*batch M M"],
-    Kuf: Float[Tensor, "*batch M N"],
-    *,
-    kff: Float[Tensor, " N"],
-    Y: Float[Tensor, "N P"],
-    noise: Noise,
-) -> Float[Tensor, "*batch"]:
-    """L⁺(Z) = Σ_p log N(y_p | 0, Q_ff + Σ) − (P/2) Σ_i log(1 + (k_ii − q_ii) / σ²_i).
-
-    Titsias (2025) and Bui et al. (2025): the variational posterior may also shrink each row's
-    conditional variance. Since log(1 + x) ≤ x, L ≤ L⁺ ≤ log p(y). It is not a quadratic form in the
-    points, so scoring many subsets with it costs O(N M K) each step. O(N M²) here.
-
-    Returns: nats, summed over rows and outputs, one number a batch element.
+    The difference depends on neither y nor f. A bound with noise σ²/w_i in row i, plus this for
+    each output, is the bound in which row i counts as w_i equal rows.
     """
-    projection = project(Kuu, Kuf, Y, noise.expand(Y.shape[0]))
-    # k_ii − q_ii cannot be negative but for rounding.
-    unexplained = (kff - projection.explained_variance()).clamp_min(0) / noise
-    return projection.log_normal() - 0.5 * Y.shape[1] * unexplained.log1p().sum(-1)
+    return 0.5 * ((1 - weights).sum() * (log(2 * pi) + noise.log()) - weights.log().sum())
 
 
-# Appendix B.1 of the paper: a bound on all K candidates that weights can switch off smoothly.
+# Subsets of the candidates: padded batches, and weights in [0, 1] (appendix B.1 of the paper).
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Indices of S subsets of the candidates, padded to the size of the largest subset."""
+
+    index: Int[Tensor, "S M"]
+    """Candidates of each subset in increasing order, followed by padding."""
+    present: Bool[Tensor, "S M"]
+    """False where an entry of `index` is padding."""
+
+    @classmethod
+    def of(cls, mask: Masks) -> "Subset":
+        """Return the indices of the candidates that each mask includes."""
+        widest = int(mask.sum(-1).max()) if mask.numel() else 0
+        index = torch.argsort(mask.int(), dim=-1, descending=True, stable=True)[:, :widest]
+        return cls(index, torch.gather(mask, 1, index))
+
+    def rows(self, A: Float[Tensor, "K C"]) -> Float[Tensor, "S M C"]:
+        """Return the rows of `A` that belong to each subset; padded rows are zero."""
+        return A[self.index] * self.present[..., None]
+
+    def square(self, A: Float[Tensor, "K K"]) -> Float[Tensor, "S M M"]:
+        """Return the sub-matrices of `A`; padding is diagonal with the mean variance of `A`."""
+        return self.block(A) + torch.diag_embed((~self.present) * A.diagonal().mean().detach())
+
+    def block(self, A: Float[Tensor, "*G K K"]) -> Float[Tensor, "S *G M M"]:
+        """Return the sub-matrices of one or several `A`; padded rows and columns are zero."""
+        both = self.present[:, :, None] & self.present[:, None, :]
+        blocks = A[..., self.index[:, :, None], self.index[:, None, :]] * both
+        return blocks.movedim(-3, 0)
+
+
+def subset_blocks(
+    Kuu: Float[Tensor, "K K"], Kuf: Float[Tensor, "K N"], mask: Masks
+) -> tuple[Float[Tensor, "S M M"], Float[Tensor, "S M N"]]:
+    """Return the kernel blocks of S subsets of the candidates, padded to the largest subset.
+
+    A padded entry is an inducing value independent of the data, so any bound of the padded blocks
+    is the bound of the subset. Memory is S · N · max|Z| numbers instead of S · N · K.
+    """
+    subset = Subset.of(mask)
+    return subset.square(Kuu), subset.rows(Kuf)
 
 
 def masked_blocks(
     Kuu: Float[Tensor, "K K"], Kuf: Float[Tensor, "K N"], weights: Weights
 ) -> tuple[Float[Tensor, "S K K"], Float[Tensor, "S K N"]]:
-    """Blocks of the prior in which candidate k is weighted by b_k ∈ [0, 1].
+    """Return the kernel blocks of a prior in which candidate k has weight b_k ∈ [0, 1].
 
         κ̂(z_j, z_k) = b_j b_k κ(z_j, z_k) for j ≠ k,   κ̂(z_k, z_k) = b_k (κ(z_k, z_k) − s) + s,
         κ̂(z_k, x) = b_k κ(z_k, x)
 
-    A switched-off candidate becomes an independent N(0, s). The paper has s = 1; the mean prior
-    variance serves any kernel, and with weights of 0 and 1 every s gives the same bound. The result
-    stays positive definite, since (1 − b)(b κ + s) ≥ 0 is added to the diagonal of b bᵀ ∘ K.
+    A candidate of weight zero becomes an independent N(0, s). The paper (appendix B.1) has s = 1;
+    the mean prior variance suits any kernel, and with weights 0 and 1 the bound does not depend on
+    s. The result is positive definite, since (1 − b)(b κ + s) ≥ 0 is added to the diagonal of
+    b bᵀ ∘ K.
     """
     scaled = weights[:, :, None] * weights[:, None, :] * Kuu
     return scaled + added_variance(Kuu, weights), weights[:, :, None] * Kuf
 
 
 def added_variance(Kuu: Float[Tensor, "K K"], weights: Weights) -> Float[Tensor, "S K K"]:
-    """(1 − b)(b κ + s) on the diagonal: what weighting adds to b bᵀ ∘ K."""
+    """Return diag((1 − b)(b κ + s)), which `masked_blocks` adds to b bᵀ ∘ K."""
     k = Kuu.diagonal()
     return torch.diag_embed((1 - weights) * (weights * k + k.mean()))
 
@@ -179,55 +208,9 @@ def masked_bound(
     Y: Float[Tensor, "N P"],
     noise: Noise,
 ) -> Nats:
-    """L̂(Z*; b): the collapsed bound under the weighted prior.
+    """Return L̂(Z*; b), the collapsed bound under the weighted prior of `masked_blocks`, in nats.
 
-    With b ∈ {0, 1}^K it is exactly L(Z); in between it is smooth, and the relaxed gradient
-    differentiates it. Costs O(S N K²) whatever the weights.
+    With b ∈ {0, 1}^K it equals L(Z). In between it is smooth, so that the relaxed gradient can
+    differentiate it. The cost is O(S N K²) for any weights.
     """
     return collapsed_bound(*masked_blocks(Kuu, Kuf, weights), kff=kff, Y=Y, noise=noise)
-
-
-# S subsets of different sizes as one batch of equally large blocks.
-
-
-@dataclass(frozen=True, slots=True)
-class Subset:
-    """Where the points of S subsets stand in a padded batch as wide as the largest of them."""
-
-    index: Int[Tensor, "S M"]
-    """Candidates of each subset in their order, then padding."""
-    present: Bool[Tensor, "S M"]
-    """False where a place is padding."""
-
-    @classmethod
-    def of(cls, mask: Masks) -> "Subset":
-        """The places of the candidates that each mask includes."""
-        widest = int(mask.sum(-1).max()) if mask.numel() else 0
-        index = torch.argsort(mask.int(), dim=-1, descending=True, stable=True)[:, :widest]
-        return cls(index, torch.gather(mask, 1, index))
-
-    def rows(self, A: Float[Tensor, "K C"]) -> Float[Tensor, "S M C"]:
-        """Rows of `A` that belong to each subset, zero where a place is padding."""
-        return A[self.index] * self.present[..., None]
-
-    def square(self, A: Float[Tensor, "K K"]) -> Float[Tensor, "S M M"]:
-        """Sub-matrices of `A`; padding is independent of everything and of average variance."""
-        return self.block(A) + torch.diag_embed((~self.present) * A.diagonal().mean().detach())
-
-    def block(self, A: Float[Tensor, "*G K K"]) -> Float[Tensor, "S *G M M"]:
-        """Sub-matrices of one or several `A`, zero where a place is padding."""
-        both = self.present[:, :, None] & self.present[:, None, :]
-        blocks = A[..., self.index[:, :, None], self.index[:, None, :]] * both
-        return blocks.movedim(-3, 0)
-
-
-def subset_blocks(
-    Kuu: Float[Tensor, "K K"], Kuf: Float[Tensor, "K N"], mask: Masks
-) -> tuple[Float[Tensor, "S M M"], Float[Tensor, "S M N"]]:
-    """Kernel blocks of S subsets of the candidates, padded to the largest of them.
-
-    A padded place is an inducing value that is independent of the data, so any bound of the padded
-    blocks is the bound of the subset. S · N · max|Z| numbers instead of S · N · K.
-    """
-    subset = Subset.of(mask)
-    return subset.square(Kuu), subset.rows(Kuf)

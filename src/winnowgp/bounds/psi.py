@@ -1,4 +1,12 @@
-"""Psi statistics: expectations of kernels under q(X)."""
+"""Psi statistics: kernel blocks averaged over uncertain inputs (Titsias & Lawrence 2010).
+
+Under q(x_i) = N(μ_i, diag s_i), for M inducing points z and G sets of row weights w_g,
+
+    ψ0_i = E[k(x_i, x_i)],   Ψ1_mi = E[k(z_m, x_i)],   Ψ2_g = Σ_i w_gi E[k(Z, x_i) k(x_i, Z)].
+
+They replace k_ii, K_uf and K_uf W K_fu in every bound that is Gaussian given the inputs. Ψ2 is
+symmetric: only the T = M(M + 1)/2 pairs m ≤ m' are computed.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,20 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# Psi statistics: kernel blocks averaged over uncertain inputs (Titsias & Lawrence 2010).
-#
-# Under q(x_i) = N(μ_i, diag s_i), for M points z and rows weighted in G ways,
-#
-#     ψ0_i = E[k(x_i, x_i)],   Ψ1_mi = E[k(z_m, x_i)],   Ψ2_g = Σ_i w_gi E[k(Z, x_i) k(x_i, Z)].
-#
-# They take the place of k_ii, K_uf and K_uf W K_fu in every bound that is Gaussian given the
-# inputs.
-# Ψ2 is symmetric: only the T = M(M + 1)/2 pairs m ≤ m' are computed.
+# Elements of one chunk of exp(A B), small enough for the CPU cache; and the largest number that is
+# kept for the gradient (256 MiB in float64).
+CHUNK, KEEP = 2**17, 2**25
 
 
 @dataclass(frozen=True, slots=True)
 class Psi:
-    """The averaged blocks."""
+    """The averaged kernel blocks ψ0, Ψ1 and Ψ2."""
 
     psi0: Float[Tensor, " N"]
     psi1: Float[Tensor, "M N"]
@@ -29,30 +31,30 @@ class Psi:
 
 
 class ExpectedKernel(ABC):
-    """A kernel at its present parameters that can be averaged over Gaussian inputs.
+    """A kernel at its current parameters that can be averaged over Gaussian inputs.
 
-    Everything is differentiable in the parameters, the inputs' means and variances, and Z.
+    All methods are differentiable in the parameters, the means and variances of the inputs, and Z.
     """
 
     @abstractmethod
     def uu(self, Z: Float[Tensor, "M Q"]) -> Float[Tensor, "M M"]:
-        """K_uu."""
+        """Return K_uu."""
 
     @abstractmethod
     def psi0(self, mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"]) -> Tensor:
-        """ψ0, `[N]`."""
+        """Return ψ0, `[N]`."""
 
     @abstractmethod
     def psi1(
         self, mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"], *, Z: Tensor
     ) -> Float[Tensor, "M N"]:
-        """Ψ1."""
+        """Return Ψ1."""
 
     @abstractmethod
     def psi2_rows(
         self, mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"], *, Z: Tensor
     ) -> Float[Tensor, "N T"]:
-        """E[k(z_m, x_i) k(x_i, z_m')] of each row and pair m ≤ m', in the order of `pairs`."""
+        """Return E[k(z_m, x_i) k(x_i, z_m')] of each row and pair m ≤ m' (`pairs`)."""
 
     @abstractmethod
     def psi2(
@@ -63,7 +65,7 @@ class ExpectedKernel(ABC):
         Z: Float[Tensor, "M Q"],
         weights: Float[Tensor, "G N"],
     ) -> Float[Tensor, "G M M"]:
-        """Ψ2 of each way to weight the rows, which are taken as constants."""
+        """Return Ψ2 of each set of row weights; the weights are treated as constants."""
 
     def psi(
         self,
@@ -73,7 +75,7 @@ class ExpectedKernel(ABC):
         Z: Float[Tensor, "M Q"],
         weights: Float[Tensor, "G N"],
     ) -> Psi:
-        """All three; O(N M² (Q + G))."""
+        """Return ψ0, Ψ1 and Ψ2; O(N M² (Q + G))."""
         return Psi(
             self.psi0(mean, variance),
             self.psi1(mean, variance, Z=Z),
@@ -82,34 +84,31 @@ class ExpectedKernel(ABC):
 
 
 def pairs(M: int, device: torch.device) -> Int[Tensor, "2 T"]:
-    """Numbers m ≤ m' of all pairs."""
+    """Return the indices m ≤ m' of all pairs of M inducing points."""
     return torch.triu_indices(M, M, device=device)
 
 
 def from_pairs(values: Float[Tensor, "G T"], M: int) -> Float[Tensor, "G M M"]:
-    """Symmetric matrices from their pairs."""
+    """Return symmetric matrices from the values of their pairs."""
     first, second = pairs(M, values.device)
-    place = torch.empty(M, M, dtype=torch.long, device=values.device)
-    place[first, second] = place[second, first] = torch.arange(len(first), device=values.device)
-    return values[:, place]
+    index = torch.empty(M, M, dtype=torch.long, device=values.device)
+    index[first, second] = index[second, first] = torch.arange(len(first), device=values.device)
+    return values[:, index]
 
 
 def pair_weights(A: Float[Tensor, "G M M"]) -> Float[Tensor, "G T"]:
-    """Weights of the pairs so that ⟨A, B⟩ = Σ_t weight_t B_t, for symmetric A and B."""
+    """Return weights with ⟨A, B⟩ = Σ_t weight_t B_t over the pairs t, for symmetric A and B."""
     first, second = pairs(A.shape[-1], A.device)
     return A[:, first, second] * torch.where(first == second, 1.0, 2.0).to(A)
-
-
-# Psi statistics of the linear kernel: the second moments of the inputs, seen from the points.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LinearPsi(ExpectedKernel):
-    """k(x, z) = Σ_q v_q x_q z_q.
+    """Psi statistics of the linear kernel k(x, z) = Σ_q v_q x_q z_q.
 
     E[x xᵀ] = μ μᵀ + diag s, so Ψ2 = Z̃ (Σ_i w_i E[x_i x_iᵀ]) Z̃ᵀ with Z̃ = Z diag v. Prior and
-    posterior have rank Q: more than Q points add nothing.
+    posterior have rank Q: more than Q inducing points do not improve the bound.
     """
 
     variances: Float[Tensor, " Q"]
@@ -130,8 +129,8 @@ class LinearPsi(ExpectedKernel):
     ) -> Float[Tensor, "N T"]:
         scaled = Z * self.variances
         first, second = pairs(len(Z), Z.device)
-        known = mean @ scaled.mT
-        return known[:, first] * known[:, second] + variance @ (scaled[first] * scaled[second]).mT
+        psi1 = mean @ scaled.mT
+        return psi1[:, first] * psi1[:, second] + variance @ (scaled[first] * scaled[second]).mT
 
     def psi2(
         self,
@@ -147,26 +146,18 @@ class LinearPsi(ExpectedKernel):
         return scaled @ moments @ scaled.mT
 
 
-# Psi statistics of the scaled RBF kernel with one lengthscale a dimension.
-#
-#     Ψ1_mi  = v Π_q (1 + s/ℓ²)^−½ exp(−½ (μ − z)²/(s + ℓ²))
-#     Ψ2_imm' = v² Π_q (1 + 2s/ℓ²)^−½ exp(−(z − z')²/4ℓ² − (μ − z̄)²/(2s + ℓ²)),   z̄ = (z + z')/2
-#
-# Both exponents are inner products of a row's features with a point's or a pair's, so Ψ2 is two
-# thin
-# products around one exponential of N · T numbers, and its gradient two more.
-
-
-# Numbers of one chunk (small enough for a cache), and that may be kept for the gradient: 256 MiB.
-CHUNK = 2**17
-
-KEEP = 2**25
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class RBFPsi(ExpectedKernel):
-    """k(x, z) = v exp(−½ Σ_q (x_q − z_q)²/ℓ_q²)."""
+    """Psi statistics of the scaled RBF kernel k(x, z) = v exp(−½ Σ_q (x_q − z_q)²/ℓ_q²).
+
+        Ψ1_mi   = v Π_q (1 + s/ℓ²)^−½ exp(−½ (μ − z)²/(s + ℓ²))
+        Ψ2_imm' = v² Π_q (1 + 2s/ℓ²)^−½ exp(−(z − z')²/4ℓ² − (μ − z̄)²/(2s + ℓ²)),   z̄ = (z + z')/2
+
+    Both exponents are inner products of features of a row with features of an inducing point or of
+    a pair. Ψ2 is therefore two thin products around one exponential of N · T numbers, and its
+    gradient two more.
+    """
 
     variance: Float[Tensor, ""]
     lengthscales: Float[Tensor, " Q"]
@@ -225,10 +216,11 @@ class RBFPsi(ExpectedKernel):
 
 @final
 class WeightedExponentials(torch.autograd.Function):
-    """W exp(A B) for thin A `[N F]` and B `[F T]`, never holding more than it must.
+    """W exp(A B) for thin A `[N F]` and B `[F T]`, computed in chunks of columns of B.
 
     With E = exp(A B) and cotangent G, the gradient is ((Wᵀ G) ∘ E) Bᵀ and Aᵀ ((Wᵀ G) ∘ E). W is
-    a constant. O(N T (F + G)); autograd alone would write and read N T numbers five times.
+    treated as a constant. O(N T (F + G)); autograd alone would write and read N T numbers five
+    times.
     """
 
     @staticmethod
@@ -238,16 +230,16 @@ class WeightedExponentials(torch.autograd.Function):
         B: Float[Tensor, "F T"],
         W: Float[Tensor, "G N"],
     ) -> Float[Tensor, "G T"]:
-        keeps = A.shape[0] * B.shape[1] <= KEEP and any(ctx.needs_input_grad)
-        kept, parts = [], [W.new_zeros(len(W), 0)]
+        keep = A.shape[0] * B.shape[1] <= KEEP and any(ctx.needs_input_grad)
+        exponentials, products = [], [W.new_zeros(len(W), 0)]
         for columns in B.split(max(1, CHUNK // max(len(A), 1)), dim=1):
             E = torch.mm(A, columns).exp_()
-            parts.append(W @ E)
-            if keeps:
-                kept.append(E)
+            products.append(W @ E)
+            if keep:
+                exponentials.append(E)
         ctx.save_for_backward(A, B, W)
-        ctx.kept = kept
-        return torch.cat(parts, 1)
+        ctx.exponentials = exponentials
+        return torch.cat(products, 1)
 
     @staticmethod
     def backward(ctx: Any, *output: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -256,8 +248,8 @@ class WeightedExponentials(torch.autograd.Function):
         d_A, d_B = torch.zeros_like(A), [B.new_zeros(len(B), 0)]
         slices = zip(B.split(size, dim=1), output[0].split(size, dim=1), strict=True)
         for index, (columns, cotangent) in enumerate(slices):
-            E = ctx.kept[index] if ctx.kept else torch.mm(A, columns).exp_()
-            pulled = torch.mm(W.mT, cotangent).mul_(E)
-            d_A.addmm_(pulled, columns.mT)
-            d_B.append(A.mT @ pulled)
+            E = ctx.exponentials[index] if ctx.exponentials else torch.mm(A, columns).exp_()
+            pulled_back = torch.mm(W.mT, cotangent).mul_(E)
+            d_A.addmm_(pulled_back, columns.mT)
+            d_B.append(A.mT @ pulled_back)
         return d_A, torch.cat(d_B, 1), None

@@ -1,4 +1,9 @@
-"""Rows in blocks, and kernel blocks whitened block by block."""
+"""Out-of-core passes over rows: blocks of rows, and K_uf whitened block by block.
+
+`RowBlocks` cuts the rows of any source into blocks and sums over all processes that share it.
+`WhitenedChunks` evaluates V = L⁻¹ K_uf block by block; the bounds of `two_pass` and `sites` are
+sums over these chunks.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -14,30 +19,37 @@ from torch import Tensor
 from winnowgp.data import Dataset, ProcessGroup, Source
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 
-# Rows as a pass over them meets them: one block after another.
-
-
-# Rows of a block on a CPU, where what is made of them should stay in the caches.
+# Rows of a block on a CPU: matrices with one column per row should stay in the caches.
 CHUNK = 2048
-# On a GPU: many, so that work is more than waiting for it to be asked for, and few enough for its
-# memory. Rows at most, since what float32 adds up over more of them loses digits; numbers, of
-# points or inputs times rows, at most.
-_MOST, _NUMBERS = 262_144, 2**26
-# Matrices of a block's rows by all points that a pass holds at once.
-_HELD = 6
+# On a GPU: many rows, so that kernels run longer than their launches take. At most so many rows,
+# since float32 sums over more of them lose digits; and so many elements of a matrix with one column
+# per row.
+_MAX_ROWS, _MAX_ELEMENTS = 262_144, 2**26
+# Matrices of M by the rows of a block that a pass holds in memory at once.
+_MATRICES = 6
+# Bytes that may be kept between passes to save another evaluation of the kernel; on a GPU a quarter
+# of its free memory.
+KEEP = 2**29
+# Relative to the mean of diag K_uu. Part of the objective and of its gradient; with the 1e-12 of
+# `linalg.cholesky` the gradient for close inducing points is mostly rounding error.
+JITTER = 1e-8
+# Rows of a panel: of 40, 48 and 64 the fastest for most M from 100 to 508, on one core with MKL; on
+# an H200, of 48, 256 and all rows the fastest for M = 1024.
+PANEL, GPU_PANEL = 48, 256
 
 Sums: TypeAlias = tuple[Tensor, ...]
+"""Sums over rows, which may be added over shards and processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Some rows."""
+    """A block of consecutive rows."""
 
     rows: slice
-    """Which, among those of this process."""
+    """Position of the block among the rows of this process."""
     X: Float[Tensor, "B D"]
     features: Float[Tensor, "B F"]
-    """[x, x², 1] of the centred inputs, in which squared distances to any point are linear."""
+    """[x, x², 1] of the centred inputs: squared distances to any point are linear in them."""
     Y: Float[Tensor, "B P"]
     weights: Float[Tensor, " B"] | None
 
@@ -47,17 +59,17 @@ class RowBlock:
 
 @final
 class RowBlocks:
-    """The rows of a source in blocks, as often as one likes.
+    """Repeatable iteration over the rows of a source in blocks.
 
-    Those of a `Dataset` are cut once; others are read again for each pass, so that memory is that
-    of a block whatever their number. In processes that share a source each one passes over its own
-    rows, and `summed` gives all of them the sums over all rows.
+    A `Dataset` is cut once. Other sources are read again in each pass, so that memory is that of
+    one block for any number of rows. When several processes share a source, each of them passes
+    over its own rows, and `summed` returns the sums over all rows to all of them.
 
     Args:
         source: the rows.
-        device: where blocks are wanted.
-        size: rows of a block.
-        ranks: processes whose rows are added up, if others than those that share the source.
+        device: device of the blocks.
+        size: rows per block.
+        process_group: processes to sum over; those that share the source if None.
     """
 
     def __init__(
@@ -72,11 +84,11 @@ class RowBlocks:
         self._source, self._device, self._size = source, device, size
         self._process_group = source.process_group if process_group is None else process_group
         held = source.held()
-        # Read by all processes together, and so the same rows in each, however much memory it has.
+        # Collective read: all processes centre by the same rows, whatever their memory.
         first = source.part(torch.arange(min(source.N, CHUNK))) if held is None else held
         self.centre = first.X.mean(0).to(device)
         self.in_memory = all(isinstance(shard, Dataset) for shard in source.shards())
-        self._cut = [list(shard) for shard in self._read_lanes()] if self.in_memory else None
+        self._blocks = [list(shard) for shard in self._read_shards()] if self.in_memory else None
 
     @classmethod
     def of(
@@ -88,40 +100,41 @@ class RowBlocks:
         size: int | None = None,
         process_group: ProcessGroup | None = None,
     ) -> "RowBlocks":
-        """Blocks whose size suits the device and its free memory.
+        """Return blocks whose size suits the device and its free memory.
 
         Args:
-            points: how many there are for each row, at most.
-            device: that of the rows if None.
-            size: rows of a block, for those who know better.
-            ranks: processes whose rows are added up, if others than those that share the source.
+            source: the rows.
+            points: largest number of inducing points used with the blocks.
+            device: device of the blocks; that of the source if None.
+            size: rows per block, instead of the size chosen for the device.
+            process_group: processes to sum over; those that share the source if None.
         """
-        place = source.device if device is None else device
-        size = size or _size(place, points, source.D)
-        return cls(source, device=place, size=size, process_group=process_group)
+        device = source.device if device is None else device
+        size = size or _block_size(device, points, source.D)
+        return cls(source, device=device, size=size, process_group=process_group)
 
     @cached_property
     def free(self) -> int:
-        """Bytes of the GPU that nobody used when this was first asked for."""
+        """Free bytes of the GPU when this property was first read."""
         return free_memory(self._device)
 
     @property
     def device(self) -> torch.device:
-        """Where blocks are."""
+        """Device of the blocks."""
         return self._device
 
     def __iter__(self) -> Iterator[RowBlock]:
         return chain.from_iterable(self.shards())
 
     def shards(self) -> Iterator[Iterable[RowBlock]]:
-        """Runs of rows whose sums are formed separately (`Source.lanes`)."""
-        return self._read_lanes() if self._cut is None else iter(self._cut)
+        """Iterate over shards: runs of rows whose sums are formed separately (`Source.shards`)."""
+        return self._read_shards() if self._blocks is None else iter(self._blocks)
 
     def summed(self, shards: Iterable[Sums]) -> Sums:
-        """Sums over the rows of all processes, from those of each lane of this one."""
+        """Return sums over the rows of all processes, from the sums of each shard of this one."""
         return self._process_group.all_reduce(*pairwise_sum(shards))
 
-    def _read_lanes(self) -> Iterator[Iterator[RowBlock]]:
+    def _read_shards(self) -> Iterator[Iterator[RowBlock]]:
         shards = zip(self._source.shards(), self._source.shard_chunks(self._size), strict=True)
         first = 0
         for shard, chunks in shards:
@@ -137,112 +150,98 @@ class RowBlocks:
             first += len(X)
 
 
-def pairwise_sum(parts: Iterable[Sums]) -> Sums:
-    """((a + b) + (c + d)) + …: a power of two of parts is summed as its two halves are.
+def pairwise_sum(terms: Iterable[Sums]) -> Sums:
+    """Return ((a + b) + (c + d)) + …, in the order of a balanced binary tree.
 
-    So that what several processes add up to has the same digits whatever their number.
+    The order makes sums over 1, 2, 4 or 8 processes equal to the last digit.
     """
     pending: list[tuple[int, Sums]] = []
-    for part in parts:
+    for term in terms:
         size = 1
         while pending and pending[-1][0] == size:
-            part = _added(pending.pop()[1], part)
+            term = _add(pending.pop()[1], term)
             size *= 2
-        pending.append((size, part))
-    return reduce(
-        lambda late, early: _added(early[1], late), reversed(pending[:-1]), pending[-1][1]
-    )
+        pending.append((size, term))
+    return reduce(lambda late, early: _add(early[1], late), reversed(pending[:-1]), pending[-1][1])
 
 
-def _added(a: Sums, b: Sums) -> Sums:
+def _add(a: Sums, b: Sums) -> Sums:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
 def rbf_features(X: Float[Tensor, "N D"]) -> Float[Tensor, "N F"]:
-    """[x, x², 1] of each row. Centre the inputs: exponents are differences."""
+    """Return [x, x², 1] of each row; centre X first, since exponents are differences of these."""
     return torch.cat([X, X.square(), X.new_ones(X.shape[0], 1)], 1)
 
 
-def _size(device: torch.device, points: int, D: int) -> int:
+def _block_size(device: torch.device, points: int, D: int) -> int:
     if device.type != "cuda":
         return CHUNK
     return gpu_size(free_memory(device), points, D)
 
 
 def gpu_size(free: int, points: int, D: int) -> int:
-    """Rows of a block for which half of so many free bytes are enough."""
-    # For each point what a pass holds; for each input itself, two features, and copies of them.
-    numbers = _HELD * (points + D)
-    wide = max(points, D, 1)
-    return max(CHUNK, min(_MOST, _NUMBERS // wide, free // (2 * 8 * max(numbers, 1))))
+    """Return the rows of a block that use at most half of the free bytes of a GPU."""
+    # Per row: the matrices of a pass for each inducing point; each input, its features and copies.
+    numbers = _MATRICES * (points + D)
+    width = max(points, D, 1)
+    return max(CHUNK, min(_MAX_ROWS, _MAX_ELEMENTS // width, free // (2 * 8 * max(numbers, 1))))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of a GPU that nobody uses."""
+    """Return the free bytes of a GPU, including unused memory reserved by PyTorch."""
     free, _ = torch.cuda.mem_get_info(device)
-    # What PyTorch has set aside and does not use is free too.
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-# K_uf of all rows in whitened coordinates, one chunk of rows after another.
-
-
-# Bytes that may be kept between passes to save another evaluation of the kernel; on a GPU a quarter
-# of its free memory.
-KEEP = 2**29
-# Relative to the mean of diag K_uu. Part of the objective and of its gradient; at the 1e-12 of
-# `linalg.cholesky` the gradient of close points is mostly rounding.
-JITTER = 1e-8
-# Rows of a panel: of 40, 48 and 64 the quickest for most M from 100 to 508, on one core with MKL;
-# on an H200, of 48, 256 and all the quickest for 1024.
-PANEL, GPU_PANEL = 48, 256
+# K_uf of all rows in whitened coordinates.
 
 
 class ChunkedKernel(ABC):
-    """Blocks of a kernel at fixed parameters, and the pull-back of their gradients onto those.
+    """Kernel blocks at fixed parameters, with the pull-back of gradients onto these parameters.
 
-    A cotangent that is handed over may be overwritten.
+    Methods may overwrite the cotangents that they receive.
     """
 
     @abstractmethod
     def uu(self) -> Float[Tensor, "M M"]:
-        """K_uu without jitter."""
+        """Return K_uu without jitter."""
 
     @abstractmethod
     def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        """K_uf of some rows."""
+        """Return K_uf of a block."""
 
     @abstractmethod
     def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
-        """Prior variance of some rows."""
+        """Return the prior variance of each row of a block."""
 
     @abstractmethod
     def pull_uf(
         self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
     ) -> None:
-        """Add what ∂F/∂K_uf of some rows comes to; `Kuf` is what `uf` returned for them."""
+        """Add the pull-back of ∂F/∂K_uf of a block; `Kuf` is the result of `uf` for it."""
 
     @abstractmethod
     def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        """Add what ∂F/∂k_ii of some rows comes to."""
+        """Add the pull-back of ∂F/∂k_ii of a block."""
 
     @abstractmethod
     def pulled(self) -> Sums:
-        """What was added since it was asked last; sums over rows."""
+        """Return the sums over rows accumulated since the last call."""
 
     @abstractmethod
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, ...]:
-        """∂F of each parameter.
+        """Return ∂F with respect to each parameter.
 
         Args:
-            pulled: over all rows.
+            pulled: the sums of `pulled` over all rows.
             uu: ∂F/∂K_uu, symmetric.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class WhitenedChunk:
-    """Some rows: V = L⁻¹ K_uf, and t_i = k_ii − ‖v_i‖², the variance that the points leave open."""
+    """V = L⁻¹ K_uf of a block, and the unexplained variance t_i = k_ii − ‖v_i‖² of its rows."""
 
     block: RowBlock
     Kuf: Float[Tensor, "M B"]
@@ -251,23 +250,23 @@ class WhitenedChunk:
 
     @property
     def rows(self) -> slice:
-        """Which."""
+        """Position of the block among the rows of this process."""
         return self.block.rows
 
 
 @final
 class WhitenedChunks:
-    """All rows, kept after the first pass over them if they are few enough.
+    """The whitened chunks of all rows, kept in memory after the first pass if they fit.
 
     Args:
-        kernel: at fixed parameters.
+        kernel: kernel at fixed parameters.
         blocks: the rows.
         L: factor of K_uu.
-        L_inverse: its inverse, for whitening by products instead of solves: two to three times
-            quicker, and as good only where the jitter is not small.
-        keep: numbers that may be kept, of rows that are in memory; as many as suit the device if
-            None.
-        dtype: of what has as many columns as there are rows; that of L if None.
+        L_inverse: inverse of L, for whitening by products instead of solves. Products are two to
+            three times faster, and as accurate only if the jitter is not small.
+        keep: largest number of elements to keep if the rows are in memory; chosen for the device
+            if None.
+        dtype: dtype of the matrices with one column per row; that of L if None.
     """
 
     def __init__(
@@ -283,9 +282,9 @@ class WhitenedChunks:
         self.dtype = dtype or L.dtype
         self.kernel, self.blocks, self.L, self._L_inverse = kernel, blocks, L, L_inverse
         self.N = blocks.N
-        most = _keep(blocks) // self.dtype.itemsize if keep is None else keep
-        self._keeps = blocks.in_memory and 2 * self.N * L.shape[0] <= most
-        self._kept: list[list[WhitenedChunk]] | None = None
+        limit = _keep_bytes(blocks) // self.dtype.itemsize if keep is None else keep
+        self._keep = blocks.in_memory and 2 * self.N * L.shape[0] <= limit
+        self._shards: list[list[WhitenedChunk]] | None = None
 
     @classmethod
     def for_gradients(
@@ -296,7 +295,7 @@ class WhitenedChunks:
         keep: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> "WhitenedChunks":
-        """With the jitter that gradients need, 1e-8, and an inverse."""
+        """Return chunks for a bound and its gradient: jitter 1e-8, whitened by an inverse."""
         Kuu = kernel.uu()
         M = Kuu.shape[0]
         eye = torch.eye(M, dtype=Kuu.dtype, device=Kuu.device)
@@ -308,40 +307,40 @@ class WhitenedChunks:
     def for_values(
         cls, kernel: ChunkedKernel, blocks: RowBlocks, *, keep: int | None = None
     ) -> "WhitenedChunks":
-        """With the smallest jitter that serves, and solves."""
+        """Return chunks for values only: the smallest jitter that works, whitened by solves."""
         return cls(kernel, blocks, L=cholesky(kernel.uu()).L, keep=keep)
 
     @property
     def L_inverse(self) -> Float[Tensor, "M M"]:
-        """Only where it was given."""
+        """Inverse of L, which must have been passed to the constructor."""
         assert self._L_inverse is not None
         return self._L_inverse
 
     def __iter__(self) -> Iterator[WhitenedChunk]:
-        return chain.from_iterable(self._lanes())
+        return chain.from_iterable(self._evaluated())
 
-    def summed(self, add: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
-        """Sums over all rows, of all processes; `add` forms those of some of them."""
-        return self.blocks.summed(add(shard) for shard in self._lanes())
+    def summed(self, sums: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
+        """Return sums over the rows of all processes; `sums` forms the sums of one shard."""
+        return self.blocks.summed(sums(shard) for shard in self._evaluated())
 
-    def _lanes(self) -> Iterator[Iterable[WhitenedChunk]]:
-        if self._kept is not None:
-            yield from self._kept
+    def _evaluated(self) -> Iterator[Iterable[WhitenedChunk]]:
+        if self._shards is not None:
+            yield from self._shards
             return
-        kept: list[list[WhitenedChunk]] = []
+        shards: list[list[WhitenedChunk]] = []
         for shard in self.blocks.shards():
-            parts = map(self._evaluate, shard)
-            if self._keeps:
-                kept.append([])
-                parts = _remembered(parts, kept[-1])
-            yield parts
-        if self._keeps:
-            self._kept = kept
+            chunks = map(self._evaluate, shard)
+            if self._keep:
+                shards.append([])
+                chunks = _recorded(chunks, shards[-1])
+            yield chunks
+        if self._keep:
+            self._shards = shards
 
     def _evaluate(self, block: RowBlock) -> WhitenedChunk:
         Kuf = self.kernel.uf(block).to(self.dtype)
         V = self._whitened(Kuf)
-        # t_i cannot be negative but for rounding.
+        # t_i is non-negative up to rounding.
         t = (self.kernel.ff(block) - V.square().sum(0)).clamp_min(0)
         return WhitenedChunk(block, Kuf, V, t)
 
@@ -351,25 +350,28 @@ class WhitenedChunks:
         return lower_product(self._L_inverse.to(self.dtype), Kuf)
 
 
-def _keep(blocks: RowBlocks) -> int:
+def _keep_bytes(blocks: RowBlocks) -> int:
     return blocks.free // 4 if blocks.device.type == "cuda" else KEEP
 
 
-def _remembered(
-    parts: Iterable[WhitenedChunk], memory: list[WhitenedChunk]
+def _recorded(
+    chunks: Iterable[WhitenedChunk], record: list[WhitenedChunk]
 ) -> Iterator[WhitenedChunk]:
-    for part in parts:
-        memory.append(part)
-        yield part
+    for chunk in chunks:
+        record.append(chunk)
+        yield chunk
+
+
+# Products with triangular and symmetric matrices, in panels of rows.
 
 
 def panels(M: int, size: int = PANEL) -> list[slice]:
-    """Row panels that let a general product skip most of what a triangle does not need."""
+    """Return row panels with which a general product skips most of the zeros of a triangle."""
     return [slice(start, min(start + size, M)) for start in range(0, M, size)]
 
 
 def lower_product(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
-    """L A of a lower-triangular L."""
+    """Return L A for a lower-triangular L."""
     product = torch.empty_like(A)
     for panel in _panels_of(A):
         torch.mm(L[panel, : panel.stop], A[: panel.stop], out=product[panel])
@@ -377,7 +379,7 @@ def lower_product(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Ten
 
 
 def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tensor, "M B"]) -> None:
-    """Add A Vᵀ, a symmetric matrix, to the lower panels of `total`; `from_panels` ends the sum."""
+    """Add the symmetric A Vᵀ to the lower panels of `total`; finish with `from_panels`."""
     for panel in _panels_of(V):
         add_product(total[panel, : panel.stop], A[panel], V[: panel.stop].mT)
 
@@ -385,7 +387,7 @@ def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tens
 def add_product(
     total: Float[Tensor, "m n"], A: Float[Tensor, "m B"], C: Float[Tensor, "B n"]
 ) -> None:
-    """Add A C, which may be less precise than the sum is."""
+    """Add A C to `total`, which may have a higher precision."""
     if A.dtype == total.dtype:
         total.addmm_(A, C)
     else:
@@ -393,7 +395,7 @@ def add_product(
 
 
 def from_panels(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """The symmetric matrix whose lower panels were summed."""
+    """Return the symmetric matrix whose lower panels were summed."""
     return total.tril() + total.tril(-1).mT
 
 

@@ -1,18 +1,19 @@
-"""Gaussian sites: any likelihood as regression with a precision and a pseudo-target a row.
+"""Gaussian sites: any likelihood as regression with one precision and pseudo-target per row.
 
-Write q(u) ∝ p(u) Π_i exp E[λ_i f_i − ½ w_i f_i² | u], one site a row and latent function. Among all
-Gaussian q(u) the best one has this form, with w_i = −2 ∂E_i/∂σ_i² and λ_i = ∂E_i/∂μ_i + w_i μ_i,
-where E_i is row i's expected log-likelihood and (μ_i, σ_i²) its marginal under q: moving the sites
-towards these numbers is a natural-gradient step on q(u) (Khan & Lin 2017; Adam et al. 2021).
+Write q(u) ∝ p(u) Π_i exp E[λ_i f_i − ½ w_i f_i² | u], with one site per row and latent function.
+The optimal Gaussian q(u) has this form, with w_i = −2 ∂E_i/∂σ_i² and λ_i = ∂E_i/∂μ_i + w_i μ_i,
+where E_i is the expected log-likelihood of row i and (μ_i, σ_i²) its marginal under q. Moving the
+sites towards these values is a natural-gradient step on q(u) (Khan & Lin 2017; Adam et al. 2021).
 
 With V = L⁻¹ K_uf, B_p = I + V W_p Vᵀ, D_p = V λ_p and t_i = k_ii − ‖v_i‖², the sites' evidence is
 
     G = Σ_p [ −½ log|B_p| + ½ D_pᵀ B_p⁻¹ D_p − ½ Σ_i w_ip t_i ],
 
-and the bound at their q is G + Σ_i c_i, c_i = E_i − E_q[λ_i f_i − ½ w_i f_i²]. At the best sites
+and the bound at their q is G + Σ_i c_i, c_i = E_i − E_q[λ_i f_i − ½ w_i f_i²]. At the optimal sites
 every c_i is stationary in (μ_i, σ_i²): the gradient of the bound with respect to the kernel is that
-of G, and to first order a subset of the points is worth what G says. Precisions may be negative
-where the likelihood is not log-concave; only B_p must be positive definite.
+of G, and to first order G gives the change of the bound for a subset of the inducing points.
+Precisions may be negative where the likelihood is not log-concave; only B_p must be positive
+definite.
 """
 
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.collapsed import optimal_posterior
 from winnowgp.bounds.moments import Moments
 from winnowgp.bounds.row_blocks import (
     JITTER,
@@ -38,20 +40,22 @@ from winnowgp.typing import Scalar
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """exp(λ f − ½ w f²) of each row and latent function, up to a constant."""
+    """Unnormalised Gaussian sites exp(λ f − ½ w f²), one per row and latent function."""
 
     linear: Float[Tensor, "N P"]
+    """λ."""
     precision: Float[Tensor, "N P"]
+    """w."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteSums:
-    """What the sites add up to in whitened coordinates.
+    """Sums of the sites over rows, in whitened coordinates.
 
     Attributes:
-        roots: factors of B_p = I + V W_p Vᵀ.
+        roots: Cholesky factors of B_p = I + V W_p Vᵀ.
         D: V λ_p.
-        open: Σ_i w_ip t_i, of what the points leave open.
+        open: Σ_i w_ip t_i, over the variance that the inducing points leave unexplained.
     """
 
     roots: Float[Tensor, "P M M"]
@@ -59,74 +63,75 @@ class SiteSums:
     open: Float[Tensor, " P"]
 
     def posterior(self) -> tuple[Float[Tensor, "M P"], Float[Tensor, "P M M"]]:
-        """q(v_p) = N(B_p⁻¹ D_p, B_p⁻¹): means, and factors F_p = root⁻ᵀ of the covariances."""
-        eye = torch.eye(self.roots.shape[-1], dtype=self.D.dtype, device=self.D.device)
-        F = solve_lower(self.roots, eye).mT
-        mean = F @ (F.mT @ self.D.mT[..., None])
+        """Return means and covariance factors of q(v_p) = N(B_p⁻¹ D_p, B_p⁻¹)."""
+        mean, F = optimal_posterior(self.roots, self.D.mT[..., None])
         return mean[..., 0].mT, F
 
     def inverse(self, rows: int) -> Float[Tensor, "P M M"] | None:
-        """root⁻¹, where so many rows make products with it cheaper than solves."""
+        """Return root⁻¹ if products with it are cheaper than solves for `rows` rows, else None."""
         M = self.roots.shape[-1]
         if rows <= M:
             return None
         return solve_lower(self.roots, torch.eye(M, dtype=self.D.dtype, device=self.D.device))
 
     def variance(
-        self, part: WhitenedChunk, inverse: Float[Tensor, "P M M"] | None
+        self, chunk: WhitenedChunk, inverse: Float[Tensor, "P M M"] | None
     ) -> Float[Tensor, "B P"]:
-        """Var f_ip = t_i + ‖root_p⁻¹ v_i‖² of some rows under q; O(P B M²).
+        """Return Var f_ip = t_i + ‖root_p⁻¹ v_i‖² of the rows of a chunk under q; O(P B M²).
 
         Args:
-            inverse: root⁻¹, if it is known.
+            chunk: some rows.
+            inverse: root⁻¹ if it has been computed.
         """
         P = len(self.roots)
-        variance = part.t.new_empty(P, len(part.t))
+        variance = chunk.t.new_empty(P, len(chunk.t))
         for p in range(P):
             A = (
-                solve_lower(self.roots[p], part.V)
+                solve_lower(self.roots[p], chunk.V)
                 if inverse is None
-                else lower_product(inverse[p], part.V)
+                else lower_product(inverse[p], chunk.V)
             )
             torch.sum(A.square_(), 0, out=variance[p])
-        return (variance + part.t).mT
+        return (variance + chunk.t).mT
 
     def evidence(self) -> Scalar:
-        """G, in nats."""
+        """Return the evidence G of the sites in nats."""
         c = solve_lower(self.roots, self.D.mT[..., None])
         return 0.5 * (c.square().sum() - self.open.sum()) - half_log_det(self.roots).sum()
 
 
 def site_sums(chunks: WhitenedChunks, sites: Sites) -> SiteSums:
-    """One pass over the rows, O(P N M²).
+    """Sum the sites in one pass over the rows; O(P N M²).
 
     Raises:
         NotPositiveDefiniteError: some B_p is not positive definite.
     """
     P, M = sites.linear.shape[1], len(chunks.L)
 
-    def added(parts: Iterable[WhitenedChunk]) -> Sums:
+    def sums(shard: Iterable[WhitenedChunk]) -> Sums:
         C, D = sites.linear.new_zeros(P, M, M), sites.linear.new_zeros(M, P)
-        rest = sites.linear.new_zeros(P)
-        for part in parts:
-            w = sites.precision[part.rows]
+        unexplained = sites.linear.new_zeros(P)
+        for chunk in shard:
+            w = sites.precision[chunk.rows]
             for p in range(P):
-                add_gram(C[p], part.V * w[:, p], part.V)
-            D.addmm_(part.V, sites.linear[part.rows])
-            rest += w.mT @ part.t
-        return C, D, rest
+                add_gram(C[p], chunk.V * w[:, p], chunk.V)
+            D.addmm_(chunk.V, sites.linear[chunk.rows])
+            unexplained += w.mT @ chunk.t
+        return C, D, unexplained
 
-    C, D, rest = chunks.summed(added)
+    C, D, unexplained = chunks.summed(sums)
     B = torch.stack([from_panels(c) for c in C])
     B.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    return SiteSums(definite_cholesky(B), D, rest)
+    return SiteSums(definite_cholesky(B), D, unexplained)
 
 
 def site_moments(sums: SiteSums, *, constant: float, N: int | float) -> list[Moments]:
-    """The sites as moments, one latent function each, for `selection.subset_statistics`.
+    """Return the sites as moments, one for each latent function, for `subset_statistics`.
 
     Args:
+        sums: sums of the sites.
         constant: Σ_i c_i, so that the bounds of all candidates add up to the true bound.
+        N: number of observations.
     """
     P, M = sums.roots.shape[:2]
     B = sums.roots @ sums.roots.mT
@@ -146,7 +151,7 @@ def site_moments(sums: SiteSums, *, constant: float, N: int | float) -> list[Mom
 
 
 def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple[Tensor, ...]:
-    """∂G of the kernel's parameters at fixed sites, one more pass over the rows; O(P N M²).
+    """Return the gradient of G in the kernel's parameters at fixed sites; O(P N M²), one pass.
 
     ∂G/∂K_uf = L⁻ᵀ Σ_p [(I − B_p⁻¹ − β_p β_pᵀ) V W_p + β_p λ_pᵀ],   β_p = B_p⁻¹ D_p
     ∂G/∂K_uu = −½ L⁻ᵀ Σ_p [B_p + B_p⁻¹ − 2I + β_p β_pᵀ] L⁻¹,   ∂G/∂k_ii = −½ Σ_p w_ip
@@ -164,14 +169,14 @@ def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple
     middle = L_inverse.mT @ (eye - B_inverse - outer)
     left = L_inverse.mT @ beta
 
-    def pushed_back(parts: Iterable[WhitenedChunk]) -> Sums:
-        for part in parts:
-            w = sites.precision[part.rows]
-            gradient = left @ sites.linear[part.rows].mT
+    def pull_back(shard: Iterable[WhitenedChunk]) -> Sums:
+        for chunk in shard:
+            w = sites.precision[chunk.rows]
+            gradient = left @ sites.linear[chunk.rows].mT
             for p in range(P):
-                gradient.addmm_(middle[p], part.V * w[:, p])
-            kernel.pull_uf(part.block, gradient, part.Kuf)
-            kernel.pull_ff(part.block, -0.5 * w.sum(1))
+                gradient.addmm_(middle[p], chunk.V * w[:, p])
+            kernel.pull_uf(chunk.block, gradient, chunk.Kuf)
+            kernel.pull_ff(chunk.block, -0.5 * w.sum(1))
         return kernel.pulled()
 
-    return kernel.gradient(chunks.summed(pushed_back), Kuu_gradient)
+    return kernel.gradient(chunks.summed(pull_back), Kuu_gradient)

@@ -189,9 +189,9 @@ def climb_naturally(
     """
     for steps in path.marks:
         path.restart()
-        found = select_naturally(statistics(), prior=prior, generator=generator(), max_steps=steps)
+        found = fit_inclusion(statistics(), prior=prior, generator=generator(), max_steps=steps)
         path.look(steps, found.q)
-        if found.settled:
+        if found.converged:
             return
 
 
@@ -258,7 +258,7 @@ class Problem:
     def place(self, name: str) -> Bernoulli:
         """One of `PLACES`."""
         share = PLACES.index(name) / 2
-        found = select_naturally(
+        found = fit_inclusion(
             self.statistics(), prior=self.prior, generator=self.generator(), max_steps=100
         )
         return Bernoulli(share * found.q.logits)

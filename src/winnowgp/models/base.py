@@ -66,13 +66,10 @@ class InducingModel(nn.Module, ABC):
         """The bound with all candidates and the best q(u), as a number."""
 
     @abstractmethod
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
         """The same bound as a function of the parameters when it is called, made for optimisers.
 
         Memory does not grow with N · K, and the jitter is 1e-8, part of the objective.
-
-        Args:
-            tighter: the tighter collapsed bound, where there is one.
         """
 
     @abstractmethod

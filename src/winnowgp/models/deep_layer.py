@@ -10,7 +10,8 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import Subset, marginals, subset_marginal, whitened_kl
+from winnowgp.bounds.collapsed import Subset
+from winnowgp.bounds.uncollapsed import marginals, subset_marginal, whitened_kl
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_parts

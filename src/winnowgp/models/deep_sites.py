@@ -19,13 +19,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import RowBlocks, Sites, SiteSums, WhitenedChunks, site_moments, site_sums
+from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
+from winnowgp.bounds.sites import Sites, SiteSums, site_moments, site_sums
 from winnowgp.data import Dataset, ProcessGroup
 from winnowgp.linalg import definite_cholesky
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.models.sgpr import chunked_kernel
-from winnowgp.selection import SubsetStatistics, subset_statistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 
 _ALONE = ProcessGroup.alone()
 

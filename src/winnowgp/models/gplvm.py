@@ -15,20 +15,17 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds import (
-    Moments,
+from winnowgp.bounds import uncollapsed_bound
+from winnowgp.bounds.collapsed import Subset, masked_blocks
+from winnowgp.bounds.gplvm import (
     ObservedColumns,
-    Psi,
-    Subset,
-    latent_bound,
+    gplvm_bound,
+    gplvm_moments,
     latent_kl,
-    latent_moments,
-    latent_posterior,
-    masked_blocks,
-    moment_bound,
-    uncollapsed_bound,
-    whitening,
+    whitening_factor,
 )
+from winnowgp.bounds.moments import Moments, moment_bound, moment_posterior
+from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models.base import check_parts
@@ -38,7 +35,8 @@ from winnowgp.models.likelihoods import check_targets, expected_log_prob, valid
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Mask, Masks, Nats, Scalar, Weights
 
 # Gaussian noise of one variance for all columns of a table, or one for each.
@@ -235,7 +233,7 @@ class LatentObjective(RelaxedObjective):
         return self._bound(Kuu, psi1, outer * self.psi.psi2)
 
     def _bound(self, Kuu: Tensor, psi1: Tensor, psi2: Tensor) -> Nats:
-        bound = latent_bound(Kuu, psi1, psi2, psi0=self.psi.psi0, columns=self.columns)
+        bound = gplvm_bound(Kuu, psi1, psi2, psi0=self.psi.psi0, columns=self.columns)
         return torch.sub(bound, self.kl)
 
 
@@ -304,7 +302,7 @@ class LatentVariableGP(LatentModel):
             self.latents.mean, self.latents.variance, Z=self.candidates, weights=columns.weights
         )
         Kuu = kernel.uu(self.candidates)
-        fit = latent_bound(Kuu, psi.psi1, psi.psi2, psi0=psi.psi0, columns=columns)
+        fit = gplvm_bound(Kuu, psi.psi1, psi.psi2, psi0=psi.psi0, columns=columns)
         return fit - self.latents.kl()
 
     def subset_objective(
@@ -351,7 +349,7 @@ class LatentVariableGP(LatentModel):
     def posterior(self, table: MaskedMatrix) -> ExpectedPosterior:
         """q(f) given the table, small and independent of it from then on."""
         L, *moments = self._moments(table)
-        q_mean, q_factor = latent_posterior(moments)
+        q_mean, q_factor = moment_posterior(*moments)
         function = Posterior(
             self.kernel,
             self.candidates.detach(),
@@ -366,8 +364,8 @@ class LatentVariableGP(LatentModel):
     def _moments(self, table: MaskedMatrix) -> tuple[Tensor, *tuple[Moments, ...]]:
         """The factor of the candidates' covariance, and the table's moments whitened with it."""
         objective = self.subset_objective(table)
-        L = whitening(objective.Kuu)
-        return L, *latent_moments(L, objective.psi, objective.columns)
+        L = whitening_factor(objective.Kuu)
+        return L, *gplvm_moments(L, objective.psi, objective.columns)
 
     def _columns(self, table: MaskedMatrix) -> ObservedColumns:
         self.check(table)

@@ -20,16 +20,9 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from winnowgp.bounds import (
-    ChunkedKernel,
-    ChunkedMean,
-    ExpectedKernel,
-    LinearPsi,
-    RBFPsi,
-    RowBlock,
-    Sums,
-    add_product,
-)
+from winnowgp.bounds.psi import ExpectedKernel, LinearPsi, RBFPsi
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, Sums, add_product
+from winnowgp.bounds.two_pass import ChunkedMean
 from winnowgp.errors import InputError
 from winnowgp.typing import Scalar
 

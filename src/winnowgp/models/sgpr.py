@@ -14,24 +14,19 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import (
-    ChunkedKernel,
+from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
+from winnowgp.bounds.collapsed import weight_correction
+from winnowgp.bounds.evidence import evidence_gradient
+from winnowgp.bounds.moments import (
+    KernelChunk,
     Moments,
-    Piece,
-    RowBlock,
-    RowBlocks,
-    TwoPass,
     chunked_moments,
-    collapsed_bound,
-    evidence_gradient,
-    masked_bound,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
-    repetition,
-    subset_blocks,
-    two_pass_bound,
 )
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
+from winnowgp.bounds.two_pass import BoundGradient, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
@@ -47,7 +42,8 @@ from winnowgp.models.kernels import (
     prior_mean,
 )
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Mask, Masks, Nats, Noise, Scalar, Weights
 
 # Bounds as one differentiable number whose gradient comes with the value.
@@ -85,7 +81,6 @@ class ChunkedBound:
     """
 
     blocks: RowBlocks
-    tighter: bool = False
     dtype: torch.dtype | None = None
     """Of what is computed row by row, if less precise than the sums."""
 
@@ -102,7 +97,6 @@ class ChunkedBound:
                 self.blocks,
                 mean=chunked_mean,
                 noise=noise.detach(),
-                tighter=self.tighter,
                 dtype=self.dtype,
             )
             return _unpacked(result)
@@ -128,7 +122,7 @@ def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
     return AutogradMean(mean, parameters=inputs), inputs
 
 
-def _unpacked(result: TwoPass) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:
     return result.value, (result.noise, *result.mean, *result.kernel)
 
 
@@ -163,7 +157,7 @@ class CollapsedObjective(RelaxedObjective):
     Y: Float[Tensor, "N P"]
     noise: Noise
     constant: Scalar | float = 0.0
-    """Added to every value: `bounds.repetition` where rows count more than once."""
+    """Added to every value: `weight_correction` where rows count more than once."""
 
     @property
     def K(self) -> int:
@@ -271,7 +265,7 @@ class SparseGP(InducingModel):
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
 
-        def pieces(rows: Iterable[RowBlock]) -> Iterator[Piece]:
+        def pieces(rows: Iterable[RowBlock]) -> Iterator[KernelChunk]:
             for block in rows:
                 # A row of weight w is w rows, or one with a w-th of the noise.
                 precision = (1 / self.noise).expand(len(block))
@@ -301,14 +295,14 @@ class SparseGP(InducingModel):
         """The same bound as a number, in one pass over chunks of rows."""
         return moment_bound(self.moments(data)[1]).item()
 
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
-        """The same bound, or the tighter one, as a function of the parameters when it is called.
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
+        """The same bound as a function of the parameters when it is called.
 
         Made for optimisers: what depends on the rows alone is computed once, memory does not grow
         with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
         dtype = torch.float32 if self.precision == "mixed" else None
-        bound = ChunkedBound(self._blocks(data), tighter, dtype)
+        bound = ChunkedBound(self._blocks(data), dtype)
 
         def value() -> Scalar:
             return bound(self.kernel, Z=self.candidates, mean=self.mean, noise=self.noise)
@@ -365,7 +359,7 @@ class SparseGP(InducingModel):
         """σ²/w_i of each row, and what the bound with that noise lacks, over all outputs."""
         if data.weights is None:
             return self.noise, 0.0
-        return self.noise / data.weights, data.P * repetition(data.weights, self.noise)
+        return self.noise / data.weights, data.P * weight_correction(data.weights, self.noise)
 
     def _centred(self, data: Dataset) -> Float[Tensor, "N P"]:
         return data.Y - prior_mean(self.mean, data.X)

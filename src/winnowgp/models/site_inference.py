@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import Sites, SiteSums, WhitenedChunk, WhitenedChunks, site_sums
+from winnowgp.bounds.row_blocks import WhitenedChunk, WhitenedChunks
+from winnowgp.bounds.sites import Sites, SiteSums, site_sums
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky, half_log_det
 

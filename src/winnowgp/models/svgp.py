@@ -19,18 +19,11 @@ from gpytorch.means import ConstantMean, Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import (
-    RowBlocks,
-    Sites,
-    WhitenedChunks,
-    masked_blocks,
-    masked_marginal,
-    site_gradient,
-    site_moments,
-    subset_blocks,
-    subset_marginal,
-    uncollapsed_bound,
-)
+from winnowgp.bounds import subset_blocks, uncollapsed_bound
+from winnowgp.bounds.collapsed import masked_blocks
+from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
+from winnowgp.bounds.sites import Sites, site_gradient, site_moments
+from winnowgp.bounds.uncollapsed import masked_marginal, subset_marginal
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError, UnsettledWarning
 from winnowgp.linalg import cholesky, solve_lower
@@ -46,7 +39,8 @@ from winnowgp.models.likelihoods import (
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import WithGradient, chunked_kernel
 from winnowgp.models.site_inference import Inferred, inferred
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Mask, Masks, Nats, Scalar, Weights
 
 # An explicit q(u) as a function of the subset: each score is that of q's own marginal.
@@ -348,10 +342,8 @@ class VariationalGP(InducingModel):
         """The bound with the best q(u), as a number."""
         return self._inferred(data, gain=SETTLED)[1].bound
 
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
         """The same bound as a function of the parameters when it is called."""
-        if tighter:
-            raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
         self.check(data)
         return self._profiled(data.in_memory("`VariationalGP`"), self.candidates, gain=CLIMBING)
 

@@ -1,4 +1,4 @@
-"""Probability on subsets of the K candidates: priors p(Z), the process q(Z), and KL[q ‖ p]."""
+"""Distributions over subsets of K candidates: priors p(Z), the process q(Z), and KL[q ‖ p]."""
 
 from winnowgp.point_processes.bernoulli import Bernoulli, poisson_binomial
 from winnowgp.point_processes.priors import (

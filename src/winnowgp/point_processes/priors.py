@@ -1,4 +1,4 @@
-"""Priors p(Z) that depend on the number of points alone."""
+"""Priors p(Z) that depend on the number of inducing points alone, and KL[q(Z) ‖ p(Z)]."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -12,13 +12,11 @@ from winnowgp.errors import InputError
 from winnowgp.point_processes.bernoulli import Bernoulli, count_distribution
 from winnowgp.typing import Masks, Nats, Scalar, SizeTable
 
-# Priors on subsets that look only at how many points there are.
-
 
 class CardinalityPrior(ABC):
-    """p(Z) = C · exp(w(|Z|)) over all 2^K subsets, the empty one included.
+    """Interface of priors p(Z) = C · exp(w(|Z|)) over all 2^K subsets, including the empty one.
 
-    A leaf gives the log weights w(0..K) and, in closed form, their expectation under q.
+    A subclass defines the log weights w(0..K) and, in closed form, their expectation under q.
     """
 
     K: int
@@ -26,22 +24,25 @@ class CardinalityPrior(ABC):
 
     @abstractmethod
     def log_weights(self, like: Tensor) -> SizeTable:
-        """w(m) for m = 0..K, of one subset of each size, in the dtype and device of `like`."""
+        """Return the log weight w(m) of a subset of each size m = 0..K, as a tensor like `like`."""
 
     @abstractmethod
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
-        """E_q[w(|Z|)], exactly and differentiably."""
+        """Return E_q[w(|Z|)], exactly and differentiably."""
 
     @abstractmethod
     def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
-        """E_q[w(|Z₋ₖ| + 1) − w(|Z₋ₖ|)] for every k, Z₋ₖ the subset without it.
+        """Return E_q[w(|Z₋ₖ| + 1) − w(|Z₋ₖ|)] for every k, where Z₋ₖ is the subset without k.
 
-        The derivative of E_q[w(|Z|)] with respect to λ_k.
+        This is the derivative of E_q[w(|Z|)] with respect to λ_k.
         """
 
     @final
     def log_normaliser(self, like: Tensor) -> Scalar:
-        """−log C = log Σ_m binom(K, m) exp(w(m)), as a log-sum-exp (slip 2 of the text)."""
+        """Return −log C = log Σ_{m=0}^{K} binom(K, m) exp(w(m)), as a log-sum-exp.
+
+        The sum includes the empty subset, m = 0; section 3.2 of the paper starts it at 1.
+        """
         m = torch.arange(self.K + 1, dtype=like.dtype, device=like.device)
         log_binomial = (
             torch.lgamma(torch.full_like(m, self.K + 1.0))
@@ -52,33 +53,31 @@ class CardinalityPrior(ABC):
 
     @final
     def log_prob(self, mask: Masks, like: Tensor) -> Nats:
-        """log p(Z) of each subset."""
+        """Return log p(Z) of each subset, in nats."""
         return self.log_weights(like)[mask.sum(-1)] - self.log_normaliser(like)
 
 
 def checked_count(K: int) -> int:
-    """`K` if it is a number of candidates."""
+    """Return `K` after checking that it is a number of candidates."""
     if K < 0:
-        raise InputError(f"`K` must be the number of candidates, zero or more; got {K}.")
+        raise InputError(f"`K`, the number of candidates, must be zero or more; got {K}.")
     return K
 
 
 def checked_strength(alpha: float) -> float:
-    """`alpha` if it is a positive, finite strength."""
+    """Return `alpha` after checking that it is positive and finite."""
     if not 0 < alpha < float("inf"):
         raise InputError(
-            f"`alpha` must be a positive number; got {alpha}. Larger values keep fewer points."
+            f"`alpha` must be a positive number; got {alpha}. Larger values keep fewer inducing "
+            "points."
         )
     return float(alpha)
-
-
-# No preference: every subset alike.
 
 
 @final
 @dataclass(frozen=True)
 class Uniform(CardinalityPrior):
-    """p(Z) = 2^−K."""
+    """The uniform prior p(Z) = 2^−K over all subsets."""
 
     K: int
 
@@ -89,21 +88,18 @@ class Uniform(CardinalityPrior):
         return torch.zeros(self.K + 1, dtype=like.dtype, device=like.device)
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
-        """Nothing to expect: zero."""
+        """Return zero."""
         return q.logits.new_zeros(())
 
     def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
-        """Zero for every k."""
+        """Return zero for every k."""
         return torch.zeros_like(q.logits)
-
-
-# A constant price for each point.
 
 
 @final
 @dataclass(frozen=True)
 class LinearCardinality(CardinalityPrior):
-    """p_α(Z) = C · exp(−α |Z|): K independent points of λ = sigmoid(−α)."""
+    """The prior p_α(Z) = C · exp(−α |Z|): K independent inclusions with λ = sigmoid(−α)."""
 
     K: int
     alpha: float
@@ -116,21 +112,21 @@ class LinearCardinality(CardinalityPrior):
         return -self.alpha * torch.arange(self.K + 1, dtype=like.dtype, device=like.device)
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
-        """−α E|Z|, O(K)."""
+        """Return −α E|Z|; O(K)."""
         return -self.alpha * q.mean_count()
 
     def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
-        """−α for every k."""
+        """Return −α for every k."""
         return torch.full_like(q.logits, -self.alpha)
-
-
-# The paper's prior: few points, since predicting with M of them costs O(M²).
 
 
 @final
 @dataclass(frozen=True)
 class SquaredCardinality(CardinalityPrior):
-    """p_α(Z) = C · exp(−α |Z|²)."""
+    """The paper's prior p_α(Z) = C · exp(−α |Z|²) (section 3.2).
+
+    The penalty is quadratic since a prediction with M inducing points costs O(M²).
+    """
 
     K: int
     alpha: float
@@ -143,24 +139,21 @@ class SquaredCardinality(CardinalityPrior):
         return -self.alpha * torch.arange(self.K + 1, dtype=like.dtype, device=like.device) ** 2
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
-        """−α E|Z|² = −α (Var|Z| + (E|Z|)²), O(K)."""
+        """Return −α E|Z|² = −α (Var|Z| + (E|Z|)²); O(K)."""
         return -self.alpha * (q.variance_count() + q.mean_count() ** 2)
 
     def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
-        """−α (1 + 2 Σ_{j≠k} λ_j), O(K)."""
+        """Return −α (1 + 2 Σ_{j≠k} λ_j); O(K)."""
         return -self.alpha * (1 + 2 * (q.mean_count() - q.inclusion))
-
-
-# Any price list: what a subset of each size costs, as a table.
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Budget(CardinalityPrior):
-    """p(Z) = C · exp(table[|Z|]) for a table of K + 1 log weights.
+    """A prior p(Z) = C · exp(table[|Z|]) with any table of K + 1 log weights.
 
-    −∞ forbids a size: a table that is 0 up to m and −∞ beyond is a hard budget of m points. Under
-    a hard budget KL[q ‖ p] is infinite for every q that can exceed it.
+    −∞ forbids a size: a table that is 0 up to m and −∞ beyond is a hard budget of m inducing
+    points. Under a hard budget KL[q ‖ p] is infinite for every q that can exceed it.
 
     >>> Budget(torch.tensor([0.0, -1.0, -4.0])).K
     2
@@ -182,30 +175,28 @@ class Budget(CardinalityPrior):
         return self.table.to(like)
 
     def expected_log_weight(self, q: Bernoulli) -> Scalar:
-        """Σ_m P(|Z| = m) table[m] through the exact distribution of the count, O(K²)."""
+        """Return Σ_m P(|Z| = m) table[m] from the exact distribution of the count; O(K²)."""
         probs, table = q.count_probs(), self.log_weights(q.logits)
-        # 0 · (−∞) counts as 0: a size that cannot occur costs nothing, and has no gradient.
+        # 0 · (−∞) counts as 0: a size of probability zero adds nothing and has no gradient.
         return (probs * torch.where(probs > 0, table, 0.0)).sum()
 
     def expected_slope(self, q: Bernoulli) -> Float[Tensor, " K"]:
-        """The derivative of the distribution of the count, against the table, O(K²)."""
+        """Return the derivative of the count distribution times the table; O(K²)."""
         with torch.enable_grad():
             off, on = (torch.sigmoid(s * q.logits.detach()).requires_grad_(True) for s in (-1, 1))
             probs = count_distribution(off, on)
-            # A size that cannot occur even with k switched is not paid for; −∞ · 0 would be NaN.
+            # Replace −∞ by a large finite penalty, since −∞ · 0 would be NaN.
             forbidden = torch.finfo(q.logits.dtype).min / (4 * (self.K + 1))
             table = self.log_weights(q.logits).clamp_min(forbidden)
             d_off, d_on = torch.autograd.grad(probs @ table, (off, on))
         return d_on - d_off
 
 
-# How far the variational process is from the prior.
-
-
 def kl_divergence(q: Bernoulli, p: CardinalityPrior) -> Scalar:
-    """KL[q(Z) ‖ p(Z)] = −H(q) − E_q[w(|Z|)] + log Σ_Z exp(w(|Z|)), in nats, in closed form.
+    """Return KL[q(Z) ‖ p(Z)] = −H(q) − E_q[w(|Z|)] + log Σ_Z exp(w(|Z|)) in nats, in closed form.
 
-    A true KL: non-negative, and zero when q = p. Equation 3 of the paper with slips 1 and 2 mended.
+    Equation 4 of the paper, with the entropy of `Bernoulli.entropy` and the normaliser of
+    `CardinalityPrior.log_normaliser`, so that it is non-negative and zero when q = p.
 
     >>> import torch
     >>> from winnowgp.point_processes import LinearCardinality
@@ -214,5 +205,8 @@ def kl_divergence(q: Bernoulli, p: CardinalityPrior) -> Scalar:
     0.0
     """
     if q.K != p.K:
-        raise InputError(f"q has {q.K} candidates and p has {p.K}; build the prior with K={q.K}.")
+        raise InputError(
+            f"`p` must be a prior over the {q.K} candidates of `q`; got one over {p.K}. Build the "
+            f"prior with K={q.K}."
+        )
     return p.log_normaliser(q.logits) - q.entropy() - p.expected_log_weight(q)

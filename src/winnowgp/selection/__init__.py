@@ -1,55 +1,46 @@
-"""Choosing: what a model must answer to be selectable, the ways to choose, and what comes out."""
+"""Selection of inducing points: objectives, discrete search, frontiers and inclusion probabilities.
 
-from winnowgp.selection.elimination import DataRoot, Roots
+- `objective`: the interfaces that a model implements to be selectable;
+- `statistics` and `elimination`: exact bounds and marginal gains of subsets, independent of N;
+- `search`: backward elimination, forward selection and local search;
+- `frontier`: the best bound for each number of inducing points, and the α that each implies;
+- `natural`: inclusion probabilities fitted by natural gradients.
+"""
+
 from winnowgp.selection.frontier import (
-    WEAKEST_ALPHA,
     Frontier,
     Selection,
     alpha_at,
     alpha_interval,
     concave_hull,
-    path_frontier,
-    polished,
+    elimination_frontier,
     search_frontier,
-    strongest_alpha,
 )
-from winnowgp.selection.natural import NaturalSelection, select_naturally
+from winnowgp.selection.natural import fit_inclusion
 from winnowgp.selection.objective import (
     MarginalGainObjective,
     RelaxedObjective,
     SearchObjective,
-    SearchState,
     SubsetObjective,
 )
-from winnowgp.selection.search import SearchResult, backward_path, climbed, forward_path, swapped
-from winnowgp.selection.statistics import SubsetStatistics, SummedStatistics, subset_statistics
+from winnowgp.selection.search import backward_elimination, forward_selection, local_search
+from winnowgp.selection.statistics import SubsetStatistics
 
 __all__ = [
-    "WEAKEST_ALPHA",
-    "DataRoot",
     "Frontier",
     "MarginalGainObjective",
-    "NaturalSelection",
     "RelaxedObjective",
-    "Roots",
     "SearchObjective",
-    "SearchResult",
-    "SearchState",
     "Selection",
     "SubsetObjective",
     "SubsetStatistics",
-    "SummedStatistics",
     "alpha_at",
     "alpha_interval",
-    "backward_path",
-    "climbed",
+    "backward_elimination",
     "concave_hull",
-    "forward_path",
-    "path_frontier",
-    "polished",
+    "elimination_frontier",
+    "fit_inclusion",
+    "forward_selection",
+    "local_search",
     "search_frontier",
-    "select_naturally",
-    "strongest_alpha",
-    "subset_statistics",
-    "swapped",
 ]

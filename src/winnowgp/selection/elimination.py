@@ -1,4 +1,21 @@
-"""The state of a backward elimination, updated one point at a time."""
+"""The state of a discrete search under the collapsed bound, updated one candidate at a time.
+
+With K_** + jitter·I = L Lᵀ, the moments C = V W Vᵀ and D = V W Y in the coordinates V = L⁻¹ K_*f,
+and I + C = R Rᵀ, the candidates have two covariances: the prior L Lᵀ, and
+S = K_** + K_*f W K_f* = (L R)(L R)ᵀ. S is never formed: its root L R is exact to rounding, where S
+would square the condition number. Outputs with different row weights have their own S and share L.
+
+For each candidate k take the residual or dual row (see `linalg.residuals_and_duals`) in both
+geometries: e of L, the prior, and h of L R, prior plus data. For k outside the subset ‖e‖² and ‖h‖²
+are its variances given the subset; for k inside they are its precisions given the other inducing
+points. With s = +1 outside and −1 inside, the marginal gain is exactly
+
+    L(Z ∪ k) − L(Z \\ k) = ½ [ P (‖eᵀR‖²/‖e‖² − 1) + ‖hᵀy‖²/‖h‖² − s P log(‖h‖²/‖e‖²) ],
+
+the sum of explained variance, fit to the targets and change of volume. Gains of outputs with their
+own R add up. Adding or removing a candidate changes each matrix of rows by a rank-one term: O(K²),
+where a new state costs O(K² M).
+"""
 
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -7,30 +24,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from winnowgp.bounds import Moments
-from winnowgp.linalg import definite_cholesky, flip_step, resolved_rows, solve_lower
+from winnowgp.bounds.moments import Moments
+from winnowgp.linalg import definite_cholesky, rank_one_update, residuals_and_duals, solve_lower
 from winnowgp.selection.objective import SearchState
-
-# Roots that say everything a collapsed bound needs about the data.
-#
-# With K_** + jitter·I = L Lᵀ, the moments C = V W Vᵀ and D = V W Y of the data in the coordinates
-# V =
-# L⁻¹K_*f, and I + C = R Rᵀ, the candidates have two covariances: the prior L Lᵀ, and
-# S = K_** + K_*f W K_f* = (L R)(L R)ᵀ. S is never formed: its root L R is exact to rounding where S
-# itself would square the condition number. Outputs whose rows have other weights have an S of their
-# own and share L.
 
 
 @dataclass(frozen=True, slots=True)
 class DataRoot:
-    """Root of one S, and the targets of its outputs seen through it.
+    """Root of one S, and the targets of its outputs in the coordinates of that root.
 
     Attributes:
         R: root of I + C.
         LR: root of S.
-        y: R⁻¹ D, so that K_*f W Y = L R y; a column for each output whose mean is learnt here.
-        P: number of outputs whose covariance is learnt here. The same number, unless means and
-            covariances have points of their own.
+        y: R⁻¹ D, so that K_*f W Y = L R y; one column per output whose mean is learnt here.
+        P: number of outputs whose covariance is learnt here; equal to the columns of `y` unless
+            means and covariances have different inducing points.
     """
 
     R: Float[Tensor, "K K"]
@@ -45,9 +53,9 @@ class Roots:
 
     Attributes:
         L: root of K_** + jitter·I, the prior covariance.
-        data: one for each set of weights.
-        empty: bound with no inducing points, in nats.
-        N: observations behind the moments.
+        data: one root per set of row weights.
+        empty: bound without inducing points, in nats.
+        N: number of observations behind the moments.
     """
 
     L: Float[Tensor, "K K"]
@@ -62,7 +70,7 @@ class Roots:
 
 
 def whitened_roots(L: Float[Tensor, "K K"], *moments: Moments) -> Roots:
-    """Roots from that of K_** + jitter·I and the moments whitened with it, O(K³) each.
+    """Return the roots for moments that were whitened with L; O(K³) each.
 
     L(∅) = Σ [P · constant − ½ (Σ w ‖y‖² + P Σ w k_ii)].
     """
@@ -76,35 +84,19 @@ def whitened_roots(L: Float[Tensor, "K K"], *moments: Moments) -> Roots:
 
 
 def _data_root(L: Float[Tensor, "K K"], moments: Moments) -> DataRoot:
-    inner = moments.C.clone()
-    inner.diagonal().add_(1.0)
-    R = definite_cholesky(inner)
+    B = moments.C.clone()
+    B.diagonal().add_(1.0)
+    R = definite_cholesky(B)
     return DataRoot(R=R, LR=L @ R, y=solve_lower(R, moments.D), P=moments.D.shape[1])
-
-
-# The tableau: one subset, the exact effect of flipping every candidate, and moving to a neighbour.
-#
-# For each candidate k take the resolved rows (see `linalg.resolved_rows`) in two geometries: e of
-# L,
-# the prior, and h of L R, prior plus data. Outside the subset ‖e‖² and ‖h‖² are the variances of k
-# given the subset under each; inside they are its precisions given the others. With s = +1 outside
-# and −1 inside, the flip is exactly
-#
-#     L(Z ∪ k) − L(Z \ k) = ½ [ P (‖eᵀR‖²/‖e‖² − 1) + ‖hᵀy‖²/‖h‖² − s P log(‖h‖²/‖e‖²) ]:
-#
-# what k explains, how it fits the targets, what it costs in volume. Outputs with other weights have
-# an R of their own and add up. A flip changes each matrix of rows by one rank-one term: O(K²),
-# where
-# a fresh tableau is O(K² M).
 
 
 @dataclass(frozen=True, slots=True)
 class DataRows:
-    """Resolved rows that depend on the data, for outputs that share their weights.
+    """Rows of a search state that depend on the data, for outputs that share their row weights.
 
     Attributes:
         ER: E R.
-        H: resolved rows of L R.
+        H: residuals and duals of L R.
     """
 
     ER: Float[Tensor, "J K"]
@@ -113,131 +105,128 @@ class DataRows:
 
 @dataclass(frozen=True, slots=True)
 class EliminationState(SearchState):
-    """A subset, with the resolved rows of J candidates (all K, or those a search still looks at).
+    """A subset, with the residual and dual rows of J candidates.
 
     Attributes:
-        roots: of the candidates' covariances.
-        rows: which candidate each row belongs to.
-        included: which of them are in the subset.
-        E: resolved rows of L.
-        data: what belongs to each root of the data.
+        roots: roots of the candidates' covariances.
+        candidates: candidate of each row.
+        included: which candidates are in the subset.
+        E: residuals and duals of L.
+        data: rows for each root of the data.
         bound: L(Z) in nats.
     """
 
     roots: Roots
-    rows: Int[Tensor, " J"]
+    candidates: Int[Tensor, " J"]
     included: Bool[Tensor, " J"]
     E: Float[Tensor, "J K"]
     data: tuple[DataRows, ...]
     bound: Float[Tensor, ""]
 
+    @classmethod
+    def of(cls, roots: Roots, mask: Bool[Tensor, " K"]) -> "EliminationState":
+        """Return the state of a subset, computed afresh; O(K² M)."""
+        E, Q = residuals_and_duals(roots.L, mask)
+        bound, data = roots.empty, []
+        for root in roots.data:
+            rows, gain = _data_rows(roots.L, root, mask, E=E, Q=Q)
+            data.append(rows)
+            bound = bound + gain
+        return cls(
+            roots=roots,
+            candidates=torch.arange(roots.K, device=mask.device),
+            included=mask.clone(),
+            E=E,
+            data=tuple(data),
+            bound=bound,
+        )
+
     @property
     def mask(self) -> Bool[Tensor, " K"]:
-        """The subset as a mask over all candidates."""
         mask = torch.zeros(self.roots.K, dtype=torch.bool, device=self.E.device)
-        mask[self.rows] = self.included
+        mask[self.candidates] = self.included
         return mask
 
     def marginal_gains(self) -> Float[Tensor, " J"]:
-        """L(Z ∪ k) − L(Z \\ k) in nats for the J rows; positive favours including k. O(J K)."""
+        """Return L(Z ∪ k) − L(Z \\ k) in nats; positive values favour including k. O(J K)."""
         prior = self.E.square().sum(dim=1)
-        parts = []
+        gains = []
         for root, rows in zip(self.roots.data, self.data, strict=True):
             joint = rows.H.square().sum(dim=1)
             explained = rows.ER.square().sum(dim=1) / prior - 1
             volume = (joint / prior).log()
             fit = (rows.H @ root.y).square().sum(dim=1) / joint
-            learnt = explained + torch.where(self.included, volume, -volume)
-            parts.append(torch.add(fit, learnt, alpha=root.P))
-        return 0.5 * reduce(torch.add, parts)
+            covariance = explained + torch.where(self.included, volume, -volume)
+            gains.append(torch.add(fit, covariance, alpha=root.P))
+        return 0.5 * reduce(torch.add, gains)
 
-    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "EliminationState":
-        """EliminationState of the subset with row `at` on the other side, O(J K).
-
-        Args:
-            at: position among the rows.
-            worth: entry `at` of `flips`; the bound gains it when the row enters, loses it when it
-                leaves.
-        """
-        leaves = bool(self.included[at])
+    def toggle(self, index: int, *, gain: Float[Tensor, ""]) -> "EliminationState":
+        """Return the state after adding or removing candidate `index`; O(J K)."""
+        leaves = bool(self.included[index])
         same = self.included == leaves
-        among = None if bool(same.all()) else same
-        step = partial(flip_step, rows=self.rows, same=among, leaves=leaves, at=at)
-        a, q = step(self.roots.L, self.E)
-        norm = torch.linalg.vector_norm(self.E[at])
+        update = partial(
+            rank_one_update,
+            rows=self.candidates,
+            same=None if bool(same.all()) else same,
+            leaves=leaves,
+            at=index,
+        )
+        a, q = update(self.roots.L, self.E)
+        norm = torch.linalg.vector_norm(self.E[index])
         data = []
-        for root, part in zip(self.roots.data, self.data, strict=True):
-            b, p = step(root.LR, part.H)
-            ER = torch.addr(part.ER, a, part.ER[at] / norm)
-            data.append(DataRows(ER=ER, H=torch.addr(part.H, b, p)))
+        for root, rows in zip(self.roots.data, self.data, strict=True):
+            b, p = update(root.LR, rows.H)
+            ER = torch.addr(rows.ER, a, rows.ER[index] / norm)
+            data.append(DataRows(ER=ER, H=torch.addr(rows.H, b, p)))
         included = self.included.clone()
-        included[at] = not leaves
+        included[index] = not leaves
         return EliminationState(
             roots=self.roots,
-            rows=self.rows,
+            candidates=self.candidates,
             included=included,
             E=torch.addr(self.E, a, q),
             data=tuple(data),
-            bound=self.bound - worth if leaves else self.bound + worth,
+            bound=self.bound - gain if leaves else self.bound + gain,
         )
 
-    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "EliminationState":
-        a, e = _left(self.E, at)
+    def remove(self, index: Int[Tensor, " 1"], *, gain: Float[Tensor, " 1"]) -> "EliminationState":
+        a, e = _removal(self.E, index)
         data = []
-        for part in self.data:
-            b, h = _left(part.H, at)
+        for rows in self.data:
+            b, h = _removal(rows.H, index)
             data.append(
                 DataRows(
-                    ER=torch.addr(part.ER, a, part.ER.index_select(0, at)[0], alpha=-1),
-                    H=torch.addr(part.H, b, h, alpha=-1),
+                    ER=torch.addr(rows.ER, a, rows.ER.index_select(0, index)[0], alpha=-1),
+                    H=torch.addr(rows.H, b, h, alpha=-1),
                 )
             )
         return EliminationState(
             roots=self.roots,
-            rows=self.rows,
-            included=self.included.index_fill(0, at, False),
+            candidates=self.candidates,
+            included=self.included.index_fill(0, index, False),
             E=torch.addr(self.E, a, e, alpha=-1),
             data=tuple(data),
-            bound=self.bound - worth[0],
+            bound=self.bound - gain[0],
         )
 
-    def only(self, keep: Bool[Tensor, " J"]) -> "EliminationState":
-        """The same subset, looking at fewer rows; included rows must be kept for `mask` to hold."""
+    def restrict(self, keep: Bool[Tensor, " J"]) -> "EliminationState":
         return EliminationState(
             roots=self.roots,
-            rows=self.rows[keep],
+            candidates=self.candidates[keep],
             included=self.included[keep],
             E=self.E[keep],
-            data=tuple(DataRows(ER=part.ER[keep], H=part.H[keep]) for part in self.data),
+            data=tuple(DataRows(ER=rows.ER[keep], H=rows.H[keep]) for rows in self.data),
             bound=self.bound,
         )
 
 
-def _left(
-    E: Float[Tensor, "J K"], at: Int[Tensor, " 1"]
+def _removal(
+    E: Float[Tensor, "J K"], index: Int[Tensor, " 1"]
 ) -> tuple[Float[Tensor, " J"], Float[Tensor, " K"]]:
-    """Duals, when one of them leaves, lose their components along it: E becomes E − a eᵀ."""
-    e = E.index_select(0, at)[0]
+    """Return a and e for the update E − a eᵀ of the dual rows when row `index` is removed."""
+    e = E.index_select(0, index)[0]
     along = E @ e
-    return along / along.index_select(0, at), e
-
-
-def search_state(roots: Roots, mask: Bool[Tensor, " K"]) -> EliminationState:
-    """Fresh tableau of a subset, O(K² M)."""
-    E, Q = resolved_rows(roots.L, mask)
-    bound, data = roots.empty, []
-    for root in roots.data:
-        rows, gain = _data_rows(roots.L, root, mask, E=E, Q=Q)
-        data.append(rows)
-        bound = bound + gain
-    return EliminationState(
-        roots=roots,
-        rows=torch.arange(roots.K, device=mask.device),
-        included=mask.clone(),
-        E=E,
-        data=tuple(data),
-        bound=bound,
-    )
+    return along / along.index_select(0, index), e
 
 
 def _data_rows(
@@ -248,14 +237,14 @@ def _data_rows(
     E: Float[Tensor, "K K"],
     Q: Float[Tensor, "M K"],
 ) -> tuple[DataRows, Float[Tensor, ""]]:
-    """The data's part of a tableau, and what the subset gains over the empty one."""
-    H, QS = resolved_rows(root.LR, mask)
+    """Return the data rows of a state, and the gain of the subset over the empty subset."""
+    H, QS = residuals_and_duals(root.LR, mask)
     QR = Q @ root.R
     ER = torch.empty_like(E)
-    # inside E = (E Qᵀ) Q; outside E = L − (L Qᵀ) Q, and L R is at hand: O(K M K), never O(K³)
+    # Inside E = (E Qᵀ) Q; outside E = L − (L Qᵀ) Q, and L R is known: O(K² M) instead of O(K³).
     ER[mask] = (E[mask] @ Q.mT) @ QR
     ER[~mask] = root.LR[~mask] - (L[~mask] @ Q.mT) @ QR
-    # log|S_II|/|K_II| = −Σ log pivots is read off the triangles T = (rows I) Qᵀ
+    # log|S_II|/|K_II| from the diagonals of the triangles T = (rows I) Qᵀ.
     T, TS = (L[mask] @ Q.mT).diagonal(), (root.LR[mask] @ QS.mT).diagonal()
     log_det = 2 * (TS / T).abs().log().sum()
     fit = (QS @ root.y).square().sum()

@@ -1,4 +1,9 @@
-"""The best bound for each number of points, and the α that each number implies."""
+"""The frontier of bound against number of inducing points, and the α that each number implies.
+
+Under the prior exp(−α|Z|²) the best subset of a frontier maximises L(Z_M) − α M². As a function of
+x = M², only vertices of the upper concave hull of (x, L) maximise it for some α, each for α between
+the slopes of its two edges.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,26 +16,30 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import (
+    Path,
     SearchResult,
-    backward_path,
-    climbed,
-    forward_path,
-    oscillated,
-    swapped,
+    backward_elimination,
+    forward_selection,
+    local_search,
+    oscillating_search,
+    swap_search,
 )
 from winnowgp.typing import Mask, SizeTable
 
-# The frontier: the best bound found for each number of points, from one search.
+MIN_ALPHA = 1e-8
+"""Smallest α that is searched for; below it the prior has no effect."""
+_MAX_ALPHA = 1e8
+_BISECTIONS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Best bound found, and its subset, for each M = 0..K.
+    """The best bound found, and its subset, for each number M = 0..K of inducing points.
 
     Attributes:
         bounds: L(Z_M) in nats.
-        masks: Z_M, with exactly M points each.
-        N: observations, for tolerances stated per observation.
+        masks: Z_M, with exactly M inducing points each.
+        N: number of observations, for tolerances per observation.
     """
 
     bounds: Float[Tensor, " sizes"]
@@ -43,119 +52,101 @@ class Frontier:
         return torch.arange(len(self.bounds), device=self.bounds.device)
 
     def best(self, log_weights: SizeTable) -> SearchResult:
-        """Subset with the highest L(Z_M) + w(M), for a table of w(0..K)."""
+        """Return the subset with the highest L(Z_M) + w(M), for a table w(0..K)."""
         return self.at(int((self.bounds + log_weights).argmax()), log_weights=log_weights)
 
     def best_for_alpha(self, alpha: float) -> SearchResult:
-        """Subset with the highest L(Z_M) − α M²."""
+        """Return the subset with the highest L(Z_M) − α M²."""
         return self.best(-alpha * self.sizes.to(self.bounds.dtype).square())
 
     def smallest(self, tolerance: float, *, reference: float | None = None) -> int:
-        """Fewest points within `tolerance` nats per observation of a reference bound.
+        """Return the smallest M whose ELBO gap to a reference is at most `tolerance`.
 
         Args:
-            tolerance: nats per observation given up at most.
-            reference: bound in nats to compare with; the frontier's own best if not given. When no
-                M comes that close (the reference may be an upper bound), the M of the best bound.
+            tolerance: largest ELBO gap, in nats per observation.
+            reference: bound in nats to compare with; the best bound of the frontier if not given.
+                When no M is that close (the reference may be an upper bound), the M of the best
+                bound is returned.
         """
-        target = self.bounds.max().item() if reference is None else reference
+        best = self.bounds.max()
+        target = best.item() if reference is None else reference
         enough = self.bounds >= target - tolerance * self.N
-        return int(
-            (enough if bool(enough.any()) else self.bounds >= self.bounds.max()).int().argmax()
-        )
+        return int((enough if bool(enough.any()) else self.bounds >= best).int().argmax())
 
     def at_most(self, max_points: int) -> int:
-        """Size up to `max_points` with the highest bound."""
+        """Return the M ≤ `max_points` with the highest bound."""
         if max_points < 0:
-            raise InputError(f"`max_points` must not be negative; got {max_points}.")
+            raise InputError(f"`max_points` must be zero or more; got {max_points}.")
         return int(self.bounds[: max_points + 1].argmax())
 
     def at(self, M: int, *, log_weights: SizeTable | None = None) -> SearchResult:
-        """The subset of size M; its score is its bound unless a prior is given."""
+        """Return the subset of size M; its score is its bound unless `log_weights` is given."""
         bound = self.bounds[M].item()
-        extra = 0.0 if log_weights is None else log_weights[M].item()
-        return SearchResult(mask=self.masks[M], bound=bound, score=bound + extra)
+        log_weight = 0.0 if log_weights is None else log_weights[M].item()
+        return SearchResult(mask=self.masks[M], bound=bound, score=bound + log_weight)
+
+    def merge(self, path: Path) -> "Frontier":
+        """Return the frontier improved by the subsets of a path, which have distinct sizes."""
+        sizes = path.masks.sum(dim=1)
+        better = path.bounds > self.bounds[sizes]
+        bounds, masks = self.bounds.clone(), self.masks.clone()
+        bounds[sizes[better]] = path.bounds[better]
+        masks[sizes[better]] = path.masks[better]
+        return Frontier(bounds=bounds, masks=masks, N=self.N)
 
 
-def path_frontier(statistics: SearchObjective) -> Frontier:
-    """The frontier of one backward path: nested sets, the quickest to find. O(K³)."""
-    back = backward_path(statistics)
-    return Frontier(bounds=back.bounds.flip(0), masks=back.masks.flip(0), N=statistics.N)
+def elimination_frontier(statistics: SearchObjective) -> Frontier:
+    """Return the frontier of one backward elimination, the fastest to compute; O(K³).
+
+    Its subsets are nested.
+    """
+    path = backward_elimination(statistics)
+    return Frontier(bounds=path.bounds.flip(0), masks=path.masks.flip(0), N=statistics.N)
 
 
 def search_frontier(
-    statistics: SearchObjective, *, improved_at: int = 5, longest_forward: int | None = None
+    statistics: SearchObjective, *, improved_sizes: int = 5, max_forward: int | None = None
 ) -> Frontier:
-    """Backward path, forward path, and both improved at a few sizes and walked down from there.
+    """Return the frontier of backward elimination, forward selection and local improvements.
 
-    O(K³) for the paths, O(K² M) for each size improved. No optimality is claimed; see `polished`
-    for one subset under a prior.
+    A few subsets are improved by oscillating search and swaps, with a backward elimination from
+    each of them. O(K³) for eliminations and selection, O(K² M) for each size improved. No
+    optimality is claimed; see `multistart_search` for one subset under a prior.
 
     Args:
-        statistics: of the data.
-        improved_at: number of sizes, spread geometrically, whose subsets are oscillated and
-            swapped, then walked down from.
-        longest_forward: where the forward path stops; K/2 if not given.
+        statistics: statistics of the data.
+        improved_sizes: number of sizes, spaced geometrically, whose subsets are improved.
+        max_forward: largest size of the forward selection; K/2 if not given.
     """
     K = statistics.K
-    ahead = forward_path(statistics, longest=K // 2 if longest_forward is None else longest_forward)
-    frontier = _merged(path_frontier(statistics), ahead.masks, ahead.bounds)
-    sizes = {round(K ** ((i + 1) / (improved_at + 1))) for i in range(improved_at)} - {0, K}
+    forward = forward_selection(statistics, max_size=K // 2 if max_forward is None else max_forward)
+    frontier = elimination_frontier(statistics).merge(forward)
+    sizes = {round(K ** ((i + 1) / (improved_sizes + 1))) for i in range(improved_sizes)} - {0, K}
     for M in sorted(sizes, reverse=True):
-        mask, _ = oscillated(statistics, frontier.masks[M], depth=max(M // 3, 1))
-        mask, _ = swapped(statistics, mask, sweeps=1)
-        walk = backward_path(statistics, start=mask)
-        frontier = _merged(frontier, walk.masks, walk.bounds)
+        mask, _ = oscillating_search(statistics, frontier.masks[M], depth=max(M // 3, 1))
+        mask, _ = swap_search(statistics, mask, sweeps=1)
+        frontier = frontier.merge(backward_elimination(statistics, start=mask))
     return frontier
 
 
-def polished(
+def multistart_search(
     statistics: SearchObjective, frontier: Frontier, *, log_weights: SizeTable
 ) -> tuple[SearchResult, Frontier]:
-    """Best subset under a prior, and the frontier that knows of it and of the way down from it.
+    """Return the best subset under a prior, and the frontier improved by it.
 
-    Climbs from the frontier's best and from a forward path's best, and keeps the higher: on kin8nm
-    the forward start was 110 nats lower and ended 73 nats higher.
+    Local searches start from the best subset of the frontier and from that of a forward selection,
+    and the higher score wins: on kin8nm the forward start was 110 nats lower and ended 73 nats
+    higher. The frontier is improved by a backward elimination from the result.
     """
-    path = forward_path(statistics, log_weights=log_weights)
-    ahead = path.masks[int((path.bounds + log_weights[path.masks.sum(dim=1)]).argmax())]
-    starts = [frontier.best(log_weights).mask, ahead]
-    climbs = [climbed(statistics, mask, log_weights=log_weights) for mask in starts]
-    found = max(climbs, key=lambda climb: climb.score)
-    walk = backward_path(statistics, start=found.mask)
-    return found, _merged(frontier, walk.masks, walk.bounds)
-
-
-def _merged(
-    frontier: Frontier, masks: Bool[Tensor, "T K"], bounds: Float[Tensor, " T"]
-) -> Frontier:
-    """The frontier with subsets of distinct sizes taken into account."""
-    sizes = masks.sum(dim=1)
-    better = bounds > frontier.bounds[sizes]
-    new_bounds, new_masks = frontier.bounds.clone(), frontier.masks.clone()
-    new_bounds[sizes[better]] = bounds[better]
-    new_masks[sizes[better]] = masks[better]
-    return Frontier(bounds=new_bounds, masks=new_masks, N=frontier.N)
-
-
-# Which strength α of the paper's prior prefers a given number of points.
-#
-# Under the prior exp(−α|Z|²) the frontier's best subset maximises L(Z_M) − α M². Seen over x = M²,
-# only vertices of the upper concave hull of (x, L) are ever best, each for α between the slopes of
-# its two edges.
-
-
-WEAKEST_ALPHA = 1e-8
-
-"""The least α that is searched for: below it the prior says nothing."""
-
-_STRONGEST_ALPHA = 1e8
-
-_BISECTIONS = 40
+    forward = forward_selection(statistics, log_weights=log_weights).best(log_weights)
+    starts = [frontier.best(log_weights).mask, forward]
+    results = [local_search(statistics, mask, log_weights=log_weights) for mask in starts]
+    best = max(results, key=lambda result: result.score)
+    return best, frontier.merge(backward_elimination(statistics, start=best.mask))
 
 
 def concave_hull(frontier: Frontier) -> list[int]:
-    """Sizes M on the upper concave hull of (M², L(Z_M)), up to the size of the highest bound."""
+    """Return the sizes M on the upper concave hull of (M², L(Z_M)), up to the best bound's."""
     bounds = frontier.bounds.tolist()
     last = bounds.index(max(bounds))
     hull: list[int] = []
@@ -167,18 +158,19 @@ def concave_hull(frontier: Frontier) -> list[int]:
 
 
 def alpha_interval(frontier: Frontier, M: int) -> tuple[float, float]:
-    """The α ≥ 0 for which vertex M of the hull maximises L(Z_M) − α M²."""
+    """Return the interval of α ≥ 0 for which vertex M of the hull maximises L(Z_M) − α M²."""
     hull, bounds = concave_hull(frontier), frontier.bounds.tolist()
-    at = hull.index(M)
-    lowest = _slope(bounds, M, hull[at + 1]) if at + 1 < len(hull) else 0.0
-    highest = _slope(bounds, hull[at - 1], M) if at > 0 else math.inf
+    index = hull.index(M)
+    lowest = _slope(bounds, M, hull[index + 1]) if index + 1 < len(hull) else 0.0
+    highest = _slope(bounds, hull[index - 1], M) if index > 0 else math.inf
     return lowest, highest
 
 
 def alpha_at(frontier: Frontier, M: int) -> float:
-    """An α that prefers M points: the middle of its interval on the hull, or the slope of its edge.
+    """Return an α whose optimum is M: the middle of its interval on the hull.
 
-    Off the hull no α prefers M alone; the slope of the edge that spans it ties its two ends.
+    Off the hull M is optimal for no α; the slope of the edge that spans M is returned, for which
+    both ends of the edge are optimal.
     """
     hull, bounds = concave_hull(frontier), frontier.bounds.tolist()
     if M in hull:
@@ -189,55 +181,51 @@ def alpha_at(frontier: Frontier, M: int) -> float:
     return _slope(bounds, hull[hull.index(above) - 1], above)
 
 
-def strongest_alpha(holds: Callable[[float], bool]) -> float:
-    """The largest α for which a rule holds that weak priors keep and strong ones break.
+def largest_alpha(condition: Callable[[float], bool]) -> float:
+    """Return the largest α that satisfies a condition which small α satisfy and large α do not.
 
-    For one α over several sets of points: a nat then costs the same wherever it is bought.
+    It is used to share one α between several sets of inducing points.
     """
-    low, high = WEAKEST_ALPHA, _STRONGEST_ALPHA
+    low, high = MIN_ALPHA, _MAX_ALPHA
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if condition(middle) else (low, middle)
     return low
 
 
 def _slope(bounds: list[float], low: int, high: int) -> float:
-    """Nats per unit of M² from size `low` to size `high`."""
+    """Return the slope of the bound over M² between two sizes."""
     return (bounds[high] - bounds[low]) / (high**2 - low**2)
 
 
 def _middle(lowest: float, highest: float) -> float:
-    """Geometric middle of an interval, for slopes fall by orders of magnitude along the hull."""
+    """Return the geometric middle of an interval: slopes span orders of magnitude on the hull."""
     if math.isinf(highest):
         return 2 * lowest if lowest > 0 else 1.0
     return math.sqrt(lowest * highest) if lowest > 0 else highest / 2
 
 
-# What a selector found.
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which of the K candidates to keep, and how sure the process is of each."""
+    """The inducing points selected from K candidates, and the inclusion probabilities."""
 
     inclusion: Float[Tensor, " K"]
-    """λ, the probability that q(Z) gives each candidate."""
+    """λ, the probability of each candidate under q(Z)."""
     mask: Mask
-    """The chosen set."""
+    """The selected subset."""
     trace: Float[Tensor, " T"]
     """The objective E_q[L(Z)] − KL[q ‖ p] after each step, in nats; an estimate where sampled."""
-
     alpha: float | None
-    """Strength of the prior exp(−α M²) behind the choice; None under another prior."""
+    """Strength α of the prior exp(−α M²); None under another prior."""
     frontier: Frontier | None
-    """What other numbers of points would have bought, if that is known."""
+    """Bounds for other numbers of inducing points, if they were computed."""
 
     @property
     def K(self) -> int:
-        """Number of candidates chosen from."""
+        """Number of candidates."""
         return self.mask.shape[0]
 
     @property
     def M(self) -> int:
-        """Number of points chosen."""
+        """Number of selected inducing points."""
         return int(self.mask.sum())

@@ -1,4 +1,9 @@
-"""The one question that carries the library: what is the bound if only this subset is used?"""
+"""Interfaces of selection: the bound of a subset of the candidates, and its marginal gains.
+
+A model that implements `SubsetObjective.value` can have its inducing points selected by the paper's
+gradient estimators. Exact marginal gains (`MarginalGainObjective`) and cheap moves between
+neighbouring subsets (`SearchObjective`) make discrete search and natural gradients fast.
+"""
 
 from abc import ABC, abstractmethod
 
@@ -9,10 +14,7 @@ from winnowgp.typing import Mask, Masks, Nats, Weights
 
 
 class SubsetObjective(ABC):
-    """A model with its data, seen as a function of the subset of candidates that is used.
-
-    Answering `value` is all that a model must do to have its points chosen.
-    """
+    """The bound of a model on its data, as a function of the subset of candidates in use."""
 
     @property
     @abstractmethod
@@ -21,62 +23,68 @@ class SubsetObjective(ABC):
 
     @abstractmethod
     def value(self, mask: Masks) -> Nats:
-        """L(Z) of each of S subsets: nats, summed over the data, larger is better.
+        """Return the bound L(Z) of each of S subsets in nats, summed over the data.
 
         Differentiable with respect to the model's parameters where the model is.
         """
 
 
 class MarginalGainObjective(SubsetObjective):
-    """An objective that knows, exactly and cheaply, what every single candidate is worth."""
+    """An objective that computes the marginal gains of all candidates exactly and cheaply."""
 
     @abstractmethod
     def marginal_gains(self, mask: Mask) -> Float[Tensor, " K"]:
-        """L(Z ∪ k) − L(Z without k) in nats for every candidate k at once."""
+        """Return L(Z ∪ k) − L(Z \\ k) in nats for every candidate k at once."""
 
 
 class SearchState(ABC):
-    """A subset that a search stands on: what every flip is worth there, and a step to it."""
+    """A subset during a search, with its marginal gains and cheap moves to neighbouring subsets."""
 
-    rows: Int[Tensor, " J"]
-    """Candidates that the search still looks at."""
+    candidates: Int[Tensor, " J"]
+    """Candidates that the search still considers."""
     included: Bool[Tensor, " J"]
-    """Which of them are in the subset."""
+    """Which of these candidates are in the subset."""
     bound: Float[Tensor, ""]
     """L(Z) in nats."""
 
     @property
     @abstractmethod
     def mask(self) -> Bool[Tensor, " K"]:
-        """The subset as a mask over all candidates."""
+        """The subset as a mask over all K candidates."""
 
     @abstractmethod
     def marginal_gains(self) -> Float[Tensor, " J"]:
-        """L(Z ∪ k) − L(Z without k) in nats of each of the rows."""
+        """Return L(Z ∪ k) − L(Z \\ k) in nats for each of the J candidates."""
 
     @abstractmethod
-    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "SearchState":
-        """The subset with row `at` on the other side; `worth` is its entry of `flips`."""
+    def toggle(self, index: int, *, gain: Float[Tensor, ""]) -> "SearchState":
+        """Return the state after adding candidate `index`, or removing it if it is included.
 
-    @abstractmethod
-    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "SearchState":
-        """The subset without its row `at`, for walks down: flips of rows outside mean nothing then.
-
-        `at` is a tensor and never read: no step waits for a GPU.
+        Args:
+            index: position among `candidates`.
+            gain: entry `index` of `marginal_gains`; added to the bound, or subtracted from it.
         """
 
     @abstractmethod
-    def only(self, keep: Bool[Tensor, " J"]) -> "SearchState":
-        """The same subset, looking at fewer rows; those included must be kept."""
+    def remove(self, index: Int[Tensor, " 1"], *, gain: Float[Tensor, " 1"]) -> "SearchState":
+        """Return the state without the included candidate `index`, for backward elimination.
+
+        Afterwards the marginal gains of candidates outside the subset are undefined. `index` is a
+        tensor whose value is not read, so that no step synchronises with a GPU.
+        """
+
+    @abstractmethod
+    def restrict(self, keep: Bool[Tensor, " J"]) -> "SearchState":
+        """Return the same subset with fewer candidates to consider; `keep` covers the subset."""
 
 
 class SearchObjective(MarginalGainObjective):
-    """An objective that searches walk over, for a step to a neighbour is cheap."""
+    """An objective for discrete search: moving to a neighbouring subset is cheap."""
 
     @property
     @abstractmethod
     def N(self) -> int | float:
-        """Number of observations: of rows, unless they have weights."""
+        """Number of observations; with sample weights, their sum."""
 
     @property
     @abstractmethod
@@ -85,12 +93,12 @@ class SearchObjective(MarginalGainObjective):
 
     @abstractmethod
     def search_state(self, mask: Mask) -> SearchState:
-        """A subset to start from."""
+        """Return the search state of a subset."""
 
 
 class RelaxedObjective(SubsetObjective):
-    """An objective that also answers in between: weights in [0, 1] instead of in or out."""
+    """An objective that is also defined for weights in [0, 1] instead of masks."""
 
     @abstractmethod
     def relaxed_value(self, weights: Weights) -> Nats:
-        """L̂(Z*; b), which is `value` where every weight is 0 or 1."""
+        """Return L̂(Z*; b) in nats, which equals `value` where every weight is 0 or 1."""

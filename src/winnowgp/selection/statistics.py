@@ -1,4 +1,9 @@
-"""Subset statistics: the bound of any subset, independent of N."""
+"""Subset statistics: the collapsed bound of any subset of the candidates, without the data.
+
+One pass over the data, O(N K²), gives the moments (`bounds.moments`); nothing after that depends on
+N. The statistics are exact at fixed hyper-parameters for Gaussian noise, and exact for the
+surrogate of Gaussian sites otherwise.
+"""
 
 from dataclasses import dataclass
 from typing import final
@@ -7,15 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from winnowgp.bounds import Moments, Subset
+from winnowgp.bounds.collapsed import Subset
+from winnowgp.bounds.moments import Moments
 from winnowgp.errors import InputError
-from winnowgp.linalg import triangular_rows
-from winnowgp.selection.elimination import EliminationState, Roots, search_state, whitened_roots
+from winnowgp.linalg import subset_factors
+from winnowgp.selection.elimination import EliminationState, Roots, whitened_roots
 from winnowgp.selection.objective import SearchObjective, SearchState
 from winnowgp.typing import Mask, Masks, Nats
-
-# Subset statistics: the collapsed bound of any subset of the candidates, without the data.
-
 
 _ELEMENTS = 2**22  # of the largest temporary in `value`: 32 MiB in float64
 
@@ -23,11 +26,7 @@ _ELEMENTS = 2**22  # of the largest temporary in `value`: 32 MiB in float64
 @final
 @dataclass(frozen=True, slots=True)
 class SubsetStatistics(SearchObjective):
-    """Exact scores of subsets under Gaussian likelihoods, or sites, with fixed hyper-parameters.
-
-    One pass over the data, O(N K²), is behind it (`chunked_moments`); after that nothing depends on
-    N.
-    """
+    """Exact bounds of subsets at fixed hyper-parameters, for Gaussian noise or Gaussian sites."""
 
     roots: Roots
 
@@ -38,16 +37,16 @@ class SubsetStatistics(SearchObjective):
 
     @property
     def N(self) -> int | float:
-        """Number of observations."""
+        """Number of observations; with sample weights, their sum."""
         return self.roots.N
 
     @property
     def empty(self) -> Float[Tensor, ""]:
-        """Bound with no inducing points, in nats."""
+        """Bound without inducing points, in nats."""
         return self.roots.empty
 
     def value(self, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
-        """Collapsed bound of each subset in nats, summed over rows and outputs, O(S K M²).
+        """Return the collapsed bound of each subset in nats; O(S K M²).
 
         L(Z) = Σ_p log N(y_p | 0, Q_ff + W⁻¹) − (P/2) Σ_i w_i (k_ii − q_ii), with
         Q_ff = K_fI (K_II + jitter·I)⁻¹ K_If. The empty subset has Q_ff = 0.
@@ -56,36 +55,40 @@ class SubsetStatistics(SearchObjective):
             return self.roots.empty.new_empty(0)
         width = max(int(mask.sum(dim=1).max()), 1)
         size = max(_ELEMENTS // (width * max(self.K, 1)), 1)
-        gains = [_gain(self.roots, part) for part in mask.split(size)]
+        gains = [_gain_over_empty(self.roots, masks) for masks in mask.split(size)]
         return torch.cat(gains) + self.roots.empty
 
     def marginal_gains(self, mask: Bool[Tensor, " K"]) -> Float[Tensor, " K"]:
-        """L(Z ∪ k) − L(Z \\ k) in nats for every candidate k at once, in O(K² M)."""
+        """Return L(Z ∪ k) − L(Z \\ k) in nats for every candidate k at once; O(K² M)."""
         return self.search_state(mask).marginal_gains()
 
     def search_state(self, mask: Bool[Tensor, " K"]) -> EliminationState:
-        """A subset with all its flips, from which neighbours cost O(K²)."""
-        return search_state(self.roots, mask)
+        """Return the search state of a subset; moves to neighbouring subsets cost O(K²)."""
+        return EliminationState.of(self.roots, mask)
 
 
 def subset_statistics(L: Float[Tensor, "K K"], *moments: Moments) -> SubsetStatistics:
-    """Statistics from the root of K_** + jitter·I and the moments whitened with it, O(K³).
+    """Return the statistics of moments that were whitened with L; O(K³).
 
     Args:
-        moments: one for all outputs whose rows share their weights.
+        L: root of K_** + jitter·I.
+        moments: one for each group of outputs that share their row weights.
     """
     return SubsetStatistics(roots=whitened_roots(L, *moments))
 
 
-def _gain(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
-    """L(Z) − L(∅) = ½ Σ [ b_Iᵀ S_II⁻¹ b_I − P log|S_II|/|K_II| + P tr(QᵀCQ) ], b = K_*f W Y."""
+def _gain_over_empty(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
+    """Return L(Z) − L(∅) of each subset, with b = K_*f W Y.
+
+    ½ Σ [b_Iᵀ S_II⁻¹ b_I − P log|S_II|/|K_II| + P tr(QᵀCQ)]
+    """
     subset = Subset.of(mask)
     indices, real = subset.index, subset.present
-    T, _ = triangular_rows(roots.L, indices, real=real)
+    T, _ = subset_factors(roots.L, indices, real=real)
     gain = roots.empty.new_zeros(len(mask))
     for data in roots.data:
-        TS, fit = triangular_rows(data.LR, indices, real=real, targets=data.y)
-        # T⁻¹ (L R)_I = Qᵀ R, whose square is tr(I + QᵀCQ)
+        TS, fit = subset_factors(data.LR, indices, real=real, targets=data.y)
+        # T⁻¹ (L R)_I = Qᵀ R, whose squared norm is tr(I + QᵀCQ).
         QR = torch.linalg.solve_triangular(T, data.LR[indices] * real[:, :, None], upper=False)
         explained = QR.square().sum(dim=(1, 2)) - real.sum(dim=1)
         ratio = TS.diagonal(dim1=1, dim2=2) / T.diagonal(dim1=1, dim2=2)
@@ -94,80 +97,77 @@ def _gain(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, " S"]:
     return gain
 
 
-# Functions with kernels of their own that share their inducing points.
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class SummedPlace(SearchState):
-    """One subset in the tableaux of several kernels; flips and bounds add up."""
+class SummedState(SearchState):
+    """The same subset under several kernels; bounds and marginal gains add up."""
 
-    parts: tuple[EliminationState, ...]
-    rows: Int[Tensor, " J"]
+    terms: tuple[EliminationState, ...]
+    candidates: Int[Tensor, " J"]
     included: Bool[Tensor, " J"]
     bound: Float[Tensor, ""]
 
     @classmethod
-    def of(cls, parts: tuple[EliminationState, ...], *, bound: Float[Tensor, ""]) -> "SummedPlace":
-        """Of parts that stand on the same subset."""
-        return cls(parts, parts[0].rows, parts[0].included, bound)
+    def of(cls, terms: tuple[EliminationState, ...], *, bound: Float[Tensor, ""]) -> "SummedState":
+        """Return the sum of states of the same subset; `bound` is the sum of their bounds."""
+        return cls(terms, terms[0].candidates, terms[0].included, bound)
 
     @property
     def mask(self) -> Bool[Tensor, " K"]:
-        return self.parts[0].mask
+        return self.terms[0].mask
 
     def marginal_gains(self) -> Float[Tensor, " J"]:
-        return torch.stack([part.marginal_gains() for part in self.parts]).sum(0)
+        return torch.stack([term.marginal_gains() for term in self.terms]).sum(0)
 
-    def flip(self, at: int, *, worth: Float[Tensor, ""]) -> "SummedPlace":
-        bound = self.bound - worth if bool(self.included[at]) else self.bound + worth
-        # Only the sum's bound is read; those of the parts stay behind.
-        parts = tuple(part.flip(at, worth=torch.zeros_like(worth)) for part in self.parts)
-        return SummedPlace.of(parts, bound=bound)
+    def toggle(self, index: int, *, gain: Float[Tensor, ""]) -> "SummedState":
+        bound = self.bound - gain if bool(self.included[index]) else self.bound + gain
+        # Only the bound of the sum is used; those of the terms are not updated.
+        terms = tuple(term.toggle(index, gain=torch.zeros_like(gain)) for term in self.terms)
+        return SummedState.of(terms, bound=bound)
 
-    def drop(self, at: Int[Tensor, " 1"], *, worth: Float[Tensor, " 1"]) -> "SummedPlace":
-        parts = tuple(part.drop(at, worth=torch.zeros_like(worth)) for part in self.parts)
-        return SummedPlace.of(parts, bound=self.bound - worth[0])
+    def remove(self, index: Int[Tensor, " 1"], *, gain: Float[Tensor, " 1"]) -> "SummedState":
+        terms = tuple(term.remove(index, gain=torch.zeros_like(gain)) for term in self.terms)
+        return SummedState.of(terms, bound=self.bound - gain[0])
 
-    def only(self, keep: Bool[Tensor, " J"]) -> "SummedPlace":
-        return SummedPlace.of(tuple(part.only(keep) for part in self.parts), bound=self.bound)
+    def restrict(self, keep: Bool[Tensor, " J"]) -> "SummedState":
+        return SummedState.of(tuple(term.restrict(keep) for term in self.terms), bound=self.bound)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SummedStatistics(SearchObjective):
-    """L(Z) = Σ_f L_f(Z): exact scores of subsets that functions with other kernels share.
+    """L(Z) = Σ_f L_f(Z): latent functions with different kernels that share inducing points.
 
-    Everything costs as much as for one function, times the number of kernels.
+    Every operation costs as much as for one function, times the number of kernels.
     """
 
-    parts: tuple[SubsetStatistics, ...]
+    terms: tuple[SubsetStatistics, ...]
 
     def __post_init__(self) -> None:
-        if len({(part.K, part.N) for part in self.parts}) != 1:
+        if len({(term.K, term.N) for term in self.terms}) != 1:
             raise InputError(
-                "`parts` must be one or more statistics of the same candidates and rows; got "
-                f"[K, N] of {[[part.K, part.N] for part in self.parts]}."
+                "`terms` must be statistics of the same candidates and observations; got [K, N] of "
+                f"{[[term.K, term.N] for term in self.terms]}."
             )
 
     @property
     def K(self) -> int:
-        return self.parts[0].K
+        return self.terms[0].K
 
     @property
     def N(self) -> int | float:
-        return self.parts[0].N
+        return self.terms[0].N
 
     @property
     def empty(self) -> Float[Tensor, ""]:
-        return torch.stack([part.empty for part in self.parts]).sum()
+        return torch.stack([term.empty for term in self.terms]).sum()
 
     def value(self, mask: Masks) -> Nats:
-        return torch.stack([part.value(mask) for part in self.parts]).sum(0)
+        return torch.stack([term.value(mask) for term in self.terms]).sum(0)
 
     def marginal_gains(self, mask: Mask) -> Float[Tensor, " K"]:
         return self.search_state(mask).marginal_gains()
 
-    def search_state(self, mask: Mask) -> SummedPlace:
-        parts = tuple(part.search_state(mask) for part in self.parts)
-        return SummedPlace.of(parts, bound=torch.stack([part.bound for part in parts]).sum())
+    def search_state(self, mask: Mask) -> SummedState:
+        terms = tuple(term.search_state(mask) for term in self.terms)
+        return SummedState.of(terms, bound=torch.stack([term.bound for term in terms]).sum())

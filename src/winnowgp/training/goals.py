@@ -12,7 +12,8 @@ import torch
 from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
-from winnowgp.selection import Frontier, strongest_alpha
+from winnowgp.selection import Frontier
+from winnowgp.selection.frontier import largest_alpha
 
 ROWS = 1000
 _REPEATS = 5

@@ -16,12 +16,13 @@ from gpytorch.module import Module
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds import prior_moments
+from winnowgp.bounds.moments import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance, streamed_variance
 from winnowgp.models.kernels import prior_variance
-from winnowgp.selection import Frontier, path_frontier, subset_statistics
+from winnowgp.selection import Frontier, elimination_frontier
+from winnowgp.selection.statistics import subset_statistics
 
 # Of the mean prior variance, where nobody says what the noise is.
 NOISE = 0.01
@@ -176,7 +177,7 @@ class WinnowingAllocator(InducingPointAllocator):
         if Y is None:
             # What is expected comes for as many outputs as there are candidates.
             moments, outputs = prior_moments(moments), len(pool)
-        frontier = path_frontier(subset_statistics(L, moments))
+        frontier = elimination_frontier(subset_statistics(L, moments))
         enough = frontier.smallest(self.tolerance * outputs)
         M = max(enough if enough <= most else frontier.at_most(most), 1)
         return _Output(kernel, pool, frontier, M)

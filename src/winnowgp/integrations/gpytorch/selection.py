@@ -24,15 +24,14 @@ from winnowgp.integrations.gpytorch.sites import Evidence, SiteTotals
 from winnowgp.integrations.gpytorch.strategies import inducing_strategies
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
-    WEAKEST_ALPHA,
     Frontier,
     SearchObjective,
     Selection,
     alpha_at,
-    path_frontier,
-    select_naturally,
-    strongest_alpha,
+    elimination_frontier,
+    fit_inclusion,
 )
+from winnowgp.selection.frontier import MIN_ALPHA, largest_alpha
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 
 # How many points each strategy keeps, and which.
@@ -54,7 +53,7 @@ class StrategyChoice:
     def of(cls, totals: SiteTotals, bound: float) -> "StrategyChoice":
         """Backward elimination in every set, O(K³) each."""
         statistics = totals.statistics(bound)
-        return cls(statistics, tuple(path_frontier(each) for each in statistics))
+        return cls(statistics, tuple(elimination_frontier(each) for each in statistics))
 
     @property
     def together(self) -> Frontier:
@@ -83,7 +82,7 @@ class StrategyChoice:
         implied = alpha_at(self.together, M) / len(self.frontiers)
         strength = implied if alpha is None else alpha
         # Where more points only cost, no α > 0 says how strong a prior is.
-        strength = max(strength, WEAKEST_ALPHA)
+        strength = max(strength, MIN_ALPHA)
         pairs = zip(self.statistics, self.frontiers, strict=True)
         return tuple(_selection(*pair, M, strength, generator) for pair in pairs)
 
@@ -95,7 +94,7 @@ def _selection(
     alpha: float,
     generator: torch.Generator,
 ) -> Selection:
-    learnt = select_naturally(
+    learnt = fit_inclusion(
         statistics,
         prior=SquaredCardinality(statistics.K, alpha),
         generator=generator,
@@ -126,7 +125,7 @@ def sizes(choices: Sequence[StrategyChoice], goal: Goal) -> list[int]:
         ]
         return sum(lost) <= budget
 
-    alpha = strongest_alpha(within)
+    alpha = largest_alpha(within)
     return [choice.size(alpha) for choice in choices]
 
 

@@ -32,7 +32,9 @@ from winnowgp.integrations.gpytorch.strategies import (
 )
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.models import expected_log_prob
-from winnowgp.selection import DataRoot, Roots, SearchObjective, SubsetStatistics, SummedStatistics
+from winnowgp.selection import SearchObjective, SubsetStatistics
+from winnowgp.selection.elimination import DataRoot, Roots
+from winnowgp.selection.statistics import SummedStatistics
 
 # Every function of a strategy as Gaussian regression on what the bound asks of it.
 

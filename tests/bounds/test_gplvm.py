@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from helpers.latent_problems import dense_bound, latent, linear
-from winnowgp.bounds import collapsed_bound, latent_moments, latent_posterior, moment_bound
-from winnowgp.bounds.gplvm import whitening
+from winnowgp.bounds import collapsed_bound
+from winnowgp.bounds.gplvm import gplvm_moments, whitening_factor
+from winnowgp.bounds.moments import moment_bound, moment_posterior
 from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.models import Latents, LatentVariableGP
 
@@ -16,7 +17,7 @@ tables = pytest.mark.parametrize("missing", [False, True], ids=["complete", "mis
 @noises
 @tables
 @pytest.mark.parametrize("kind", ["rbf", "linear"])
-def test_the_bound_is_the_integral_over_u_column_by_column(noise, missing, kind) -> None:
+def test_gplvm_bound_equals_dense_bound_of_each_column(noise, missing, kind) -> None:
     p = latent(linear(), M=2, missing=missing) if kind == "linear" else latent(missing=missing)
     model = p.model(noise=noise)
     jitter = JITTER * p.k(p.Z, p.Z).diagonal().mean().item()
@@ -32,17 +33,17 @@ def test_the_bound_is_the_integral_over_u_column_by_column(noise, missing, kind)
 
 @noises
 @tables
-def test_moments_give_the_same_bound(noise, missing) -> None:
+def test_gplvm_moments_give_the_same_bound(noise, missing) -> None:
     p = latent(missing=missing)
     model = p.model(noise=noise)
     objective = model.subset_objective(p.table)
-    moments = latent_moments(whitening(objective.Kuu), objective.psi, objective.columns)
+    moments = gplvm_moments(whitening_factor(objective.Kuu), objective.psi, objective.columns)
     assert len(moments) == (1 if isinstance(noise, float) and not missing else 3)
     total = torch.stack([moment_bound(m) for m in moments]).sum() - model.latents.kl()
     torch.testing.assert_close(total, model.bound(p.table))
 
 
-def test_certain_latents_are_regression() -> None:
+def test_gplvm_bound_zero_variance_equals_collapsed_bound() -> None:
     p = latent()
     latents = Latents(p.mean, variance=1e-14)
     model = LatentVariableGP(p.kernel, latents, candidates=p.Z, noise=0.3)
@@ -55,11 +56,11 @@ def test_certain_latents_are_regression() -> None:
 
 
 @noises
-def test_the_posterior_maximises_the_quadratic_form(noise) -> None:
+def test_moment_posterior_equals_dense_solution_of_each_column(noise) -> None:
     p = latent(missing=True)
     objective = p.model(noise=noise).subset_objective(p.table)
-    moments = latent_moments(whitening(objective.Kuu), objective.psi, objective.columns)
-    mean, factor = latent_posterior(moments)
+    moments = gplvm_moments(whitening_factor(objective.Kuu), objective.psi, objective.columns)
+    mean, factor = moment_posterior(*moments)
     for column, m in enumerate(moments):
         B = m.C + torch.eye(5, dtype=torch.float64)
         torch.testing.assert_close(mean[:, column], torch.linalg.solve(B, m.D[:, 0]))
