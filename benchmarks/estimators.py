@@ -13,14 +13,9 @@ from problems import ALPHAS, K, Problem, problem
 from records import Records, Row, Seconds, mean, recorded, table, timed
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence
-from winnowgp.selection import (
-    NaturalSelection,
-    SubsetObjective,
-    SubsetStatistics,
-    polished,
-    search_frontier,
-    select_naturally,
-)
+from winnowgp.selection import SubsetObjective, SubsetStatistics, fit_inclusion, search_frontier
+from winnowgp.selection.frontier import multistart_search
+from winnowgp.selection.natural import InclusionFit
 from winnowgp.training.adam import Adam
 
 DRAWS = 1000

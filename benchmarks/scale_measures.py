@@ -26,7 +26,7 @@ from winnowgp.data import (
     standardised,
 )
 from winnowgp.models import SparseGP
-from winnowgp.selection import path_frontier
+from winnowgp.selection import elimination_frontier
 from winnowgp.training import FastSchedule, fit
 
 GPU = "cuda"

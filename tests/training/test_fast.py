@@ -164,7 +164,7 @@ def test_the_bound_is_the_models_own_and_the_upper_bound_is_above_it() -> None:
         assert fitted.elbo - 1e-6 <= evidence <= fitted.upper_bound + 1e-6
 
 
-def left_to_gain(fitted: FitResult, rows: Dataset, *, tighter: bool = False) -> float:
+def left_to_gain(fitted: FitResult, rows: Dataset) -> float:
     """Nats that L-BFGS still finds, started at the fitted model."""
     again = fitted.model.with_candidates(fitted.posterior.Z)
     objective = again.chunked_bound(rows)

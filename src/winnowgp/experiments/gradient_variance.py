@@ -18,7 +18,7 @@ from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sample
 from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
-from winnowgp.selection import SubsetStatistics, select_naturally
+from winnowgp.selection import SubsetStatistics, fit_inclusion
 from winnowgp.training.adam import Adam
 from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
 

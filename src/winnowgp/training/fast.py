@@ -25,7 +25,7 @@ from winnowgp.models import (
     greedy_variance,
     latent_functions,
 )
-from winnowgp.selection import Frontier, SubsetStatistics, path_frontier
+from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import fast_gplvm
 from winnowgp.training.callbacks import AnyModel, Progress
 from winnowgp.training.context import TrainingContext, warn_not_sharded
@@ -314,7 +314,7 @@ class FastSteps(Generic[Model]):
 
         Among points of nearly equal gain another machine may remove another one.
         """
-        frontier = path_frontier(statistics)
+        frontier = elimination_frontier(statistics)
         shared = self._process_group.broadcast(frontier.bounds, frontier.masks)
         return Frontier(*shared, N=frontier.N)
 

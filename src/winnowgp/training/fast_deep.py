@@ -17,7 +17,7 @@ from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites, layer_sites
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.models.deep_layer import layer_inputs, linear_map
-from winnowgp.selection import Frontier, Selection, path_frontier
+from winnowgp.selection import Frontier, Selection, elimination_frontier
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress, candidate_sets
 from winnowgp.training.checkpoint import Checkpoint, described
@@ -401,7 +401,7 @@ def _select(
     statistics = [
         each.statistics(layer, bound=reference, N=data.observations) for layer, each in pairs
     ]
-    frontiers = [path_frontier(each) for each in statistics]
+    frontiers = [elimination_frontier(each) for each in statistics]
     alphas = goal.alphas(frontiers)
     seeded = torch.Generator().manual_seed(draw_seed(generator))
     selections = tuple(

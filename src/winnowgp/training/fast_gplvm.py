@@ -11,7 +11,7 @@ from torch import Tensor
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import TrainingError
 from winnowgp.models import LatentVariableGP, greedy_variance
-from winnowgp.selection import Frontier, path_frontier
+from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.context import TrainingContext
 from winnowgp.training.goals import Goal, MaxPoints
@@ -211,7 +211,7 @@ class _Steps:
 
     def frontier(self, pool: LatentVariableGP) -> Frontier:
         """Return the frontier of the ELBO with the latents' KL, its tolerances per entry."""
-        frontier = path_frontier(pool.subset_statistics(self.table))
+        frontier = elimination_frontier(pool.subset_statistics(self.table))
         with torch.no_grad():
             bounds: Tensor = frontier.bounds - pool.latents.kl()
         return replace(frontier, bounds=bounds, N=self.table.count)

@@ -114,7 +114,7 @@ class Tolerance(Goal):
             gaps = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
             return sum(gaps) <= self.nats * frontiers[0].N
 
-        return (strongest_alpha(within),) * len(frontiers)
+        return (largest_alpha(within),) * len(frontiers)
 
 
 @final
@@ -177,7 +177,7 @@ class MaxCost(Goal):
             return sum(max(M, 1) ** 2 for M in sizes) > self.cost
 
         # Just above the strongest α that would still keep too many points.
-        return (strongest_alpha(exceeds) * (1 + 1e-9),) * len(frontiers)
+        return (largest_alpha(exceeds) * (1 + 1e-9),) * len(frontiers)
 
 
 def _highest(fits: Sequence[tuple[int, float]]) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.models import DeepGP, InducingModel, LatentModel
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, Selection, SubsetStatistics, alpha_at, select_naturally
+from winnowgp.selection import Frontier, Selection, SubsetStatistics, alpha_at, fit_inclusion
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.context import TrainingContext
 from winnowgp.training.goals import FixedAlpha, Goal
@@ -158,7 +158,7 @@ def natural_selection(
     Args:
         max_steps: largest number of subsets drawn.
     """
-    learnt = select_naturally(
+    learnt = fit_inclusion(
         statistics,
         prior=SquaredCardinality(statistics.K, alpha),
         generator=generator,
