@@ -71,9 +71,9 @@ _ROOMS = {
     "fit_deep": "winnowgp.training",
     "fit_latent": "winnowgp.training",
     "fit_table": "winnowgp.estimators",
-    "load": "winnowgp.io",
+    "load": "winnowgp.estimators.serialization",
     "read_table": "winnowgp.data",
-    "save": "winnowgp.io",
+    "save": "winnowgp.estimators.serialization",
 }
 
 

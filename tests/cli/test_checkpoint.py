@@ -66,14 +66,14 @@ def test_a_damaged_checkpoint_is_a_line_and_not_a_traceback(
 def test_a_disk_that_fills_up_is_a_line_and_the_model_is_saved_all_the_same(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    real, writings = checkpoint_module.write_packed, iter(range(1000))
+    real, writings = checkpoint_module.write_archive, iter(range(1000))
 
     def write(packed: Any, path: Path) -> Path:
         if next(writings) == 5:
             raise OSError(28, "No space left on device")
         return real(packed, path)
 
-    monkeypatch.setattr(checkpoint_module, "write_packed", write)
+    monkeypatch.setattr(checkpoint_module, "write_archive", write)
     assert run(words) == 0
     assert "No space left on device); the fit goes on" in capsys.readouterr().err
     assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0

@@ -146,7 +146,7 @@ def die() -> None:
 
 def die_at_writing(number: int, *, midway: bool) -> list[int]:
     """Kill this process at the n-th writing: half through, or when the file has its name."""
-    real, seen = checkpoint_module.write_packed, [0]
+    real, seen = checkpoint_module.write_archive, [0]
 
     def write(packed: Any, path: Path) -> Path:
         seen[0] += 1
@@ -163,7 +163,7 @@ def die_at_writing(number: int, *, midway: bool) -> list[int]:
         die()
         return 0
 
-    checkpoint_module.write_packed = write  # type: ignore[assignment]
+    checkpoint_module.write_archive = write  # type: ignore[assignment]
     return seen
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from winnowgp.io import State, packed_state, state_from
+from winnowgp.io.registry import State, deserialise, serialise
 from winnowgp.training import Adam, CheckpointLog, EndPhase
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
 from winnowgp.training.lbfgs import Stop, maximise
@@ -19,7 +19,7 @@ def from_every_state(run: Callable[[CheckpointLog], Any]) -> int:
     states: list[State] = []
 
     def write(state: State) -> None:
-        states.append(state_from(packed_state("State", state)))
+        states.append(deserialise(serialise("State", state)))
 
     assert run(CheckpointLog(write)) == expected
     for state in states:

@@ -120,9 +120,9 @@ def data(
     if name is not None:
         where = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
         table = load_table(name)
-        from winnowgp.io import written_whole
+        from winnowgp.io.format import atomic_write
 
-        with written_whole(where) as part:
+        with atomic_write(where) as part:
             shutil.copyfile(find_table(name), part)
         typer.echo(f"{len(table.values)} rows of {len(table.columns)} columns: {where}")
         return

@@ -26,9 +26,9 @@ _WAITING = 2**23
 @contextmanager
 def written_predictions(output: Path) -> Iterator[Write]:
     """Write a file of one of the `FORMATS`, which is there at the end, whole, or not at all."""
-    from winnowgp.io import written_whole
+    from winnowgp.io.format import atomic_write
 
-    with written_whole(output) as part:
+    with atomic_write(output) as part:
         if output.name.lower().endswith(".parquet"):
             with _parquet_rows(part) as write:
                 yield write

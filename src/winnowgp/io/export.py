@@ -11,7 +11,7 @@ import numpy as np
 from winnowgp import __version__
 from winnowgp.data.tables import MISSING_WORDS
 from winnowgp.errors import InputError, MissingExtraError
-from winnowgp.io.format import written_whole
+from winnowgp.io.format import atomic_write
 from winnowgp.io.program import Program, Step
 
 # A program as an ONNX model, in float64.
@@ -71,7 +71,7 @@ def save_onnx(program: Program, path: Path) -> Path:
     )
     helper.set_model_props(model, program.about)
     onnx.checker.check_model(model)
-    with written_whole(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(model.SerializeToString())
     return path
 
@@ -254,7 +254,7 @@ _C = dict(np.load(io.BytesIO(base64.b64decode({constants})), allow_pickle=False)
 
 def save_numpy(program: Program, path: Path) -> Path:
     """Write a program as a Python file, whole or not at all."""
-    with written_whole(path) as part:
+    with atomic_write(path) as part:
         part.write_text(numpy_source(program, path.stem), encoding="utf-8")
     return path
 

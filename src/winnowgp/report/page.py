@@ -4,7 +4,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from winnowgp.io import written_whole
+from winnowgp.io.format import atomic_write
 from winnowgp.report.summary import Summary
 
 
@@ -30,7 +30,7 @@ def report_page(summary: Summary) -> str:
 
 def save_report(summary: Summary, path: Path) -> Path:
     """Write the page whole or not at all."""
-    with written_whole(path) as part:
+    with atomic_write(path) as part:
         part.write_text(report_page(summary), encoding="utf-8")
     return path
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from winnowgp import __version__
 from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
-from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
+from winnowgp.io.format import read_archive, write_archive
+from winnowgp.io.registry import State, deserialise, serialise
 from winnowgp.training.callbacks import Randomness, Remembered, Stateful
 
 # Where a fit is remembered on disk, so that it can be killed and go on.
@@ -70,10 +71,10 @@ class Checkpoint:
         try:
             if not path.exists():
                 return None
-            packed = read_packed(path)
-            if packed.kind != _KIND:
-                raise ModelFileError(f"{path} holds a {packed.kind}.")
-            return state_from(packed)
+            archive = read_archive(path)
+            if archive.kind != _KIND:
+                raise ModelFileError(f"{path} is a {archive.kind}.")
+            return deserialise(archive)
         except OSError as error:
             raise CheckpointError(
                 f"{path} must be a file that can be read ({error}); delete it to start again, or "
@@ -103,7 +104,7 @@ class Checkpoint:
             OSError: it cannot be written; the last one stays.
         """
         Path(self.folder).mkdir(parents=True, exist_ok=True)
-        write_packed(packed_state(_KIND, state), self.path(name))
+        write_archive(serialise(_KIND, state), self.path(name))
 
 
 # Which rows a fit is of, in things that its checkpoint can tell apart.

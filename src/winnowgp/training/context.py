@@ -11,7 +11,7 @@ import torch
 
 from winnowgp.data import ProcessGroup
 from winnowgp.errors import CheckpointError, InputError, NotShardedWarning
-from winnowgp.io import State, packed_state
+from winnowgp.io.registry import State, serialise
 from winnowgp.training.callbacks import EndPhase, Remembered, decided_by
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, Checkpoint, CheckpointLog, fingerprint
 
@@ -91,7 +91,7 @@ def _found(
 ) -> State | None:
     """What was written of this work before; a new journal is begun if nothing was."""
     # What a file has no words for is found out now rather than at the first writing.
-    packed_state("Watcher", Remembered(callback).state_dict())
+    serialise("Watcher", Remembered(callback).state_dict())
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):
