@@ -274,8 +274,8 @@ def _argument_names(component: Any, table: _Table) -> tuple[str, ...]:
     if cls not in table:
         raise NotSaveableError(
             f"{cls.__module__}.{cls.__name__} cannot be saved; use one of "
-            f"{', '.join(known.__name__ for known in table)}, or pickle the model if whoever loads "
-            "the file trusts you."
+            f"{', '.join(known.__name__ for known in table)}. Use pickle for other components, "
+            "where the file is trusted."
         )
     return table[cls]
 

@@ -36,6 +36,17 @@ State: TypeAlias = Any
 A NumPy scalar comes back as the Python number, a tensor without dimensions as a tensor.
 """
 
+# What constructors and PyTorch raise where contents with a valid checksum make no sense.
+_CONTENT_ERRORS = (
+    WinnowError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+)
+
 _MAX_OBJECTS = 10_000
 """Objects in one file. Each takes a few bytes of JSON, but kilobytes of memory."""
 
@@ -55,8 +66,9 @@ def save(model: Any, path: str | os.PathLike[str]) -> Path:
     """
     if _kind_of(model) is None:
         raise NotSaveableError(
-            f"`model` must be one of {', '.join(_CODECS)}; got a {type(model).__name__}, which "
-            "cannot be saved. Use pickle if whoever loads the file trusts you."
+            "`model` must be an estimator, a `TabularModel`, a model or a posterior of winnowgp; "
+            f"got a {type(model).__name__}, which cannot be saved. Use pickle for other objects, "
+            "where the file is trusted."
         )
     return write_archive(serialise("Model", model), Path(path))
 
@@ -74,12 +86,13 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         if archive.kind != "Model":
             raise ModelFileError(f"is a {archive.kind}, not a model")
-        return deserialise(archive)
+        model = deserialise(archive)
+        if _kind_of(model) is None:
+            raise ModelFileError("contains no model")
+        return model
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}.") from error
-    except (WinnowError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise unreadable(Path(path)) from error
-    except (RuntimeError, OverflowError) as error:  # of PyTorch; too deeply nested
+    except _CONTENT_ERRORS as error:
         raise unreadable(Path(path)) from error
 
 
