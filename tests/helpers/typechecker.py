@@ -36,9 +36,9 @@ def check_first_calls() -> None:
     Those are made anew at every call, their checks too. Their signatures name no shapes.
     """
 
-    def jaxtyped(context: str | None = None, *, typechecker: Any = None) -> Any:
-        if context is not None:  # `with jaxtyped("context")` is not a decorator
-            return _jaxtyped(context)
+    def jaxtyped(fn: Any = None, *, typechecker: Any = None) -> Any:
+        if fn is not None:  # `with jaxtyped("context")` is not a decorator
+            return _jaxtyped(fn)
 
         def decorated(made: Any) -> Any:
             if is_dataclass(made):

@@ -2,7 +2,7 @@
 
 from math import inf, isnan, nan
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_deserialise_restores_numeric_arrays(array, tmp_path: Path) -> None:
 
 def test_deserialise_restores_tensors_under_keys_that_collide(tmp_path: Path) -> None:
     keys = ["a/b", "__metadata__", "", "\ud800", "$tensor", "ü"]
-    state = {key: torch.tensor(float(i)) for i, key in enumerate(keys)}
+    state: dict[str, Any] = {key: torch.tensor(float(i)) for i, key in enumerate(keys)}
     state["a"] = {"b": torch.tensor(9.0), "": {"": torch.tensor(8.0)}}
     write_archive(serialise("Checkpoint", state), tmp_path / "a")
     restored = deserialise(read_archive(tmp_path / "a"))

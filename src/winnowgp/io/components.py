@@ -169,7 +169,7 @@ def _likelihood_config(likelihood: Any) -> Config:
         noise: Any = likelihood.noise_covar
         config |= {"constraints": _constraint_configs(noise), "priors": _prior_configs(noise)}
         if type(noise) is MultitaskHomoskedasticNoise:
-            config["arguments"]["num_tasks"] = noise.raw_noise.shape[-1]
+            config["arguments"]["num_tasks"] = noise.noise.shape[-1]
         elif type(noise) is not HomoskedasticNoise:
             raise NotSaveableError(f"the noise model {type(noise).__name__} cannot be saved.")
     if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
