@@ -68,10 +68,10 @@ def test_a_disk_that_fills_up_is_a_line_and_the_model_is_saved_all_the_same(
 ) -> None:
     real, writings = checkpoint_module.write_archive, iter(range(1000))
 
-    def write(packed: Any, path: Path) -> Path:
+    def write(archive: Any, path: Path) -> Path:
         if next(writings) == 5:
             raise OSError(28, "No space left on device")
-        return real(packed, path)
+        return real(archive, path)
 
     monkeypatch.setattr(checkpoint_module, "write_archive", write)
     assert run(words) == 0

@@ -35,8 +35,12 @@ def forged_outline(rng: random.Random, good: Path) -> bytes:
     while True:
         keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = rng.choice(keys)
+        if "value" in container and rng.random() < 0.9:
+            key = "value"
+        elif "$object" in container and rng.random() < 0.8:
+            key = "state"
         inner = container[key]
-        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.1:
             break
         container = inner
     if rng.random() < 0.3:

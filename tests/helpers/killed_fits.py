@@ -148,11 +148,11 @@ def die_at_writing(number: int, *, midway: bool) -> list[int]:
     """Kill this process at the n-th writing: half through, or when the file has its name."""
     real, seen = checkpoint_module.write_archive, [0]
 
-    def write(packed: Any, path: Path) -> Path:
+    def write(archive: Any, path: Path) -> Path:
         seen[0] += 1
         if midway and seen[0] == number:
             Path.write_bytes = half  # type: ignore[method-assign]
-        done = real(packed, path)
+        done = real(archive, path)
         if seen[0] == number:
             die()
         return done

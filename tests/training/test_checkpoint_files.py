@@ -155,7 +155,7 @@ def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
 def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_computed(
     tmp_path: Path, monkeypatch
 ) -> None:
-    def full(packed: Any, path: Path) -> Path:
+    def full(archive: Any, path: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint_module, "write_archive", full)

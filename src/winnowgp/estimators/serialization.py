@@ -236,15 +236,17 @@ register(
 
 
 def _frontier(bounds: Tensor, masks: Tensor, N: int | float) -> Frontier:
-    if bool(bounds.isnan().any()) or not torch.equal(masks.sum(1), torch.arange(len(bounds))):
-        raise ModelFileError("the subsets of a Frontier do not have 0, 1, 2, … points")
+    if not isinstance(bounds, Float[Tensor, " J"]) or bool(bounds.isnan().any()):
+        raise ModelFileError("the bounds of a Frontier must be numbers, one per subset")
+    if not torch.equal(masks.sum(1), torch.arange(len(bounds))):
+        raise ModelFileError("the subsets of a Frontier must have 0, 1, 2, … points")
     return Frontier(bounds, masks, N)
 
 
 register(
     "Frontier",
     Frontier,
-    # The bound of a subset may be −∞; N is a float if observations have weights.
+    # A plain tensor: the bound of a subset may be −∞. N is a float if observations have weights.
     {"bounds": Tensor, "masks": Bool[Tensor, "J K"], "N": int | float},
     build=_frontier,
 )

@@ -1,4 +1,4 @@
-"""One self-contained page about a fitted model. Nothing here computes."""
+"""A self-contained HTML report of a fitted table model."""
 
 from winnowgp.report.page import report_page, save_report
 from winnowgp.report.summary import Summary

@@ -91,7 +91,7 @@ def _found(
 ) -> State | None:
     """What was written of this work before; a new journal is begun if nothing was."""
     # What a file has no words for is found out now rather than at the first writing.
-    serialise("Watcher", Remembered(callback).state_dict())
+    serialise("Checkpoint", Remembered(callback).state_dict())
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):
