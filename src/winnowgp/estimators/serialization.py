@@ -236,7 +236,7 @@ register(
 
 
 def _frontier(bounds: Tensor, masks: Tensor, N: int | float) -> Frontier:
-    if not isinstance(bounds, Float[Tensor, " J"]) or bool(bounds.isnan().any()):
+    if not bounds.is_floating_point() or bounds.dim() != 1 or bool(bounds.isnan().any()):
         raise ModelFileError("the bounds of a Frontier must be numbers, one per subset")
     if not torch.equal(masks.sum(1), torch.arange(len(bounds))):
         raise ModelFileError("the subsets of a Frontier must have 0, 1, 2, … points")
