@@ -147,7 +147,7 @@ def test_deserialise_checks_fields_and_shapes_before_building() -> None:
 
     built: list[Line] = []
     fields = {"slope": Float[Tensor, "D P"], "level": Float[Tensor, " P"]}
-    register("test: Line", Line, fields)
+    register("test: Line", Line, fields=fields)(Line)
     good = serialise("Model", Line(torch.ones(3, 2), torch.zeros(2)))
     assert torch.equal(deserialise(good).slope, torch.ones(3, 2))
     built.clear()

@@ -40,7 +40,7 @@ _ARRAYS = ("candidates", "start")
 _Fields = dict[str, Any]
 
 _ANY: _Fields = {
-    "parameters": dict[str, object],
+    "parameters": dict[str, Any],
     "n_features_in_": int,
     "feature_names_in_": list[str] | None,
     "elbo_": float,
@@ -119,7 +119,7 @@ def _register_estimator(cls: type, fields: _Fields, *restore: Callable[[Any], No
             function(model)
         return model
 
-    register(cls.__name__, cls, fields, state=state, build=build)
+    register(cls.__name__, cls, fields=fields, state=state)(build)
 
 
 def _restore_shallow(model: Any) -> None:
@@ -207,35 +207,23 @@ _register_estimator(DeepGPClassifier, _DEEP | _CLASSIFICATION, _restore_deep, _r
 _register_estimator(GPLVM, _GPLVM, _restore_latent)
 
 
-def _standardiser(shift: Tensor, scale: Tensor) -> Standardiser:
+@register("Standardiser", Standardiser)
+def _standardiser(shift: Float[Tensor, " C"], scale: Float[Tensor, " C"]) -> Standardiser:
     if not bool((scale > 0).all()):
         raise ModelFileError("a Standardiser has scales that are not positive")
     return Standardiser(shift, scale)
 
 
-register(
-    "Standardiser",
-    Standardiser,
-    {"shift": Float[Tensor, " C"], "scale": Float[Tensor, " C"]},
-    build=_standardiser,
-)
-
-
+@register("TargetScaler", TargetScaler)
 def _target_scaler(columns: Standardiser, single: bool) -> TargetScaler:
     if single and len(columns.shift) != 1:
         raise ModelFileError(f"a TargetScaler of one target has {len(columns.shift)} columns")
     return TargetScaler(columns, single)
 
 
-register(
-    "TargetScaler",
-    TargetScaler,
-    {"columns": Standardiser, "single": bool},
-    build=_target_scaler,
-)
-
-
-def _frontier(bounds: Tensor, masks: Tensor, N: int | float) -> Frontier:
+@register("Frontier", Frontier)
+def _frontier(bounds: Tensor, masks: Bool[Tensor, "J K"], N: int | float) -> Frontier:
+    # The bound of a subset may be −∞, so `bounds` is not declared as an array of finite numbers.
     if not bounds.is_floating_point() or bounds.dim() != 1 or bool(bounds.isnan().any()):
         raise ModelFileError("the bounds of a Frontier must be numbers, one per subset")
     if not torch.equal(masks.sum(1), torch.arange(len(bounds))):
@@ -243,15 +231,11 @@ def _frontier(bounds: Tensor, masks: Tensor, N: int | float) -> Frontier:
     return Frontier(bounds, masks, N)
 
 
-register(
-    "Frontier",
-    Frontier,
-    # A plain tensor: the bound of a subset may be −∞. N is a float if observations have weights.
-    {"bounds": Tensor, "masks": Bool[Tensor, "J K"], "N": int | float},
-    build=_frontier,
-)
+def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:
+    return {"dtype": labels.classes.dtype.str, "values": labels.classes.tolist()}
 
 
+@register("ClassLabels", ClassLabels, state=_class_labels_state)
 def _class_labels(dtype: str, values: list[Any]) -> ClassLabels:
     numpy_dtype = np.dtype(dtype)
     longest = max((len(value) for value in values if isinstance(value, str)), default=1)
@@ -267,47 +251,27 @@ def _class_labels(dtype: str, values: list[Any]) -> ClassLabels:
     return ClassLabels(classes)
 
 
-register(
-    "ClassLabels",
-    ClassLabels,
-    {"dtype": str, "values": list},
-    state=lambda labels: {
-        "dtype": labels.classes.dtype.str,
-        "values": labels.classes.tolist(),
-    },
-    build=_class_labels,
-)
-
-
 def _random_state_state(random_state: np.random.RandomState) -> dict[str, Any]:
     _, key, position, has_gauss, gauss = random_state.get_state(legacy=True)
     key = np.asarray(key).astype(np.int64)
     return {"key": key, "position": position, "has_gauss": has_gauss, "gauss": gauss}
 
 
-def _random_state(key: Any, position: int, has_gauss: int, gauss: float) -> np.random.RandomState:
+@register("RandomState", np.random.RandomState, state=_random_state_state)
+def _random_state(
+    key: np.ndarray, position: int, has_gauss: int, gauss: float
+) -> np.random.RandomState:
     random_state = np.random.RandomState()
     random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))
     return random_state
 
 
-register(
-    "RandomState",
-    np.random.RandomState,
-    {"key": np.ndarray, "position": int, "has_gauss": int, "gauss": float},
-    state=_random_state_state,
-    build=_random_state,
-)
-
-register(
-    "TableEncoder",
-    TableEncoder,
-    {"config": dict},
-    state=lambda encoder: {"config": encoder.about()},
-    build=lambda config: TableEncoder.from_about(config),
-)
+@register("TableEncoder", TableEncoder, state=lambda encoder: {"config": encoder.about()})
+def _table_encoder(config: dict[str, Any]) -> TableEncoder:
+    return TableEncoder.from_about(config)
 
 
+@register("TabularModel", TabularModel)
 def _tabular_model(
     encoder: TableEncoder,
     estimator: SparseGPRegressor | SparseGPClassifier,
@@ -327,16 +291,3 @@ def _tabular_model(
     if not consistent:
         raise ModelFileError("the encoder, estimator and summary of a TabularModel do not agree")
     return TabularModel(encoder, estimator, id_column, summary)
-
-
-register(
-    "TabularModel",
-    TabularModel,
-    {
-        "encoder": TableEncoder,
-        "estimator": SparseGPRegressor | SparseGPClassifier,
-        "id_column": str | None,
-        "summary": Summary,
-    },
-    build=_tabular_model,
-)

@@ -76,24 +76,22 @@ _SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_
 _MAX_ARGUMENT, _MAX_MODULES = 1_000_000, 1_000
 
 
-def _register(kind: str, cls: type, config: Callable[[Any], Config], make: Any) -> None:
-    def build(config: Config, state: dict[str, Tensor]) -> nn.Module:
-        if _size(config) > sum(tensor.numel() for tensor in state.values()) + _MAX_MODULES:
-            raise ModelFileError(f"describes a {kind} of an impossible size")
-        return _with_state(make(config), state, kind)
-
-    def state(module: nn.Module) -> dict[str, Any]:
-        serialised = {"config": config(module), "state": dict(module.state_dict())}
+def _register(kind: str, cls: type, config_of: Callable[[Any], Config], make: Any) -> None:
+    def state_of(module: nn.Module) -> dict[str, Any]:
+        state = {"config": config_of(module), "state": dict(module.state_dict())}
         try:  # what could not be loaded is refused now
-            build(**serialised)
+            build(**state)
         except (ModelFileError, RuntimeError, TypeError, ValueError) as error:
             raise NotSaveableError(
                 f"this {type(module).__name__} cannot be saved: {str(error).splitlines()[0]}"
             ) from error
-        return serialised
+        return state
 
-    fields = {"config": dict, "state": dict[str, Tensor], "frozen": list[str]}
-    register(kind, cls, fields, state=state, build=build, subclasses=True)
+    @register(kind, cls, state=state_of, frozen=True, subclasses=True)
+    def build(config: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
+        if _size(config) > sum(tensor.numel() for tensor in state.values()) + _MAX_MODULES:
+            raise ModelFileError(f"describes a {kind} of an impossible size")
+        return _with_state(make(config), state, kind)
 
 
 def _size(config: Config) -> int:

@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import numpy as np
 import torch
@@ -29,6 +38,8 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError, WinnowError
 from winnowgp.io.format import Archive, read_archive, unreadable, write_archive
+
+_Build = TypeVar("_Build", bound=Callable[..., Any])
 
 State: TypeAlias = Any
 """A value that `serialise` accepts.
@@ -99,38 +110,44 @@ def load(path: str | os.PathLike[str]) -> Any:
 def register(
     kind: str,
     cls: type,
-    fields: Mapping[str, Any],
     *,
+    fields: Mapping[str, Any] | None = None,
     state: Callable[[Any], dict[str, State]] | None = None,
-    build: Callable[..., Any] | None = None,
+    frozen: bool = False,
     subclasses: bool = False,
-) -> None:
-    """Make a class known to `serialise` and `deserialise`.
-
-    A module whose fields include "frozen" keeps which of its parameters are not trained.
+) -> Callable[[_Build], _Build]:
+    """Make a class known to `serialise` and `deserialise`; decorates the function that builds it.
 
     Args:
         kind: name of the class in files.
         cls: the class.
-        fields: type of each entry of the state, checked before `build` is called. Shapes are
-            jaxtyping annotations, whose axes must agree within one object; arrays must be finite
-            unless the type is a plain `Tensor`.
-        state: from an object to its state; by default the attributes named by `fields`.
-        build: from the entries of the state, by keyword, to an object; by default `cls`.
-        subclasses: whether subclasses are of this kind too; `build` must tell them apart.
+        fields: type of each argument of the function, by default its annotations, checked before
+            the function is called. Shapes are jaxtyping annotations, whose axes must agree within
+            one object; arrays must be finite unless the type is a plain `Tensor`.
+        state: from an object to these arguments; by default its attributes of the same names.
+        frozen: whether a module keeps which of its parameters are not trained.
+        subclasses: whether subclasses are of this kind too; the function must tell them apart.
 
     >>> @dataclass
     ... class Interval:
     ...     lower: float
     ...     upper: float
-    >>> register("Interval", Interval, {"lower": float, "upper": float})
+    >>> build = register("Interval", Interval)(Interval)
     >>> archive = serialise("Model", Interval(0.0, float("inf")))
     >>> archive.outline
     {'$object': 'Interval', 'state': {'lower': 0.0, 'upper': {'$float': 'inf'}}}
     >>> deserialise(archive)
     Interval(lower=0.0, upper=inf)
     """
-    _CODECS[kind] = _Codec(cls, fields, state, build or cls, subclasses)
+
+    def decorate(build: _Build) -> _Build:
+        types = dict(_argument_types(build) if fields is None else fields)
+        if frozen:
+            types["frozen"] = list[str]
+        _CODECS[kind] = _Codec(cls, types, state, build, subclasses)
+        return build
+
+    return decorate
 
 
 def serialise(kind: str, value: State) -> Archive:
@@ -166,6 +183,11 @@ class _Codec:
 
 
 _CODECS: dict[str, _Codec] = {}
+
+
+def _argument_types(build: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(build.__init__ if isinstance(build, type) else build)
+    return {name: hint for name, hint in hints.items() if name != "return"}
 
 
 def _kind_of(value: object) -> str | None:
@@ -303,6 +325,8 @@ def _check_fields(kind: str, fields: Mapping[str, Any], state: Any) -> None:
 def matches(value: Any, hint: Any) -> bool:
     """Return whether a value is of a type, which may be nested; a Boolean is not an integer."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
     if origin in (Union, UnionType):
         return any(matches(value, argument) for argument in arguments)
     if is_typeddict(hint):

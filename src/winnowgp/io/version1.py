@@ -5,9 +5,10 @@ began with its path. Only the outline changes; names of tensors stay.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 Json = Any
+_State = dict[str, Json]
 
 
 def upgraded(outline: Json, tensors: Iterable[str]) -> Json:
@@ -19,145 +20,129 @@ def upgraded(outline: Json, tensors: Iterable[str]) -> Json:
     return _upgraded(outline, list(tensors), "")
 
 
-class _Node(NamedTuple):
-    about: dict[str, Json]
-    tensors: dict[str, Json]
-    parts: dict[str, Json]
-    """Inner nodes, already upgraded."""
-    path: str
-
-    def state(self) -> dict[str, Json]:
-        return {**self.about, **self.tensors, **self.parts}
-
-    def array(self, name: str) -> Json:
-        return {"$array": self.tensors[name]["$tensor"]}
-
-
 def _upgraded(outline: Json, names: list[str], path: str) -> Json:
-    kind = outline["kind"]
     own = [name.removeprefix(path) for name in names if name.startswith(path)]
-    node = _Node(
-        dict(outline["about"]),
-        {name: {"$tensor": path + name} for name in own if "/" not in name},
-        {name: _upgraded(part, names, f"{path}{name}/") for name, part in outline["parts"].items()},
-        path,
-    )
+    state = dict(outline["about"])
+    state |= {name: {"$tensor": path + name} for name in own if "/" not in name}
+    for name, part in outline["parts"].items():
+        state[name] = _upgraded(part, names, f"{path}{name}/")
+    kind = outline["kind"]
     if kind == "Settings":
-        return {name: _parameter(name, value, node) for name, value in node.about.items()}
+        plain = outline["about"]
+        return {name: _parameter(name, value, state) for name, value in plain.items()}
     if kind == "Units":
-        return _scaler(node)
-    return {"$object": kind, "state": _STATES.get(kind, _Node.state)(node)}
+        single = state.pop("single", None)
+        scaler = _object("Standardiser", state)
+        return scaler if single is None else _object("TargetScaler", columns=scaler, single=single)
+    return _object(kind, _STATES.get(kind, dict)(state))
 
 
-def _component(node: _Node) -> Json:
-    frozen = node.about.pop("frozen", [])
-    return {"config": node.about, "state": node.tensors, "frozen": frozen}
+def _object(kind: str, state: _State | None = None, **entries: Json) -> Json:
+    return {"$object": kind, "state": entries if state is None else state}
 
 
-def _shallow(node: _Node) -> Json:
-    return node.state() | {"frozen": ["candidates"] if node.about["frozen"] else []}
+def _array(tensor: Json) -> Json:
+    return {"$array": tensor["$tensor"]}
 
 
-def _deep(node: _Node) -> Json:
-    numbers = range(node.about["layers"])
-    layers = [node.parts[f"layer.{n}"] for n in numbers]
-    state = node.about | {"likelihood": node.parts["likelihood"], "layers": layers}
+def _component(state: _State) -> _State:
+    frozen = state.pop("frozen", [])
+    tensors = {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, dict) and value.keys() == {"$tensor"}
+    }
+    config = {name: value for name, value in state.items() if name not in tensors}
+    return {"config": config, "state": tensors, "frozen": frozen}
+
+
+def _shallow(state: _State) -> _State:
+    return state | {"frozen": ["candidates"] if state["frozen"] else []}
+
+
+def _deep(state: _State) -> _State:
+    layers = [state.pop(f"layer.{n}") for n in range(state["layers"])]
     if "samples" in state:
         state["factors"] = [layer["state"].pop("L") for layer in layers]
-    return state
+    return state | {"layers": layers}
 
 
-def _latent(node: _Node) -> Json:
-    state = node.state()
+def _latent(state: _State) -> _State:
     latents = {name: state.pop(name) for name in ("mean", "log_variance")}
-    return state | {"latents": {"$object": "Latents", "state": latents}}
+    return state | {"latents": _object("Latents", latents)}
 
 
-def _scaler(node: _Node) -> Json:
-    scaler = {"$object": "Standardiser", "state": node.tensors}
-    if "single" not in node.about:
-        return scaler
-    return {"$object": "TargetScaler", "state": {"columns": scaler, **node.about}}
-
-
-def _parameter(name: str, value: Json, settings: _Node) -> Json:
+def _parameter(name: str, value: Json, settings: _State) -> Json:
     """Return a parameter of an estimator; what was not plain JSON was a dictionary of one entry."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    if kind == "array":
-        return settings.array(name)
     if kind == "tuple":
         return {"$tuple": [_parameter(f"{name}.{i}", v, settings) for i, v in enumerate(inner)]}
+    if kind == "array":
+        return _array(settings[name])
     if kind == "random_state":
-        position, has_gauss, gauss = inner
-        state = {"position": int(position), "has_gauss": int(has_gauss), "gauss": gauss}
-        return {"$object": "RandomState", "state": {"key": settings.array(name), **state}}
-    return settings.parts[name]  # a kernel or a likelihood
+        numbers = {"position": int(inner[0]), "has_gauss": int(inner[1]), "gauss": inner[2]}
+        return _object("RandomState", key=_array(settings[name]), **numbers)
+    return settings[name]  # a kernel or a likelihood
 
 
-def _number(text: str | None) -> Json:
-    return None if text is None else {"$float": text}
+_ATTRIBUTES = {
+    "settings": "parameters",
+    "posterior": "posterior_",
+    "frontier": "frontier_",
+    "x_units": "_x_scaler",
+    "y_units": "_y_scaler",
+    "units": "_units",
+    "classes_": "_labels",
+    "varies": "_varies",
+    "given_up_": "elbo_gap_",
+}
+_NUMBERS = ("elbo_", "elbo_gap_", "alpha_", "evidence_gap_")
+_ARRAYS = ("candidates_", "inclusion_", "embedding_", "embedding_std_")
 
 
-def _estimator(node: _Node) -> dict[str, Json]:
-    """Return what the state of every estimator has."""
-    about = node.about
-    state = {
-        "parameters": node.parts["settings"],
-        "n_features_in_": about["n_features_in_"],
-        "feature_names_in_": about["feature_names_in_"],
-        "posterior_": node.parts["posterior"],
-        "elbo_": _number(about["elbo_"]),
-        "elbo_gap_": _number(about["given_up_"]),
+def _estimator(state: _State) -> _State:
+    state = {_ATTRIBUTES.get(name, name): value for name, value in state.items()}
+    for name in _NUMBERS:
+        if isinstance(state.get(name), str):
+            state[name] = {"$float": state[name]}
+    for name in _ARRAYS:
+        if name in state:
+            state[name] = _array(state[name])
+    if "_labels" in state:
+        state["_labels"] = _object("ClassLabels", state["_labels"])
+    return state
+
+
+def _shallow_estimator(state: _State) -> _State:
+    return {"frontier_": None} | _estimator(state)
+
+
+def _deep_estimator(state: _State) -> _State:
+    state = _estimator(state)
+    numbers = range(len(state["alpha_"]))
+    layers = {
+        "alpha_": [None if text is None else {"$float": text} for text in state["alpha_"]],
+        "candidates_": [_array(state.pop(f"candidates_{n}")) for n in numbers],
+        "inclusion_": [_array(state.pop(f"inclusion_{n}")) for n in numbers],
+        "frontiers_": [state.pop(f"frontier.{n}", None) for n in numbers],
     }
-    if "evidence_gap_" in about:
-        state["evidence_gap_"] = _number(about["evidence_gap_"])
-    if "classes_" in about:
-        state["_labels"] = {"$object": "ClassLabels", "state": about["classes_"]}
-    scalers = {"x_units": "_x_scaler", "y_units": "_y_scaler", "units": "_units"}
-    return state | {scalers[name]: node.parts[name] for name in scalers if name in node.parts}
+    return state | {name: {"$tuple": entries} for name, entries in layers.items()}
 
 
-def _shallow_estimator(node: _Node) -> Json:
-    return _estimator(node) | {
-        "alpha_": _number(node.about["alpha_"]),
-        "candidates_": node.array("candidates_"),
-        "inclusion_": node.array("inclusion_"),
-        "frontier_": node.parts.get("frontier"),
-    }
+def _gplvm(state: _State) -> _State:
+    anchors = [state.pop("anchor_mean"), state.pop("anchor_variance")]
+    return _shallow_estimator(state) | {"_anchors": {"$tuple": anchors}}
 
 
-def _deep_estimator(node: _Node) -> Json:
-    numbers = range(len(node.about["alpha_"]))
-    return _estimator(node) | {
-        "alpha_": {"$tuple": [_number(alpha) for alpha in node.about["alpha_"]]},
-        "candidates_": {"$tuple": [node.array(f"candidates_{n}") for n in numbers]},
-        "inclusion_": {"$tuple": [node.array(f"inclusion_{n}") for n in numbers]},
-        "frontiers_": {"$tuple": [node.parts.get(f"frontier.{n}") for n in numbers]},
-    }
+def _tabular_model(state: _State) -> _State:
+    encoder = _object("TableEncoder", config=state["encoder"])
+    summary = state.pop("findings")
+    return state | {"encoder": encoder, "summary": summary}
 
 
-def _gplvm(node: _Node) -> Json:
-    return _shallow_estimator(node) | {
-        "n_iter_": node.about["n_iter_"],
-        "embedding_": node.array("embedding_"),
-        "embedding_std_": node.array("embedding_std_"),
-        "_varies": node.tensors["varies"],
-        "_anchors": {"$tuple": [node.tensors["anchor_mean"], node.tensors["anchor_variance"]]},
-    }
-
-
-def _tabular_model(node: _Node) -> Json:
-    return {
-        "encoder": {"$object": "TableEncoder", "state": {"config": node.about["encoder"]}},
-        "estimator": node.parts["estimator"],
-        "id_column": node.about["id_column"],
-        "summary": node.about["findings"],
-    }
-
-
-_STATES: dict[str, Callable[[_Node], Json]] = {
+_STATES: dict[str, Callable[[_State], _State]] = {
     "Kernel": _component,
     "Mean": _component,
     "Likelihood": _component,
