@@ -67,9 +67,9 @@ _ROOMS = {
     "VariationalGP": "winnowgp.models",
     "fit": "winnowgp.training",
     "fit_table": "winnowgp.estimators",
-    "load": "winnowgp.io",
+    "load": "winnowgp.estimators.serialization",
     "read_table": "winnowgp.data",
-    "save": "winnowgp.io",
+    "save": "winnowgp.estimators.serialization",
 }
 
 

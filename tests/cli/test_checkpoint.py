@@ -64,14 +64,14 @@ def test_fit_damaged_checkpoint_is_one_line(words: list[str], tmp_path: Path, ca
 def test_fit_full_disk_warns_and_saves_the_model(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    real, writings = checkpoint_module.write_packed, iter(range(1000))
+    real, writings = checkpoint_module.write_archive, iter(range(1000))
 
-    def write(packed: Any, path: Path) -> Path:
+    def write(archive: Any, path: Path) -> Path:
         if next(writings) == 5:
             raise OSError(28, "No space left on device")
-        return real(packed, path)
+        return real(archive, path)
 
-    monkeypatch.setattr(checkpoint_module, "write_packed", write)
+    monkeypatch.setattr(checkpoint_module, "write_archive", write)
     assert run(words) == 0
     assert "No space left on device); the fit goes on" in capsys.readouterr().err
     assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0

@@ -1,4 +1,4 @@
-"""Exported predictors say what `predict` says, in a runtime of their own."""
+"""Exported predictors agree with `predict`."""
 
 import json
 import runpy
@@ -32,25 +32,25 @@ QUICK: dict[str, Any] = {
     "n_candidates": 12,
     "random_state": 0,
 }
-Answers = dict[str, NDArray[np.float64]]
+Outputs = dict[str, NDArray[np.float64]]
 
 
-def by_onnx(model: Any, folder: Path, data: Any) -> Answers:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+def by_onnx(model: Any, folder: Path, data: Any) -> Outputs:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     pytest.importorskip("onnx", reason="onnx is not installed")
     path = export_onnx(model, folder / "model.onnx")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feed = data if isinstance(data, dict) else {"X": data}
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, feed), strict=True))
 
 
-def by_numpy(model: Any, folder: Path, data: Any) -> Answers:
+def by_numpy(model: Any, folder: Path, data: Any) -> Outputs:
     path = export_numpy(model, folder / "model.py")
     return runpy.run_path(str(path))["predict"](data)
 
 
-WAYS: dict[str, Callable[[Any, Path, Any], Answers]] = {"onnx": by_onnx, "numpy": by_numpy}
+RUNTIMES: dict[str, Callable[[Any, Path, Any], Outputs]] = {"onnx": by_onnx, "numpy": by_numpy}
 K = kernels
 KERNELS: dict[str, Any] = {
     "rbf": "rbf",
@@ -65,36 +65,40 @@ KERNELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_kernel(kernel: str, way: str, tmp_path: Path) -> None:
+def test_export_agrees_with_predict_for_each_kernel(
+    kernel: str, runtime: str, tmp_path: Path
+) -> None:
     model = SparseGPRegressor(KERNELS[kernel], **QUICK).fit(X, y)
     mean, sd = model.predict(NEW, return_std=True)
-    found = WAYS[way](model, tmp_path, NEW)
-    np.testing.assert_allclose(found["mean"], mean, atol=1e-9 * mean.std())
-    np.testing.assert_allclose(found["variance"], sd**2, rtol=1e-8)
+    outputs = RUNTIMES[runtime](model, tmp_path, NEW)
+    np.testing.assert_allclose(outputs["mean"], mean, atol=1e-9 * mean.std())
+    np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-8)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("likelihood", ["gaussian", "student-t", "laplace", "poisson"])
-def test_every_likelihood(likelihood: str, way: str, tmp_path: Path) -> None:
+def test_export_agrees_with_predict_for_each_likelihood(
+    likelihood: str, runtime: str, tmp_path: Path
+) -> None:
     counts = likelihood == "poisson"
     targets = COUNTS if counts else np.stack([y, 3 * y + 7], 1)
     model = SparseGPRegressor(likelihood=likelihood, **QUICK).fit(X, targets)
     mean, sd = model.predict(NEW, return_std=True)
-    found = WAYS[way](model, tmp_path, NEW)
-    assert found["mean"].shape == mean.shape
-    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
-    np.testing.assert_allclose(found["variance"], sd**2, rtol=1e-5)
+    outputs = RUNTIMES[runtime](model, tmp_path, NEW)
+    assert outputs["mean"].shape == mean.shape
+    np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("classes", [2, 3])
-def test_classes(classes: int, way: str, tmp_path: Path) -> None:
+def test_export_agrees_with_predict_proba(classes: int, runtime: str, tmp_path: Path) -> None:
     labels = np.where(y > 0.5, "up", np.where(y > -0.3, "mid" if classes == 3 else "low", "low"))
     model = SparseGPClassifier(**QUICK).fit(X, labels)
-    found = WAYS[way](model, tmp_path, NEW)
-    np.testing.assert_allclose(found["probabilities"], model.predict_proba(NEW), atol=1e-6)
+    outputs = RUNTIMES[runtime](model, tmp_path, NEW)
+    np.testing.assert_allclose(outputs["probabilities"], model.predict_proba(NEW), atol=1e-6)
     assert model.predict_proba(NEW).std(0).max() > 0.05
 
 
@@ -111,11 +115,11 @@ def tabular() -> tuple[TabularModel, DataTable]:
     return fit_table(table, "y", missing="impute", tolerance=0.5), table
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_preprocessing_is_included(
-    way: str, tabular: tuple[TabularModel, DataTable], tmp_path: Path
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_export_includes_preprocessing(
+    runtime: str, tabular: tuple[TabularModel, DataTable], tmp_path: Path
 ) -> None:
-    """Missing numbers, words never seen or missing, dates; names of columns that bite."""
+    """Missing numbers, unknown and missing categories, dates, and column names with quotes."""
     model, table = tabular
     later = table.rows(np.arange(20))
     words = later.values["v0"].copy()
@@ -127,10 +131,10 @@ def test_preprocessing_is_included(
         else numbers_or_dates(later, c.name, date=c.kind == "date")
         for c in model.encoder.columns
     }
-    found = WAYS[way](model, tmp_path, data)
+    outputs = RUNTIMES[runtime](model, tmp_path, data)
     expected = model.predict(later)
-    np.testing.assert_allclose(found["mean"], expected["mean"], rtol=1e-5)
-    np.testing.assert_allclose(np.sqrt(found["variance"]), expected["sd"], rtol=1e-5)
+    np.testing.assert_allclose(outputs["mean"], expected["mean"], rtol=1e-5)
+    np.testing.assert_allclose(np.sqrt(outputs["variance"]), expected["sd"], rtol=1e-5)
 
 
 ODD = [
@@ -149,7 +153,7 @@ ODD = [
     "01",
     "true",
 ]
-_Word = st.one_of(
+_CATEGORY = st.one_of(
     st.sampled_from(ODD),
     st.text(max_size=3),
     st.none(),
@@ -162,23 +166,23 @@ _Word = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def worded(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel, Any]:
-    """A model of a column of words that look alike, and its exported twin."""
+def categorical(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel, Any]:
+    """Return a model of a column of similar categories, and its exported `predict`."""
     words = np.array(["up", "Up", "1", "0.1", "true", "True", "up\0", "-1"] * 6, dtype=object)
     table = DataTable({"w": words, "y": np.arange(48.0) % 8 + 0.5 * np.sin(np.arange(48.0))})
     model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1)
-    path = export_numpy(model, tmp_path_factory.mktemp("worded") / "model.py")
+    path = export_numpy(model, tmp_path_factory.mktemp("categorical") / "model.py")
     return model, runpy.run_path(str(path))["predict"]
 
 
 @pytest.mark.parametrize("container", ["list", "objects", "array"])
 @settings(max_examples=60, deadline=None)
-@given(words=st.lists(_Word, min_size=1, max_size=6))
-def test_odd_words_are_read_as_predict_reads_them(
-    container: str, words: list[Any], worded: tuple[TabularModel, Any]
+@given(words=st.lists(_CATEGORY, min_size=1, max_size=6))
+def test_export_reads_categories_as_predict_does(
+    container: str, words: list[Any], categorical: tuple[TabularModel, Any]
 ) -> None:
-    """Blanks, case, ways to say that nothing is known, numbers, booleans; alone and mixed."""
-    model, predict = worded
+    """Blanks, case, missing values, numbers and Booleans, alone and mixed."""
+    model, predict = categorical
     column: Any = words
     if container == "objects":
         column = np.empty(len(words), dtype=object)
@@ -189,18 +193,20 @@ def test_odd_words_are_read_as_predict_reads_them(
     np.testing.assert_allclose(predict({"w": column})["mean"], expected["mean"], rtol=1e-6)
 
 
-def test_the_odd_words_differ(worded: tuple[TabularModel, Any]) -> None:
+def test_export_predictions_differ_between_categories(
+    categorical: tuple[TabularModel, Any],
+) -> None:
     """Otherwise the test above would pass whatever was read."""
-    _, predict = worded
+    _, predict = categorical
     words = np.empty(9, dtype=object)
     words[:] = ["up", "Up", "1", "0.1", "true", "True", "up\0", "-1", "never seen"]
     assert len(np.unique(predict({"w": words})["mean"].round(3))) == 9
 
 
-def test_the_numpy_file_needs_numpy_alone_and_any_number_of_rows(tmp_path: Path) -> None:
+def test_export_numpy_needs_only_numpy_for_any_number_of_rows(tmp_path: Path) -> None:
     model = SparseGPRegressor(**QUICK).fit(X, y)
     export_numpy(model, tmp_path / "small.py")
-    many = np.tile(NEW, (250, 1))  # more than are predicted at once
+    many = np.tile(NEW, (250, 1))  # more than one chunk
     np.save(tmp_path / "many.npy", many)
     code = (
         "import sys, numpy as np\nfrom small import predict\n"
@@ -216,7 +222,7 @@ def test_the_numpy_file_needs_numpy_alone_and_any_number_of_rows(tmp_path: Path)
     assert json.loads(all_rows) == pytest.approx(model.predict(NEW[-1:]), rel=1e-6)
 
 
-def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
+def test_export_of_an_unsupported_kernel_names_it(tmp_path: Path) -> None:
     model = SparseGPRegressor(K.PolynomialKernel(power=2), **QUICK).fit(X, y)
     with pytest.raises(NotSaveableError, match="PolynomialKernel cannot be exported"):
         export_numpy(model, tmp_path / "a.py")
@@ -227,7 +233,7 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_column_named_like_an_output_is_refused(tmp_path: Path) -> None:
+def test_export_onnx_of_a_column_named_like_an_output_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
     table = DataTable.of({"mean": X[:30, 0], "y": y[:30]})
     with pytest.raises(InputError, match="rename the column"):

@@ -1,4 +1,4 @@
-"""Estimators in files, pickles and joblib's dumps."""
+"""Estimators survive `save` and `load`, pickle and joblib."""
 
 import pickle
 import random
@@ -24,15 +24,15 @@ rng = np.random.default_rng(0)
 X = rng.uniform(0, 6, (60, 2))
 y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=60)
 LABELS: dict[str, Any] = {
-    "words": np.where(y > 0, "up", "low"),
+    "strings": np.where(y > 0, "up", "low"),
     "objects": np.where(y > 0, "up", "low").astype(object),
-    "whole numbers": np.where(y > 0, 7, np.where(X[:, 1] > 4, 3, -2)),
+    "integers": np.where(y > 0, 7, np.where(X[:, 1] > 4, 3, -2)),
     "booleans": y > 0,
 }
 
 
 def clone(model: Any) -> Any:
-    """Of one estimator, where scikit-learn's own may be of many."""
+    """Clone one estimator; the return type of scikit-learn's function may also be a list."""
     return sklearn_clone(model)
 
 
@@ -61,7 +61,7 @@ def targets(name: str) -> Any:
 
 
 def same(a: Any, b: Any) -> None:
-    """Everything that ends in _, and the arguments but for the watcher."""
+    """Compare the fitted attributes and some parameters."""
     for name in [n for n in vars(a) if n.endswith("_")]:
         ours, theirs = getattr(a, name), getattr(b, name)
         if isinstance(ours, np.ndarray):
@@ -78,7 +78,7 @@ def same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REGRESSORS)
-def test_a_regressor_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+def test_load_restores_a_regressor(name: str, tmp_path: Path) -> None:
     model = REGRESSORS[name].fit(X, targets(name))
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)
@@ -98,7 +98,7 @@ def test_a_regressor_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_a_classifier_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+def test_load_restores_a_classifier(name: str, tmp_path: Path) -> None:
     model = SparseGPClassifier(**QUICK).fit(X, LABELS[name])
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)
@@ -138,18 +138,18 @@ DEEP_REGRESSORS: dict[str, DeepGPRegressor] = {
 
 
 @pytest.mark.parametrize("name", DEEP_REGRESSORS)
-def test_a_deep_regressor_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
-    asked = clone(DEEP_REGRESSORS[name]).set_params(callbacks=None)
-    model = asked.fit(X, targets(name))
+def test_load_restores_a_deep_regressor(name: str, tmp_path: Path) -> None:
+    estimator = clone(DEEP_REGRESSORS[name]).set_params(on_progress=deep_silent)
+    model = estimator.fit(X, targets(name))
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)
     for method in ("mixture", "matched"):
-        found = [m.predict(X, return_std=True, method=method) for m in (model, back)]
-        np.testing.assert_allclose(*found, rtol=1e-12)
-    found = [m.log_density(X, targets(name)) for m in (model, back)]
-    np.testing.assert_allclose(*found, rtol=1e-10)
-    found = [m.predict_quantiles(X, [0.1, 0.8], observed=False) for m in (model, back)]
-    np.testing.assert_allclose(*found, rtol=1e-10)
+        results = [m.predict(X, return_std=True, method=method) for m in (model, back)]
+        np.testing.assert_allclose(*results, rtol=1e-12)
+    results = [m.log_density(X, targets(name)) for m in (model, back)]
+    np.testing.assert_allclose(*results, rtol=1e-10)
+    results = [m.predict_quantiles(X, [0.1, 0.8], observed=False) for m in (model, back)]
+    np.testing.assert_allclose(*results, rtol=1e-10)
     for ours, theirs in zip(model.frontiers_, back.frontiers_, strict=True):
         assert (ours is None) == (theirs is None) == (name != "fast")
         if ours is not None:
@@ -158,20 +158,20 @@ def test_a_deep_regressor_comes_back_as_it_was(name: str, tmp_path: Path) -> Non
     assert {k: back.get_params()[k] for k in settings} == settings
     if name == "layers":
         assert [type(k) for k in back.kernel] == [ScaleKernel, str, str]
-    if name == "layers":  # and it can be fitted again
+    if name == "layers":  # it can be fitted again
         again = clone(back).fit(X, targets(name))
         assert again.elbo_ == model.elbo_
 
 
-@pytest.mark.parametrize("name", ["words", "whole numbers"])
-def test_a_deep_classifier_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["strings", "integers"])
+def test_load_restores_a_deep_classifier(name: str, tmp_path: Path) -> None:
     model = DeepGPClassifier(**DEEP).fit(X, LABELS[name])
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)
     np.testing.assert_allclose(model.predict_proba(X), back.predict_proba(X), rtol=1e-12)
     np.testing.assert_array_equal(model.predict(X), back.predict(X))
-    found = [m.log_density(X, LABELS[name]) for m in (model, back)]
-    np.testing.assert_allclose(*found, rtol=1e-10)
+    results = [m.log_density(X, LABELS[name]) for m in (model, back)]
+    np.testing.assert_allclose(*results, rtol=1e-10)
 
 
 STARTS = X[:14] - 3
@@ -182,13 +182,13 @@ _FIXED = GaussianLikelihood(noise_constraint=GreaterThan(1e-6))
 _FIXED.initialize(noise=0.2)
 _FIXED.requires_grad_(False)
 _JOINT: dict[str, Any] = {"schedule": "paper", "alpha": 0.3, "epochs": 4, "n_candidates": 5}
-MAPS: dict[str, GPLVM] = {
+GPLVMS: dict[str, GPLVM] = {
     "defaults": GPLVM(1, max_iter=6, random_state=0),
     "columns": GPLVM(2, noise="column", max_points=4, max_iter=4, random_state=0),
     "paper": GPLVM(1, kernel="matern32", random_state=0, **_JOINT),
-    "outliers": GPLVM(1, likelihood="student-t", random_state=0, **_JOINT),
+    "student-t": GPLVM(1, likelihood="student-t", random_state=0, **_JOINT),
     "batches": GPLVM(1, noise="column", batch_size=7, random_state=0, **_JOINT),
-    "places": GPLVM(
+    "start": GPLVM(
         2,
         kernel=ScaleKernel(RBFKernel(ard_num_dims=2)),
         likelihood=_FIXED,
@@ -199,54 +199,55 @@ MAPS: dict[str, GPLVM] = {
 }
 
 
-SLOW = ("outliers", "batches")
+SLOW = ("student-t", "batches")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in MAPS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in GPLVMS]
 )
-def test_a_map_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
-    model = clone(MAPS[name]).fit(TABLE)
+def test_load_restores_a_gplvm(name: str, tmp_path: Path) -> None:
+    model = clone(GPLVMS[name]).fit(TABLE)
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)
     assert np.isfinite(back.embedding_).all()
-    found = [m.inverse_transform(model.embedding_[:5]) for m in (model, back)]
-    np.testing.assert_allclose(*found, rtol=1e-10)
+    results = [m.inverse_transform(model.embedding_[:5]) for m in (model, back)]
+    np.testing.assert_allclose(*results, rtol=1e-10)
     new = TABLE[:2] + 0.01
     new[0, 2] = np.nan
-    # Rows are placed by an optimiser, which follows rounding where the map is flat.
+    # The optimiser that infers latent positions amplifies rounding in flat directions.
     np.testing.assert_allclose(model.transform(new), back.transform(new), atol=1e-4)
     if model.schedule == "fast":
         pairs = zip(*(m.reconstruct(new, return_std=True) for m in (model, back)), strict=True)
         for ours, theirs in pairs:
             np.testing.assert_allclose(ours, theirs, rtol=1e-4)
-        found = [m.log_density(TABLE[:2], given=new) for m in (model, back)]
-        np.testing.assert_allclose(*found, atol=1e-3)
+        results = [m.log_density(TABLE[:2], given=new) for m in (model, back)]
+        np.testing.assert_allclose(*results, atol=1e-3)
         np.testing.assert_allclose(model.score_samples(new), back.score_samples(new), atol=1e-4)
     assert list(back.get_feature_names_out()) == list(model.get_feature_names_out())
-    if name == "places":
+    if name == "start":
         np.testing.assert_array_equal(back.start, STARTS)
         assert not any(p.requires_grad for p in back.likelihood.parameters())
 
 
-def test_a_map_s_file_grows_with_places_alone(tmp_path: Path) -> None:
+def test_save_of_a_gplvm_grows_with_latent_positions_alone(tmp_path: Path) -> None:
     sizes = []
     for rows in (TABLE, np.tile(TABLE, (30, 1))):
         model = GPLVM(1, max_points=3, max_iter=3, random_state=0)
         sizes.append(model.fit(rows).save(tmp_path / "a.winnow").stat().st_size)
         assert model.frontier_ is not None
-        found = [model.candidates_, model.inclusion_, model.frontier_.bounds, model.frontier_.masks]
-        sizes[-1] -= sum(part.nbytes for part in found)  # grows with candidates
-    # Mean and deviation of each row, and again where new rows may start; 406 rows more.
+        frontier = model.frontier_
+        arrays = [model.candidates_, model.inclusion_, frontier.bounds, frontier.masks]
+        sizes[-1] -= sum(array.nbytes for array in arrays)  # these grow with the candidates
+    # 406 more rows, each with a mean and a standard deviation, stored as embedding and anchor.
     assert 0.9 < (sizes[1] - sizes[0]) / (406 * 4 * 8) < 1.1
 
 
 KINDS: dict[str, Any] = {
     "SparseGPRegressor": lambda: REGRESSORS["paper"].fit(X, y),
-    "SparseGPClassifier": lambda: SparseGPClassifier(**QUICK).fit(X, LABELS["whole numbers"]),
+    "SparseGPClassifier": lambda: SparseGPClassifier(**QUICK).fit(X, LABELS["integers"]),
     "DeepGPRegressor": lambda: clone(DEEP_REGRESSORS["layers"]).fit(X, y),
-    "DeepGPClassifier": lambda: DeepGPClassifier(**DEEP).fit(X, LABELS["words"]),
-    "GPLVM": lambda: clone(MAPS["columns"]).fit(TABLE),
+    "DeepGPClassifier": lambda: DeepGPClassifier(**DEEP).fit(X, LABELS["strings"]),
+    "GPLVM": lambda: clone(GPLVMS["columns"]).fit(TABLE),
 }
 
 
@@ -256,7 +257,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def used(model: Any) -> None:
-    """What people do with a model."""
+    """Use a model as users do."""
     if isinstance(model, GPLVM):
         model.reconstruct(TABLE[:2])
         model.inverse_transform(model.embedding_[:2])
@@ -265,23 +266,23 @@ def used(model: Any) -> None:
     repr(model)
 
 
-def test_a_damaged_estimator_is_refused(file: Path, tmp_path: Path) -> None:
+def test_load_of_a_damaged_estimator_is_refused(file: Path, tmp_path: Path) -> None:
     content, rng, bad = file.read_bytes(), random.Random(1), tmp_path / "bad"
     written_by = content.index(b'"written_by"')
     for _ in range(60):
-        place = rng.randrange(len(content))
+        position = rng.randrange(len(content))
         changed = bytearray(content)
-        changed[place] ^= rng.randrange(1, 256)
-        if written_by <= place < written_by + 24:
-            continue  # who wrote it is only said in messages
-        for damaged in (content[:place], bytes(changed)):
+        changed[position] ^= rng.randrange(1, 256)
+        if written_by <= position < written_by + 24:
+            continue  # only used in messages
+        for damaged in (content[:position], bytes(changed)):
             bad.write_bytes(damaged)
             with pytest.raises(ModelFileError):
                 winnowgp.load(bad)
 
 
-def test_a_forged_estimator_is_refused_or_can_be_used(file: Path, tmp_path: Path) -> None:
-    """Another `tolerance` is harmless, as long as nobody fits anew."""
+def test_load_of_a_forged_estimator_is_refused_or_usable(file: Path, tmp_path: Path) -> None:
+    """Some changes are harmless, such as another `tolerance`, which only `fit` reads."""
     rng, bad = random.Random(3), tmp_path / "bad"
     refused = 0
     for _ in range(80):
@@ -295,18 +296,18 @@ def test_a_forged_estimator_is_refused_or_can_be_used(file: Path, tmp_path: Path
     assert refused > 40
 
 
-def test_a_forged_tensor_of_an_estimator_is_refused(file: Path, tmp_path: Path) -> None:
+def test_load_of_a_forged_estimator_tensor_is_refused(file: Path, tmp_path: Path) -> None:
     rng, bad = random.Random(4), tmp_path / "bad"
     for _ in range(60):
         name, content = forged_tensor(rng, file)
-        if name.startswith("settings/"):
-            continue  # of no use before the next fit, which checks them
+        if name.startswith("parameters/"):
+            continue  # only used by `fit`, which checks them
         bad.write_bytes(content)
         with pytest.raises(ModelFileError):
-            pytest.fail(f"{name} was let in: {winnowgp.load(bad)}")
+            pytest.fail(f"{name} was accepted: {winnowgp.load(bad)}")
 
 
-def test_names_of_columns_are_kept(tmp_path: Path) -> None:
+def test_load_restores_feature_names(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.DataFrame(X, columns=["depth", "age"])
     model = SparseGPRegressor(**QUICK).fit(frame, y)
@@ -320,9 +321,9 @@ def test_names_of_columns_are_kept(tmp_path: Path) -> None:
 def test_estimators_survive_pickle_and_joblib(way: str, tmp_path: Path) -> None:
     for model, labels in (
         (SparseGPRegressor(**QUICK), y),
-        (SparseGPClassifier(**QUICK), LABELS["words"]),
+        (SparseGPClassifier(**QUICK), LABELS["strings"]),
         (DeepGPRegressor(**DEEP), y),
-        (DeepGPClassifier(**DEEP), LABELS["words"]),
+        (DeepGPClassifier(**DEEP), LABELS["strings"]),
     ):
         model.fit(X, labels)
         if way == "pickle":
@@ -334,7 +335,7 @@ def test_estimators_survive_pickle_and_joblib(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [SparseGPRegressor, DeepGPClassifier, GPLVM])
-def test_an_estimator_that_is_not_fitted_says_so(kind: Any, tmp_path: Path) -> None:
+def test_save_of_an_unfitted_estimator_is_refused(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(NotFittedError):
         kind().save(tmp_path / "a.winnow")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Model files that are whole and wrong: something was changed before the checksum was made."""
+"""Model files with a valid checksum and invalid contents."""
 
 import json
 import random
@@ -8,43 +8,51 @@ from typing import Any
 import torch
 from safetensors.torch import save as save_tensors
 
-from winnowgp.io import read_packed
-from winnowgp.io.format import _digest
+from winnowgp.io.format import FORMAT_VERSION, _digest, read_archive
 
 WRONG: list[Any] = [None, -1, 1e9, "word", [], {}, [1, "a"], True, {"part": "x"}, "os.system", [[]]]
 
 
-def written(outline: Any, tensors: dict[str, torch.Tensor]) -> bytes:
-    """A file that says so, under a checksum that fits."""
-    text = json.dumps(outline, sort_keys=True)
+def file_content(outline: Any, tensors: dict[str, torch.Tensor], **metadata: str) -> bytes:
+    """Return a file with an outline, tensors and a checksum that fits."""
+    text = json.dumps(outline)
     tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"format": "winnowgp", "version": "1", "written_by": "?", "outline": text}
-    return save_tensors(tensors, metadata=metadata | {"sha256": _digest(text, tensors)})
+    entries = {"format": "winnowgp", "version": str(FORMAT_VERSION), "written_by": "9.9"}
+    entries |= {"outline": text, "sha256": _digest(text, tensors)} | metadata
+    return save_tensors(tensors, metadata=entries)
+
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the outline of a file, with its kind, and its tensors."""
+    archive = read_archive(path)
+    return {"kind": archive.kind, "value": archive.outline}, archive.tensors
 
 
 def forged_outline(rng: random.Random, good: Path) -> bytes:
-    """A random field of the outline, taken out or made nonsense."""
-    packed = read_packed(good)
-    outline = packed.outline()
-    place: Any = outline
+    """Return a file with a random field of the outline deleted or replaced."""
+    outline, tensors = contents(good)
+    container: Any = outline
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = rng.choice(keys)
-        inner = place[key]
-        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
+        if "value" in container and rng.random() < 0.9:
+            key = "value"
+        elif "$object" in container and rng.random() < 0.8:
+            key = "state"
+        inner = container[key]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.1:
             break
-        place = inner
+        container = inner
     if rng.random() < 0.3:
-        del place[key]
+        del container[key]
     else:
-        place[key] = rng.choice([w for w in WRONG if type(w) is not type(inner)])
-    return written(outline, packed.all_tensors())
+        container[key] = rng.choice([w for w in WRONG if type(w) is not type(inner)])
+    return file_content(outline, tensors)
 
 
 def forged_tensor(rng: random.Random, good: Path) -> tuple[str, bytes]:
-    """A random tensor, taken out, of another shape or type, or not finite; and its name."""
-    packed = read_packed(good)
-    tensors = packed.all_tensors()
+    """Return a file with a random tensor deleted or changed, and the name of the tensor."""
+    outline, tensors = contents(good)
     name = rng.choice([n for n, t in tensors.items() if t.numel() > 1])
     tensor = tensors[name]
     changed = [
@@ -59,4 +67,4 @@ def forged_tensor(rng: random.Random, good: Path) -> tuple[str, bytes]:
         changed.append(torch.full_like(tensor, torch.nan))
     new = rng.choice(changed)
     others = {n: t for n, t in tensors.items() if n != name}
-    return name, written(packed.outline(), others if new is None else {**others, name: new})
+    return name, file_content(outline, others if new is None else {**others, name: new})

@@ -146,13 +146,13 @@ def die() -> None:
 
 def die_at_writing(number: int, *, midway: bool) -> list[int]:
     """Kill this process at the n-th writing: half through, or when the file has its name."""
-    real, seen = checkpoint_module.write_packed, [0]
+    real, seen = checkpoint_module.write_archive, [0]
 
-    def write(packed: Any, path: Path) -> Path:
+    def write(archive: Any, path: Path) -> Path:
         seen[0] += 1
         if midway and seen[0] == number:
             Path.write_bytes = half  # type: ignore[method-assign]
-        done = real(packed, path)
+        done = real(archive, path)
         if seen[0] == number:
             die()
         return done
@@ -163,7 +163,7 @@ def die_at_writing(number: int, *, midway: bool) -> list[int]:
         die()
         return 0
 
-    checkpoint_module.write_packed = write  # type: ignore[assignment]
+    checkpoint_module.write_archive = write  # type: ignore[assignment]
     return seen
 
 

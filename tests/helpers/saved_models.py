@@ -1,4 +1,4 @@
-"""A model of every kind that can be saved."""
+"""One model or posterior of each kind that can be saved."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def sparse(M: int, dtype: torch.dtype = torch.float64) -> SparseGP:
 
 
 def closed() -> tuple[LatentVariableGP, MaskedMatrix]:
-    """A map with a noise for each column, and a table with a hole."""
+    """Return a GP-LVM with one noise variance per column, and a table with a missing entry."""
     Y = DATA.Y.clone()
     Y[3, 1] = torch.nan
     noise = torch.tensor([0.1, 0.3], dtype=torch.float64)
@@ -32,7 +32,7 @@ def closed() -> tuple[LatentVariableGP, MaskedMatrix]:
 
 
 def sampled() -> tuple[SampledLatentGP, MaskedMatrix]:
-    """A map of counts."""
+    """Return a GP-LVM with a Poisson likelihood, and a table of counts."""
     kernel, likelihood = ScaleKernel(MaternKernel(nu=1.5)), PoissonLikelihood()
     function = VariationalGP(kernel, X[::6] - 3, likelihood=likelihood, targets=2)
     function.q_mean.data.copy_(torch.sin(X[::6]).expand(-1, 2))

@@ -87,7 +87,7 @@ def early(process_group: ProcessGroup) -> list[Any]:
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
     """From the third writing on."""
-    real, seen = checkpoint_module.write_packed, [0]
+    real, seen = checkpoint_module.write_archive, [0]
 
     def write(*words: Any) -> Any:
         seen[0] += 1
@@ -95,14 +95,14 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*words)
 
-    checkpoint_module.write_packed = write  # type: ignore[assignment]
+    checkpoint_module.write_archive = write  # type: ignore[assignment]
     where = Checkpoint(f"full-{process_group.rank}", 0)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = _fitted(checkpoint=where)
     finally:
-        checkpoint_module.write_packed = real  # type: ignore[assignment]
+        checkpoint_module.write_archive = real  # type: ignore[assignment]
     warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
     # What was written before is whole, and can be gone on from.
     return [found, sorted(warned), _fitted(checkpoint=where)]

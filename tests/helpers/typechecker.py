@@ -5,7 +5,6 @@ take more than half of the time of all tests. Checks are made when they are firs
 make them takes long too.
 """
 
-from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import CO_NESTED
@@ -37,7 +36,10 @@ def check_first_calls() -> None:
     Those are made anew at every call, their checks too. Their signatures name no shapes.
     """
 
-    def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
+    def jaxtyped(fn: Any = None, *, typechecker: Any = None) -> Any:
+        if fn is not None:  # `with jaxtyped("context")` is not a decorator
+            return _jaxtyped(fn)
+
         def decorated(made: Any) -> Any:
             if is_dataclass(made):
                 made.__init__ = _checked_at_first(made.__init__, typechecker)

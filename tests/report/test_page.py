@@ -1,4 +1,4 @@
-"""The report, opened in a real browser."""
+"""The report, opened in a browser."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def page(request: pytest.FixtureRequest, models: dict[str, TabularModel], tmp_pa
     return save_report(models[request.param].summary, tmp_path / "report.html")
 
 
-def test_the_page_refers_to_nothing_outside(models: dict[str, TabularModel]) -> None:
+def test_report_page_refers_to_no_other_file(models: dict[str, TabularModel]) -> None:
     text = report_page(models["regression"].summary)
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", text.replace(EVIL, ""))
     assert EVIL not in text
@@ -53,7 +53,7 @@ def test_the_page_refers_to_nothing_outside(models: dict[str, TabularModel]) -> 
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_it_opens_without_complaint_in_any_light_and_width(
+def test_report_page_opens_in_each_theme_and_width(
     models: dict[str, TabularModel], dark: bool, width: int, tmp_path: Path
 ) -> None:
     with Browser(width=width, dark=dark) as browser:
@@ -74,21 +74,21 @@ def test_it_opens_without_complaint_in_any_light_and_width(
 
 @needs_browser
 @pytest.mark.parametrize("page", ["regression"], indirect=True)
-def test_the_controls_work(page: Path, models: dict[str, TabularModel]) -> None:
+def test_report_page_controls_work(page: Path, models: dict[str, TabularModel]) -> None:
     summary = models["regression"].summary
     moments = summary["training"]["moments"]
     with Browser() as browser:
         browser.open(page)
-        said = "return document.getElementById('now').textContent"
-        assert browser.run(said).startswith(f"Step {moments[-1]['step']} of")
-        # The slider shows the step it stands on, with as many points as the fit had then.
+        status = "return document.getElementById('now').textContent"
+        assert browser.run(status).startswith(f"Step {moments[-1]['step']} of")
+        # The slider shows the step at its position, with the inducing points of that step.
         for i in (0, len(moments) // 2):
             browser.run(
                 f"const s = document.getElementById('step'); s.value = {i};"
                 "s.dispatchEvent(new Event('input'));"
             )
-            assert browser.run(said).startswith(f"Step {moments[i]['step']} of")
-            circles = "#film .card:first-child circle:not([visibility])"
+            assert browser.run(status).startswith(f"Step {moments[i]['step']} of")
+            circles = "#training .card:first-child circle:not([visibility])"
             drawn = browser.run(f"return document.querySelectorAll('{circles}').length")
             assert drawn == len(moments[i]["x"])
         browser.run("document.getElementById('play').click()")
@@ -103,7 +103,7 @@ def test_the_controls_work(page: Path, models: dict[str, TabularModel]) -> None:
 
 @needs_browser
 @pytest.mark.parametrize("page", ["regression"], indirect=True)
-def test_hovering_tells_what_is_under_the_pointer(
+def test_report_page_shows_a_tooltip_under_the_pointer(
     page: Path, models: dict[str, TabularModel]
 ) -> None:
     choice = models["regression"].summary["choice"]
@@ -122,8 +122,8 @@ def test_hovering_tells_what_is_under_the_pointer(
             y=box[1] + 0.5 * box[3],
         )
         assert browser.run(tip) is False
-        said = browser.run("return document.getElementById('tip').textContent")
+        text = browser.run("return document.getElementById('tip').textContent")
         assert choice["frontier"] is not None
-        assert said.startswith(f"{len(choice['frontier']) - 1} points: ")
+        assert text.startswith(f"{len(choice['frontier']) - 1} inducing points: ")
         browser.command("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
         assert browser.run(tip) is True

@@ -96,13 +96,13 @@ def test_other_threads_round_differently_and_are_refused(tmp_path: Path, monkeyp
 
 
 def test_it_is_written_only_as_often_as_asked(tmp_path: Path, monkeypatch) -> None:
-    real, written = checkpoint_module.write_packed, [0]
+    real, written = checkpoint_module.write_archive, [0]
 
-    def counted(packed: Any, path: Path) -> Path:
+    def counted(archive: Any, path: Path) -> Path:
         written[0] += 1
-        return real(packed, path)
+        return real(archive, path)
 
-    monkeypatch.setattr(checkpoint_module, "write_packed", counted)
+    monkeypatch.setattr(checkpoint_module, "write_archive", counted)
     fitted(Checkpoint(tmp_path / "seldom", every=1e6))
     # When it begins and when it ends.
     assert written[0] == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save as save_tensors
 
-from helpers.forgery import written
+from helpers.forgery import file_content
 from helpers.stopped_fits import fitted, gp, same, stopped
 from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError
@@ -95,12 +95,22 @@ def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
         b"PK\x03\x04" + bytes(60),
         b"\x80\x04\x95 a pickle",
         save_tensors({"w": torch.zeros(2)}, metadata={"format": "pt"}),
-        written({"kind": "Checkpoint", "about": {"state": {"dict": []}}, "parts": {}}, {}),
-        written({"kind": "Checkpoint", "about": {"state": {"float": []}}, "parts": {}}, {}),
-        written({"kind": "Checkpoint", "about": [], "parts": {}}, {}),
-        written(["Checkpoint"], {}),
+        file_content({"kind": "Checkpoint", "value": {"$tuple": 3}}, {}),
+        file_content({"kind": "Checkpoint", "value": {"$float": []}}, {}),
+        file_content({"kind": "Checkpoint", "about": {}, "parts": {}}, {}, version="1"),
+        file_content(["Checkpoint"], {}),
     ],
-    ids=["empty", "table", "zip", "pickle", "safetensors", "list", "float", "about", "outline"],
+    ids=[
+        "empty",
+        "table",
+        "zip",
+        "pickle",
+        "safetensors",
+        "tuple",
+        "float",
+        "version 1",
+        "outline",
+    ],
 )
 def test_a_file_of_another_program_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fit.checkpoint").write_bytes(content)
@@ -147,10 +157,10 @@ def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
 def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_computed(
     tmp_path: Path, monkeypatch
 ) -> None:
-    def full(packed: Any, path: Path) -> Path:
+    def full(archive: Any, path: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_module, "write_packed", full)
+    monkeypatch.setattr(checkpoint_module, "write_archive", full)
     told: list[Progress] = []
     with pytest.raises(CheckpointError, match=r"`checkpoint` must be.*No space left"):
         fitted(Checkpoint(tmp_path), callbacks=told.append)

@@ -20,7 +20,7 @@ def from_every_state(run: Callable[[CheckpointLog], Any]) -> int:
     states: list[State] = []
 
     def write(state: State) -> None:
-        states.append(state_from(packed_state("State", state)))
+        states.append(deserialise(serialise("State", state)))
 
     assert run(CheckpointLog(write)) == expected
     for state in states:

@@ -28,7 +28,7 @@ def written_predictions(output: Path) -> Iterator[Write]:
     """Write a file in one of the `FORMATS`, atomically."""
     from winnowgp.io import written_whole
 
-    with written_whole(output) as part:
+    with atomic_write(output) as part:
         if output.name.lower().endswith(".parquet"):
             with _parquet_rows(part) as write:
                 yield write

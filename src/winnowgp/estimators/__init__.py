@@ -1,5 +1,6 @@
 """The scikit-learn face: numpy arrays and data frames in and out; and whole tables."""
 
+from winnowgp.estimators import serialization  # noqa: F401  it registers the estimators
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.export import export_numpy, export_onnx

@@ -1,4 +1,4 @@
-"""Predictors for machines without winnowgp: preprocessing, points, likelihood, units."""
+"""Export of fitted estimators to ONNX and to a Python file that needs only NumPy."""
 
 import json
 import os
@@ -17,79 +17,94 @@ Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier
 
 
 def export_onnx(model: Exportable, path: str | os.PathLike[str]) -> Path:
-    """Write the predictor as ONNX in float64.
+    """Export the predictions of a model to ONNX, in float64.
 
-    An estimator has one input `X` `[N D]`. A model of a table has one input a column: numbers and
-    dates (in days since 1970) as doubles with NaN where missing, words as strings without blanks
-    around them, "" where missing. Outputs: `mean` and `variance` of an observation, or
-    `probabilities` of the classes that the property `classes` names.
+    The exported model includes the preprocessing of its inputs and the scaling of its targets. An
+    estimator has one input `X` `[N D]`. A `TabularModel` has one input per column: numbers and
+    dates (in days since 1970) are doubles, NaN where missing; categories are strings without
+    surrounding blanks, "" where missing. The outputs are `mean` and `variance` of a new
+    observation, or the `probabilities` of the classes that the metadata property `classes` lists.
+
+    Args:
+        model: a fitted estimator or `TabularModel`.
+        path: the file to write.
+
+    Raises:
+        NotSaveableError: the kernel, mean or likelihood cannot be exported.
+        MissingExtraError: onnx is not installed.
     """
     return save_onnx(predictor_program(model), Path(path))
 
 
 def export_numpy(model: Exportable, path: str | os.PathLike[str]) -> Path:
-    """Write the same predictor as a Python file with a function `predict`; it needs only numpy.
+    """Export the predictions of a model to a Python file that needs only NumPy.
 
-    Words may be anything that a table may hold: it reads them as winnowgp does.
+    The file has a function `predict` with the inputs and outputs of `export_onnx`. Categories may
+    be of any type that a table may have; `predict` reads them as winnowgp does.
+
+    Args:
+        model: a fitted estimator or `TabularModel`.
+        path: the file to write.
+
+    Raises:
+        NotSaveableError: the kernel, mean or likelihood cannot be exported.
     """
     return save_numpy(predictor_program(model), Path(path))
 
 
 def predictor_program(model: Exportable) -> Program:
-    """Everything between what a caller gives and what they get."""
+    """Return the program that computes predictions from raw inputs."""
     program = Program()
     if isinstance(model, TabularModel):
         X, estimator = _encoded(program, model), model.estimator
-        program.about["target"] = model.target
+        program.metadata["target"] = model.target
     else:
         estimator = model
-        X = program.give("X", width=estimator.n_features_in_)
-    units = estimator._x_scaler
-    shifted = program.do("Sub", X, program.constant(units.shift.numpy()))
-    inputs = program.do("Div", shifted, program.constant(units.scale.numpy()))
+        X = program.add_input("X", width=estimator.n_features_in_)
+    x_scaler = estimator._x_scaler
+    shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
+    inputs = program.apply("Div", shifted, program.constant(x_scaler.scale.numpy()))
     latent_mean, latent_variance = add_latents(program, estimator.posterior_, inputs)
     likelihood = estimator.posterior_.likelihood
     mean, variance = add_observation(program, likelihood, latent_mean, latent_variance)
     if isinstance(estimator, SparseGPClassifier):
-        program.about["classes"] = json.dumps(estimator.classes_.tolist())
-        program.answer("probabilities", mean, width=len(estimator.classes_))
+        program.metadata["classes"] = json.dumps(estimator.classes_.tolist())
+        program.add_output("probabilities", mean, width=len(estimator.classes_))
         return program
     assert variance is not None
     if estimator.likelihood == "poisson" and estimator.posterior_.P > 1:
-        raise InputError("counts are exported for one target only; fit one model a target.")
+        raise InputError(
+            "a Poisson likelihood is exported for one target only; "
+            f"got {estimator.posterior_.P} targets. Fit one model per target."
+        )
     targets = estimator._y_scaler.columns
     scale, shift = targets.scale.numpy(), targets.shift.numpy()
-    # As a matrix: see `winnowgp.io.predictor_program`.
-    scaled = program.do("MatMul", mean, program.constant(np.diag(scale)))
-    mean = program.do("Add", scaled, program.constant(shift))
-    variance = program.do("Mul", variance, program.constant(np.square(scale)))
+    # A matrix, not a row: see `winnowgp.io.program`.
+    scaled = program.apply("MatMul", mean, program.constant(np.diag(scale)))
+    mean = program.apply("Add", scaled, program.constant(shift))
+    variance = program.apply("Mul", variance, program.constant(np.square(scale)))
     width = None if estimator._y_scaler.single else estimator.posterior_.P
     if width is None:
-        mean, variance = program.do("Squeeze1", mean), program.do("Squeeze1", variance)
-    program.answer("mean", mean, width=width)
-    program.answer("variance", variance, width=width)
+        mean, variance = program.apply("Squeeze1", mean), program.apply("Squeeze1", variance)
+    program.add_output("mean", mean, width=width)
+    program.add_output("variance", variance, width=width)
     return program
 
 
 def _encoded(program: Program, model: TabularModel) -> str:
-    """The encoder's matrix, as it would encode a table; what is missing is imputed."""
-    parts = []
+    """Add the features `[N D]` of a table's columns, with missing values imputed."""
+    features = []
     for column in model.encoder.columns:
         if column.kind == "words":
-            given = program.give(column.name, words=True)
-            parts.append(program.do("OneHot", given, _words(program, column.words)))
+            strings = program.add_input(column.name, categorical=True)
+            categories = np.array(column.words, dtype=object)
+            features.append(program.apply("OneHot", strings, program.constant(categories)))
             continue
-        given = program.do("Unsqueeze1", program.give(column.name))
-        parts.append(program.do("Filled", given, program.constant(float(column.typical))))
+        numbers = program.apply("Unsqueeze1", program.add_input(column.name))
+        features.append(program.apply("Filled", numbers, program.constant(float(column.typical))))
         if column.flagged:
-            parts.append(program.do("Missing", given))
-    program.about["dates"] = json.dumps(
+            features.append(program.apply("Missing", numbers))
+    program.metadata["dates"] = json.dumps(
         [column.name for column in model.encoder.columns if column.kind == "date"]
     )
-    return program.do("Concat", *parts) if len(parts) > 1 else parts[0]
-
-
-def _words(program: Program, words: tuple[str, ...]) -> str:
-    known = np.empty(len(words), dtype=object)
-    known[:] = words
-    return program.constant(known)
+    return program.apply("Concat", *features) if len(features) > 1 else features[0]

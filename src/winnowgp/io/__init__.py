@@ -1,28 +1,7 @@
-"""Save and load: one file, tensors and JSON, nothing executed."""
+"""Model files: one file per model, with tensors and JSON; loading executes nothing."""
 
-from winnowgp.io.format import (
-    FORMAT_VERSION,
-    Packed,
-    Packing,
-    State,
-    packed_state,
-    read_packed,
-    state_from,
-    write_packed,
-    written_whole,
-)
-from winnowgp.io.models import load, save
+from winnowgp.io import components, models  # noqa: F401  they register what can be saved
+from winnowgp.io.format import FORMAT_VERSION
+from winnowgp.io.registry import load, save
 
-__all__ = [
-    "FORMAT_VERSION",
-    "Packed",
-    "Packing",
-    "State",
-    "load",
-    "packed_state",
-    "read_packed",
-    "save",
-    "state_from",
-    "write_packed",
-    "written_whole",
-]
+__all__ = ["FORMAT_VERSION", "load", "save"]

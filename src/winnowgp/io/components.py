@@ -1,11 +1,11 @@
-"""GPyTorch's kernels, means and likelihoods as JSON: a name and constructor arguments.
+"""Serialisation of GPyTorch's kernels, means and likelihoods: a configuration and a state dict.
 
-What a part has learnt is in its state dict; here is what its constructor must be told so that the
-state dict fits. Constraints and priors are found by the names GPyTorch registers them under, which
-are the constructor's own.
+The configuration is the name of the class and the arguments of its constructor, among them the
+constraints and priors, which GPyTorch registers under the names of these arguments. The state dict
+must fit the module that the configuration describes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -18,321 +18,275 @@ from gpytorch.means import Mean
 from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
-from winnowgp.io.format import Packed
+from winnowgp.io.registry import listed, register
 from winnowgp.models.likelihoods import owned
 
-# A file cannot make us build anything larger than this many of one thing, nor more parts than this
-# beyond the numbers that it holds.
-_MOST, _MOST_PARTS = 1_000_000, 1_000
-
-_SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_size", "num_tasks")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A class, and the arguments that can be read from its attributes of the same name."""
-
-    make: type[nn.Module]
-    attributes: tuple[str, ...] = ()
-
+Config = dict[str, Any]
 
 _DIMS = ("ard_num_dims", "active_dims")
 
+# Classes, and those of their arguments that are attributes of the same name.
 _KERNELS = {
-    "RBFKernel": _Kind(kernels.RBFKernel, _DIMS),
-    "MaternKernel": _Kind(kernels.MaternKernel, ("nu", *_DIMS)),
-    "RQKernel": _Kind(kernels.RQKernel, _DIMS),
-    "PeriodicKernel": _Kind(kernels.PeriodicKernel, _DIMS),
-    "CosineKernel": _Kind(kernels.CosineKernel, ("active_dims",)),
-    "LinearKernel": _Kind(kernels.LinearKernel, _DIMS),
-    "PolynomialKernel": _Kind(kernels.PolynomialKernel, ("power", "active_dims")),
-    "PiecewisePolynomialKernel": _Kind(kernels.PiecewisePolynomialKernel, ("q", *_DIMS)),
-    "SpectralMixtureKernel": _Kind(kernels.SpectralMixtureKernel, ("num_mixtures", *_DIMS)),
-    "ConstantKernel": _Kind(kernels.ConstantKernel, ("active_dims",)),
-    "ScaleKernel": _Kind(kernels.ScaleKernel, ("active_dims",)),
-    "AdditiveKernel": _Kind(kernels.AdditiveKernel),
-    "ProductKernel": _Kind(kernels.ProductKernel),
+    kernels.RBFKernel: _DIMS,
+    kernels.MaternKernel: ("nu", *_DIMS),
+    kernels.RQKernel: _DIMS,
+    kernels.PeriodicKernel: _DIMS,
+    kernels.CosineKernel: ("active_dims",),
+    kernels.LinearKernel: _DIMS,
+    kernels.PolynomialKernel: ("power", "active_dims"),
+    kernels.PiecewisePolynomialKernel: ("q", *_DIMS),
+    kernels.SpectralMixtureKernel: ("num_mixtures", *_DIMS),
+    kernels.ConstantKernel: ("active_dims",),
+    kernels.ScaleKernel: ("active_dims",),
+    kernels.AdditiveKernel: (),
+    kernels.ProductKernel: (),
 }
-
-_MEANS = {
-    "ZeroMean": _Kind(means.ZeroMean),
-    "ConstantMean": _Kind(means.ConstantMean),
-    "LinearMean": _Kind(means.LinearMean),
-}
-
+_MEANS = {means.ZeroMean: (), means.ConstantMean: (), means.LinearMean: ()}
 _LIKELIHOODS = {
-    "GaussianLikelihood": _Kind(likelihoods.GaussianLikelihood),
-    "BernoulliLikelihood": _Kind(likelihoods.BernoulliLikelihood),
-    "PoissonLikelihood": _Kind(likelihoods.PoissonLikelihood),
-    "StudentTLikelihood": _Kind(likelihoods.StudentTLikelihood),
-    "LaplaceLikelihood": _Kind(likelihoods.LaplaceLikelihood),
-    "BetaLikelihood": _Kind(likelihoods.BetaLikelihood),
-    "NegativeBinomialLikelihood": _Kind(likelihoods.NegativeBinomialLikelihood),
-    "SoftmaxLikelihood": _Kind(likelihoods.SoftmaxLikelihood, ("num_features", "num_classes")),
+    likelihoods.GaussianLikelihood: (),
+    likelihoods.BernoulliLikelihood: (),
+    likelihoods.PoissonLikelihood: (),
+    likelihoods.StudentTLikelihood: (),
+    likelihoods.LaplaceLikelihood: (),
+    likelihoods.BetaLikelihood: (),
+    likelihoods.NegativeBinomialLikelihood: (),
+    likelihoods.SoftmaxLikelihood: ("num_features", "num_classes"),
 }
-
 _CONSTRAINTS = {
-    "Positive": (constraints.Positive, ()),
-    "GreaterThan": (constraints.GreaterThan, ("lower_bound",)),
-    "LessThan": (constraints.LessThan, ("upper_bound",)),
-    "Interval": (constraints.Interval, ("lower_bound", "upper_bound")),
+    constraints.Positive: (),
+    constraints.GreaterThan: ("lower_bound",),
+    constraints.LessThan: ("upper_bound",),
+    constraints.Interval: ("lower_bound", "upper_bound"),
 }
-
 _PRIORS = {
-    "GammaPrior": (priors.GammaPrior, ("concentration", "rate")),
-    "NormalPrior": (priors.NormalPrior, ("loc", "scale")),
-    "LogNormalPrior": (priors.LogNormalPrior, ("loc", "scale")),
-    "HalfNormalPrior": (priors.HalfNormalPrior, ("scale",)),
-    "HalfCauchyPrior": (priors.HalfCauchyPrior, ("scale",)),
-    "UniformPrior": (priors.UniformPrior, ("a", "b")),
+    priors.GammaPrior: ("concentration", "rate"),
+    priors.NormalPrior: ("loc", "scale"),
+    priors.LogNormalPrior: ("loc", "scale"),
+    priors.HalfNormalPrior: ("scale",),
+    priors.HalfCauchyPrior: ("scale",),
+    priors.UniformPrior: ("a", "b"),
 }
+_Table = dict[Any, tuple[str, ...]]
 
 _TRANSFORMS = {"Softplus": constraints.constraints.softplus, "exp": torch.exp}
 
-
-def packed_kernel(kernel: Kernel) -> Packed:
-    """A kernel with all its parts; sums, products and scaled kernels included."""
-    return _packed("Kernel", kernel, _described_kernel(kernel), kernel_from_packed)
-
-
-def packed_mean(mean: Mean) -> Packed:
-    """A prior mean."""
-    return _packed("Mean", mean, _described_mean(mean), mean_from_packed)
+# Arguments that are sizes. The modules that a file describes have no more numbers than its state
+# dict has, up to a few modules without parameters, and no argument exceeds the largest value.
+_SIZES = ("ard_num_dims", "num_mixtures", "num_features", "num_classes", "input_size", "num_tasks")
+_MAX_ARGUMENT, _MAX_MODULES = 1_000_000, 1_000
 
 
-def packed_likelihood(likelihood: Likelihood) -> Packed:
-    """A likelihood."""
-    return _packed("Likelihood", likelihood, _described_likelihood(likelihood), likelihood_from)
+def _register(kind: str, cls: type, config_of: Callable[[Any], Config], make: Any) -> None:
+    def state_of(module: nn.Module) -> dict[str, Any]:
+        state = {"config": config_of(module), "state": dict(module.state_dict())}
+        try:  # what could not be loaded is refused now
+            build(**state)
+        except (ModelFileError, RuntimeError, TypeError, ValueError) as error:
+            raise NotSaveableError(
+                f"this {type(module).__name__} cannot be saved: {str(error).splitlines()[0]}"
+            ) from error
+        return state
+
+    @register(kind, cls, state=state_of, frozen=True, subclasses=True)
+    def build(config: dict[str, Any], state: dict[str, Tensor]) -> nn.Module:
+        if _size(config) > sum(tensor.numel() for tensor in state.values()) + _MAX_MODULES:
+            raise ModelFileError(f"describes a {kind} of an impossible size")
+        return _with_state(make(config), state, kind)
 
 
-def kernel_from_packed(found: Packed) -> Kernel:
-    """The way back."""
-    _check_size(found)
-    return _with_state(_kernel(found.about), found)
-
-
-def mean_from_packed(found: Packed) -> Mean:
-    """The way back."""
-    _check_size(found)
-    return _with_state(_mean(found.about), found)
-
-
-def likelihood_from(found: Packed) -> Likelihood:
-    """The way back."""
-    _check_size(found)
-    return _with_state(owned(_likelihood(found.about)), found)
-
-
-def _packed(kind: str, module: nn.Module, about: dict[str, Any], back: Any) -> Packed:
-    """With a trial of the way back: what would not fit then is refused now."""
-    packed = Packed(kind, about | {"frozen": frozen(module)}, dict(module.state_dict()))
-    try:
-        back(packed)
-    except (ModelFileError, RuntimeError, TypeError, ValueError) as error:
-        raise NotSaveableError(
-            f"this {type(module).__name__} cannot be saved: {str(error).splitlines()[0]}"
-        ) from error
-    return packed
-
-
-def frozen(module: nn.Module) -> list[str]:
-    """Names of the parameters that are not to be learnt."""
-    return [name for name, p in module.named_parameters() if not p.requires_grad]
-
-
-def freeze(module: nn.Module, names: list[str]) -> None:
-    """Keep these parameters from being learnt."""
-    parameters = dict(module.named_parameters())
-    for name in names:
-        parameters[name].requires_grad_(False)
-
-
-def _check_size(found: Packed) -> None:
-    """Before anything is made: all parts together have no more numbers than the file holds."""
-    held = sum(tensor.numel() for tensor in found.tensors.values())
-    if _asked(found.about) > held + _MOST_PARTS:
-        raise ModelFileError("asks for parts of an impossible size")
-
-
-def _asked(about: dict[str, Any]) -> int:
-    """How many numbers a description is of, at least; a part without any counts for one."""
-    arguments = about["arguments"]
-    # A softmax without weights is told its sizes and makes nothing of them.
+def _size(config: Config) -> int:
+    """Return the least number of parameters that a configuration describes, at least one."""
+    arguments = config["arguments"]
+    # A softmax without mixing weights has sizes but no parameters.
     sizes = _SIZES if arguments.get("mixing_weights", True) else ()
     own = prod(max(1, abs(int(arguments.get(size, 1)))) for size in sizes)
-    inner = [about["base_kernel"]] if "base_kernel" in about else about.get("kernels", [])
-    return own + sum(_asked(part) for part in inner)
+    inner = [config["base_kernel"]] if "base_kernel" in config else config.get("kernels", [])
+    return own + sum(map(_size, inner))
 
 
-def _with_state(module: Any, found: Packed) -> Any:
-    """The module in the dtype of its state, which must fit exactly."""
-    state = found.tensors
-    floating = [t.dtype for t in state.values() if t.dtype.is_floating_point]
+def _with_state(module: nn.Module, state: dict[str, Tensor], kind: str) -> nn.Module:
+    """Load a state dict, which must fit exactly, into a module; the module takes its dtype."""
+    floating = [tensor.dtype for tensor in state.values() if tensor.is_floating_point()]
     if floating:
         module = module.to(floating[0])
     own = module.state_dict()
-    names = own.keys() | state.keys()
-    different = {n for n in names if _shape(own.get(n)) != _shape(state.get(n))}
-    if different:
-        raise ModelFileError(f"does not fit its description in {', '.join(sorted(different))}")
-    numbers = all(t.is_floating_point() == state[n].is_floating_point() for n, t in own.items())
-    if not numbers or any(not torch.isfinite(state[n]).all() for n, _ in module.named_parameters()):
-        raise ModelFileError(f"holds a {found.kind} whose parameters are not numbers")
+    differing = {
+        name
+        for name in own.keys() | state.keys()
+        if name not in own
+        or name not in state
+        or own[name].shape != state[name].shape
+        or own[name].is_floating_point() != state[name].is_floating_point()
+    }
+    if differing:
+        raise ModelFileError(
+            f"the state of a {kind} does not fit its configuration: {listed(differing)}"
+        )
+    if not all(torch.isfinite(state[name]).all() for name, _ in module.named_parameters()):
+        raise ModelFileError(f"the parameters of a {kind} are not finite")
     module.load_state_dict(state)
-    freeze(module, found.about.get("frozen", []))
     return module
 
 
-def _shape(tensor: Tensor | None) -> torch.Size | None:
-    return None if tensor is None else tensor.shape
-
-
-def _described_kernel(kernel: Any) -> dict[str, Any]:
-    name = _known(kernel, _KERNELS)
-    about = _described(name, kernel, _KERNELS[name])
+def _kernel_config(kernel: Any) -> Config:
+    config = _config(kernel, _KERNELS)
     if isinstance(kernel, kernels.ScaleKernel):
-        about["base_kernel"] = _described_kernel(kernel.base_kernel)
+        config["base_kernel"] = _kernel_config(kernel.base_kernel)
         if kernel.base_kernel.active_dims is not None:
-            del about["arguments"]["active_dims"]  # it takes them from its base
+            del config["arguments"]["active_dims"]  # the constructor takes those of the base
     if isinstance(kernel, kernels.AdditiveKernel | kernels.ProductKernel):
-        about["kernels"] = [_described_kernel(part) for part in kernel.kernels]
-    return about
+        config["kernels"] = [_kernel_config(inner) for inner in kernel.kernels]
+    return config
 
 
-def _kernel(about: dict[str, Any]) -> Kernel:
-    made: Any = _found(about, _KERNELS).make
-    arguments = _arguments(about)
-    if made is kernels.ScaleKernel:
-        return made(_kernel(about["base_kernel"]), **arguments)
-    if "kernels" in about:
-        return made(*[_kernel(part) for part in about["kernels"]])
-    return made(**arguments)
+def _kernel(config: Config) -> Kernel:
+    cls, arguments = _class(config, _KERNELS), _arguments(config)
+    if cls is kernels.ScaleKernel:
+        return cls(_kernel(config["base_kernel"]), **arguments)
+    if "kernels" in config:
+        return cls(*map(_kernel, config["kernels"]))
+    return cls(**arguments)
 
 
-def _described_mean(mean: Any) -> dict[str, Any]:
-    name = _known(mean, _MEANS)
-    about = _described(name, mean, _MEANS[name])
+def _mean_config(mean: Any) -> Config:
+    config = _config(mean, _MEANS)
     if isinstance(mean, means.LinearMean):
         weights: Any = mean.weights
-        about["arguments"] = {"input_size": len(weights), "bias": mean.bias is not None}
-    return about
+        config["arguments"] = {"input_size": len(weights), "bias": mean.bias is not None}
+    return config
 
 
-def _mean(about: dict[str, Any]) -> Mean:
-    made: Any = _found(about, _MEANS).make
-    return made(**_arguments(about))
+def _mean(config: Config) -> Mean:
+    return _class(config, _MEANS)(**_arguments(config))
 
 
-def _described_likelihood(likelihood: Any) -> dict[str, Any]:
-    name = _known(likelihood, _LIKELIHOODS)
-    about = _described(name, likelihood, _LIKELIHOODS[name])
+def _likelihood_config(likelihood: Any) -> Config:
+    config = _config(likelihood, _LIKELIHOODS)
     if isinstance(likelihood, likelihoods.GaussianLikelihood):
-        # Its noise lives one module further down, a number for all columns or one for each.
+        # The noise is a module of its own, with one variance for all columns or one for each.
         noise: Any = likelihood.noise_covar
-        about |= _described(name, noise, _Kind(nn.Module))
-        kind = type(noise)
-        if kind is MultitaskHomoskedasticNoise:
-            about["arguments"]["num_tasks"] = noise.raw_noise.shape[-1]
-        elif kind is not HomoskedasticNoise:
-            raise NotSaveableError(f"{type(noise).__name__} cannot be saved.")
+        config |= {"constraints": _constraint_configs(noise), "priors": _prior_configs(noise)}
+        if type(noise) is MultitaskHomoskedasticNoise:
+            config["arguments"]["num_tasks"] = noise.noise.shape[-1]
+        elif type(noise) is not HomoskedasticNoise:
+            raise NotSaveableError(f"the noise model {type(noise).__name__} cannot be saved.")
     if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
-        about["arguments"]["mixing_weights"] = likelihood.mixing_weights is not None
-    return about
+        config["arguments"]["mixing_weights"] = likelihood.mixing_weights is not None
+    return config
 
 
-def _likelihood(about: dict[str, Any]) -> Likelihood:
-    made: Any = _found(about, _LIKELIHOODS).make
-    arguments = _arguments(about)
+def _likelihood(config: Config) -> Likelihood:
+    cls, arguments = _class(config, _LIKELIHOODS), _arguments(config)
     if "num_tasks" not in arguments:
-        return made(**arguments)
-    likelihood = made()
+        return owned(cls(**arguments))
+    likelihood = cls()
     likelihood.noise_covar = MultitaskHomoskedasticNoise(**arguments)
-    return likelihood
+    return owned(likelihood)
 
 
-def _described(name: str, module: Any, kind: _Kind) -> dict[str, Any]:
-    """Name, plain arguments, constraints and priors."""
-    arguments = {attribute: getattr(module, attribute) for attribute in kind.attributes}
-    for key, value in arguments.items():
-        if isinstance(value, Tensor):
-            arguments[key] = value.tolist()
-    own_constraints = {
-        key.removeprefix("raw_"): _described_constraint(value)
-        for key, value in getattr(module, "_constraints", {}).items()
-    }
-    own_priors = {key: _described_prior(v[0]) for key, v in getattr(module, "_priors", {}).items()}
+def _config(module: Any, table: _Table) -> Config:
+    """Return the name of a module's class, and the arguments that all constructors share."""
+    arguments = {name: getattr(module, name) for name in _argument_names(module, table)}
     return {
-        "name": name,
-        "arguments": {key: value for key, value in arguments.items() if value is not None},
-        "constraints": own_constraints,
-        "priors": own_priors,
+        "name": type(module).__name__,
+        "arguments": {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in arguments.items()
+            if value is not None
+        },
+        "constraints": _constraint_configs(module),
+        "priors": _prior_configs(module),
     }
 
 
-def _arguments(about: dict[str, Any]) -> dict[str, Any]:
-    """What the constructor is called with."""
-    plain = about["arguments"]
+def _arguments(config: Config) -> dict[str, Any]:
+    """Return the arguments of the constructor that a configuration describes."""
+    plain = config["arguments"]
     for value in plain.values():
         numbers = value if isinstance(value, list) else [value]
-        if not all(isinstance(n, int | float) and abs(n) <= _MOST for n in numbers):
-            raise ModelFileError("asks for a part of an impossible size")
+        if not all(isinstance(n, int | float) and abs(n) <= _MAX_ARGUMENT for n in numbers):
+            raise ModelFileError("describes a component of an impossible size")
     return {
         **plain,
-        **{key: _constraint(value) for key, value in about["constraints"].items()},
-        **{key: _prior(value) for key, value in about["priors"].items()},
+        **{name: _constraint(inner) for name, inner in config["constraints"].items()},
+        **{name: _prior(inner) for name, inner in config["priors"].items()},
     }
 
 
-def _described_constraint(constraint: Any) -> dict[str, Any]:
-    name = _known(constraint, _CONSTRAINTS)
+def _constraint_configs(module: Any) -> dict[str, Config]:
+    registered = getattr(module, "_constraints", {})
+    return {
+        name.removeprefix("raw_"): _constraint_config(constraint)
+        for name, constraint in registered.items()
+    }
+
+
+def _constraint_config(constraint: Any) -> Config:
+    names = _argument_names(constraint, _CONSTRAINTS)
     transform = constraint._transform
-    if name == "Interval" and transform is torch.sigmoid:
-        known = "default"
+    if type(constraint) is constraints.Interval and transform is torch.sigmoid:
+        transform_name = "default"
     elif transform is None:
-        known = None
+        transform_name = None
     else:
-        known = getattr(transform, "__name__", type(transform).__name__)
-        if known not in _TRANSFORMS:
-            raise NotSaveableError(f"the transform {known} of a constraint cannot be saved.")
-    bounds = {bound: getattr(constraint, bound).tolist() for bound in _CONSTRAINTS[name][1]}
-    return {"name": name, "bounds": bounds, "transform": known}
+        transform_name = getattr(transform, "__name__", type(transform).__name__)
+        if transform_name not in _TRANSFORMS:
+            raise NotSaveableError(f"a constraint's transform {transform_name} cannot be saved.")
+    return {
+        "name": type(constraint).__name__,
+        "bounds": {name: getattr(constraint, name).tolist() for name in names},
+        "transform": transform_name,
+    }
 
 
-def _constraint(about: dict[str, Any]) -> Any:
-    make, names = _found(about, _CONSTRAINTS)
-    bounds = {name: torch.tensor(about["bounds"][name], dtype=torch.float64) for name in names}
-    if about["transform"] in ("default", "Softplus"):
-        return make(**bounds)
-    if about["transform"] is None:
-        return make(**bounds, transform=None, inv_transform=None)
-    return make(**bounds, transform=_TRANSFORMS[about["transform"]], inv_transform=None)
+def _constraint(config: Config) -> Any:
+    cls = _class(config, _CONSTRAINTS)
+    bounds = {
+        name: torch.tensor(config["bounds"][name], dtype=torch.float64)
+        for name in _CONSTRAINTS[cls]
+    }
+    if config["transform"] in ("default", "Softplus"):
+        return cls(**bounds)
+    transform = None if config["transform"] is None else _TRANSFORMS[config["transform"]]
+    return cls(**bounds, transform=transform, inv_transform=None)
 
 
-def _described_prior(prior: Any) -> dict[str, Any]:
-    name = _known(prior, _PRIORS)
-    values = {value: torch.as_tensor(getattr(prior, value)).tolist() for value in _PRIORS[name][1]}
-    return {"name": name, "values": values}
+def _prior_configs(module: Any) -> dict[str, Config]:
+    return {name: _prior_config(entry[0]) for name, entry in getattr(module, "_priors", {}).items()}
 
 
-def _prior(about: dict[str, Any]) -> Any:
-    make, names = _found(about, _PRIORS)
-    return make(**{name: torch.tensor(about["values"][name]) for name in names})
+def _prior_config(prior: Any) -> Config:
+    names = _argument_names(prior, _PRIORS)
+    values = {name: torch.as_tensor(getattr(prior, name)).tolist() for name in names}
+    return {"name": type(prior).__name__, "values": values}
 
 
-def _known(thing: Any, table: dict[str, Any]) -> str:
-    """The name of exactly this class; a subclass may compute something else."""
-    name = type(thing).__name__
-    kind = table.get(name)
-    make = kind.make if isinstance(kind, _Kind) else kind[0] if kind else None
-    if type(thing) is not make:
+def _prior(config: Config) -> Any:
+    cls = _class(config, _PRIORS)
+    return cls(**{name: torch.tensor(config["values"][name]) for name in _PRIORS[cls]})
+
+
+def _argument_names(component: Any, table: _Table) -> tuple[str, ...]:
+    """Return the arguments of exactly this class; a subclass may compute something else."""
+    cls = type(component)
+    if cls not in table:
         raise NotSaveableError(
-            f"{type(thing).__module__}.{name} cannot be saved; a file knows {', '.join(table)}. "
-            "Pickle the model if you trust whoever will load it."
+            f"{cls.__module__}.{cls.__name__} cannot be saved; use one of "
+            f"{', '.join(known.__name__ for known in table)}. Use pickle for other components, "
+            "where the file is trusted."
         )
-    return name
+    return table[cls]
 
 
-def _found(about: dict[str, Any], table: dict[str, Any]) -> Any:
-    if about["name"] not in table:
-        raise ModelFileError(f"holds a {about['name']!r}, which this winnowgp does not know")
-    return table[about["name"]]
+def _class(config: Config, table: _Table) -> Any:
+    for cls in table:
+        if cls.__name__ == config["name"]:
+            return cls
+    raise ModelFileError(
+        f"contains a {config['name']!r:.60}, which this version of winnowgp does not know"
+    )
+
+
+_register("Kernel", Kernel, _kernel_config, _kernel)
+_register("Mean", Mean, _mean_config, _mean)
+_register("Likelihood", Likelihood, _likelihood_config, _likelihood)

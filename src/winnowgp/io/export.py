@@ -1,4 +1,4 @@
-"""Export of programs to ONNX and to a numpy file."""
+"""Export of programs to ONNX and to a Python file that needs only NumPy."""
 
 import base64
 import io
@@ -11,11 +11,8 @@ import numpy as np
 from winnowgp import __version__
 from winnowgp.data.tables import MISSING_WORDS
 from winnowgp.errors import InputError, MissingExtraError
-from winnowgp.io.format import written_whole
+from winnowgp.io.format import atomic_write
 from winnowgp.io.program import Program, Step
-
-# A program as an ONNX model, in float64.
-
 
 OPSET, ML_OPSET, IR_VERSION = 18, 3, 9
 
@@ -25,27 +22,29 @@ _SAME = ("Add", "Sub", "Mul", "Div", "MatMul", "Exp", "Sqrt", "Sin", "Pow", "Max
 
 
 def save_onnx(program: Program, path: Path) -> Path:
-    """Write a program as ONNX, whole or not at all; the model is checked first."""
+    """Write a program as an ONNX model in float64, which onnx checks first."""
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper
     except ImportError:
         raise MissingExtraError(
-            "export to ONNX needs onnx: pip install 'winnowgp[onnx]'; or export to numpy."
+            "export to ONNX needs the package onnx: pip install 'winnowgp[onnx]'. Export to NumPy "
+            "needs no other package."
         ) from None
     taken = {given.name for given in program.inputs} & set(program.outputs)
     if taken:
         raise InputError(
-            f"ONNX cannot have {', '.join(taken)} as input and as output; rename the column."
+            f"columns must not have the name of an output in ONNX; got {', '.join(taken)}; rename "
+            "the column."
         )
-    # No name of a column is like the names of what is in between.
+    # The prefix keeps names of intermediate values apart from names of columns.
     own = [*program.constants, *(step.output for step in program.steps)]
     values = {name: f"winnowgp/{name}" for name in own}
     values |= {f"input{i}": given.name for i, given in enumerate(program.inputs)}
     inputs = [
         helper.make_tensor_value_info(
             given.name,
-            TensorProto.STRING if given.words else TensorProto.DOUBLE,
+            TensorProto.STRING if given.categorical else TensorProto.DOUBLE,
             ["N"] if given.width is None else ["N", given.width],
         )
         for given in program.inputs
@@ -69,54 +68,54 @@ def save_onnx(program: Program, path: Path) -> Path:
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)],
     )
-    helper.set_model_props(model, program.about)
+    helper.set_model_props(model, program.metadata)
     onnx.checker.check_model(model)
-    with written_whole(path) as part:
-        part.write_bytes(model.SerializeToString())
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(model.SerializeToString())
     return path
 
 
 def _nodes(helper: Any, step: Step, program: Program, values: dict[str, str]) -> list[Any]:
-    """One step as one node or a few."""
-    given = [values[name] for name in step.inputs]
+    """Return the ONNX nodes of a step."""
+    inputs = [values[name] for name in step.inputs]
     out = values[step.output]
     if step.op in _SAME:
-        return [helper.make_node(step.op, given, [out])]
+        return [helper.make_node(step.op, inputs, [out])]
     if step.op == "Concat":
-        return [helper.make_node("Concat", given, [out], axis=1)]
+        return [helper.make_node("Concat", inputs, [out], axis=1)]
     if step.op == "RowSum":
-        return [helper.make_node("ReduceSum", [given[0], _AXES[-1]], [out], keepdims=1)]
+        return [helper.make_node("ReduceSum", [inputs[0], _AXES[-1]], [out], keepdims=1)]
     if step.op == "Mean1":
-        return [helper.make_node("ReduceMean", [given[0], _AXES[1]], [out], keepdims=0)]
+        return [helper.make_node("ReduceMean", [inputs[0], _AXES[1]], [out], keepdims=0)]
     if step.op == "Softmax":
-        return [helper.make_node("Softmax", given, [out], axis=-1)]
+        return [helper.make_node("Softmax", inputs, [out], axis=-1)]
     if step.op == "Unsqueeze1":
-        return [helper.make_node("Unsqueeze", [given[0], _AXES[1]], [out])]
+        return [helper.make_node("Unsqueeze", [inputs[0], _AXES[1]], [out])]
     if step.op == "Squeeze1":
-        return [helper.make_node("Squeeze", [given[0], _AXES[1]], [out])]
+        return [helper.make_node("Squeeze", [inputs[0], _AXES[1]], [out])]
     if step.op == "Missing":
         return [
-            helper.make_node("IsNaN", given, [f"{out}_nan"]),
+            helper.make_node("IsNaN", inputs, [f"{out}_nan"]),
             helper.make_node("Cast", [f"{out}_nan"], [out], to=11),
         ]
     if step.op == "Filled":
-        nan = helper.make_node("IsNaN", given[:1], [f"{out}_nan"])
-        return [nan, helper.make_node("Where", [f"{out}_nan", given[1], given[0]], [out])]
+        nan = helper.make_node("IsNaN", inputs[:1], [f"{out}_nan"])
+        return [nan, helper.make_node("Where", [f"{out}_nan", inputs[1], inputs[0]], [out])]
     if step.op == "OneHot":
-        words = [str(word) for word in program.constants[step.inputs[1]]]
+        categories = [str(category) for category in program.constants[step.inputs[1]]]
         hot = helper.make_node(
             "OneHotEncoder",
-            given[:1],
+            inputs[:1],
             [f"{out}_32"],
             domain="ai.onnx.ml",
-            cats_strings=words,
+            cats_strings=categories,
             zeros=1,
         )
         return [hot, helper.make_node("Cast", [f"{out}_32"], [out], to=11)]
     if step.op == "Ndtr":
-        # Φ(z) = ½ + ½ erf(z / √2); runtimes have erf in single precision only, good to 1e-7.
+        # Φ(z) = ½ + ½ erf(z / √2); runtimes have erf in single precision only, accurate to 1e-7.
         return [
-            helper.make_node("Cast", given, [f"{out}_z"], to=1),
+            helper.make_node("Cast", inputs, [f"{out}_z"], to=1),
             helper.make_node("Constant", [], [f"{out}_r"], value_float=float(0.5**0.5)),
             helper.make_node("Mul", [f"{out}_z", f"{out}_r"], [f"{out}_s"]),
             helper.make_node("Erf", [f"{out}_s"], [f"{out}_e"]),
@@ -131,9 +130,6 @@ def _nodes(helper: Any, step: Step, program: Program, values: dict[str, str]) ->
             helper.make_node("Add", [f"{out}_m", f"{out}_h"], [out]),
         ]
     raise AssertionError(step.op)
-
-
-# A program as one Python file that needs numpy and nothing else.
 
 
 _OPS = {
@@ -159,14 +155,14 @@ _OPS = {
     "OneHot": "_one_hot({0}, {1})",
 }
 
-_FILE = '''"""A predictor exported by winnowgp {version}. It needs numpy and nothing else.
+_FILE = '''"""A predictor exported by winnowgp {version}. It needs only NumPy.
 
 {about}
 
     from {module} import predict
-    answer = predict({example})
+    predictions = predict({example})
 
-`answer` is a dictionary of arrays: {outputs}.
+`predictions` is a dictionary of arrays: {outputs}.
 """
 
 import base64
@@ -177,20 +173,20 @@ import numpy as np
 
 ABOUT = {facts}
 MISSING = {missing}
-ROWS = 4096  # at once, so that memory stays small
+ROWS = 4096  # per chunk, to limit memory
 
 
 def predict(data):
-    """Predictions for the rows of `data`, {data}."""
+    """Return predictions for the rows of `data`, {data}."""
     columns = {columns}
-    parts = [_part(*rows) for rows in _chunks(columns)]
-    return {{name: np.concatenate([part[name] for part in parts]) for name in {names}}}
+    chunks = [_predict(*rows) for rows in _chunks(columns)]
+    return {{name: np.concatenate([chunk[name] for chunk in chunks]) for name in {names}}}
 
 
 def _chunks(columns):
     total = len(columns[0])
     if any(len(column) != total for column in columns):
-        raise ValueError("all columns must have one length")
+        raise ValueError("all columns must have the same length")
     for start in range(0, max(total, 1), ROWS):
         yield [column[start : start + ROWS] for column in columns]
 
@@ -199,23 +195,24 @@ def _numbers(values, width):
     array = np.asarray(values, dtype=np.float64)
     expected = 1 if width is None else 2
     if array.ndim != expected or (width is not None and array.shape[1] != width):
-        raise ValueError(f"expected {{'one number a row' if width is None else f'[N, {{width}}]'}}")
+        shape = "[N]" if width is None else f"[N, {{width}}]"
+        raise ValueError(f"expected numbers of shape {{shape}}")
     return array
 
 
-def _words(values):
-    """Words as winnowgp reads them: without blanks around them, None where nothing is known."""
+def _strings(values):
+    """Return categories as winnowgp reads them: without surrounding blanks, None if missing."""
     array = np.asarray(values)
     if array.ndim != 1:
-        raise ValueError("expected one word a row")
+        raise ValueError("expected one category per row")
     if array.dtype.kind == "M":
         return [None if t == "NaT" else str(t) for t in np.datetime_as_string(array, unit="s")]
     if array.dtype.kind == "f":
         array = array.astype(float)
-    return [_word(value) for value in array.tolist()]
+    return [_string(value) for value in array.tolist()]
 
 
-def _word(value):
+def _string(value):
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return None
     if isinstance(value, bool):
@@ -228,10 +225,10 @@ def _word(value):
     return None if text.lower() in MISSING else text
 
 
-def _one_hot(words, known):
-    places = {{word: place for place, word in enumerate(known)}}
-    found = np.array([places.get(word, -1) for word in words], dtype=int)
-    return (found[:, None] == np.arange(len(known))).astype(float)
+def _one_hot(strings, categories):
+    numbers = {{category: number for number, category in enumerate(categories)}}
+    found = np.array([numbers.get(string, -1) for string in strings], dtype=int)
+    return (found[:, None] == np.arange(len(categories))).astype(float)
 
 
 def _ndtr(z):
@@ -243,9 +240,9 @@ def _softmax(f):
     return e / e.sum(-1, keepdims=True)
 
 
-def _part({arguments}):
+def _predict({arguments}):
 {steps}
-    return {{{answers}}}
+    return {{{results}}}
 
 
 _C = dict(np.load(io.BytesIO(base64.b64decode({constants})), allow_pickle=False))
@@ -253,18 +250,18 @@ _C = dict(np.load(io.BytesIO(base64.b64decode({constants})), allow_pickle=False)
 
 
 def save_numpy(program: Program, path: Path) -> Path:
-    """Write a program as a Python file, whole or not at all."""
-    with written_whole(path) as part:
-        part.write_text(numpy_source(program, path.stem), encoding="utf-8")
+    """Write a program as a Python file."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(numpy_source(program, path.stem), encoding="utf-8")
     return path
 
 
 def numpy_source(program: Program, module: str) -> str:
-    """The text of the file."""
-    packed = io.BytesIO()
+    """Return the Python file of a program, which is imported by the name `module`."""
+    archive = io.BytesIO()
     numbers = {n: c for n, c in program.constants.items() if c.dtype != object}
-    np.savez_compressed(packed, allow_pickle=False, **numbers)
-    # Words stay Python's: numpy's strings forget zeros at their end.
+    np.savez_compressed(archive, allow_pickle=False, **numbers)
+    # Strings are written as Python literals: NumPy's drop trailing null characters.
     sources = {
         n: f"_C[{n!r}]" if n in numbers else ascii(c.tolist()) for n, c in program.constants.items()
     }
@@ -277,26 +274,26 @@ def numpy_source(program: Program, module: str) -> str:
         steps.append(f"    {step.output} = {text}")
     single = len(program.inputs) == 1 and program.inputs[0].width is not None
     columns = [
-        f"_words(data[{given.name!r}])"
-        if given.words
+        f"_strings(data[{given.name!r}])"
+        if given.categorical
         else f"_numbers({'data' if single else f'data[{given.name!r}]'}, {given.width})"
         for given in program.inputs
     ]
-    # JSON, not repr: no name of a column can end the docstring.
+    # JSON, not repr: the name of a column must not end the docstring.
     keys = ", ".join(f"{json.dumps(given.name)}: [...]" for given in program.inputs)
     return _FILE.format(
         version=__version__,
-        about="\n".join(f"{name}: {json.dumps(v)}" for name, v in program.about.items()),
+        about="\n".join(f"{name}: {json.dumps(v)}" for name, v in program.metadata.items()),
         module=module,
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),
-        facts=repr(program.about),
+        facts=repr(program.metadata),
         missing=sorted(MISSING_WORDS),
         data="an array" if single else "a dictionary of columns",
         columns="[" + ", ".join(columns) + "]",
         names=list(program.outputs),
         arguments=", ".join(f"input{i}" for i in range(len(program.inputs))),
         steps="\n".join(steps),
-        answers=", ".join(f"{name!r}: {value}" for name, (value, _) in program.outputs.items()),
-        constants=repr(base64.b64encode(packed.getvalue()).decode()),
+        results=", ".join(f"{name!r}: {value}" for name, (value, _) in program.outputs.items()),
+        constants=repr(base64.b64encode(archive.getvalue()).decode()),
     )

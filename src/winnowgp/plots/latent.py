@@ -18,7 +18,7 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.io import written_whole
+from winnowgp.io.format import atomic_write
 from winnowgp.plots.style import COLOURS, styled
 
 # A map of a table's rows in two latent dimensions, and the points that support it.
@@ -117,7 +117,7 @@ def saved_frames(
             f"`path` must end in .gif or .html and there must be maps to show; got {path.name!r} "
             f"and {len(maps)} maps."
         )
-    with written_whole(path) as part:
+    with atomic_write(path) as part:
         writers[path.suffix](maps, labels, part, frames_per_second)
     return path
 

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from winnowgp.io import written_whole
+from winnowgp.io.format import atomic_write
 
 # Okabe and Ito's palette: distinguishable with every common colour vision.
 COLOURS = {
@@ -44,7 +44,7 @@ def styled() -> Iterator[None]:
 
 def saved(figure: Figure, path: Path) -> Path:
     """Write the figure whole or not at all."""
-    with written_whole(path) as part, styled():
+    with atomic_write(path) as part, styled():
         figure.savefig(part)
     return path
 

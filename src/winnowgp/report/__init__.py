@@ -1,6 +1,6 @@
-"""One self-contained page about a fitted model. Nothing here computes."""
+"""A self-contained HTML report of a fitted table model."""
 
 from winnowgp.report.page import report_page, save_report
-from winnowgp.report.summary import Summary, validated_summary
+from winnowgp.report.summary import Summary
 
-__all__ = ["Summary", "report_page", "save_report", "validated_summary"]
+__all__ = ["Summary", "report_page", "save_report"]

@@ -1,11 +1,11 @@
 "use strict";
 (() => {
-  const F = JSON.parse(document.getElementById("findings").textContent);
+  const F = JSON.parse(document.getElementById("summary").textContent);
   const root = document.documentElement, tip = document.getElementById("tip");
   const $ = (id) => document.getElementById(id);
   const COLOURS = ["blue", "orange", "green", "pink", "gold", "sky"].map((c) => `var(--${c})`);
 
-  // Small things -------------------------------------------------------------
+  // Elements and numbers -------------------------------------------------------------
   function el(tag, attributes = {}, ...children) {
     const svg = ["svg", "g", "path", "line", "circle", "rect", "text"].includes(tag);
     const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -22,14 +22,14 @@
   const date = (days) => new Date(days * 864e5).toISOString().slice(0, 10);
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
-  function say(text, event) {
+  function showTip(text, event) {
     tip.textContent = text;
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
     tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
     tip.style.top = `${Math.max(4, event.clientY - box.height - 12)}px`;
   }
-  const hush = () => { tip.hidden = true; };
+  const hideTip = () => { tip.hidden = true; };
 
   function card(parent, title, note) {
     const made = el("div", { class: "card" }, el("h3", {}, title));
@@ -54,16 +54,16 @@
 
   function ticks(low, high, log) {
     if (log) {
-      const found = [];
-      for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= Math.floor(Math.log10(high) + 1e-9); e++) found.push(10 ** e);
-      const keep = Math.ceil(found.length / 6);
-      return found.filter((_, i) => i % keep === 0);
+      const values = [];
+      for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= Math.floor(Math.log10(high) + 1e-9); e++) values.push(10 ** e);
+      const keep = Math.ceil(values.length / 6);
+      return values.filter((_, i) => i % keep === 0);
     }
     const raw = (high - low) / 5, base = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 2.5, 5, 10].map((m) => m * base).find((s) => s >= raw) || raw;
-    const found = [];
-    for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9 * step; v += step) found.push(Number(v.toPrecision(12)));
-    return found;
+    const values = [];
+    for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9 * step; v += step) values.push(Number(v.toPrecision(12)));
+    return values;
   }
   function range(values, given, log) {
     if (given) return given;
@@ -121,7 +121,7 @@
     }
     const mark = el("circle", { r: 5, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5, visibility: "hidden" });
     svg.append(mark);
-    const points = o.series.filter((s) => s.tell).flatMap((s) => s.x.map((v, i) => ({ x: px(v), y: py(s.y[i]), text: s.tell(i) })));
+    const points = o.series.filter((s) => s.tooltip).flatMap((s) => s.x.map((v, i) => ({ x: px(v), y: py(s.y[i]), text: s.tooltip(i) })));
     const near = (event) => {
       const box = svg.getBoundingClientRect(), scale = W / box.width;
       const mx = (event.clientX - box.left) * scale, my = (event.clientY - box.top) * scale;
@@ -130,15 +130,15 @@
         const d = o.along ? Math.abs(p.x - mx) : (p.x - mx) ** 2 + (p.y - my) ** 2;
         if (d < least) { least = d; best = p; }
       }
-      if (!best || (!o.along && least > 900)) { hush(); mark.setAttribute("visibility", "hidden"); return; }
+      if (!best || (!o.along && least > 900)) { hideTip(); mark.setAttribute("visibility", "hidden"); return; }
       mark.setAttribute("cx", best.x);
       mark.setAttribute("cy", best.y);
       mark.setAttribute("visibility", "visible");
-      say(best.text, event);
+      showTip(best.text, event);
     };
     if (points.length) {
       svg.addEventListener("pointermove", near);
-      svg.addEventListener("pointerleave", () => { hush(); mark.setAttribute("visibility", "hidden"); });
+      svg.addEventListener("pointerleave", () => { hideTip(); mark.setAttribute("visibility", "hidden"); });
     }
     parent.append(svg);
     const labelled = o.series.filter((s) => s.label);
@@ -148,12 +148,12 @@
     return svg;
   }
 
-  // The page -----------------------------------------------------------------
+  // Sections -----------------------------------------------------------------
   const C = F.choice, Q = F.quality;
   const predicts = { regression: "predicts the number", classification: "predicts the class", counts: "predicts the count" }[F.task];
   document.title = `${F.target}: winnowgp report`;
   $("title").textContent = F.target;
-  $("lead").textContent = `A sparse Gaussian process ${predicts} “${F.target}” from ${plural(F.columns.length, "column")}, through ${plural(C.points, "inducing point")} that it chose itself.`;
+  $("lead").textContent = `A sparse Gaussian process ${predicts} “${F.target}” from ${plural(F.columns.length, "column")}, with ${plural(C.points, "inducing point")} selected automatically.`;
   for (const section of document.querySelectorAll("main section")) {
     $("contents").append(el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
   }
@@ -167,60 +167,60 @@
     const wide = Q.coverage.find(([level]) => level === 0.95);
     if (wide) tile(percent(wide[1]), "of held-out rows within the 95 % interval");
   }
-  tile(String(C.points), `points kept of ${C.candidates} last candidates`);
-  tile(digits(C.given_up, 2), "nats per row given up for them");
-  tile(F.train_rows.toLocaleString("en"), "rows learnt from");
-  tile(`${digits(F.timings.predict_us, 3)} µs`, "a prediction, in batches of 1,000");
+  tile(String(C.points), `inducing points selected from ${C.candidates} candidates`);
+  tile(digits(C.given_up, 2), "ELBO gap, nats per observation");
+  tile(F.train_rows.toLocaleString("en"), "training rows");
+  tile(`${digits(F.timings.predict_us, 3)} µs`, "per prediction, in batches of 1,000");
 
   function quality() {
     const here = $("quality");
-    if (!Q) { here.append(el("p", {}, "No rows were held out (--test-size 0), so nothing is known about how good predictions are.")); return; }
-    here.append(el("p", { class: "note" }, `Measured on ${plural(Q.rows, "row")} that the fit never saw, beside the best prediction that ignores the inputs.`));
+    if (!Q) { here.append(el("p", {}, "No rows were held out (--test-size 0), so the quality of predictions was not measured.")); return; }
+    here.append(el("p", { class: "note" }, `Measured on ${plural(Q.rows, "row")} not used for training, and compared with the best constant prediction.`));
     table(here, ["", "model", "constant", ""], Q.metrics.map((m) => [m.name, digits(m.value), digits(m.baseline), `${m.better} is better`]), [1, 2]);
     const grid = cards(here);
     const perfect = { kind: "line", x: [0, 1], y: [0, 1], colour: "var(--soft)", dashed: true, label: "perfect" };
     if (Q.coverage.length) {
       const x = Q.coverage.map((c) => c[0]), y = Q.coverage.map((c) => c[1]);
-      const tell = (i) => `interval of ${percent(x[i])}: holds ${percent(y[i])} of the rows`;
-      chart(card(grid, "Coverage of intervals", "On the diagonal, intervals hold as often as they say; above it they are too wide, below it too narrow."), {
+      const tooltip = (i) => `${percent(x[i])} interval: contains ${percent(y[i])} of the rows`;
+      chart(card(grid, "Coverage of intervals", "Calibrated intervals lie on the diagonal; intervals above it are too wide, below it too narrow."), {
         label: "Coverage of intervals", xlabel: "nominal level", ylabel: "share of rows within", xrange: [0, 1], yrange: [0, 1], along: true,
-        series: [perfect, { kind: "line", x, y, label: "model" }, { kind: "dots", x, y, tell }],
+        series: [perfect, { kind: "line", x, y, label: "model" }, { kind: "dots", x, y, tooltip }],
       });
       const expected = Q.rows / Q.pit.length, at = Q.pit.map((_, i) => i / Q.pit.length);
-      chart(card(grid, "Where observations fall", "Ranks of observations within their predictive distribution: flat is right, a hump too wide, a dip too narrow."), {
-        label: "Histogram of ranks", xlabel: "rank within the predictive distribution", ylabel: "rows", xrange: [0, 1], yrange: [0, 1.15 * Math.max(...Q.pit, expected)], along: true,
+      chart(card(grid, "Probability integral transform", "Ranks of observations within their predictive distribution. Flat: calibrated. Peak in the middle: too wide. Peaks at the ends: too narrow."), {
+        label: "Probability integral transform", xlabel: "rank within the predictive distribution", ylabel: "rows", xrange: [0, 1], yrange: [0, 1.15 * Math.max(...Q.pit, expected)], along: true,
         series: [
-          { kind: "bars", x: at, y: Q.pit, width: 1 / Q.pit.length, tell: (i) => `${i * 10} to ${i * 10 + 10} %: ${plural(Q.pit[i], "row")}` },
+          { kind: "bars", x: at, y: Q.pit, width: 1 / Q.pit.length, tooltip: (i) => `${i * 10} to ${i * 10 + 10} %: ${plural(Q.pit[i], "row")}` },
           { kind: "line", x: [0, 1], y: [expected, expected], dashed: true, colour: "var(--soft)", label: "expected" },
         ],
       });
     }
     if (Q.residuals) {
       const R = Q.residuals, both = range([...R.actual, ...R.predicted]);
-      const tell = (i) => `predicted ${digits(R.predicted[i])} ± ${digits(R.sd[i], 2)}\nactual ${digits(R.actual[i])}`;
+      const tooltip = (i) => `predicted ${digits(R.predicted[i])} ± ${digits(R.sd[i], 2)}\nactual ${digits(R.actual[i])}`;
       chart(card(grid, "Predicted and actual", `${plural(R.actual.length, "held-out row")}.`), {
         label: "Predicted against actual", xlabel: `predicted ${F.target}`, ylabel: "actual", xrange: both, yrange: both,
-        series: [{ kind: "line", x: both, y: both, dashed: true, colour: "var(--soft)" }, { kind: "dots", x: R.predicted, y: R.actual, opacity: 0.65, tell }],
+        series: [{ kind: "line", x: both, y: both, dashed: true, colour: "var(--soft)" }, { kind: "dots", x: R.predicted, y: R.actual, opacity: 0.65, tooltip }],
       });
       const z = R.actual.map((a, i) => (a - R.predicted[i]) / R.sd[i]);
       chart(card(grid, "Residuals", "In predicted standard deviations: about 95 % should lie between the dashed lines."), {
         label: "Residuals", xlabel: `predicted ${F.target}`, ylabel: "residual / sd",
         series: [
           ...[-2, 2].map((v) => ({ kind: "line", x: range(R.predicted), y: [v, v], dashed: true, colour: "var(--soft)" })),
-          { kind: "dots", x: R.predicted, y: z, opacity: 0.65, tell: (i) => `${tell(i)}\n${digits(z[i], 2)} sd` },
+          { kind: "dots", x: R.predicted, y: z, opacity: 0.65, tooltip: (i) => `${tooltip(i)}\n${digits(z[i], 2)} sd` },
         ],
       });
     }
     if (Q.reliability.length) {
       const B = Q.reliability, x = B.map((b) => b.probability), y = B.map((b) => b.frequency);
-      const tell = (i) => `predicted ${percent(x[i])}, happened ${percent(y[i])}\n${plural(B[i].rows, "prediction")}`;
-      chart(card(grid, "Reliability of probabilities", "On the diagonal, what is given a probability happens as often."), {
-        label: "Reliability of probabilities", xlabel: "predicted probability", ylabel: "how often it was so", xrange: [0, 1], yrange: [0, 1], along: true,
-        series: [perfect, { kind: "line", x, y, label: "model" }, { kind: "dots", x, y, tell }],
+      const tooltip = (i) => `predicted ${percent(x[i])}, observed ${percent(y[i])}\n${plural(B[i].rows, "prediction")}`;
+      chart(card(grid, "Reliability of probabilities", "Calibrated probabilities lie on the diagonal."), {
+        label: "Reliability of probabilities", xlabel: "predicted probability", ylabel: "observed frequency", xrange: [0, 1], yrange: [0, 1], along: true,
+        series: [perfect, { kind: "line", x, y, label: "model" }, { kind: "dots", x, y, tooltip }],
       });
     }
     if (Q.confusion) {
-      const K = Q.confusion, here2 = card(grid, "Which class is taken for which", "Rows: the truth. Columns: the most probable class.");
+      const K = Q.confusion, here2 = card(grid, "Confusion matrix", "Rows: true class. Columns: most probable class.");
       const most = Math.max(...K.counts.flat(), 1);
       const shade = (n) => `background:color-mix(in srgb, var(--blue) ${Math.round((70 * n) / most)}%, var(--card))`;
       const body = K.counts.map((row, i) => el("tr", {}, el("th", {}, K.labels[i]), ...row.map((n) => el("td", { style: shade(n) }, String(n)))));
@@ -233,15 +233,15 @@
     const here = $("inputs");
     const ranked = F.columns.filter((c) => c.relevance !== null).sort((a, b) => b.relevance - a.relevance);
     if (ranked.length) {
-      const box = card(here, "Relevance", "1 / lengthscale in standard units: the larger, the less the column must change to change the prediction. Near zero, it is ignored.");
+      const box = card(here, "Relevance", "1 / lengthscale of standardised inputs. Predictions change most along columns of high relevance, and ignore a column of relevance near zero.");
       const most = ranked[0].relevance || 1, bars = el("div", { class: "bars" });
       for (const c of ranked.slice(0, 20)) {
         bars.append(el("span", { class: "name" }, c.name), el("div", {}, el("div", { class: "bar", style: `width:${(100 * c.relevance) / most}%` })), el("span", {}, digits(c.relevance, 3)));
       }
       box.append(bars);
-      if (ranked.length > 20) box.append(el("p", { class: "note" }, `and ${ranked.length - 20} columns of less.`));
+      if (ranked.length > 20) box.append(el("p", { class: "note" }, `${ranked.length - 20} columns of lower relevance are not shown.`));
     }
-    here.append(el("p", { class: "note" }, `What changing one column does to ${F.task === "classification" ? "the probability" : "the prediction"} at an otherwise typical row (medians, most frequent words)${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the function, without noise" : ""}.`));
+    here.append(el("p", { class: "note" }, `How ${F.task === "classification" ? "the probability" : "the prediction"} depends on one column, with all others at their medians or most frequent categories${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the latent function, without noise" : ""}.`));
     const grid = cards(here);
     const heights = F.effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper]));
     const yrange = F.task === "classification" ? [0, 1] : range(heights);
@@ -249,13 +249,13 @@
       const words = e.kind === "words", x = words ? e.at.map((_, i) => i) : e.at, series = [];
       e.curves.forEach((c, k) => {
         const colour = COLOURS[k], at = (i) => (words ? e.at[i] : e.kind === "date" ? date(e.at[i]) : digits(e.at[i]));
-        const tell = (i) => `${e.column} = ${at(i)}\n${c.label ? `P(${c.label}) = ` : ""}${digits(c.mean[i])}${c.lower.length ? ` (${digits(c.lower[i], 3)} to ${digits(c.upper[i], 3)})` : ""}`;
+        const tooltip = (i) => `${e.column} = ${at(i)}\n${c.label ? `P(${c.label}) = ` : ""}${digits(c.mean[i])}${c.lower.length ? ` (${digits(c.lower[i], 3)} to ${digits(c.upper[i], 3)})` : ""}`;
         if (words) {
           if (c.lower.length) series.push({ kind: "stems", x, y: c.mean, lower: c.lower, upper: c.upper, colour });
-          series.push({ kind: "dots", x, y: c.mean, r: 5, colour, tell, label: c.label });
+          series.push({ kind: "dots", x, y: c.mean, r: 5, colour, tooltip, label: c.label });
         } else {
           if (c.lower.length) series.push({ kind: "band", x, lower: c.lower, upper: c.upper });
-          series.push({ kind: "line", x, y: c.mean, colour, tell, label: c.label });
+          series.push({ kind: "line", x, y: c.mean, colour, tooltip, label: c.label });
         }
       });
       chart(card(grid, e.column), {
@@ -267,87 +267,87 @@
 
   function choice() {
     const here = $("choice");
-    here.append(el("p", {}, `Asked for: ${C.asked}. Kept: ${plural(C.points, "point")}.`));
-    const gap = C.evidence_gap === null ? [] : [["an upper bound on the evidence is above it by", `${digits(C.evidence_gap)} nats (${digits(C.evidence_gap / C.rows, 2)} a row)`]];
+    here.append(el("p", {}, `Requested: ${C.asked}. Selected: ${plural(C.points, "inducing point")}.`));
+    const gap = C.evidence_gap === null ? [] : [["gap to an upper bound on the log evidence", `${digits(C.evidence_gap)} nats (${digits(C.evidence_gap / C.rows, 2)} per observation)`]];
     table(here, ["", ""], [
-      ["lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...gap,
-      ["given up against the best bound seen with more points", `${digits(C.given_up, 3)} nats per row`],
-      ["strength α of the prior exp(−α M²) that keeps as many", digits(C.alpha, 3)],
+      ["ELBO, a lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...gap,
+      ["ELBO gap to the best bound with more inducing points", `${digits(C.given_up, 3)} nats per observation`],
+      ["strength α of the prior exp(−α M²) that selects as many", digits(C.alpha, 3)],
     ]);
     const grid = cards(here);
     if (C.frontier) {
       const best = Math.max(...C.frontier), below = C.frontier.map((b) => Math.max((best - b) / C.rows, 1e-5)), x = below.map((_, i) => i);
-      chart(card(grid, "What each number of points buys", "Nats per row below the best bound, among the last candidates. Hover for any number."), {
-        label: "Frontier", xlabel: "number of points", ylabel: "nats per row below the best", ylog: true, along: true,
+      chart(card(grid, "ELBO gap for each number of inducing points", "Below the best bound, for subsets of the final candidates. Hover to see a number."), {
+        label: "Frontier", xlabel: "number of inducing points", ylabel: "ELBO gap, nats per observation", ylog: true, along: true,
         series: [
-          { kind: "line", x, y: below, tell: (i) => `${plural(i, "point")}: ${digits(C.frontier[i], 6)} nats\n${digits(below[i], 2)} nats per row below the best` },
-          { kind: "dots", x: [C.points], y: [below[C.points]], open: true, r: 6, colour: COLOURS[1], label: `${C.points} kept` },
+          { kind: "line", x, y: below, tooltip: (i) => `${plural(i, "inducing point")}: ${digits(C.frontier[i], 6)} nats\nELBO gap ${digits(below[i], 2)} nats per observation` },
+          { kind: "dots", x: [C.points], y: [below[C.points]], open: true, r: 6, colour: COLOURS[1], label: `${C.points} selected` },
         ],
       });
     }
     const sorted = [C.inclusion.slice(0, C.points), C.inclusion.slice(C.points)].map((part) => [...part].sort((a, b) => b - a));
     const series = sorted.flatMap((y, k) => {
       const x = y.map((_, i) => i + (k ? C.points : 0)), colour = COLOURS[k];
-      return [{ kind: "stems", x, y, colour }, { kind: "dots", x, y, colour, r: 2.5, tell: (i) => `${k ? "not kept" : "kept"}: ${percent(y[i])}`, label: k ? `${y.length} not kept` : `${y.length} kept` }];
+      return [{ kind: "stems", x, y, colour }, { kind: "dots", x, y, colour, r: 2.5, tooltip: (i) => `${k ? "not selected" : "selected"}: ${percent(y[i])}`, label: k ? `${y.length} not selected` : `${y.length} selected` }];
     });
-    chart(card(grid, "Probability of inclusion", "How sure the variational process is of each of the last candidates."), {
+    chart(card(grid, "Inclusion probabilities", "Probability of each final candidate under the variational point process."), {
       label: "Inclusion", xlabel: "candidate", ylabel: "probability", yrange: [0, 1.02], along: true, series,
     });
   }
 
-  function film() {
-    const here = $("film"), T = F.training, moments = T.moments;
-    if (!moments.length) { here.append(el("p", {}, "Nothing was recorded.")); return; }
-    here.append(el("p", { class: "note" }, "Move the slider from the first step to the last: where the inducing points are, and how far the bound has come."));
-    const slider = el("input", { type: "range", min: 0, max: moments.length - 1, value: moments.length - 1, id: "step", "aria-label": "Step of the fit" });
+  function training() {
+    const here = $("training"), T = F.training, steps = T.moments;
+    if (!steps.length) { here.append(el("p", {}, "No steps were recorded.")); return; }
+    here.append(el("p", { class: "note" }, "Move the slider to see the inducing points and the objective at each recorded step."));
+    const slider = el("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, id: "step", "aria-label": "Training step" });
     const play = el("button", { type: "button", id: "play" }, "▶ play"), now = el("p", { id: "now" });
     here.append(el("div", { class: "player" }, play, slider), now);
-    const grid = cards(here), left = card(grid, "Where the points are"), right = card(grid, "The objective");
+    const grid = cards(here), left = card(grid, "Inducing points"), right = card(grid, "Objective");
     const two = T.inputs.length > 1;
-    const xr = range(moments.flatMap((m) => m.x)), yr = two ? range(moments.flatMap((m) => m.y)) : [0, 1];
-    const seen = moments.filter((m) => m.objective !== null);
+    const xr = range(steps.flatMap((m) => m.x)), yr = two ? range(steps.flatMap((m) => m.y)) : [0, 1];
+    const seen = steps.filter((m) => m.objective !== null);
     const top = Math.max(...seen.map((m) => m.objective)), floor = Math.min(...seen.slice(Math.floor(seen.length / 10)).map((m) => m.objective));
     const orange = range([floor, top]);
     function show(i) {
-      const m = moments[i];
+      const m = steps[i];
       for (const box of [left, right]) for (const old of box.querySelectorAll("svg, .legend")) old.remove();
       const y = two ? m.y : m.x.map((_, k) => (k + 0.5) / m.x.length);
       chart(left, {
         label: "Inducing points", xlabel: T.inputs[0], ylabel: two ? T.inputs[1] : "", xrange: xr, yrange: yr, yformat: two ? null : () => "",
-        series: [{ kind: "dots", x: m.x, y, open: true, r: 4, tell: (k) => `${T.inputs[0]} ${digits(m.x[k])}${two ? `\n${T.inputs[1]} ${digits(m.y[k])}` : ""}` }],
+        series: [{ kind: "dots", x: m.x, y, open: true, r: 4, tooltip: (k) => `${T.inputs[0]} ${digits(m.x[k])}${two ? `\n${T.inputs[1]} ${digits(m.y[k])}` : ""}` }],
       });
       const clamp = (v) => Math.max(v, orange[0]);
       const here2 = m.objective === null ? [] : [{ kind: "dots", x: [m.step], y: [clamp(m.objective)], r: 6, open: true, colour: COLOURS[1], label: "this step" }];
       chart(right, {
         label: "Objective", xlabel: "step", ylabel: "nats", yrange: orange, along: true,
-        series: [{ kind: "line", x: seen.map((s) => s.step), y: seen.map((s) => clamp(s.objective)), tell: (k) => `step ${seen[k].step}, ${seen[k].phase}\n${digits(seen[k].objective, 6)} nats, ${plural(seen[k].x.length, "point")}` }, ...here2],
+        series: [{ kind: "line", x: seen.map((s) => s.step), y: seen.map((s) => clamp(s.objective)), tooltip: (k) => `step ${seen[k].step}, ${seen[k].phase}\n${digits(seen[k].objective, 6)} nats, ${plural(seen[k].x.length, "inducing point")}` }, ...here2],
       });
-      now.textContent = `Step ${m.step} of ${moments[moments.length - 1].step} (${m.phase}): ${plural(m.x.length, "point")}${m.objective === null ? "" : `, ${digits(m.objective, 6)} nats`}`;
+      now.textContent = `Step ${m.step} of ${steps[steps.length - 1].step} (${m.phase}): ${plural(m.x.length, "inducing point")}${m.objective === null ? "" : `, ${digits(m.objective, 6)} nats`}`;
     }
     slider.addEventListener("input", () => show(Number(slider.value)));
     let timer = null;
     const stop = () => { clearInterval(timer); timer = null; play.textContent = "▶ play"; };
     play.addEventListener("click", () => {
       if (timer) { stop(); return; }
-      if (Number(slider.value) === moments.length - 1) slider.value = 0;
+      if (Number(slider.value) === steps.length - 1) slider.value = 0;
       play.textContent = "❚❚ pause";
       show(Number(slider.value));
       timer = setInterval(() => {
         slider.value = Number(slider.value) + 1;
         show(Number(slider.value));
-        if (Number(slider.value) >= moments.length - 1) stop();
+        if (Number(slider.value) >= steps.length - 1) stop();
       }, 120);
     });
-    show(moments.length - 1);
+    show(steps.length - 1);
   }
 
   function data() {
     const here = $("data");
-    here.append(el("p", {}, `${F.rows.toLocaleString("en")} rows, of which ${F.train_rows.toLocaleString("en")} were learnt from. “${F.target}” is taken for ${F.task}: ${F.why_task}.`));
-    const describe = (c) => (c.kind === "words" ? `${plural(c.different, "word")}: ${c.words.map(([w, n]) => `${w} (${n})`).join(", ")}${c.different > c.words.length ? ", …" : ""}`
+    here.append(el("p", {}, `${F.rows.toLocaleString("en")} rows, of which ${F.train_rows.toLocaleString("en")} were used for training. Task of “${F.target}”: ${F.task} (${F.why_task}).`));
+    const describe = (c) => (c.kind === "words" ? `${c.different} ${c.different === 1 ? "category" : "categories"}: ${c.words.map(([w, n]) => `${w} (${n})`).join(", ")}${c.different > c.words.length ? ", …" : ""}`
       : c.spread.map((v) => (c.kind === "date" ? date(v) : digits(v))).join(" · "));
-    const kinds = { number: "number", date: "date", words: "words" };
-    table(here, ["column", "kind", "missing", "least · quartiles · greatest, or the most frequent words"],
+    const kinds = { number: "number", date: "date", words: "categorical" };
+    table(here, ["column", "kind", "missing", "minimum · quartiles · maximum, or most frequent categories"],
       [F.target_summary, ...F.columns].map((c, i) => [i ? c.name : `${c.name} (target)`, kinds[c.kind], String(c.missing), describe(c)]), [2]);
   }
 
@@ -359,11 +359,11 @@
         try { await navigator.clipboard.writeText(S.command); copy.textContent = "copied"; }
         catch { getSelection().selectAllChildren($("command")); copy.textContent = "selected"; }
       });
-      here.append(el("p", {}, "This command, with these versions, gives the same model:"), el("pre", { id: "command" }, S.command), copy);
+      here.append(el("p", {}, "This command, with these versions, reproduces the model:"), el("pre", { id: "command" }, S.command), copy);
       delete S.command;
     }
     table(here, ["", ""], [["fit", `${digits(F.timings.fit_s, 3)} s`], ["kernel", F.kernel], ["noise, standard deviation", digits(F.noise_sd, 3)], ...Object.entries(S)]);
   }
 
-  for (const part of [quality, inputs, choice, film, data, settings]) part();
+  for (const part of [quality, inputs, choice, training, data, settings]) part();
 })();

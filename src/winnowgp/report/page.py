@@ -1,38 +1,32 @@
-"""From findings to one HTML page that needs nothing else."""
+"""The report of a fitted table model: one HTML page with style, script and data inside."""
 
 import json
 from importlib.resources import files
 from pathlib import Path
 
-from winnowgp.io import written_whole
+from winnowgp.io.format import atomic_write
 from winnowgp.report.summary import Summary
 
 
 def report_page(summary: Summary) -> str:
-    """The page: style, script and numbers inside, no address of anything outside.
+    """Return the report as an HTML page that loads nothing from elsewhere.
 
-    Everything that came from a user's table is JSON, and set as text by the script.
+    All text from the user's table is JSON inside the page, and displayed as text by the script.
     """
-    room = files("winnowgp.report")
-    parts = {name: (room / name).read_text(encoding="utf-8") for name in _FILES}
-    # "</script>" and "<!--" inside a string would end the element that holds it.
-    numbers = json.dumps(summary, allow_nan=False).replace("<", "\\u003c")
-    page = parts["page.html"]
-    for mark, text in (
-        ("/*STYLE*/", parts["page.css"]),
-        ("/*SCRIPT*/", parts["page.js"]),
-        ("/*FINDINGS*/", numbers),
-    ):
+    folder = files("winnowgp.report")
+    page, style, script = (
+        (folder / f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css", "js")
+    )
+    # "</script>" and "<!--" inside a string would end the element that contains it.
+    data = json.dumps(summary, allow_nan=False).replace("<", "\\u003c")
+    for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*SUMMARY*/", data)):
         before, after = page.split(mark)
         page = before + text + after
     return page
 
 
 def save_report(summary: Summary, path: Path) -> Path:
-    """Write the page whole or not at all."""
-    with written_whole(path) as part:
-        part.write_text(report_page(summary), encoding="utf-8")
+    """Write the report to a file, which appears complete or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(report_page(summary), encoding="utf-8")
     return path
-
-
-_FILES = ("page.html", "page.css", "page.js")

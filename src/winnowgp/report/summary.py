@@ -1,53 +1,51 @@
-"""The summary of a fitted table model that the report shows."""
+"""The summary of a fitted table model in plain JSON: what reports and commands display.
 
-from math import isfinite
-from types import NoneType, UnionType
-from typing import Any, TypedDict, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+Model files contain summaries; the names of their fields are part of the file format.
+"""
 
-from winnowgp.errors import ModelFileError
-
-# What is known of a fitted model, in plain JSON: all that a report, a table or a picture needs.
+from typing import TypedDict
 
 
 class ColumnSummary(TypedDict):
-    """One column of the table."""
+    """A column of the table."""
 
     name: str
     kind: str
-    """"number", "date" or "words"."""
+    """"number", "date", or "words" for a categorical column."""
     missing: int
     spread: list[float]
-    """Least, lower quartile, median, upper quartile, greatest; empty for words."""
+    """Minimum, lower quartile, median, upper quartile, maximum; empty for categories."""
     words: list[tuple[str, int]]
-    """The most frequent words and how often they occur; empty for numbers."""
+    """The most frequent categories with their numbers of rows; empty for numbers."""
     different: int
     """Number of different values."""
     relevance: float | None
-    """1 / lengthscale in standard units, the largest of its features; None if unknown."""
+    """1 / lengthscale of standardised inputs, the maximum over the column's features, or None."""
 
 
 class Choice(TypedDict):
-    """Which points were kept, and what that cost."""
+    """The selection of inducing points."""
 
     points: int
+    """Number of inducing points."""
     candidates: int
     asked: str
-    """What the user said about the number of points."""
+    """The requested number of inducing points or tolerance, as text."""
     alpha: float | None
     bound: float
-    """In nats, of standardised targets."""
+    """ELBO in nats, of standardised targets."""
     evidence_gap: float | None
     given_up: float
-    """Nats per observation."""
+    """ELBO gap in nats per observation."""
     rows: int
     inclusion: list[float]
-    """Of each candidate of the last choice; the kept ones come first."""
+    """Inclusion probability of each final candidate; the selected ones come first."""
     frontier: list[float] | None
-    """Best bound for 0, 1, 2, ... points among those candidates."""
+    """Best ELBO with 0, 1, 2, … of these candidates."""
 
 
 class Metric(TypedDict):
-    """A number that says how good predictions are, beside that of a constant prediction."""
+    """A measure of predictive quality, of the model and of the best constant prediction."""
 
     name: str
     value: float
@@ -57,7 +55,7 @@ class Metric(TypedDict):
 
 
 class Residuals(TypedDict):
-    """Some held-out rows."""
+    """Observations and predictions of some held-out rows."""
 
     actual: list[float]
     predicted: list[float]
@@ -65,7 +63,7 @@ class Residuals(TypedDict):
 
 
 class Reliability(TypedDict):
-    """Rows in one bin of predicted probability."""
+    """A bin of predicted probabilities, with the observed frequency."""
 
     probability: float
     frequency: float
@@ -73,28 +71,28 @@ class Reliability(TypedDict):
 
 
 class Confusion(TypedDict):
-    """How often each class (a row) was taken for each class (a column)."""
+    """Confusion matrix: rows are true classes, columns the most probable ones."""
 
     labels: list[str]
     counts: list[list[int]]
 
 
 class Quality(TypedDict):
-    """Measured on rows that the fit never saw."""
+    """Predictive quality on held-out rows."""
 
     rows: int
     metrics: list[Metric]
     coverage: list[tuple[float, float]]
-    """Nominal level of an interval, and the share of rows within it; empty for classes."""
+    """Nominal level of an interval and the share of rows within it; empty for classes."""
     pit: list[int]
-    """Rows in ten equal bins of the predictive distribution function; empty for classes."""
+    """Number of rows in ten bins of the probability integral transform; empty for classes."""
     residuals: Residuals | None
     reliability: list[Reliability]
     confusion: Confusion | None
 
 
 class Curve(TypedDict):
-    """A prediction along one input."""
+    """Predictions along one input."""
 
     label: str
     mean: list[float]
@@ -103,7 +101,7 @@ class Curve(TypedDict):
 
 
 class Effect(TypedDict):
-    """What changing one column does at an otherwise typical row."""
+    """How predictions depend on one column, the others being at typical values."""
 
     column: str
     kind: str
@@ -112,27 +110,27 @@ class Effect(TypedDict):
 
 
 class Moment(TypedDict):
-    """The fit at one step."""
+    """A step of the training history."""
 
     phase: str
     step: int
     objective: float | None
-    """Nats; phases have objectives of their own, and the first step may have none yet."""
+    """In nats, comparable within a phase only; None if not evaluated at this step."""
     x: list[float]
     y: list[float]
-    """Where the points stand along the two inputs of `Training`."""
+    """Coordinates of the inducing points along the inputs of `Training`."""
 
 
 class Training(TypedDict):
-    """The fit as a film."""
+    """The training history."""
 
     inputs: list[str]
-    """One or two."""
+    """Names of the one or two inputs that are shown."""
     moments: list[Moment]
 
 
 class Summary(TypedDict):
-    """Everything."""
+    """The summary of a fitted table model."""
 
     target: str
     task: str
@@ -150,58 +148,4 @@ class Summary(TypedDict):
     training: Training
     timings: dict[str, float]
     settings: dict[str, str]
-    """Versions, the digest of the data, and the command that does all this again."""
-
-
-# Whether JSON from a file has the shape of `Summary`.
-
-
-def validated_summary(value: Any) -> Summary:
-    """The value itself, if every field is there and of its type; an error that names it if not."""
-    _check(value, Summary, "findings")
-    return cast(Summary, value)
-
-
-def _check(value: Any, kind: Any, where: str) -> None:
-    if not _fits(value, kind, where):
-        raise ModelFileError(f"{where} is not what winnowgp writes there")
-
-
-def _fits(value: Any, kind: Any, where: str) -> bool:
-    """Whether a value is of a type; parts of it that are not raise an error of their own."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        if value is None:
-            return NoneType in inner
-        others = [k for k in inner if k is not NoneType]
-        return any(_quietly(value, k, where) for k in others[1:]) or _fits(value, others[0], where)
-    if is_typeddict(kind):
-        hints = get_type_hints(kind)
-        if not isinstance(value, dict) or value.keys() != hints.keys():
-            return False
-        for name, hint in hints.items():
-            _check(value[name], hint, f"{where}.{name}")
-        return True
-    if origin is list:
-        return isinstance(value, list) and all(_fits(v, inner[0], where) for v in value)
-    if origin is tuple:
-        # JSON has no tuples.
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(inner)
-            and all(_fits(v, k, where) for v, k in zip(value, inner, strict=True))
-        )
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            isinstance(k, str) and _fits(v, inner[1], where) for k, v in value.items()
-        )
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    return type(value) is kind
-
-
-def _quietly(value: Any, kind: Any, where: str) -> bool:
-    try:
-        return _fits(value, kind, where)
-    except ModelFileError:
-        return False
+    """Versions, the digest of the data, and the command that reproduces the fit."""

@@ -70,10 +70,10 @@ class Checkpoint:
         try:
             if not path.exists():
                 return None
-            packed = read_packed(path)
-            if packed.kind != _KIND:
-                raise ModelFileError(f"{path} holds a {packed.kind}.")
-            return state_from(packed)
+            archive = read_archive(path)
+            if archive.kind != _KIND:
+                raise ModelFileError(f"{path} is a {archive.kind}.")
+            return deserialise(archive)
         except OSError as error:
             raise CheckpointError(
                 f"{path} must be a file that can be read ({error}); delete it to start again, or "
@@ -103,7 +103,7 @@ class Checkpoint:
             OSError: it cannot be written; the last one stays.
         """
         Path(self.folder).mkdir(parents=True, exist_ok=True)
-        write_packed(packed_state(_KIND, state), self.path(name))
+        write_archive(serialise(_KIND, state), self.path(name))
 
 
 # Which rows a fit is of, in things that its checkpoint can tell apart.

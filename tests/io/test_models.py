@@ -1,4 +1,4 @@
-"""Models in files: as they were, whole or not at all."""
+"""Models and posteriors survive `save` and `load`."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from winnowgp.models import DeepPosterior, Prediction
 
 
 @pytest.mark.parametrize("M", [0, 1, 2, 13, 40])
-def test_a_posterior_comes_back_at_any_size(M: int, tmp_path: Path) -> None:
+def test_load_restores_a_posterior_of_any_size(M: int, tmp_path: Path) -> None:
     posterior = sparse(M).posterior(DATA)
     back = winnowgp.load(save(posterior, tmp_path / "a"))
     ours, theirs = posterior.predict(X, observed=True), back.predict(X, observed=True)
@@ -29,10 +29,10 @@ def test_a_posterior_comes_back_at_any_size(M: int, tmp_path: Path) -> None:
     assert back.M == M
 
 
-def test_the_factor_of_a_nearly_singular_covariance_is_kept(tmp_path: Path) -> None:
+def test_load_restores_the_saved_cholesky_factor(tmp_path: Path) -> None:
     plain = sparse(13).posterior(DATA)
     q: Any = {name: getattr(plain, name) for name in ("mean", "likelihood", "q_mean", "q_factor")}
-    # As if another machine had needed another jitter.
+    # As if another machine had needed a larger jitter.
     posterior = Posterior(plain.kernel, plain.Z, **q, L=1.5 * plain.L)
     assert not torch.allclose(posterior.predict(X).variance, plain.predict(X).variance)
     back = winnowgp.load(save(posterior, tmp_path / "a"))
@@ -42,7 +42,7 @@ def test_the_factor_of_a_nearly_singular_covariance_is_kept(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_models_come_back_ready_to_train(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_load_restores_a_sparse_gp_and_what_is_trained(dtype: torch.dtype, tmp_path: Path) -> None:
     data = Dataset(X.to(dtype), DATA.Y.to(dtype))
     model = sparse(8, dtype)
     model.candidates.requires_grad_(False)
@@ -53,7 +53,7 @@ def test_models_come_back_ready_to_train(dtype: torch.dtype, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), PoissonLikelihood()])
-def test_a_variational_model_keeps_its_q(likelihood: Any, tmp_path: Path) -> None:
+def test_load_restores_the_q_of_a_variational_gp(likelihood: Any, tmp_path: Path) -> None:
     data = Dataset.of(X, (DATA.Y > 0).double())
     made = VariationalGP(ScaleKernel(RBFKernel()), X[::5], likelihood=likelihood, targets=2)
     model = made.with_best_q(data)
@@ -63,7 +63,7 @@ def test_a_variational_model_keeps_its_q(likelihood: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "student", "softmax"])
-def test_deep_models_come_back_ready_to_train(likelihood: str, tmp_path: Path) -> None:
+def test_load_restores_a_deep_gp_and_what_is_trained(likelihood: str, tmp_path: Path) -> None:
     model, data = deep(likelihood), deep_rows(likelihood)
     model.layers[0].candidates.requires_grad_(False)
     model.layers[1].kernel.requires_grad_(False)
@@ -76,10 +76,10 @@ def test_deep_models_come_back_ready_to_train(likelihood: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "student", "softmax"])
-def test_a_deep_posterior_comes_back_with_its_factors(likelihood: str, tmp_path: Path) -> None:
+def test_load_restores_a_deep_posterior_and_its_factors(likelihood: str, tmp_path: Path) -> None:
     model, data = deep(likelihood), deep_rows(likelihood)
     plain = model.posterior(samples=10)
-    # As if another machine had needed another jitter.
+    # As if another machine had needed a larger jitter.
     posterior = DeepPosterior(
         model.layers,
         likelihood=model.likelihood,
@@ -97,7 +97,7 @@ def test_a_deep_posterior_comes_back_with_its_factors(likelihood: str, tmp_path:
 
 
 @pytest.mark.parametrize("made", [closed, sampled])
-def test_latent_models_come_back_ready_to_train(made: Any, tmp_path: Path) -> None:
+def test_load_restores_a_latent_model_and_what_is_trained(made: Any, tmp_path: Path) -> None:
     model, table = made()
     model.latents.log_variance.requires_grad_(False)
     model.likelihood.requires_grad_(False)
@@ -107,7 +107,7 @@ def test_latent_models_come_back_ready_to_train(made: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("made", [closed, sampled])
-def test_posteriors_of_maps_come_back(made: Any, tmp_path: Path) -> None:
+def test_load_restores_a_latent_posterior(made: Any, tmp_path: Path) -> None:
     model, table = made()
     posterior = model.posterior(table)
     back = winnowgp.load(save(posterior, tmp_path / "a"))
@@ -128,7 +128,7 @@ def trained(model: torch.nn.Module) -> dict[str, bool]:
     return {name: p.requires_grad for name, p in model.named_parameters()}
 
 
-def test_the_file_does_not_grow_with_the_data(tmp_path: Path) -> None:
+def test_save_of_a_posterior_does_not_grow_with_the_data(tmp_path: Path) -> None:
     many = torch.linspace(0, 6, 4000, dtype=torch.float64)[:, None]
     large = sparse(5).posterior(Dataset.of(many, many.sin()))
     small = sparse(5).posterior(Dataset.of(X, X.sin()))
@@ -136,7 +136,7 @@ def test_the_file_does_not_grow_with_the_data(tmp_path: Path) -> None:
     assert abs(sizes[0] - sizes[1]) < 10
 
 
-def test_a_sum_of_many_kernels_comes_back(tmp_path: Path) -> None:
+def test_load_restores_a_sum_of_many_kernels(tmp_path: Path) -> None:
     kernel = AdditiveKernel(*[ScaleKernel(RBFKernel()) for _ in range(60)])
     for _ in range(5):
         kernel = AdditiveKernel(kernel)
@@ -145,7 +145,7 @@ def test_a_sum_of_many_kernels_comes_back(tmp_path: Path) -> None:
     assert torch.equal(back.bound(DATA), model.bound(DATA))
 
 
-def test_an_interrupted_save_leaves_what_was_there(
+def test_save_when_interrupted_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = save(sparse(5).posterior(DATA), tmp_path / "model.winnow")
@@ -163,21 +163,21 @@ def test_an_interrupted_save_leaves_what_was_there(
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+def test_save_to_a_path_that_cannot_be_written_names_it(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "a"):
         with pytest.raises(InputError, match="folder that exists"):
             save(sparse(2), path)
 
 
-def test_other_things_cannot_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(NotSaveableError, match="a Linear cannot be saved"):
+def test_save_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSaveableError, match="got a Linear, which cannot be saved"):
         save(torch.nn.Linear(1, 1), tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+def test_save_does_not_replace_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="not a plain file"):
+    with pytest.raises(InputError, match="not a regular file"):
         save(sparse(2), pipe)
     assert pipe.is_fifo()

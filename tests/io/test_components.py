@@ -1,4 +1,4 @@
-"""Every kernel, mean and likelihood comes back as it was."""
+"""Kernels, means and likelihoods survive serialisation."""
 
 from typing import Any
 
@@ -10,14 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 
 from winnowgp.errors import NotSaveableError
-from winnowgp.io.components import (
-    kernel_from_packed,
-    likelihood_from,
-    mean_from_packed,
-    packed_kernel,
-    packed_likelihood,
-    packed_mean,
-)
+from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.models.likelihoods import log_density, observation, owned
 
@@ -72,8 +65,12 @@ LIKELIHOODS: dict[str, Likelihood] = {
 X = torch.rand(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+def restored(module: Any) -> Any:
+    return deserialise(serialise("Model", module))
+
+
 def disturbed(module: Any) -> Any:
-    """In float64, and with parameters unlike those of a constructor."""
+    """Return the module in float64, with parameters unlike the constructor's."""
     module = module.double()
     with torch.no_grad():
         for p in module.parameters():
@@ -82,25 +79,25 @@ def disturbed(module: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_comes_back_as_it_was(name: str) -> None:
+def test_serialise_restores_a_kernel(name: str) -> None:
     kernel = disturbed(KERNELS[name])
-    back = kernel_from_packed(packed_kernel(kernel))
+    back = restored(kernel)
     assert torch.equal(covariance(back, X, X[:4]), covariance(kernel, X, X[:4]))
     assert [n for n, *_ in back.named_priors()] == [n for n, *_ in kernel.named_priors()]
     assert {n for n, _ in back.named_parameters()} == {n for n, _ in kernel.named_parameters()}
 
 
 @pytest.mark.parametrize("name", MEANS)
-def test_a_mean_comes_back_as_it_was(name: str) -> None:
+def test_serialise_restores_a_mean(name: str) -> None:
     mean = disturbed(MEANS[name])
-    back = mean_from_packed(packed_mean(mean))
+    back = restored(mean)
     assert torch.equal(prior_mean(back, X), prior_mean(mean, X))
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_a_likelihood_comes_back_as_it_was(name: str) -> None:
+def test_serialise_restores_a_likelihood(name: str) -> None:
     likelihood = owned(disturbed(LIKELIHOODS[name]))
-    back = likelihood_from(packed_likelihood(likelihood))
+    back = restored(likelihood)
     F = getattr(likelihood, "num_features", 1)
     mean, variance = X[:, :F] - 0.3, X[:, :F] + 0.2
     Y = torch.full((7, 1), 0.5 if name == "beta" else 1.0, dtype=torch.float64)
@@ -112,9 +109,9 @@ def test_a_likelihood_comes_back_as_it_was(name: str) -> None:
     )
 
 
-def test_a_transform_and_a_bound_are_kept() -> None:
+def test_serialise_restores_transforms_and_bounds() -> None:
     kernel = disturbed(KERNELS["greater"])
-    back: Any = kernel_from_packed(packed_kernel(kernel))
+    back: Any = restored(kernel)
     assert back.base_kernel.raw_lengthscale_constraint.lower_bound == pytest.approx(0.2)
     assert back.raw_outputscale_constraint._transform is torch.exp
     with pytest.raises(RuntimeError, match="out of bounds"):
@@ -141,6 +138,6 @@ class _MyKernel(kernels.RBFKernel):
         ),
     ],
 )
-def test_what_cannot_be_saved_is_named(kernel: Kernel, message: str) -> None:
+def test_serialise_of_an_unknown_component_names_it(kernel: Kernel, message: str) -> None:
     with pytest.raises(NotSaveableError, match=message):
-        packed_kernel(kernel)
+        serialise("Model", kernel)

@@ -1,4 +1,4 @@
-"""What a file that is written whole takes over from the one it replaces, and what it leaves be."""
+"""`atomic_write` keeps permissions and links, and leaves nothing behind when it fails."""
 
 import os
 import stat
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from winnowgp.errors import InputError
-from winnowgp.io import written_whole
+from winnowgp.io.format import atomic_write
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions and links of POSIX")
 
 
 def write(path: Path, content: str = "new") -> None:
-    with written_whole(path) as part:
-        part.write_text(content)
+    with atomic_write(path) as temporary:
+        temporary.write_text(content)
 
 
 def mode(path: Path) -> int:
@@ -22,7 +22,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_new_file_has_the_permissions_of_any_new_file(
+def test_atomic_write_of_a_new_file_obeys_the_umask(
     tmp_path: Path, umask: int, expected: int
 ) -> None:
     before = os.umask(umask)
@@ -30,14 +30,16 @@ def test_a_new_file_has_the_permissions_of_any_new_file(
         write(tmp_path / "a")
         (tmp_path / "b").write_text("plain")
         assert mode(tmp_path / "a") == mode(tmp_path / "b") == expected
-        # And the umask is what it was.
+        # The umask is unchanged.
         assert os.umask(umask) == umask
     finally:
         os.umask(before)
 
 
 @pytest.mark.parametrize("permissions", [0o600, 0o640, 0o664, 0o444, 0o755])
-def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, permissions: int) -> None:
+def test_atomic_write_keeps_the_permissions_of_the_old_file(
+    tmp_path: Path, permissions: int
+) -> None:
     path = tmp_path / "a"
     path.write_text("old")
     path.chmod(permissions)
@@ -45,14 +47,14 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, permissio
     assert (path.read_text(), mode(path)) == ("new", permissions)
 
 
-def test_it_is_private_until_it_is_whole(tmp_path: Path) -> None:
+def test_atomic_write_is_private_until_complete(tmp_path: Path) -> None:
     (tmp_path / "a").touch(mode=0o644)
-    with written_whole(tmp_path / "a") as part:
-        assert mode(part) == 0o600
+    with atomic_write(tmp_path / "a") as temporary:
+        assert mode(temporary) == 0o600
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["file", "nothing yet"])
-def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path, there: bool) -> None:
+def test_atomic_write_replaces_the_target_of_a_link(tmp_path: Path, there: bool) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     target, between, link = elsewhere / "model", tmp_path / "between", tmp_path / "link"
@@ -71,14 +73,14 @@ def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path, th
     assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "between", "link"}
 
 
-def test_what_fails_leaves_link_and_file_as_they_were(tmp_path: Path) -> None:
+def test_atomic_write_on_failure_leaves_link_and_target(tmp_path: Path) -> None:
     target, link = tmp_path / "model", tmp_path / "link"
     target.write_text("old")
     link.symlink_to(target)
 
     def interrupted() -> None:
-        with written_whole(link) as part:
-            part.write_text("half")
+        with atomic_write(link) as temporary:
+            temporary.write_text("half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -87,26 +89,26 @@ def test_what_fails_leaves_link_and_file_as_they_were(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_open_pipe_is_no_file(tmp_path: Path) -> None:
-    """As /dev/stdout may be one, whose name leads to a path where nothing is."""
+def test_atomic_write_to_an_open_pipe_is_refused(tmp_path: Path) -> None:
+    """/dev/stdout may be a pipe, whose real path does not exist."""
     reading, writing = os.pipe()
     try:
-        with pytest.raises(InputError, match="not a plain file"):
+        with pytest.raises(InputError, match="not a regular file"):
             write(Path(f"/dev/fd/{writing}"))
     finally:
         os.close(reading)
         os.close(writing)
 
 
-def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+def test_atomic_write_to_a_dangling_link_is_refused(tmp_path: Path) -> None:
     circle, lost, device = tmp_path / "circle", tmp_path / "lost", tmp_path / "device"
     circle.symlink_to("circle")
     lost.symlink_to(tmp_path / "no folder" / "model")
     device.symlink_to("/dev/null")
     for link, named in [
-        (circle, "circle is not a plain file"),
-        (lost, "lost leads to .*no folder/model, whose folder does not exist"),
-        (device, "device is not a plain file"),
+        (circle, "circle is not a regular file"),
+        (lost, "lost links to .*no folder/model, whose folder does not exist"),
+        (device, "device is not a regular file"),
     ]:
         with pytest.raises(InputError, match=named):
             write(link)
