@@ -26,7 +26,6 @@ _BUFFER = 2**23
 @contextmanager
 def written_predictions(output: Path) -> Iterator[Write]:
     """Write a file in one of the `FORMATS`, atomically."""
-    from winnowgp.io import written_whole
 
     with atomic_write(output) as part:
         if output.name.lower().endswith(".parquet"):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from winnowgp import __version__
 from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
-from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
+from winnowgp.io import State
 from winnowgp.training.callbacks import Callback, CallbackStates, Stateful
 
 # Where a fit is remembered on disk, so that it can be killed and go on.
