@@ -69,7 +69,7 @@ _ROOMS = {
     "fit_table": "winnowgp.estimators",
     "load": "winnowgp.estimators.serialization",
     "read_table": "winnowgp.data",
-    "save": "winnowgp.estimators.serialization",
+    "save": "winnowgp.io",
 }
 
 

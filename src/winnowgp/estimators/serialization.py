@@ -25,12 +25,12 @@ from winnowgp.estimators.gplvm_parameters import relevance
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
 from winnowgp.estimators.validation import LIKELIHOODS, ClassLabels, TargetScaler
-from winnowgp.io.registry import load, register, save
+from winnowgp.io.registry import load, register
 from winnowgp.models import DeepPosterior, LatentPosterior, Posterior
 from winnowgp.report import Summary
 from winnowgp.selection import Frontier
 
-__all__ = ["load", "save"]
+__all__ = ["load"]
 
 # Parameters that belong to the process that fits, not to the model.
 _NOT_SAVED = ("on_progress", "checkpoint")
@@ -88,21 +88,18 @@ def _register_estimator(cls: type, fields: _Fields, *restore: Callable[[Any], No
 
     def state(model: Any) -> dict[str, Any]:
         check_is_fitted(model)
+        parameters = model.get_params(deep=False)
+        for name in _NOT_SAVED:
+            parameters.pop(name, None)
+        for name in _ARRAYS:
+            if not isinstance(parameters.get(name), str | None):
+                parameters[name] = np.array(parameters[name], dtype=np.float64)
         names = getattr(model, "feature_names_in_", None)
-        learnt = {name: getattr(model, name) for name in fields if name not in _ANY}
-        return learnt | {
-            "parameters": {
-                name: np.array(value, dtype=np.float64)
-                if name in _ARRAYS and value is not None and not isinstance(value, str)
-                else value
-                for name, value in model.get_params(deep=False).items()
-                if name not in _NOT_SAVED
-            },
-            "n_features_in_": int(model.n_features_in_),
+        special = {
+            "parameters": parameters,
             "feature_names_in_": None if names is None else [str(name) for name in names],
-            "elbo_": model.elbo_,
-            "elbo_gap_": model.elbo_gap_,
         }
+        return special | {name: getattr(model, name) for name in fields if name not in special}
 
     def build(
         parameters: dict[str, Any], feature_names_in_: list[str] | None, **attributes: Any
