@@ -139,7 +139,7 @@ DEEP_REGRESSORS: dict[str, DeepGPRegressor] = {
 
 @pytest.mark.parametrize("name", DEEP_REGRESSORS)
 def test_load_restores_a_deep_regressor(name: str, tmp_path: Path) -> None:
-    estimator = clone(DEEP_REGRESSORS[name]).set_params(on_progress=deep_silent)
+    estimator = clone(DEEP_REGRESSORS[name]).set_params(callbacks=None)
     model = estimator.fit(X, targets(name))
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)

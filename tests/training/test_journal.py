@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from winnowgp.io import State
+from winnowgp.io.registry import State, deserialise, serialise
 from winnowgp.training import EndPhase
 from winnowgp.training.adam import Adam
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog

@@ -109,8 +109,9 @@ def data(
     if name is not None:
         destination = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
         table = load_table(name)
+        from winnowgp.io.format import atomic_write
 
-        with written_whole(destination) as part:
+        with atomic_write(destination) as part:
             shutil.copyfile(find_table(name), part)
         typer.echo(f"{len(table.values)} rows of {len(table.columns)} columns: {destination}")
         return

@@ -26,6 +26,7 @@ _BUFFER = 2**23
 @contextmanager
 def written_predictions(output: Path) -> Iterator[Write]:
     """Write a file in one of the `FORMATS`, atomically."""
+    from winnowgp.io.format import atomic_write
 
     with atomic_write(output) as part:
         if output.name.lower().endswith(".parquet"):

@@ -33,7 +33,7 @@ from winnowgp.selection import Frontier
 __all__ = ["load"]
 
 # Parameters that belong to the process that fits, not to the model.
-_NOT_SAVED = ("on_progress", "checkpoint")
+_NOT_SAVED = ("callbacks", "checkpoint")
 # Parameters that may be arrays in any form that NumPy reads.
 _ARRAYS = ("candidates", "start")
 

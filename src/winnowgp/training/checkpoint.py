@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from winnowgp import __version__
 from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
-from winnowgp.io import State
+from winnowgp.io.format import read_archive, write_archive
+from winnowgp.io.registry import State, deserialise, serialise
 from winnowgp.training.callbacks import Callback, CallbackStates, Stateful
 
 # Where a fit is remembered on disk, so that it can be killed and go on.

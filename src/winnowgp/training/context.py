@@ -11,7 +11,7 @@ import torch
 
 from winnowgp.data import ProcessGroup
 from winnowgp.errors import CheckpointError, InputError, NotShardedWarning
-from winnowgp.io import State, packed_state
+from winnowgp.io.registry import State, serialise
 from winnowgp.training.callbacks import (
     Callback,
     Callbacks,
@@ -100,7 +100,7 @@ def _found(
 ) -> State | None:
     """What was written of this work before; a new journal is begun if nothing was."""
     # What a file has no words for is found out now rather than at the first writing.
-    packed_state("Callbacks", CallbackStates(callbacks).state_dict())
+    serialise("Checkpoint", CallbackStates(callbacks).state_dict())
     checkpoint.tidy()
     found = checkpoint.read(name)
     if found is not None and not _is_journal(found):
