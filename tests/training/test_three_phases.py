@@ -178,7 +178,9 @@ def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
 
 def test_bad_plans_are_named() -> None:
     data = hills()
-    with pytest.raises(InputError, match=r"`prior` must be over as many candidates as the model has, \[20\]"):
+    with pytest.raises(
+        InputError, match=r"`prior` must be over as many candidates as the model has, \[20\]"
+    ):
         fit(model(data), data, schedule=PaperSchedule(SquaredCardinality(5, 0.1)))
     with pytest.raises(InputError, match="zero or more steps"):
         PaperSchedule(SquaredCardinality(5, 0.1), pre=-1)

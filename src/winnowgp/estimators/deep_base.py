@@ -43,7 +43,6 @@ from winnowgp.models import (
 )
 from winnowgp.training import (
     Callbacks,
-    Checkpoint,
     DeepTraining,
     FastSchedule,
     FixedAlpha,
@@ -54,6 +53,7 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.fast_deep import select_start
 from winnowgp.training.initialization import best_level
 
@@ -354,12 +354,12 @@ class DeepEstimator(BaseEstimator, ABC):
         ]
         shared = given.alike(data)
         fitted = fit(
-            self._raced(starts, shared, request, generator, checkpoint),
+            self._raced(starts, shared, request, generator, checkpoint_log),
             shared,
             schedule=request.plan(),
             generator=generator,
             callbacks=self.callbacks,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint_log,
         )
         checkpoint_log.finish()
         self._x_scaler = units
@@ -384,7 +384,7 @@ class DeepEstimator(BaseEstimator, ABC):
         data: Source,
         request: LayersRequest,
         generator: torch.Generator,
-        checkpoint: Checkpoint | None,
+        checkpoint: CheckpointLog,
     ) -> DeepGP:
         if len(starts) == 1:
             return starts[0]

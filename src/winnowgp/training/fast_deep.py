@@ -20,7 +20,7 @@ from winnowgp.models.deep_layer import layer_inputs, linear_map
 from winnowgp.selection import Frontier, Selection, path_frontier
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress, candidate_sets
-from winnowgp.training.checkpoint import Checkpoint, described
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.context import TrainingContext, training_context
 from winnowgp.training.goals import Goal
 from winnowgp.training.schedules import (
@@ -245,7 +245,7 @@ def select_start(
     batch_size: int | None,
     generator: torch.Generator,
     callbacks: Callbacks = (),
-    checkpoint: Checkpoint | None = None,
+    checkpoint: CheckpointLog | None = None,
 ) -> DeepGP:
     """Return the start, unchanged, whose copy has the highest ELBO after a short training.
 
@@ -257,6 +257,7 @@ def select_start(
         data: rows in memory; processes that share them use a part of each minibatch each.
         layerwise: number of steps that each layer is trained alone.
         steps: number of steps that all layers are then trained together.
+        checkpoint: open log of the fit that this is a part of.
     """
     process_group, rows = data.process_group, data.in_memory("a deep model")
     training = LayerTraining(0.03, samples, natural_rate=0.3)
@@ -275,16 +276,7 @@ def select_start(
         return elbo if isfinite(elbo) else -inf
 
     with training_context(
-        checkpoint,
-        "race",
-        generator=generator,
-        callbacks=callbacks,
-        process_group=process_group,
-        inputs=rows.X,
-        targets=rows.Y,
-        weights=rows.weights,
-        starts=[described(start) for start in starts],
-        steps=(layerwise, steps, samples, batch_size),
+        checkpoint, generator=generator, callbacks=callbacks, process_group=process_group
     ) as context:
         return max(starts, key=lambda start: trained_elbo(start, context))
 
