@@ -54,8 +54,8 @@ from winnowgp.training import (
     fit,
 )
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.fast_deep import select_start
 from winnowgp.training.initialization import best_level
+from winnowgp.training.layer_training import select_start
 
 # What a user said about the layers of a deep model, checked, and turned into layers and a plan.
 
