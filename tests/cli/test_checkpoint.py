@@ -73,7 +73,7 @@ def test_fit_full_disk_warns_and_saves_the_model(
 
     monkeypatch.setattr(checkpoint_module, "write_archive", write)
     assert run(words) == 0
-    assert "No space left on device); the fit goes on" in capsys.readouterr().err
+    assert "No space left on device); the fit continues" in capsys.readouterr().err
     assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0
 
 

@@ -89,7 +89,7 @@ def test_torchrun_fit_equals_one_process_and_prints_once(
     )
     assert alone.estimator.elbo_ == pytest.approx(plain.estimator.elbo_, rel=1e-6)
     names = sorted(each.name for each in (folder / "kept").iterdir())
-    assert names == ["estimator.checkpoint", "fit.checkpoint"]
+    assert names == ["fit.checkpoint"]
 
 
 def test_torchrun_processes_form_a_group(

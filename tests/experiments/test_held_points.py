@@ -12,7 +12,7 @@ from winnowgp.errors import InputError
 from winnowgp.experiments.fixed_points import kmeans_centres, spread_rows, train_held
 from winnowgp.models import DeepGP
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, fit
-from winnowgp.training.fast_deep import LayerTraining
+from winnowgp.training.layer_training import LayerTraining
 
 SIZES = (3, 6, 4)
 STEPS = (2, 3, 4)

@@ -17,7 +17,7 @@ from winnowgp.cli.app import run
 from winnowgp.selection import Frontier
 from winnowgp.training import checkpoint as checkpoint_module
 from winnowgp.training import checkpoint as journal_module
-from winnowgp.training.checkpoint import described
+from winnowgp.training.fingerprint import described
 
 # What a command imports when it is needed: before processes are forked, not in each of them.
 with suppress(ModuleNotFoundError):

@@ -16,7 +16,7 @@ from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
 from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, fit
 from winnowgp.training import checkpoint as checkpoint_module
-from winnowgp.training.context import open_checkpoint
+from winnowgp.training.checkpoint import open_checkpoint
 
 PLAN = FastSchedule(n_candidates=8, rounds=1, inclusion_steps=10)
 
@@ -72,10 +72,8 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
 
 def once(process_group: ProcessGroup) -> list[int]:
     """Of a journal that is kept, and of one that is not."""
-    kept = open_checkpoint(
-        Checkpoint(f"kept-{process_group.rank}"), "once", process_group=process_group
-    )
-    unkept = open_checkpoint(None, "once", process_group=process_group)
+    kept = open_checkpoint(Checkpoint(f"kept-{process_group.rank}"), process_group=process_group)
+    unkept = open_checkpoint(None, process_group=process_group)
     return [kept.once(lambda: process_group.rank + 3), unkept.once(lambda: process_group.rank + 4)]
 
 
@@ -112,8 +110,8 @@ def damaged(process_group: ProcessGroup) -> list[str]:
     """The file of the first process, and of no other."""
     where = Checkpoint(f"damaged-{process_group.rank}", 0)
     if process_group.first:
-        where.path("fit").parent.mkdir()
-        where.path("fit").write_bytes(b"nothing of ours")
+        where.path.parent.mkdir()
+        where.path.write_bytes(b"nothing of ours")
     return said(lambda: _fitted(checkpoint=where))
 
 

@@ -27,8 +27,8 @@ from winnowgp.training import (
 )
 from winnowgp.training import fast as fast_steps
 from winnowgp.training.adam import Adam, Minibatches
-from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.context import TrainingContext, _check_same, open_checkpoint
+from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
+from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast import FastSteps
 from winnowgp.training.lbfgs import Stop
 
@@ -146,7 +146,6 @@ def watched(process_group: ProcessGroup) -> str:
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
-            "fit",
             callbacks=callbacks,
             process_group=process_group,
         )
@@ -225,9 +224,9 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -
 def threads(process_group: ProcessGroup) -> dict[str, str]:
     """How many there are is no part of a fit that processes of several machines share."""
     heading = {"threads": str(1 + process_group.rank), "rows": "4"}
-    _check_same(process_group.all_gather(heading))
+    check_same(process_group.all_gather(heading))
     try:
-        _check_same(process_group.all_gather({**heading, "rows": str(4 + process_group.rank)}))
+        check_same(process_group.all_gather({**heading, "rows": str(4 + process_group.rank)}))
     except InputError as error:
         return {"refused": str(error)}
     return {}

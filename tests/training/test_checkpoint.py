@@ -13,7 +13,8 @@ from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
 from winnowgp.training import FastSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_module
-from winnowgp.training.context import TrainingContext, open_checkpoint
+from winnowgp.training.checkpoint import open_checkpoint
+from winnowgp.training.context import TrainingContext
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_start_that_was_computed_otherwise_is_noticed(tmp_path: Path, monkeypa
         fitted(Checkpoint(tmp_path, 0), callbacks=stop_at(2, "post-train"))
     real = SparseGP.prune
     monkeypatch.setattr(SparseGP, "prune", lambda model, mask: real(model, mask.roll(1)))
-    with pytest.raises(CheckpointError, match="another place than before"):
+    with pytest.raises(CheckpointError, match="differs from the interrupted one"):
         fitted(Checkpoint(tmp_path, 0))
 
 
@@ -151,7 +152,7 @@ def test_a_loop_of_the_users_becomes_a_stage(tmp_path: Path) -> None:
                 raise Stopped
             model.weight.data += 1
 
-        checkpoint_log = open_checkpoint(Checkpoint(tmp_path, 0), "loop")
+        checkpoint_log = open_checkpoint(Checkpoint(tmp_path, 0))
         context = TrainingContext(seeded(), (), checkpoint_log)
         stage = context.checkpoint_log.stage({"model": model}, start=list(model.parameters()))
         while not stage.ended and model.weight.item() < 5:

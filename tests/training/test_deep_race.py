@@ -10,7 +10,7 @@ from helpers.deep_problems import started, step_data
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP
 from winnowgp.training import Progress
-from winnowgp.training.fast_deep import select_start
+from winnowgp.training.layer_training import select_start
 
 
 def raced(starts: list[DeepGP], told=()) -> DeepGP:
@@ -41,7 +41,7 @@ def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The room's name for it is the function.
-    module = import_module("winnowgp.training.fast_deep")
+    module = import_module("winnowgp.training.layer_training")
     real, calls = module.estimate_elbo, iter(range(9))
 
     def bound(*given, **words) -> float:

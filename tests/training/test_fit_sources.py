@@ -47,7 +47,7 @@ def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
     return path
 
 
-def open_checkpoint(path: Path) -> ParquetSource:
+def open_source(path: Path) -> ParquetSource:
     return ParquetSource(path, targets=["y"])
 
 
@@ -83,13 +83,13 @@ def in_units(source: Source) -> Source:
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "arrays": lambda _: ArraySource(X, Y),
     "memory maps": maps,
-    "parquet": lambda path: open_checkpoint(parquet_file(path / "a.parquet")),
-    "folder": lambda path: open_checkpoint(folder(path / "table")),
+    "parquet": lambda path: open_source(parquet_file(path / "a.parquet")),
+    "folder": lambda path: open_source(folder(path / "table")),
     "batches": lambda _: BatchSource(batches),
     "units": lambda _: in_units(ArraySource(X, Y)),
     "tracked": lambda _: Tracked(WHOLE),
     "shared tensors": lambda _: shared(WHOLE),
-    "shared parquet": lambda path: shared(open_checkpoint(parquet_file(path / "a.parquet"))),
+    "shared parquet": lambda path: shared(open_source(parquet_file(path / "a.parquet"))),
 }
 # The others differ from these in how they read, which tests of sources look at.
 QUICK = {"arrays", "parquet", "batches", "shared parquet"}
@@ -123,9 +123,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         patch.setattr("winnowgp.training.fast.HELD", 0)
-        return fitted(
-            open_checkpoint(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet"))
-        )
+        return fitted(open_source(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.Mon
 
 
 def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
-    source = open_checkpoint(parquet_file(tmp_path / "a.parquet"))
+    source = open_source(parquet_file(tmp_path / "a.parquet"))
     kernel = ScaleKernel(RBFKernel())
     variational = VariationalGP(kernel, WHOLE.X[:5], likelihood=GaussianLikelihood())
     told = r"needs all 60 rows in memory at once; read them with"
@@ -201,7 +199,7 @@ def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None
     told: list[Progress] = []
     where = Checkpoint(tmp_path / "run", 0)
     message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
-    for source in (open_checkpoint(path), shared(open_checkpoint(path))):
+    for source in (open_source(path), shared(open_source(path))):
         with pytest.raises(InputError, match=message):
             fitted(source, callbacks=told.append, checkpoint=where)
     assert told == []
@@ -255,14 +253,14 @@ def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
     change, message = FAULTS[fault]
     watch = after(step, lambda: change(path))
     with pytest.raises(InputError, match=message):
-        fitted(open_checkpoint(path), callbacks=watch, checkpoint=where)
-    held = where.read("fit")
+        fitted(open_source(path), callbacks=watch, checkpoint=where)
+    held = where.read()
     assert held is not None
     assert not held["finished"]
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["fit.checkpoint"]
     path.write_bytes(whole)
     told: list[Progress] = []
-    found = fitted(open_checkpoint(path), callbacks=told.append, checkpoint=where)
+    found = fitted(open_source(path), callbacks=told.append, checkpoint=where)
     # What had been done was not done again, and the answer is that of a fit nobody disturbed.
     assert told[0].phase == step
     assert found.elbo == undisturbed.elbo
@@ -273,7 +271,7 @@ def test_a_file_that_is_cut_off_is_named_before_the_fit(tmp_path: Path) -> None:
     path = parquet_file(tmp_path / "table.parquet")
     cut(path)
     with pytest.raises(InputError, match=r"table\.parquet cannot be read as Parquet.*cut off"):
-        open_checkpoint(path)
+        open_source(path)
 
 
 def test_damage_inside_a_row_group_is_named_during_the_fit(tmp_path: Path) -> None:
@@ -287,4 +285,4 @@ def test_damage_inside_a_row_group_is_named_during_the_fit(tmp_path: Path) -> No
     content[start : start + size] = b"\xff" * size
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"table\.parquet: row group 2 .*cannot be read"):
-        fitted(open_checkpoint(path))
+        fitted(open_source(path))

@@ -12,7 +12,7 @@ from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import as_callbacks
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast_deep import LayerTraining, train_layerwise
+from winnowgp.training.layer_training import LayerTraining, train_layerwise
 
 
 def seeded(seed: int = 0) -> torch.Generator:

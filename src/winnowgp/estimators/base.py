@@ -48,7 +48,8 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
-from winnowgp.training.checkpoint import CheckpointLog, row_identity
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.fingerprint import row_identity
 from winnowgp.training.goals import measured_predict_us, points_within
 
 # What a user said about points, checked, and turned into locations and a plan.
@@ -261,7 +262,7 @@ class InducingEstimator(BaseEstimator, ABC):
         """
         request, device = self._request(n_candidates)
         checkpoint = checkpoint_of(self.checkpoint)
-        about = row_identity(rows, kept=checkpoint is not None)
+        about = row_identity(rows, saved=checkpoint is not None)
         said = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
         told = {said.get(name, name): part for name, part in about.items()}
         checkpoint_log = open_checkpoint_log(
@@ -286,7 +287,7 @@ class InducingEstimator(BaseEstimator, ABC):
             schedule=request.plan(made, data, checkpoint_log),
             generator=generator,
             callbacks=self.callbacks,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint_log,
         )
         checkpoint_log.finish()
         self._x_scaler = plain_units(units)

@@ -43,7 +43,6 @@ from winnowgp.models import (
 )
 from winnowgp.training import (
     Callbacks,
-    Checkpoint,
     DeepTraining,
     FastSchedule,
     FixedAlpha,
@@ -54,8 +53,9 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
-from winnowgp.training.fast_deep import select_start
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.initialization import best_level
+from winnowgp.training.layer_training import select_start
 
 # What a user said about the layers of a deep model, checked, and turned into layers and a plan.
 
@@ -354,12 +354,12 @@ class DeepEstimator(BaseEstimator, ABC):
         ]
         shared = given.alike(data)
         fitted = fit(
-            self._raced(starts, shared, request, generator, checkpoint),
+            self._raced(starts, shared, request, generator, checkpoint_log),
             shared,
             schedule=request.plan(),
             generator=generator,
             callbacks=self.callbacks,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint_log,
         )
         checkpoint_log.finish()
         self._x_scaler = units
@@ -384,7 +384,7 @@ class DeepEstimator(BaseEstimator, ABC):
         data: Source,
         request: LayersRequest,
         generator: torch.Generator,
-        checkpoint: Checkpoint | None,
+        checkpoint: CheckpointLog,
     ) -> DeepGP:
         if len(starts) == 1:
             return starts[0]

@@ -206,7 +206,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             schedule=request.plan(table.N),
             generator=generator,
             callbacks=(counted, *as_callbacks(self.callbacks)),
-            checkpoint=checkpoint,
+            checkpoint=checkpoint_log,
         )
         self._varies, self._units = varies, units
         self.n_iter_ = counted.count

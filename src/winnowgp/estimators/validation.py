@@ -31,8 +31,9 @@ from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE, check_targets
 from winnowgp.models.likelihoods import is_plain
 from winnowgp.training import Checkpoint
-from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.context import open_checkpoint, warn_not_sharded
+from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
+from winnowgp.training.context import warn_not_sharded
 
 # From what users bring to tensors.
 
@@ -476,7 +477,12 @@ def open_checkpoint_log(
     asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}
     kind = type(estimator).__name__
     return open_checkpoint(
-        checkpoint, "estimator", process_group=process_group, **rows, estimator=kind, **asked
+        checkpoint,
+        callbacks=as_callbacks(estimator.get_params(deep=False)["callbacks"]),
+        process_group=process_group,
+        **rows,
+        estimator=kind,
+        **asked,
     )
 
 
