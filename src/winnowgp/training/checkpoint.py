@@ -21,7 +21,8 @@ from torch import Tensor
 
 from winnowgp.data import ProcessGroup
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
-from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
+from winnowgp.io.format import read_archive, write_archive
+from winnowgp.io.registry import State, deserialise, serialise
 from winnowgp.training.callbacks import Callback, CallbackStates, Stateful, decision_settings
 from winnowgp.training.fingerprint import digest, fingerprint
 
@@ -74,10 +75,10 @@ class Checkpoint:
         try:
             if not self.path.exists():
                 return None
-            packed = read_packed(self.path)
+            packed = read_archive(self.path)
             if packed.kind != _KIND:
                 raise ModelFileError(f"{self.path} holds a {packed.kind}.")
-            state = state_from(packed)
+            state = deserialise(packed)
         except OSError as error:
             raise CheckpointError(
                 f"{self.path} must be a file that can be read ({error}); delete it to start again, "
@@ -96,7 +97,7 @@ class Checkpoint:
             OSError: the file cannot be written; the last one remains.
         """
         Path(self.folder).mkdir(parents=True, exist_ok=True)
-        write_packed(packed_state(_KIND, state), self.path)
+        write_archive(serialise(_KIND, state), self.path)
 
     def remove_temporary(self) -> None:
         """Remove incomplete files of processes that were killed while writing."""
@@ -356,7 +357,7 @@ def _resume(
 ) -> State:
     """Return the state of the same fit; write and return an empty one if there is none."""
     # A callback whose state cannot be saved is an error now, not at the first write.
-    packed_state("Callbacks", CallbackStates(callbacks).state_dict())
+    serialise("Callbacks", CallbackStates(callbacks).state_dict())
     checkpoint.remove_temporary()
     state = checkpoint.read()
     if state is not None and state["heading"] == heading:

@@ -10,7 +10,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LayerSites, deep_sites
-from winnowgp.selection import Frontier, Selection, path_frontier
+from winnowgp.selection import Frontier, Selection, elimination_frontier
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Progress, candidate_sets
 from winnowgp.training.context import TrainingContext
