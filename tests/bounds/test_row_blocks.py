@@ -10,7 +10,8 @@ from torch import Tensor
 from helpers.tracked_source import Tracked
 from winnowgp.bounds import RowBlocks
 from winnowgp.bounds.row_blocks import CHUNK, pairwise_sum
-from winnowgp.data import ArraySource, BatchSource, Dataset, Source, shared, standardised
+from winnowgp.data import ArraySource, BatchSource, Dataset, Source, shard, standardise
+from winnowgp.data.sharding import ShardedSource
 
 N, D, P = 103, 3, 2
 RNG = np.random.default_rng(0)
@@ -21,8 +22,8 @@ SOURCES: dict[str, Callable[[], Source]] = {
     "tensors": lambda: WHOLE,
     "arrays": lambda: ArraySource(X, Y),
     "batches": lambda: BatchSource(lambda: iter([(X[:40], Y[:40]), (X[40:], Y[40:])])),
-    "shared tensors": lambda: shared(WHOLE),
-    "shared arrays": lambda: shared(ArraySource(X, Y)),
+    "shared tensors": lambda: shard(WHOLE),
+    "shared arrays": lambda: shard(ArraySource(X, Y)),
 }
 
 
@@ -58,7 +59,7 @@ def test_features_are_those_of_inputs_about_one_centre(made: Callable[[], Source
 def test_sums_of_lanes_are_those_of_all_rows(made: Callable[[], Source]) -> None:
     found = blocks(made())
     shards = [torch.stack([part.X.sum(0) for part in shard]).sum(0) for shard in found.shards()]
-    assert len(shards) == (8 if "shared" in type(made()).__name__.lower() else 1)
+    assert len(shards) == (8 if isinstance(made(), ShardedSource) else 1)
     (total,) = found.summed((shard,) for shard in shards)
     torch.testing.assert_close(total, WHOLE.X.sum(0), rtol=1e-12, atol=1e-12)
 
@@ -66,7 +67,7 @@ def test_sums_of_lanes_are_those_of_all_rows(made: Callable[[], Source]) -> None
 def test_weights_travel_with_their_rows() -> None:
     weights = torch.tensor(RNG.uniform(0.5, 2, N))
     data = Dataset.of(WHOLE.X, WHOLE.Y, weights=weights)
-    for source in (data, shared(data), standardised(data)):
+    for source in (data, shard(data), standardise(data)):
         found = blocks(source)
         assert found.observations == pytest.approx(float(weights.sum()))
         parts = [part.weights for part in found if part.weights is not None]

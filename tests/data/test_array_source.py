@@ -43,7 +43,7 @@ def test_memory_maps_stay_on_disk(tmp_path: Path) -> None:
         made[:] = 1.0
         del made
     tracemalloc.start()
-    source = ArraySource.open(tmp_path / "X.npy", tmp_path / "y.npy").share(1, 2)
+    source = ArraySource.open(tmp_path / "X.npy", tmp_path / "y.npy").shard(1, 2)
     for chunk in source.chunks(1000):
         assert float(chunk.X.sum()) == 8000
     source.part(torch.tensor([99_999, 0]))
@@ -56,7 +56,7 @@ def test_memory_maps_stay_on_disk(tmp_path: Path) -> None:
 def test_what_is_not_finite_in_an_array_is_named() -> None:
     bad = X.copy()
     bad[57, 2] = np.nan
-    for source in (ArraySource(bad, Y), ArraySource(bad, Y).share(1, 2).share(0, 2)):
+    for source in (ArraySource(bad, Y), ArraySource(bad, Y).shard(1, 2).shard(0, 2)):
         with pytest.raises(InputError, match=r"`X\[57, 2\]` is nan"):
             list(source.chunks(10))
     with pytest.raises(InputError, match=r"`X\[57, 2\]` is nan"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from winnowgp.data import BatchSource, Dataset
 from winnowgp.data.out_of_core import StreamedSource
+from winnowgp.data.sources import SourceInfo
 from winnowgp.errors import InputError
 
 
@@ -48,7 +49,7 @@ PAIR = (np.zeros((2, 1)), np.zeros(2))
     [
         ([PAIR], "`batches` must be a function .*got a list"),
         (iter([PAIR]), "`batches` must be a function .*got a list_iterator"),
-        (lambda: None, "`batches` must make an iterator of pairs; it made a NoneType"),
+        (lambda: None, "`batches` must return an iterator of pairs; it returned a NoneType"),
         (lambda: iter([PAIR[0]]), r"batch 0 .*must be a pair of inputs and targets; got a ndarray"),
         (lambda: iter([PAIR, (*PAIR, 1)]), r"batch 1 .*must be a pair .*got a tuple of 3"),
     ],
@@ -62,7 +63,7 @@ def test_what_is_no_function_of_pairs_is_said(batches: Any, message: str) -> Non
 class Short(StreamedSource):
     """Says ten rows and has six."""
 
-    N, D, P, dtype = 10, 1, 1, torch.float64  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    info = SourceInfo(10, 1, 1, torch.float64)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         rows: Tensor = torch.arange(start, min(stop, 6)).double()[:, None]
@@ -72,5 +73,5 @@ class Short(StreamedSource):
 def test_a_source_that_ends_early_is_found_out() -> None:
     assert Short().part(torch.tensor([5, 0, 5])).X[:, 0].tolist() == [5, 0, 5]
     for ask in (lambda: Short().part(torch.tensor([7, 1])), lambda: list(Short().chunks(4))):
-        with pytest.raises(InputError, match="fewer rows than it said"):
+        with pytest.raises(InputError, match="fewer rows than its `N`"):
             ask()

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import tracemalloc
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from helpers.parquet_files import spoil, write_row_groups
-from winnowgp.data import DataTable, column_blocks, read_table, regrouped
+from winnowgp.data import DataTable, read_blocks, read_table
+from winnowgp.data.out_of_core import rechunk
 from winnowgp.errors import InputError
 
 N = 103
@@ -55,7 +57,7 @@ def written(kind: str, folder: Path) -> tuple[Path, str]:
 def same(a: DataTable, b: DataTable) -> None:
     assert a.names == b.names
     for name in a.names:
-        assert a.words(name).tolist() == b.words(name).tolist()
+        assert a.strings(name).tolist() == b.strings(name).tolist()
         np.testing.assert_array_equal(a.numbers(name), b.numbers(name))
 
 
@@ -63,14 +65,14 @@ def same(a: DataTable, b: DataTable) -> None:
 @pytest.mark.parametrize("size", [1, 7, 50, N, 1000])
 def test_blocks_of_any_size_are_the_whole_table(kind: str, size: int, tmp_path: Path) -> None:
     path, encoding = written(kind, tmp_path)
-    blocks = list(column_blocks(path, size=size, encoding=encoding))
+    blocks = list(read_blocks(path, size=size, encoding=encoding))
     assert max(block.N for block in blocks) <= size
     whole = read_table(path, encoding=encoding)
     assert whole.N == N
-    assert whole.words("id").tolist() == [str(i) for i in range(N)]
-    assert whole.words("long")[-1] == str(2**60 + N - 1)
+    assert whole.strings("id").tolist() == [str(i) for i in range(N)]
+    assert whole.strings("long")[-1] == str(2**60 + N - 1)
     same(DataTable.joined(blocks), whole)
-    again = list(regrouped(blocks, 10))
+    again = list(rechunk(blocks, repeat(10)))
     assert [block.N for block in again] == [10] * 10 + [3]
     same(DataTable.joined(again), whole)
 
@@ -81,13 +83,13 @@ def test_rows_know_their_number_in_the_file(kind: str, size: int, tmp_path: Path
     """Also after their blocks have been cut anew."""
     path, _ = written(kind, tmp_path)
     ends = [40, 41, 41, 71, 103]
-    for blocks in (column_blocks(path, size=size), regrouped(column_blocks(path, size=size), 9)):
+    for blocks in (read_blocks(path, size=size), rechunk(read_blocks(path, size=size), repeat(9))):
         row = 0
         for block in blocks:
             for i in range(block.N):
                 group = next(g for g, end in enumerate(ends) if row < end)
                 told = f" (row group {group}, counted from 0)" if kind == "parquet" else ""
-                assert block.place(i) == f"row {row + 1}{told}"
+                assert block.describe_row(i) == f"row {row + 1}{told}"
                 row += 1
         assert row == N
 
@@ -103,7 +105,7 @@ def test_a_byte_that_cannot_be_read_is_counted_from_the_start(
     content = start + b"\xff\n" + b"x\n" * 9
     (tmp_path / "a").write_bytes(gzip.compress(content) if zipped else content)
     with pytest.raises(InputError, match=f"byte {len(start):,} cannot be read"):
-        list(column_blocks(tmp_path / "a"))
+        list(read_blocks(tmp_path / "a"))
 
 
 def test_a_line_without_an_end_is_not_read_whole(
@@ -111,8 +113,8 @@ def test_a_line_without_an_end_is_not_read_whole(
 ) -> None:
     monkeypatch.setattr("winnowgp.data.readers._LONGEST_LINE", 1000)
     (tmp_path / "a").write_text("a,b\n" + "1," * 600)
-    with pytest.raises(InputError, match="a line of over 1,000 letters"):
-        list(column_blocks(tmp_path / "a"))
+    with pytest.raises(InputError, match="a line of over 1,000 characters"):
+        list(read_blocks(tmp_path / "a"))
 
 
 def test_a_cut_off_gzip_file_is_named_after_its_good_blocks(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_cut_off_gzip_file_is_named_after_its_good_blocks(tmp_path: Path) -> N
     text = "a\n" + "".join(f"{v}\n" for v in rng.normal(size=40_000))
     content = gzip.compress(text.encode())
     (tmp_path / "a").write_bytes(content[: len(content) // 2])
-    blocks = column_blocks(tmp_path / "a", size=100)
+    blocks = read_blocks(tmp_path / "a", size=100)
     assert next(blocks).N == 100
     with pytest.raises(InputError, match="damaged or cut-off gzip"):
         list(blocks)
@@ -129,7 +131,7 @@ def test_a_cut_off_gzip_file_is_named_after_its_good_blocks(tmp_path: Path) -> N
 def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
     path = row_groups(tmp_path / "a", [50] * 40)
     spoil(path, group=37, column=2)
-    blocks = column_blocks(path)
+    blocks = read_blocks(path)
     assert sum(next(blocks).N for _ in range(37)) == 37 * 50
     with pytest.raises(InputError, match=r"row group 37 \(counted from 0\) cannot be read.*damage"):
         next(blocks)
@@ -138,8 +140,8 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
 def test_a_cut_off_parquet_file_is_named(tmp_path: Path) -> None:
     path = row_groups(tmp_path / "a", [50] * 4)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"a cannot be read as Parquet.*cut off\?"):
-        next(column_blocks(path))
+    with pytest.raises(InputError, match=r"a cannot be read as Parquet.*cut off"):
+        next(read_blocks(path))
 
 
 def test_the_csv_reader_holds_a_block_and_no_more(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_the_csv_reader_holds_a_block_and_no_more(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
         path.write_text("a,b\n" + "".join(f"{i},word {i}\n" for i in range(rows)))
         tracemalloc.start()
-        for block in column_blocks(path, size=500):
+        for block in read_blocks(path, size=500):
             assert block.N <= 500
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -170,7 +172,7 @@ def test_the_parquet_reader_holds_a_batch_and_no_row_group(tmp_path: Path) -> No
         parquet.write_table(table, tmp_path / "a", row_group_size=rows)
         del table
         before, most = pyarrow.total_allocated_bytes(), 0
-        for block in column_blocks(tmp_path / "a", size=1000):
+        for block in read_blocks(tmp_path / "a", size=1000):
             assert block.N <= 1000
             most = max(most, pyarrow.total_allocated_bytes() - before)
         return most
@@ -189,7 +191,7 @@ def test_regrouping_waits_for_no_more_than_it_needs() -> None:
             yield DataTable.of({"a": [3 * i, 3 * i + 1, 3 * i + 2]})
 
     taken = 0
-    for block in regrouped(blocks(), 10):
+    for block in rechunk(blocks(), repeat(10)):
         assert given - taken < 10 + 3
         taken += block.N
     assert taken == given == 300
@@ -197,4 +199,4 @@ def test_regrouping_waits_for_no_more_than_it_needs() -> None:
 
 def test_a_size_of_no_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`size` must be at least 1 row; got 0"):
-        next(column_blocks(tmp_path / "a", size=0))
+        next(read_blocks(tmp_path / "a", size=0))

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from helpers.source_problems import RNG, N, X, Y
-from winnowgp.data import ColumnMoments, Dataset, Standardiser, standardised
+from winnowgp.data import Dataset, Standardiser, standardise
+from winnowgp.data.scaling import ColumnMoments
 
 
 def exact_moments(column: Any, weights: Any) -> tuple[float, float]:
@@ -55,11 +56,11 @@ def test_a_constant_column_is_only_shifted_and_weights_count() -> None:
     A = np.stack([np.full(N, 0.1), X[:, 0]], axis=1)
     weights = torch.tensor(RNG.uniform(0.5, 2, N))
     data = Dataset.of(torch.tensor(A), torch.tensor(Y), weights=weights)
-    found = standardised(data)
+    found = standardise(data)
     direct = Standardiser.of(data.X, weights=weights)
     assert found.x_scaler.scale[0] == 1
     assert torch.allclose(found.x_scaler.shift, direct.shift, rtol=1e-13)
     assert torch.allclose(found.x_scaler.scale, direct.scale, rtol=1e-13)
-    chunk = next(found.share(1, 2).chunks(N))
+    chunk = next(found.shard(1, 2).chunks(N))
     assert chunk.weights is not None
     assert torch.equal(chunk.weights, weights[51:])

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from winnowgp.data import Dataset, Standardiser, hills, load_table, table_names
+from winnowgp.data import Dataset, Standardiser, hills, load_table
+from winnowgp.data.catalogue import ORIGINS
 from winnowgp.errors import DataNotFoundError, InputError
 
 X = torch.zeros(3, 2, dtype=torch.float64)
@@ -34,7 +35,7 @@ def test_unusable_data_are_named(inputs, targets, message: str) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (y[:2] + 1, r"one torch.float64 number a row, \[3\]"),
+        (y[:2] + 1, r"one torch.float64 number per row, \[3\]"),
         (y.float() + 1, "got torch.float32"),
         (y, "must be positive and finite"),
         (y + float("inf"), "must be positive and finite"),
@@ -119,7 +120,7 @@ def test_the_papers_data_have_their_published_shapes(name: str, shape: tuple[int
     assert tuple(table.values.shape) == shape
     assert len(table.columns) == shape[1]
     assert len(table.labels) == (437 if name == "qpcr" else 0)
-    assert name in table_names()
+    assert name in ORIGINS
 
 
 def test_unknown_missing_and_damaged_files_are_named(
@@ -132,5 +133,5 @@ def test_unknown_missing_and_damaged_files_are_named(
     with pytest.raises(DataNotFoundError, match="WINNOWGP_DATA"):
         load_table("energy")
     (tmp_path / "energy.csv.gz").write_bytes(b"not it")
-    with pytest.raises(InputError, match="not the file it should be"):
+    with pytest.raises(InputError, match="is not the published data set"):
         load_table("energy")

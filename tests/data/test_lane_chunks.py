@@ -5,14 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from winnowgp.data import (
-    BatchSource,
-    Dataset,
-    ProcessGroup,
-    ShardedSource,
-    sampled_rows,
-    standardised,
-)
+from winnowgp.data import BatchSource, Dataset, standardise
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.sharding import ShardedSource
+from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import InputError
 
 
@@ -49,19 +45,19 @@ def test_a_stream_that_changes_is_noticed_at_its_end(later: int) -> None:
         rows = torch.arange(next(counts, later), dtype=torch.float64)
         yield from zip(rows[:, None].split(8), rows.split(8), strict=True)
 
-    shared = ShardedSource(BatchSource(batches), ProcessGroup.alone())
+    shared = ShardedSource(BatchSource(batches), SINGLE_PROCESS)
     with pytest.raises(InputError, match="`batches` gave 40 rows when they were counted and"):
         list(shared.chunks(5))
 
 
 def test_rows_that_are_in_standard_units_twice_stay_shared() -> None:
     rows = torch.arange(40, dtype=torch.float64)
-    shared = ShardedSource(Dataset.of(rows[:, None], rows), ProcessGroup.alone())
-    for source in (standardised(shared), standardised(standardised(shared))):
-        found = source.converted()
+    shared = ShardedSource(Dataset.of(rows[:, None], rows), SINGLE_PROCESS)
+    for source in (standardise(shared), standardise(standardise(shared))):
+        found = source.materialised()
         assert isinstance(found, ShardedSource)
         assert found.process_group == shared.process_group
-        assert isinstance(found.held(), Dataset)
+        assert isinstance(found.as_dataset(), Dataset)
 
 
 def test_every_process_needs_a_row() -> None:
@@ -74,7 +70,7 @@ def test_every_process_needs_a_row() -> None:
 def test_standard_units_reach_every_lane() -> None:
     rows = torch.arange(40, dtype=torch.float64)
     source = BatchSource(lambda: iter([(rows[:, None], rows)]))
-    shared = standardised(ShardedSource(source, ProcessGroup.alone()))
+    shared = standardise(ShardedSource(source, SINGLE_PROCESS))
     found = torch.cat([chunk.X[:, 0] for shard in shared.shard_chunks(3) for chunk in shard])
     torch.testing.assert_close(found, (rows - rows.mean()) / rows.std(correction=0))
 

@@ -8,7 +8,7 @@ import torch
 from helpers import shared_steps as work
 from helpers.forks import Forks
 from helpers.shared_work import together
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import InputError
 
 
@@ -25,15 +25,15 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("second_of_two")
 def test_they_are_counted_before_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ProcessGroup.launched() == ProcessGroup(1, 2)
+    assert ProcessGroup.from_environment() == ProcessGroup(1, 2)
     monkeypatch.delenv("MASTER_ADDR")
-    assert ProcessGroup.launched() == ProcessGroup.started() == ProcessGroup.alone()
+    assert ProcessGroup.from_environment() == ProcessGroup.initialise() == SINGLE_PROCESS
 
 
 def test_one_process_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "nowhere"}.items():
         monkeypatch.setenv(name, value)
-    assert ProcessGroup.started() == ProcessGroup.alone()
+    assert ProcessGroup.initialise() == SINGLE_PROCESS
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -42,7 +42,7 @@ def test_each_needs_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         InputError, match="each process needs a GPU of its own; got 1 for process 2"
     ):
-        ProcessGroup.started(torch.device("cuda"))
+        ProcessGroup.initialise(torch.device("cuda"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")

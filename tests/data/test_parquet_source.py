@@ -23,7 +23,7 @@ def test_a_bad_value_in_row_group_37_is_named(tmp_path: Path) -> None:
         told = rf"a\.parquet: column '{name}' has {word} in row 188 \(row group 37, counted from 0"
         for ask in (
             lambda s=source: list(s.chunks(1000)),
-            lambda s=source: list(s.share(3, 4).chunks(7)),
+            lambda s=source: list(s.shard(3, 4).chunks(7)),
             lambda s=source: s.part(torch.tensor([199, 187])),
         ):
             with pytest.raises(InputError, match=told):
@@ -41,7 +41,7 @@ def test_row_groups_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
     spoil(path, group=2, column=0)
     source = ParquetSource(path, **CHOICE)
     assert source.part(torch.tensor([99, 0])).N == 2
-    assert sum(chunk.N for chunk in source.share(3, 4).chunks(9)) == 50
+    assert sum(chunk.N for chunk in source.shard(3, 4).chunks(9)) == 50
     with pytest.raises(InputError, match=r"a: row group 2 \(counted from 0\) cannot be read"):
         list(source.chunks(9))
 
@@ -66,7 +66,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"targets": ["y"]}, "column 'word' holds string; a source takes numbers"),
+        ({"targets": ["y"]}, "column 'word' has type string; a source needs numeric columns"),
         ({"targets": ["y"], "inputs": ["a", "q"]}, "no column 'q'; its columns are 'a', 'y', 'b'"),
         ({"targets": ["y"], "inputs": ["a", "y"]}, "named once in .*'y' twice"),
         ({"targets": [], "inputs": ["a"]}, r"must each name a column; got \['a'\] and \[\]"),

@@ -11,7 +11,9 @@ from helpers import shared_rows
 from helpers.forks import Forks
 from helpers.shared_rows import ASKED, D, N, rows
 from helpers.shared_work import together
-from winnowgp.data import Dataset, ProcessGroup, ShardedSource, shared, standardised
+from winnowgp.data import Dataset, shard, standardise
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.sharding import ShardedSource
 
 COUNTS = (1, 2, 3, 4)
 SOURCES = ("dataset", "weights", "array", "parquet", "batches")
@@ -140,9 +142,9 @@ def test_what_cannot_be_asked_of_shared_rows_is_said(
     for each in source[of]:
         kind, words = each["refused"]
         assert kind == "InputError"
-        assert "cannot be shared again" in words
+        assert "cannot be sharded again" in words
         if name in ("array", "parquet", "batches"):
-            required = f"`rows` must be numbers from 0 to 202; got {N} to {N}."
+            required = f"`rows` must be indices from 0 to 202; got {N} to {N}."
             assert each["missing"] == ["InputError", required]
 
 
@@ -150,10 +152,10 @@ def test_without_torchrun_one_process_reads_all(monkeypatch: pytest.MonkeyPatch)
     for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     X, y, _ = map(torch.tensor, rows())
-    source = shared(Dataset.of(X, y))
-    assert source.process_group == ProcessGroup.alone() == ProcessGroup(0, 1)
+    source = shard(Dataset.of(X, y))
+    assert source.process_group == SINGLE_PROCESS == ProcessGroup(0, 1)
     assert sum(len(chunk.X) for chunk in source.chunks(50)) == N
-    assert standardised(source).process_group == ProcessGroup.alone()
+    assert standardise(source).process_group == SINGLE_PROCESS
 
 
 def test_more_processes_than_lanes_or_rows_share_what_there_is() -> None:

@@ -31,7 +31,7 @@ def written(folder: Path, content: bytes | str, name: str = "a.csv") -> Path:
 )
 def test_dialects_of_csv_say_the_same(content: bytes, tmp_path: Path) -> None:
     table = read_table(written(tmp_path, content))
-    assert {name: table.words(name).tolist() for name in table.names} == {
+    assert {name: table.strings(name).tolist() for name in table.names} == {
         "a": ["1", None],
         "b": ["x y", "z"],
     }
@@ -39,7 +39,7 @@ def test_dialects_of_csv_say_the_same(content: bytes, tmp_path: Path) -> None:
 
 def test_an_encoding_can_be_said(tmp_path: Path) -> None:
     path = written(tmp_path, "town\nMünchen\n".encode("latin-1"))
-    assert read_table(path, encoding="latin-1").words("town").tolist() == ["München"]
+    assert read_table(path, encoding="latin-1").strings("town").tolist() == ["München"]
     with pytest.raises(InputError, match=r"byte 6 cannot be read.*--encoding"):
         read_table(path)
     with pytest.raises(InputError, match="`encoding` must be"):
@@ -54,7 +54,7 @@ def test_an_encoding_can_be_said(tmp_path: Path) -> None:
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 fields where the first line names 2"),
         ("a,,c\n1,2,3\n", "column 2 has no name.*index=False"),
         ("a,b,a\n1,2,3\n", "called 'a'; rename"),
-        ('a\n"x\n', "line 2: .*mend that line"),
+        ('a\n"x\n', "line 2: .*correct that line"),
         ("a\n" + "x" * 200_000 + "\n", "line 2: field larger than field limit"),
         (b"\x00\x01\x02\x03" * 9, "binary"),
         (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:-9], "gzip"),
@@ -94,7 +94,7 @@ def test_parquet_is_read_by_type(tmp_path: Path) -> None:
     columns = read_table(tmp_path / "a.anything")
     np.testing.assert_array_equal(columns.values["whole"], [1, np.nan])
     np.testing.assert_array_equal(columns.values["real"], [0.5, np.nan])
-    words = {n: columns.words(n).tolist() for n in ("huge", "word", "flag", "day")}
+    words = {n: columns.strings(n).tolist() for n in ("huge", "word", "flag", "day")}
     assert words == {
         "huge": [str(2**60), str(2**60 + 1)],
         "word": ["a", None],
@@ -102,7 +102,7 @@ def test_parquet_is_read_by_type(tmp_path: Path) -> None:
         "day": ["1970-01-02", None],
     }
     parquet.write_table(pyarrow.table({"list": [[1], [2]]}), tmp_path / "b")
-    with pytest.raises(InputError, match="column 'list' holds list"):
+    with pytest.raises(InputError, match="column 'list' has unsupported type list"):
         read_table(tmp_path / "b")
 
 

@@ -3,7 +3,7 @@ from itertools import islice
 import pytest
 import torch
 
-from winnowgp.data import RowBatches
+from winnowgp.data.sources import RowBatches
 
 
 def test_batches_are_disjoint_until_too_few_rows_are_left(generator) -> None:

@@ -28,14 +28,14 @@ from winnowgp.data import (
     ParquetSource,
     Source,
     Standardiser,
-    standardised,
+    standardise,
 )
 from winnowgp.errors import InputError
 
 
 def once(source: Source) -> Source:
     """In units that change nothing: the wrapper is that of standard ones."""
-    made = standardised(source)
+    made = standardise(source)
     none = Standardiser.none
     return type(made)(source, none(torch.zeros(1, D).double()), none(torch.zeros(1, P).double()))
 
@@ -96,7 +96,7 @@ def test_a_part_is_what_indexing_gives(source: Source, rows: list[int]) -> None:
 
 @pytest.mark.parametrize("of", [1, 2, 4, 7, N])
 def test_shares_together_are_the_whole(source: Source, of: int) -> None:
-    shares = [source.share(rank, of) for rank in range(of)]
+    shares = [source.shard(rank, of) for rank in range(of)]
     sizes = [share.N for share in shares]
     assert sum(sizes) == N
     assert max(sizes) - min(sizes) <= 1
@@ -108,15 +108,15 @@ def test_shares_together_are_the_whole(source: Source, of: int) -> None:
 
 
 def test_a_share_of_a_share(source: Source) -> None:
-    same(joined(list(source.share(1, 2).share(1, 3).chunks(5))), X[68:85], Y[68:85])
+    same(joined(list(source.shard(1, 2).shard(1, 3).chunks(5))), X[68:85], Y[68:85])
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
         (lambda s: list(s.chunks(0)), "`size` must be at least 1 row; got 0"),
-        (lambda s: s.share(2, 2), "`rank` must be from 0 to below `of`; got 2 of 2"),
-        (lambda s: s.share(0, N + 1), f"{N + 1} processes cannot share {N} rows"),
+        (lambda s: s.shard(2, 2), "`index` must be from 0 to below `count`; got 2 of 2"),
+        (lambda s: s.shard(0, N + 1), f"{N} rows cannot be divided into {N + 1} shards"),
     ],
 )
 def test_what_no_source_can_do_is_said(
@@ -130,7 +130,7 @@ def test_what_no_source_can_do_is_said(
 def test_rows_that_are_not_there_are_refused(source: Source, rows: list[int]) -> None:
     if isinstance(source, Dataset):
         pytest.skip("tensors index as tensors do")
-    with pytest.raises(InputError, match=f"numbers from 0 to {N - 1}; got {rows[0]} to {rows[-1]}"):
+    with pytest.raises(InputError, match=f"indices from 0 to {N - 1}; got {rows[0]} to {rows[-1]}"):
         source.part(torch.tensor(rows))
 
 
@@ -195,15 +195,15 @@ def iterator_once() -> Callable[[], Iterator[tuple[Any, Any]]]:
 
 
 def test_standard_units_are_those_of_the_whole(source: Source) -> None:
-    found = standardised(source)
+    found = standardise(source)
     for units, A in ((found.x_scaler, X), (found.y_scaler, Y)):
         np.testing.assert_allclose(units.shift, A.mean(0), rtol=0, atol=1e-15)
         np.testing.assert_allclose(units.scale, A.std(0), rtol=1e-14)
     expected = (X - X.mean(0)) / X.std(0)
-    for chunks in (found.chunks(8), (c for r in range(3) for c in found.share(r, 3).chunks(8))):
+    for chunks in (found.chunks(8), (c for r in range(3) for c in found.shard(r, 3).chunks(8))):
         whole = joined(list(chunks))
         np.testing.assert_allclose(whole.X, expected, atol=1e-13)
         np.testing.assert_allclose(whole.Y, (Y - Y.mean(0)) / Y.std(0), atol=1e-13)
     np.testing.assert_allclose(found.part(torch.tensor([9, 2])).X, expected[[9, 2]], atol=1e-13)
-    as_they_are = standardised(source, targets=False)
+    as_they_are = standardise(source, targets=False)
     assert torch.equal(next(as_they_are.chunks(N)).Y, torch.tensor(Y))

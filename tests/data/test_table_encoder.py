@@ -40,7 +40,7 @@ def test_the_matrix_is_what_it_is_said_to_be() -> None:
     ]
     encoder = TableEncoder.learn(TABLE, missing="impute")
     np.testing.assert_array_equal(encoder.encode(TABLE), expected)
-    back = TableEncoder.from_about(encoder.about())
+    back = TableEncoder.from_dict(encoder.to_dict())
     np.testing.assert_array_equal(back.encode(TABLE), expected)
 
 
@@ -67,7 +67,7 @@ def test_numbers_can_be_words_if_they_were_words_before() -> None:
 
 def test_whole_numbers_too_large_for_a_float_stay_exact() -> None:
     table = DataTable.of({"id": np.array([2**60, 2**60 + 1])})
-    assert table.words("id").tolist() == [str(2**60), str(2**60 + 1)]
+    assert table.strings("id").tolist() == [str(2**60), str(2**60 + 1)]
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_whole_numbers_too_large_for_a_float_stay_exact() -> None:
         ({"a": ["1", "inf"]}, "'a' has inf in row 2"),
         ({"a": ["1", "-2e300"]}, "row 2; numbers must be finite"),
         ({"a": [None, None]}, "'a' is empty"),
-        ({"a": [str(i) + "x" for i in range(40)]}, "40 different words, such as '0x'"),
+        ({"a": [str(i) + "x" for i in range(40)]}, "40 different strings, such as '0x'"),
         ({"a": [f"{i},5" for i in range(40)]}, "decimal commas"),
-        ({"a": ["1,5", "2", "", "-0,25"]}, "'a' holds words, such as '1,5'.*decimal commas"),
+        ({"a": ["1,5", "2", "", "-0,25"]}, "'a' holds strings, such as '1,5'.*decimal commas"),
         (
             {"a": [f"a{i}" for i in range(40)], "b": [f"b{i}" for i in range(40)]},
-            "2 columns have more than 30 different words.*--drop 'a,b'",
+            "2 columns have more than 30 different strings.*--drop 'a,b'",
         ),
         ({}, "no columns are left"),
     ],
@@ -111,10 +111,10 @@ def test_a_later_table_that_does_not_fit_is_refused(later: dict[str, Any], messa
 
 def test_commas_that_are_no_decimals_are_words() -> None:
     encoder = TableEncoder.learn(DataTable.of({"a": ["1,5", "2,x"]}))
-    assert encoder.columns[0].words == ("1,5", "2,x")
+    assert encoder.columns[0].categories == ("1,5", "2,x")
 
 
-GOOD = TableEncoder.learn(TABLE, missing="impute").about()
+GOOD = TableEncoder.learn(TABLE, missing="impute").to_dict()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ GOOD = TableEncoder.learn(TABLE, missing="impute").about()
 def test_a_number_s_encoding_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     column = {**GOOD["columns"][0], **change}
     with pytest.raises(ModelFileError, match="describes"):
-        TableEncoder.from_about({**GOOD, "columns": [column]})
+        TableEncoder.from_dict({**GOOD, "columns": [column]})
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_number_s_encoding_that_makes_no_sense_is_refused(change: dict[str, An
 def test_an_encoding_of_words_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     column = {**GOOD["columns"][1], **change}
     with pytest.raises(ModelFileError, match="describes"):
-        TableEncoder.from_about({**GOOD, "columns": [column]})
+        TableEncoder.from_dict({**GOOD, "columns": [column]})
 
 
 @pytest.mark.parametrize(
@@ -177,22 +177,22 @@ def test_an_encoding_of_words_that_makes_no_sense_is_refused(change: dict[str, A
 )
 def test_what_is_no_encoder_is_refused(about: Any) -> None:
     with pytest.raises(ModelFileError):
-        TableEncoder.from_about(about)
+        TableEncoder.from_dict(about)
 
 
 def test_what_is_missing_and_what_differs_in_numbers_and_in_words() -> None:
     table = DataTable.of({"text": ["1", "1.0", "", "b"], "size": [1.0, 1.0, np.nan, 2.0]})
     for name, different in (("text", 3), ("size", 2)):
         assert table.missing(name).tolist() == [False, False, True, False]
-        assert table.different(name) == different
+        assert table.n_unique(name) == different
 
 
 def test_numbers_written_as_text_are_read_once_and_nothing_else_is_touched() -> None:
-    read = TABLE.numbered(["size", "colour", "day"])
+    read = TABLE.parse_numbers(["size", "colour", "day"])
     np.testing.assert_array_equal(read.values["size"], [1, 2.5, np.nan, 4])
     assert read.values["size"].dtype == np.float64
     assert all(read.values[name] is TABLE.values[name] for name in ("colour", "day", "code"))
-    assert TABLE.numbered([]).values["size"] is TABLE.values["size"]
+    assert TABLE.parse_numbers([]).values["size"] is TABLE.values["size"]
     for missing in ("impute", "error"):
         assert TableEncoder.learn(read, missing=missing) == TableEncoder.learn(
             TABLE, missing=missing
@@ -221,6 +221,6 @@ def test_data_frames_are_tables() -> None:
         "words",
         "date",
     ]
-    assert table.words("b").tolist() == ["true", "false", "true"]
-    assert table.words("w").tolist() == ["a", None, "b"]
+    assert table.strings("b").tolist() == ["true", "false", "true"]
+    assert table.strings("w").tolist() == ["a", None, "b"]
     np.testing.assert_array_equal(table.numbers("n"), [1, np.nan, 3])

@@ -1,6 +1,5 @@
 """Tables of many columns: fewer rows of them at a time, and names looked up once."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import torch
 
 from helpers.tracked_source import Tracked
 from winnowgp.bounds.row_blocks import CHUNK, gpu_size
-from winnowgp.data import ArraySource, Dataset, ParquetSource, standardised
-from winnowgp.data.readers import ParquetFile
+from winnowgp.data import ArraySource, Dataset, ParquetSource, standardise
+from winnowgp.data.parquet import ParquetFile
 from winnowgp.errors import InputError
 
 N, D = 50, 12
@@ -36,10 +35,10 @@ def test_parquet_is_decoded_fewer_rows_at_a_time(
     sizes = []
     read = ParquetFile.batches
 
-    def batches(self: ParquetFile, group: int, size: int, **words: Any) -> Iterator[Any]:
-        for batch in read(self, group, size, **words):
+    def batches(self: ParquetFile, size: int, **options: Any) -> Iterator[Any]:
+        for batch, origin in read(self, size, **options):
             sizes.append(batch.num_rows)
-            yield batch
+            yield batch, origin
 
     monkeypatch.setattr(ParquetFile, "batches", batches)
     source = ParquetSource(wide, targets="price")
@@ -66,9 +65,9 @@ def test_a_column_may_be_named_without_a_list(wide: Path) -> None:
 
 
 def test_units_are_found_from_fewer_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["winnowgp.data.standardise"], "_NUMBERS", 5 * (D + 1))
+    monkeypatch.setattr("winnowgp.data.scaling._NUMBERS", 5 * (D + 1))
     source = Tracked(ROWS)
-    found = standardised(source)
+    found = standardise(source)
     assert source.most <= 2 * 5
     torch.testing.assert_close(found.x_scaler.scale, ROWS.X.std(0, correction=0))
 
@@ -86,18 +85,18 @@ def test_blocks_for_a_gpu_leave_half_of_it_free() -> None:
 
 def test_standard_units_move_with_rows_in_memory() -> None:
     meta = torch.device("meta")
-    moved = standardised(ROWS).to(meta)
+    moved = standardise(ROWS).to(meta)
     found = moved.part(torch.arange(3))
     assert {moved.device, found.X.device, found.Y.device, moved.x_scaler.shift.device} == {meta}
     # Others are moved as they are read.
-    stays = standardised(ArraySource(ROWS.X.numpy(), ROWS.Y.numpy())).to(meta)
+    stays = standardise(ArraySource(ROWS.X.numpy(), ROWS.Y.numpy())).to(meta)
     assert next(stays.chunks(3)).X.device.type == stays.device.type == "cpu"
 
 
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (ROWS.X, "`X` must be a numpy array; got a Tensor. Tensors are for `Dataset.of`"),
+        (ROWS.X, "`X` must be a numpy array; got a Tensor. Use `Dataset.of` for tensors"),
         (ROWS.X.tolist(), "`X` must be a numpy array; got a list"),
     ],
     ids=["tensor", "list"],

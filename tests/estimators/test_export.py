@@ -117,12 +117,12 @@ def test_preprocessing_is_included(
 ) -> None:
     """Missing numbers, words never seen or missing, dates; names of columns that bite."""
     model, table = tabular
-    later = table.rows(np.arange(20))
+    later = table.part(np.arange(20))
     words = later.values["v0"].copy()
     words[0], words[1] = "Paris", None
     later = DataTable({**later.values, "v0": words})
     data: dict[str, Any] = {
-        c.name: np.array([w or "" for w in later.words(c.name)], dtype=object)
+        c.name: np.array([w or "" for w in later.strings(c.name)], dtype=object)
         if c.kind == "words"
         else numbers_or_dates(later, c.name, date=c.kind == "date")
         for c in model.encoder.columns

@@ -11,7 +11,9 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from helpers.shared_rows import plain, rows, said
-from winnowgp.data import ArraySource, ProcessGroup, ShardedSource, shared
+from winnowgp.data import ArraySource, shard
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
 from winnowgp.training import Checkpoint, EndPhase, Fast, Progress, fit, open_checkpoint
@@ -39,7 +41,7 @@ class Stops:
 def curve() -> ShardedSource:
     """A fit of these takes little time."""
     X, y, _ = rows()
-    return shared(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
+    return shard(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
 
 
 def line(noise: float = 0.1) -> SparseGP:
@@ -80,7 +82,7 @@ def once(process_group: ProcessGroup) -> list[int]:
 
 def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
-    callback = Stops(4, EndPhase) if process_group.first else Stops()
+    callback = Stops(4, EndPhase) if process_group.is_first else Stops()
     return [_fitted(on_progress=callback), callback.told]
 
 
@@ -110,7 +112,7 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
 def damaged(process_group: ProcessGroup) -> list[str]:
     """The file of the first process, and of no other."""
     where = Checkpoint(f"damaged-{process_group.rank}", 0)
-    if process_group.first:
+    if process_group.is_first:
         where.path("fit").parent.mkdir()
         where.path("fit").write_bytes(b"nothing of ours")
     return said(lambda: _fitted(checkpoint=where))
@@ -124,7 +126,7 @@ def different(process_group: ProcessGroup) -> list[str]:
 def shards(process_group: ProcessGroup) -> list[str]:
     """Rows of its own in each process."""
     X, y, _ = rows()
-    return said(lambda: shared(ArraySource(X[process_group.rank :], y[process_group.rank :])))
+    return said(lambda: shard(ArraySource(X[process_group.rank :], y[process_group.rank :])))
 
 
 def elastic(process_group: ProcessGroup) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likeli
 
 from helpers.shared_checkpoints import Stopped, Stops
 from helpers.shared_rows import D, plain, rows, said
-from winnowgp.data import Dataset, ProcessGroup, shared
+from winnowgp.data import Dataset, shard
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.gradients import Relaxed
 from winnowgp.models import DeepGP, DeepLayer, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
@@ -31,7 +32,7 @@ def _fitted(
     start = VariationalGP(kernel, X[:12], likelihood=likelihood or GaussianLikelihood())
     values: list[float] = []
     callback = words.pop("on_progress", lambda progress: values.append(progress.objective))
-    found = fit(start, shared(data), schedule=plan, on_progress=callback, **words)
+    found = fit(start, shard(data), schedule=plan, on_progress=callback, **words)
     return {
         "values": values,
         "bound": found.bound,
@@ -74,7 +75,7 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
 def deep(process_group: ProcessGroup) -> dict[str, Any]:
     """Two layers."""
     X, y, _ = rows()
-    data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
+    data = shard(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
     layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     plan = DeepThreePhases(0.1, layerwise=2, pre=6, process=6, post=6, batch_size=20)

@@ -13,11 +13,11 @@ from winnowgp.data import (
     BatchSource,
     Dataset,
     ParquetSource,
-    ProcessGroup,
     Source,
-    shared,
-    standardised,
+    shard,
+    standardise,
 )
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import WinnowError
 
 # What reads Parquet, where it is installed: before processes are forked, not in each of them.
@@ -91,7 +91,7 @@ def sums(process_group: ProcessGroup) -> dict[str, Any]:
     return {
         "rank": process_group.rank,
         "of": process_group.world_size,
-        "first": process_group.first,
+        "first": process_group.is_first,
         "own": plain(own),
         "total": plain(total),
         "single": single.item(),
@@ -123,11 +123,14 @@ def of_batches(process_group: ProcessGroup) -> dict[str, Any]:
 
 def _of_source(whole: Source) -> dict[str, Any]:
     """What each process reads, and what all of them know."""
-    source = shared(whole)
-    units = standardised(source)
+    source = shard(whole)
+    units = standardise(source)
     read = list(source.chunks(20))
     part = source.part(torch.tensor(ASKED))
-    missing = [] if source.held() is not None else said(lambda: source.part(torch.tensor([N])))
+    missing = (
+        [] if source.as_dataset() is not None else said(lambda: source.part(torch.tensor([N])))
+    )
+    (total,) = source.process_group.all_reduce(torch.cat([chunk.X for chunk in read]).sum(0))
     return {
         "shape": [source.N, source.D, source.P, str(source.dtype), source.observations],
         "sizes": [len(chunk.X) for chunk in read],
@@ -136,14 +139,14 @@ def _of_source(whole: Source) -> dict[str, Any]:
         "weights": [None if chunk.weights is None else plain(chunk.weights) for chunk in read],
         "part": plain(torch.cat([part.X, part.Y], 1)),
         "part weights": None if part.weights is None else plain(part.weights),
-        "total": plain(source.total(torch.cat([chunk.X for chunk in read]).sum(0))[0]),
-        "gathered": source.gathered(len(read)),
+        "total": plain(total),
+        "gathered": source.process_group.all_gather(len(read)),
         "units": [
             *(plain(u) for u in (units.x_scaler.shift, units.x_scaler.scale)),
             *(plain(u) for u in (units.y_scaler.shift, units.y_scaler.scale)),
         ],
         "standard part": plain(units.part(torch.tensor(ASKED)).X),
         "standard lanes": [plain(next(shard.chunks(N)).X) for shard in units.shards()],
-        "refused": said(lambda: source.share(0, 2)),
+        "refused": said(lambda: source.shard(0, 2)),
         "missing": missing,
     }

@@ -3,11 +3,11 @@
 import weakref
 from collections.abc import Iterator
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.sources import SourceInfo
 
 
 class Tracked(Source):
@@ -18,20 +18,8 @@ class Tracked(Source):
         self.alive = self.most = self.read = 0
 
     @property
-    def N(self) -> int:
-        return self._rows.N
-
-    @property
-    def D(self) -> int:
-        return self._rows.D
-
-    @property
-    def P(self) -> int:
-        return self._rows.P
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._rows.dtype
+    def info(self) -> SourceInfo:
+        return self._rows.info
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         for start in range(0, self.N, size):
@@ -40,7 +28,7 @@ class Tracked(Source):
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
         return self._counted(self._rows.part(rows))
 
-    def share(self, rank: int, of: int) -> Source:
+    def shard(self, index: int, count: int) -> Source:
         raise NotImplementedError
 
     def _counted(self, part: Dataset) -> Dataset:

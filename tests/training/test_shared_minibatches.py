@@ -9,7 +9,8 @@ import torch
 from helpers import shared_minibatches as work
 from helpers.forks import Forks
 from helpers.shared_work import together
-from winnowgp.data import Dataset, ProcessGroup
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.training.adam import Parts
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -65,7 +66,7 @@ def test_each_looks_at_its_part_of_the_same_minibatch() -> None:
     first, second, alone = (
         seen(ProcessGroup(0, 2)),
         seen(ProcessGroup(1, 2)),
-        seen(ProcessGroup.alone()),
+        seen(SINGLE_PROCESS),
     )
     assert [len(rows) for rows in first + second] == [2] * 6
     assert [a + b for a, b in zip(first, second, strict=True)] == alone

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from helpers.tracked_source import Tracked
-from winnowgp.data import BatchSource, Dataset, Source, shared, standardised
+from winnowgp.data import BatchSource, Dataset, Source, shard, standardise
 from winnowgp.models import SparseGP
 from winnowgp.training import Fast, Fit, fit
 
@@ -34,10 +34,10 @@ def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> N
         passes += 1
         yield from ((X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7))
 
-    found = fitted(standardised(BatchSource(batches)))
+    found = fitted(standardise(BatchSource(batches)))
     # Counting, units, all of them.
     assert passes == 3
-    expected = fitted(standardised(WHOLE))
+    expected = fitted(standardise(WHOLE))
     assert found.bound == pytest.approx(expected.bound, rel=1e-10)
     torch.testing.assert_close(found.posterior.Z, expected.posterior.Z)
 
@@ -57,7 +57,7 @@ def test_processes_that_share_a_small_source_keep_their_lanes(
     for most in (0, N):
         monkeypatch.setattr("winnowgp.training.fast.HELD", most)
         source = BatchSource(lambda: iter([(X, Y)]))
-        bounds.append(fitted(shared(source)).bound)
+        bounds.append(fitted(shard(source)).bound)
     assert bounds[0] == bounds[1]
 
 

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, Source
+from winnowgp.data import Dataset, Source
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 
 # Rows as a pass over them meets them: one block after another.
@@ -71,7 +72,7 @@ class RowBlocks:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self._source, self._device, self._size = source, device, size
         self._process_group = source.process_group if process_group is None else process_group
-        held = source.held()
+        held = source.as_dataset()
         # Read by all processes together, and so the same rows in each, however much memory it has.
         first = source.part(torch.arange(min(source.N, CHUNK))) if held is None else held
         self.centre = first.X.mean(0).to(device)

@@ -46,11 +46,11 @@ def predict(
         checked_output(output, FORMATS)
     from winnowgp.cli.options import loaded
     from winnowgp.cli.summary import TableNotes
-    from winnowgp.data import column_blocks
+    from winnowgp.data import read_blocks
 
     fitted = loaded(model)
     notes, count = TableNotes(fitted), 0
-    blocks = notes.watched(column_blocks(data, encoding=encoding))
+    blocks = notes.watched(read_blocks(data, encoding=encoding))
     with ExitStack() as open_checkpoint:
         # Left in the opposite order: the file is whole before a line is printed.
         writers = []

@@ -29,7 +29,7 @@ class TableNotes:
         """The same blocks."""
         id_column = self._model.id_column
         for block in blocks:
-            self._model.encoder.check_has_columns(block)
+            self._model.encoder.require_columns(block)
             self._unnamed = id_column is not None and id_column not in block.values
             for name, words in self._model.encoder.unseen(block).items():
                 kept = self._words.setdefault(name, set())

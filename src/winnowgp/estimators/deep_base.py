@@ -303,7 +303,7 @@ class DeepEstimator(BaseEstimator, ABC):
             given: rows in memory, merged, so that repeating rows and weighting them come to the
                 same.
         """
-        rows = given.in_memory("a deep model")
+        rows = given.require_dataset("a deep model")
         request = LayersRequest.checked(
             layers=self.layers,
             width=self.width,
@@ -349,7 +349,7 @@ class DeepEstimator(BaseEstimator, ABC):
             )
             for name in (names if request.layers > 1 else names[:1])
         ]
-        shared = given.alike(data)
+        shared = given.with_rows(data)
         fitted = fit_deep(
             self._raced(starts, shared, request, generator, checkpoint),
             shared,

@@ -77,7 +77,7 @@ def _encoded(program: Program, model: TabularModel) -> str:
     for column in model.encoder.columns:
         if column.kind == "words":
             given = program.give(column.name, words=True)
-            parts.append(program.do("OneHot", given, _words(program, column.words)))
+            parts.append(program.do("OneHot", given, _words(program, column.categories)))
             continue
         given = program.do("Unsqueeze1", program.give(column.name))
         parts.append(program.do("Filled", given, program.constant(float(column.typical))))

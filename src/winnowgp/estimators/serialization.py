@@ -327,7 +327,7 @@ def _inducing_from(made: Any, found: Packed) -> Any:
 
 def _packed_tabular(model: TabularModel) -> Packed:
     about = {
-        "encoder": model.encoder.about(),
+        "encoder": model.encoder.to_dict(),
         "id_column": model.id_column,
         "findings": dict(model.summary),
     }
@@ -335,7 +335,7 @@ def _packed_tabular(model: TabularModel) -> Packed:
 
 
 def _tabular_from(found: Packed) -> TabularModel:
-    encoder = TableEncoder.from_about(found.about["encoder"])
+    encoder = TableEncoder.from_dict(found.about["encoder"])
     estimator = unpacked(found.parts["estimator"])
     summary = validated_summary(found.about["findings"])
     choice, name = summary["choice"], found.about["id_column"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from winnowgp import __version__
-from winnowgp.data.tables import MISSING_WORDS
+from winnowgp.data.tables import MISSING_STRINGS
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.io.format import written_whole
 from winnowgp.io.program import Program, Step
@@ -291,7 +291,7 @@ def numpy_source(program: Program, module: str) -> str:
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),
         facts=repr(program.about),
-        missing=sorted(MISSING_WORDS),
+        missing=sorted(MISSING_STRINGS),
         data="an array" if single else "a dictionary of columns",
         columns="[" + ", ".join(columns) + "]",
         names=list(program.outputs),

@@ -20,14 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds import RowBlocks, Sites, SiteSums, WhitenedChunks, site_moments, site_sums
-from winnowgp.data import Dataset, ProcessGroup
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.linalg import definite_cholesky
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.selection import SubsetStatistics, subset_statistics
-
-_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -41,7 +40,7 @@ class LayerSites:
 
     @torch.no_grad()
     def sums(
-        self, layer: DeepLayer, *, process_group: ProcessGroup = _ALONE
+        self, layer: DeepLayer, *, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> tuple[WhitenedChunks, SiteSums]:
         """What the sites add up to for a layer's candidates, O(P R K²).
 
@@ -70,7 +69,7 @@ class LayerSites:
 
     @torch.no_grad()
     def natural_step(
-        self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = _ALONE
+        self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
         """Mean and factor of a layer's q(v) after a natural-gradient step; the best at rate one.
 

@@ -32,7 +32,7 @@ from winnowgp.bounds import (
     uncollapsed_bound,
 )
 from winnowgp.data import Dataset, Source
-from winnowgp.errors import InputError, UnsettledWarning
+from winnowgp.errors import ConvergenceWarning, InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import InducingModel, check_parts
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
@@ -184,7 +184,7 @@ def best_q(
             f"the best q(u) was not found: the last of many rounds still gained more than {gain:g} "
             f"nats an observation, and the bound of {found.bound:.6g} nats may be far from the "
             "best. Are kernel variance and mean on the scale of the latent function?",
-            UnsettledWarning,
+            ConvergenceWarning,
             stacklevel=4,
         )
     return found
@@ -306,7 +306,7 @@ class VariationalGP(InducingModel):
                 f"the model was made for {self.targets} target columns and the data have {data.P}; "
                 "say `targets=` when making it."
             )
-        check_targets(self.likelihood, data.in_memory("`VariationalGP`").Y)
+        check_targets(self.likelihood, data.require_dataset("`VariationalGP`").Y)
 
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Uncollapsed lower bound on log p(Y) at this q(u), in nats.
@@ -353,7 +353,9 @@ class VariationalGP(InducingModel):
         if tighter:
             raise InputError("the tighter bound is for Gaussian noise; use `SparseGP`.")
         self.check(data)
-        return self._profiled(data.in_memory("`VariationalGP`"), self.candidates, gain=CLIMBING)
+        return self._profiled(
+            data.require_dataset("`VariationalGP`"), self.candidates, gain=CLIMBING
+        )
 
     def chunked_cost(self, data: Source) -> float:
         # Two steps to the best q(u) of two passes each, and the gradient.
@@ -424,7 +426,7 @@ class VariationalGP(InducingModel):
     @torch.no_grad()
     def _inferred(self, source: Source, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
         self.check(source)
-        data = source.in_memory("`VariationalGP`")
+        data = source.require_dataset("`VariationalGP`")
         blocks = RowBlocks.of(data, points=self.K)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
         chunks = WhitenedChunks.for_values(kernel, blocks)

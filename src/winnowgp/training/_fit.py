@@ -4,7 +4,8 @@ from copy import deepcopy
 
 import torch
 
-from winnowgp.data import Source, StandardisedSource
+from winnowgp.data import Source
+from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.models import Model
 from winnowgp.training.callbacks import OnProgress, silent
@@ -45,8 +46,8 @@ def fit(
     True
     """
     if isinstance(data, StandardisedSource):
-        data = data.converted()
-    points, held = model.candidates, data.held()
+        data = data.materialised()
+    points, held = model.candidates, data.as_dataset()
     # Rows that are read during the fit are moved then.
     device = points.device if held is None else held.device
     if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:

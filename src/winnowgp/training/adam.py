@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, RowBatches
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.sources import RowBatches
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -18,9 +20,6 @@ from winnowgp.training.context import warn_not_sharded
 from winnowgp.typing import Scalar
 
 # What each step of a stochastic optimiser sees of the data.
-
-
-_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -41,7 +40,7 @@ class Parts:
         size: int | None,
         generator: torch.Generator,
         *,
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         whole = size is None or size >= data.N
         self.process_group = process_group
@@ -181,7 +180,7 @@ class Adam:
         on_step: Callable[[int, float], None],
         checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
         memory: Mapping[str, Stateful] | None = None,
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         """Take `steps` steps.
 

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from winnowgp import __version__
-from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
+from winnowgp.data import Source, standardise
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
 from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
 from winnowgp.training.callbacks import Randomness, Remembered, Stateful
@@ -122,14 +124,14 @@ def row_identity(data: Source, *, kept: bool) -> dict[str, Any]:
     Args:
         kept: whether the fit has a checkpoint, which may be that of other rows.
     """
-    held = data.held()
+    held = data.as_dataset()
     if held is not None:
         return {"inputs": held.X, "targets": held.Y, "weights": held.weights}
     if not kept and data.process_group.world_size == 1:
         return {"rows": data.N}
     first = data.part(torch.arange(min(data.N, FIRST)))
     if kept and not isinstance(data, StandardisedSource):
-        data = standardised(data)
+        data = standardise(data)
     units = (data.x_scaler, data.y_scaler) if isinstance(data, StandardisedSource) else ()
     return {"rows": data.N, "inputs": first.X, "targets": first.Y, "weights": None, "units": units}
 
@@ -227,8 +229,6 @@ def _short(words: bytes) -> str:
 
 Value = TypeVar("Value")
 
-_ALONE = ProcessGroup.alone()
-
 
 @final
 class Stage:
@@ -313,7 +313,7 @@ class CheckpointLog:
         heading: Mapping[str, str] | None = None,
         entries: Mapping[int, State] | None = None,
         finished: bool = False,
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self._finished, self.process_group = finished, process_group
         self._write, self._every, self._heading = write, every, dict(heading or {})

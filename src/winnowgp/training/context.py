@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import CheckpointError, InputError, NotShardedWarning
 from winnowgp.io import State, packed_state
 from winnowgp.training.callbacks import EndPhase, Remembered, decided_by
@@ -18,16 +18,13 @@ from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, Checkpoint, Checkpoi
 # The journal of a piece of work that has a checkpoint.
 
 
-_ALONE = ProcessGroup.alone()
-
-
 def open_checkpoint(
     checkpoint: Checkpoint | None,
     name: str,
     *,
     generator: torch.Generator | None = None,
     callback: object = None,
-    process_group: ProcessGroup = _ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     **parts: Any,
 ) -> CheckpointLog:
     """The journal of a piece of work: a new one, or that of the same work stopped before.
@@ -58,8 +55,8 @@ def open_checkpoint(
         return CheckpointLog(process_group=process_group)
     found = process_group.broadcast_result(lambda: _found(checkpoint, name, heading, callback))
     return CheckpointLog(
-        (lambda state: checkpoint.write(name, state)) if process_group.first else _unwritten,
-        every=checkpoint.every if process_group.first else inf,
+        (lambda state: checkpoint.write(name, state)) if process_group.is_first else _unwritten,
+        every=checkpoint.every if process_group.is_first else inf,
         generator=generator,
         callback=callback,
         heading=heading,
@@ -174,7 +171,7 @@ class TrainingContext(Generic[Told]):
     generator: torch.Generator
     on_progress: Callable[[Told], None]
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG
-    process_group: ProcessGroup = _ALONE
+    process_group: ProcessGroup = SINGLE_PROCESS
     """The processes that share the fit."""
 
     def notify_once(self, progress: Told) -> None:
@@ -194,7 +191,7 @@ def training_context(
     *,
     generator: torch.Generator,
     on_progress: Callable[[Any], None],
-    process_group: ProcessGroup = _ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     **parts: Any,
 ) -> Iterator[TrainingContext[Any]]:
     """The course of a piece of work, which has ended once the block is left without an error.
@@ -247,7 +244,7 @@ def warn_not_sharded(process_group: ProcessGroup, why: str) -> None:
     Args:
         why: and what to do, a clause.
     """
-    if process_group.world_size > 1 and process_group.first:
+    if process_group.world_size > 1 and process_group.is_first:
         warnings.warn(
             f"each of {process_group.world_size} processes repeats the work of this fit: {why}.",
             NotShardedWarning,

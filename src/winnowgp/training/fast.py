@@ -8,7 +8,9 @@ from typing import Generic, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, Source, sampled_rows
+from winnowgp.data import Dataset, Source
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
@@ -148,7 +150,7 @@ class FastSteps(Generic[Model]):
         that statistics and reports speak of. The model itself is returned if it was no lower.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
-        seen = rows.held()
+        seen = rows.as_dataset()
         seen = self.sample if seen is None else seen
         _lift_noise(moved, seen)
         work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
@@ -254,7 +256,7 @@ class FastSteps(Generic[Model]):
 def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
     """Rows in memory, and a random order of them."""
     device = generator.device
-    held = data.held()
+    held = data.as_dataset()
     if held is not None:
         return held, torch.randperm(data.N, generator=generator, device=device)
     most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))

@@ -263,7 +263,7 @@ def deep_race(
     Args:
         data: rows in memory; processes that share them look at a part of each minibatch.
     """
-    process_group, rows = data.process_group, data.in_memory("a deep model")
+    process_group, rows = data.process_group, data.require_dataset("a deep model")
     training = LayerTraining(0.03, samples, natural_rate=0.3)
 
     def raced(start: DeepGP, context: TrainingContext[DeepProgress]) -> float:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import InducingModel, LatentModel
 from winnowgp.training.callbacks import EndPhase, Stateful
@@ -25,7 +25,6 @@ from winnowgp.typing import Scalar
 # told that a step failed, nor to stop by nats.
 
 
-_ALONE = ProcessGroup.alone()
 # Pairs after which the curvature is believed.
 _TRUSTED = 5
 
@@ -155,7 +154,7 @@ class _Line:
     it sees: on machines that round differently each would soon be on a way of its own.
     """
 
-    def __init__(self, objective: Objective, process_group: ProcessGroup = _ALONE) -> None:
+    def __init__(self, objective: Objective, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
         self._objective, self._process_group = objective, process_group
         self.rejected = 0
 

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source
+from winnowgp.data import Dataset, MaskedMatrix, Source
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import DeepGP, Latent, LatentModel, Model
@@ -121,7 +122,7 @@ class ThreePhases(Schedule):
             )
 
     def run(self, model: Model, data: Source, *, context: TrainingContext[Progress]) -> Fit[Model]:
-        held = data.in_memory("`ThreePhases`")
+        held = data.require_dataset("`ThreePhases`")
         return self._run(model, held, process_group=data.process_group, context=context)
 
     def _run(

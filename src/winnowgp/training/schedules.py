@@ -126,7 +126,7 @@ def fit_deep(
         on_progress: told of every step.
         checkpoint: where to write down how far it has come, and go on from if it was stopped.
     """
-    process_group, data = data.process_group, data.in_memory("a deep model")
+    process_group, data = data.process_group, data.require_dataset("a deep model")
     points = model.layers[0].candidates
     if points.dtype != data.X.dtype or points.device != data.X.device:
         raise InputError(
