@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.tracked_source import Tracked
 from winnowgp.bounds import RowBlocks
-from winnowgp.bounds.row_blocks import CHUNK, pairwise_sum
+from winnowgp.bounds.row_blocks import CHUNK, gpu_size, pairwise_sum
 from winnowgp.data import ArraySource, BatchSource, Dataset, Source, shard, standardise
 from winnowgp.data.sharding import ShardedSource
 
@@ -131,3 +131,14 @@ def test_processes_add_up_to_the_same_digits(of: int) -> None:
     theirs = [pairwise_sum(parts[i * each : (i + 1) * each]) for i in range(of)]
     for found, expected in zip(pairwise_sum(theirs), pairwise_sum(parts), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_gpu_size_leaves_half_of_the_memory_free() -> None:
+    # 128 GiB are more than enough for few columns; a matrix of a block has 2^26 numbers at most.
+    assert gpu_size(2**37, 1024, 9) == 65_536
+    assert gpu_size(2**37, 128, 9) == gpu_size(2**37, 0, 9) == 262_144
+    assert gpu_size(2**37, 1024, 10_000) == 2**26 // 10_000
+    # What is held of a row: six numbers for each point and each input, of eight bytes.
+    for points, inputs in ((1000, 24), (24, 1000), (512, 512)):
+        assert gpu_size(2**30, points, inputs) == 2**29 // (8 * 6 * 1024)
+    assert gpu_size(0, 1024, 9) == CHUNK

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from helpers.shared_rows import plain, rows, said
+from helpers.shared_rows import error_of, plain, rows
 from winnowgp.data import ArraySource, shard
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.sharding import ShardedSource
@@ -115,18 +115,20 @@ def damaged(process_group: ProcessGroup) -> list[str]:
     if process_group.is_first:
         where.path("fit").parent.mkdir()
         where.path("fit").write_bytes(b"nothing of ours")
-    return said(lambda: _fitted(checkpoint=where))
+    return error_of(lambda: _fitted(checkpoint=where))
 
 
 def different(process_group: ProcessGroup) -> list[str]:
     """A model of its own in each process."""
-    return said(lambda: fit(line(0.1 + process_group.rank), curve(), schedule=Fast(n_candidates=8)))
+    return error_of(
+        lambda: fit(line(0.1 + process_group.rank), curve(), schedule=Fast(n_candidates=8))
+    )
 
 
 def shards(process_group: ProcessGroup) -> list[str]:
     """Rows of its own in each process."""
     X, y, _ = rows()
-    return said(lambda: shard(ArraySource(X[process_group.rank :], y[process_group.rank :])))
+    return error_of(lambda: shard(ArraySource(X[process_group.rank :], y[process_group.rank :])))
 
 
 def elastic(process_group: ProcessGroup) -> dict[str, Any]:

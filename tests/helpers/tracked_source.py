@@ -1,4 +1,4 @@
-"""A source that knows how many of its rows somebody still holds."""
+"""A source that counts how many of its rows are still referenced."""
 
 import weakref
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from winnowgp.data.sources import SourceInfo
 
 
 class Tracked(Source):
-    """Copies of the rows of a dataset, counted from when they are read to when they are let go."""
+    """Copies of the rows of a data set, counted from reading to garbage collection."""
 
     def __init__(self, rows: Dataset) -> None:
         self._rows = rows
@@ -36,8 +36,8 @@ class Tracked(Source):
         self.read += len(X)
         self.alive += len(X)
         self.most = max(self.most, self.alive)
-        weakref.finalize(X, self._let_go, len(X))
+        weakref.finalize(X, self._released, len(X))
         return Dataset(X, part.Y.clone())
 
-    def _let_go(self, count: int) -> None:
+    def _released(self, count: int) -> None:
         self.alive -= count

@@ -1,6 +1,7 @@
-"""Processes that tell each other what they know, and rows that they share."""
+"""Sources that are divided among processes."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,14 @@ from helpers import shared_rows
 from helpers.forks import Forks
 from helpers.shared_rows import ASKED, D, N, rows
 from helpers.shared_work import together
-from winnowgp.data import Dataset, shard, standardise
+from winnowgp.data import BatchSource, Dataset, shard, standardise
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.sharding import ShardedSource
+from winnowgp.errors import InputError
 
+forked = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 COUNTS = (1, 2, 3, 4)
 SOURCES = ("dataset", "weights", "array", "parquet", "batches")
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-
-
-@pytest.fixture
-def sums(forks: Forks) -> dict[int, list[Any]]:
-    """By the number of processes, what each of them answered."""
-    return {of: forks.call(together, shared_rows.sums, of) for of in COUNTS}
 
 
 @pytest.fixture(params=SOURCES)
@@ -45,38 +40,10 @@ def of(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def test_processes_know_their_number_and_the_first_speaks(
-    sums: dict[int, list[Any]], of: int
+@forked
+def test_sharded_source_every_row_is_read_by_one_process(
+    source: dict[int, list[Any]], of: int, name: str
 ) -> None:
-    assert [(each["rank"], each["of"]) for each in sums[of]] == [(r, of) for r in range(of)]
-    assert [each["first"] for each in sums[of]] == [True] + [False] * (of - 1)
-
-
-def test_totals_are_sums_over_processes_in_each_of_them(
-    sums: dict[int, list[Any]], of: int
-) -> None:
-    expected = np.sum([each["own"] for each in sums[of]], axis=0)
-    for each in sums[of]:
-        assert each["own"] == np.full((2, 3), 10.0 ** each["rank"]).tolist()
-        np.testing.assert_allclose(each["total"], expected, rtol=1e-15)
-        assert each["float32"] == ["torch.float32", of * (of + 1) / 2]
-        assert each["single"] == sums[of][0]["single"]
-
-
-def test_a_power_of_two_adds_up_in_pairs_to_the_last_digit(sums: dict[int, list[Any]]) -> None:
-    tenths = [0.1 * (rank + 1) for rank in range(4)]
-    in_pairs = (tenths[0] + tenths[1]) + (tenths[2] + tenths[3])
-    assert [each["single"] for each in sums[4]] == [in_pairs] * 4
-    assert [each["single"] for each in sums[2]] == [tenths[0] + tenths[1]] * 2
-
-
-def test_all_agree_with_the_first_and_hear_of_each(sums: dict[int, list[Any]], of: int) -> None:
-    for each in sums[of]:
-        assert each["agreed"] == {"seed": 5, "text": "ü"}
-        assert each["gathered"] == [[rank, "x" * rank] for rank in range(of)]
-
-
-def test_every_row_is_read_by_one_process(source: dict[int, list[Any]], of: int, name: str) -> None:
     X, y, weights = rows()
     found = source[of]
     read = [row for each in found for chunk in each["read"] for row in chunk]
@@ -94,8 +61,11 @@ def test_every_row_is_read_by_one_process(source: dict[int, list[Any]], of: int,
         assert each["gathered"] == [len(one["read"]) for one in found]
 
 
-def test_lanes_are_the_same_whoever_sums_which(source: dict[int, list[Any]], name: str) -> None:
-    shards = {of: [shard for each in source[of] for shard in each["lanes"]] for of in COUNTS}
+@forked
+def test_sharded_source_shards_do_not_depend_on_world_size(
+    source: dict[int, list[Any]], name: str
+) -> None:
+    shards = {of: [shard for each in source[of] for shard in each["shards"]] for of in COUNTS}
     assert shards[1] == shards[2] == shards[4]
     assert len(shards[1]) == 8
     assert len(shards[3]) == 3
@@ -103,10 +73,11 @@ def test_lanes_are_the_same_whoever_sums_which(source: dict[int, list[Any]], nam
     for of in COUNTS:
         assert max(shards[of]) - min(shards[of]) <= 1
         for each in source[of]:
-            assert sum(each["sizes"]) == sum(each["lanes"])
+            assert sum(each["sizes"]) == sum(each["shards"])
 
 
-def test_all_get_the_rows_they_ask_for_whoever_has_them(
+@forked
+def test_sharded_source_part_is_the_same_in_every_process(
     source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     X, y, weights = rows()
@@ -116,7 +87,8 @@ def test_all_get_the_rows_they_ask_for_whoever_has_them(
         assert each["part weights"] == expected
 
 
-def test_units_are_those_of_all_rows_to_the_last_digit(
+@forked
+def test_standardise_sharded_rows_has_the_digits_of_one_process(
     source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     X, y, weights = rows()
@@ -126,17 +98,18 @@ def test_units_are_those_of_all_rows_to_the_last_digit(
     y_mean = np.average(y, weights=w)
     y_scale = np.sqrt(np.average((y - y_mean) ** 2, weights=w))
     for each in source[of]:
-        found = each["units"]
+        found = each["scalers"]
         for mine, right in zip(found, (mean, scale, [y_mean], [y_scale]), strict=True):
             np.testing.assert_allclose(np.ravel(mine), right, rtol=1e-13)
         if of != 3:
-            assert found == source[1][0]["units"]
+            assert found == source[1][0]["scalers"]
         np.testing.assert_allclose(each["standard part"], ((X - mean) / scale)[ASKED], 1e-12)
-    shards = [row for each in source[of] for shard in each["standard lanes"] for row in shard]
+    shards = [row for each in source[of] for shard in each["standard shards"] for row in shard]
     np.testing.assert_allclose(shards, (X - mean) / scale, rtol=1e-10, atol=1e-12)
 
 
-def test_what_cannot_be_asked_of_shared_rows_is_said(
+@forked
+def test_sharded_source_invalid_requests_raise_input_error(
     source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     for each in source[of]:
@@ -148,7 +121,7 @@ def test_what_cannot_be_asked_of_shared_rows_is_said(
             assert each["missing"] == ["InputError", required]
 
 
-def test_without_torchrun_one_process_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_without_torchrun_reads_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     X, y, _ = map(torch.tensor, rows())
@@ -158,10 +131,73 @@ def test_without_torchrun_one_process_reads_all(monkeypatch: pytest.MonkeyPatch)
     assert standardise(source).process_group == SINGLE_PROCESS
 
 
-def test_more_processes_than_lanes_or_rows_share_what_there_is() -> None:
+def test_sharded_source_more_processes_than_shards_reads_all() -> None:
     X, y, _ = map(torch.tensor, rows())
     whole = Dataset.of(X, y)
     parts = [ShardedSource(whole, ProcessGroup(rank, 11)) for rank in range(11)]
     assert torch.equal(torch.cat([next(part.chunks(N)).X for part in parts]), X)
     few = whole.part(slice(0, 5))
     assert [shard.N for shard in ShardedSource(few, ProcessGroup(1, 2)).shards()] == [3]
+
+
+@pytest.mark.parametrize("of", [1, 2, 3])
+@pytest.mark.parametrize("N", [5, 8, 61])
+def test_sharded_source_shards_are_read_in_one_pass(of: int, N: int) -> None:
+    passes = 0
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        nonlocal passes
+        passes += 1
+        numbers = torch.arange(N, dtype=torch.float64)
+        yield from zip(numbers[:, None].split(7), numbers.split(7), strict=True)
+
+    source = BatchSource(batches)
+    found = []
+    for rank in range(of):
+        shared = ShardedSource(source, ProcessGroup(rank, of))
+        passes = 0
+        shards = [[chunk.Y[:, 0] for chunk in shard] for shard in shared.shard_chunks(4)]
+        assert passes == 1
+        direct = [next(shard.chunks(N)).Y[:, 0] for shard in shared.shards()]
+        assert [torch.cat(shard).tolist() for shard in shards] == [d.tolist() for d in direct]
+        assert all(len(chunk) <= 4 for shard in shards for chunk in shard)
+        found += [row for shard in shards for row in torch.cat(shard).tolist()]
+    assert found == list(range(N))
+
+
+@pytest.mark.parametrize("later", [39, 41])
+def test_sharded_source_that_changes_raises_at_its_end(later: int) -> None:
+    counts = iter([40])
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rows = torch.arange(next(counts, later), dtype=torch.float64)
+        yield from zip(rows[:, None].split(8), rows.split(8), strict=True)
+
+    shared = ShardedSource(BatchSource(batches), SINGLE_PROCESS)
+    with pytest.raises(InputError, match="`batches` gave 40 rows when they were counted and"):
+        list(shared.chunks(5))
+
+
+def test_standardise_twice_keeps_the_process_group() -> None:
+    rows = torch.arange(40, dtype=torch.float64)
+    shared = ShardedSource(Dataset.of(rows[:, None], rows), SINGLE_PROCESS)
+    for source in (standardise(shared), standardise(standardise(shared))):
+        found = source.materialised()
+        assert isinstance(found, ShardedSource)
+        assert found.process_group == shared.process_group
+        assert isinstance(found.as_dataset(), Dataset)
+
+
+def test_sharded_source_more_processes_than_rows_raises() -> None:
+    rows = Dataset.of(torch.zeros(3, 1), torch.zeros(3))
+    assert ShardedSource(rows, ProcessGroup(2, 3)).shards()[0].N == 1
+    with pytest.raises(InputError, match=r"each of 4 processes needs at least one row; got 3 rows"):
+        ShardedSource(rows, ProcessGroup(0, 4))
+
+
+def test_standardise_scales_every_shard() -> None:
+    rows = torch.arange(40, dtype=torch.float64)
+    source = BatchSource(lambda: iter([(rows[:, None], rows)]))
+    shared = standardise(ShardedSource(source, SINGLE_PROCESS))
+    found = torch.cat([chunk.X[:, 0] for shard in shared.shard_chunks(3) for chunk in shard])
+    torch.testing.assert_close(found, (rows - rows.mean()) / rows.std(correction=0))
