@@ -64,12 +64,12 @@ def test_dataset_merged_does_not_depend_on_the_order_of_rows() -> None:
     repeated = rows.repeat_interleave(times, 0)[[4, 0, 2, 5, 1, 3]]
     merged = Dataset.of(repeated[:, :2], repeated[:, 2:]).merged()
     weighted = Dataset.of(rows[:, :2], rows[:, 2:], weights=times.double()).merged()
-    for found in (merged, weighted):
-        assert found.weights is not None
-        assert found.observations == 6
-        assert found.X.tolist() == [[0, 0], [2, 1], [2, 1]]
-        assert found.Y.tolist() == [[1], [5], [6]]
-        assert found.weights.tolist() == [3, 1, 2]
+    for result in (merged, weighted):
+        assert result.weights is not None
+        assert result.observations == 6
+        assert result.X.tolist() == [[0, 0], [2, 1], [2, 1]]
+        assert result.Y.tolist() == [[1], [5], [6]]
+        assert result.weights.tolist() == [3, 1, 2]
 
 
 def test_dataset_merged_keeps_rows_of_weight_one_in_place() -> None:
@@ -77,9 +77,9 @@ def test_dataset_merged_keeps_rows_of_weight_one_in_place() -> None:
     X = torch.randint(0, 4, (30, 3), generator=g).double().unique(dim=0).flip(0)
     y = torch.zeros(len(X)).double()
     for weights in (None, torch.ones(len(X)).double()):
-        found = Dataset.of(X, y, weights=weights).merged()
-        assert found.weights is None
-        assert torch.equal(found.X, X)
+        result = Dataset.of(X, y, weights=weights).merged()
+        assert result.weights is None
+        assert torch.equal(result.X, X)
     halves = Dataset.of(X[[0, 0, 1]], y[:3], weights=torch.tensor([0.5, 0.5, 1.0]).double())
     assert halves.merged().weights is None
     assert halves.merged().N == 2

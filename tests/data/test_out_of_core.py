@@ -26,9 +26,9 @@ class Counting(np.ndarray[Any, Any]):
     taken = 0
 
     def __getitem__(self, key: Any) -> Any:
-        found = np.asarray(super().__getitem__(key))
-        Counting.taken += len(found) if found.ndim else 0
-        return found
+        rows = np.asarray(super().__getitem__(key))
+        Counting.taken += len(rows) if rows.ndim else 0
+        return rows
 
 
 def test_array_source_reads_only_the_rows_of_a_chunk() -> None:
@@ -152,8 +152,8 @@ def test_batch_source_without_a_function_of_pairs_raises(batches: Any, message: 
         BatchSource(batches)
 
 
-@pytest.mark.parametrize(("second", "told"), [(60, "60"), (0, "0"), (104, "more than 103")])
-def test_batch_source_that_changes_raises_input_error(second: int, told: str) -> None:
+@pytest.mark.parametrize(("second", "count"), [(60, "60"), (0, "0"), (104, "more than 103")])
+def test_batch_source_that_changes_raises_input_error(second: int, count: str) -> None:
     lengths = iter([N, second])
     twice = np.concatenate([X, X]), np.concatenate([Y, Y])
 
@@ -163,7 +163,7 @@ def test_batch_source_that_changes_raises_input_error(second: int, told: str) ->
         yield twice[0][20:rows], twice[1][20:rows]
 
     source = BatchSource(changing if second else iterator_once())
-    with pytest.raises(InputError, match=f"gave 103 rows when they were counted and {told} now"):
+    with pytest.raises(InputError, match=f"gave 103 rows when they were counted and {count} now"):
         list(source.chunks(10))
 
 

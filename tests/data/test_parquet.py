@@ -25,20 +25,21 @@ def test_parquet_source_names_row_group_of_a_bad_value(tmp_path: Path) -> None:
         long = np.ones((200, 3))
         path = row_groups(tmp_path / "a.parquet", [5] * 40, long, long, **{name: values})
         source = ParquetSource(path, **CHOICE)
-        told = rf"a\.parquet: column '{name}' has {word} in row 188 \(row group 37, counted from 0"
+        row = r"row 188 \(row group 37, counted from 0"
+        message = rf"a\.parquet: column '{name}' has {word} in {row}"
         for ask in (
             lambda s=source: list(s.chunks(1000)),
             lambda s=source: list(s.shard(3, 4).chunks(7)),
             lambda s=source: s.part(torch.tensor([199, 187])),
         ):
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=message):
                 ask()
         # Rows before it can be read.
         assert source.part(torch.tensor([184])).N == 1
 
 
 def test_parquet_source_reads_only_the_row_groups_it_needs(tmp_path: Path) -> None:
-    """Damage to them goes unseen; damage to those asked for is named."""
+    """Damage to other row groups goes unnoticed; damage to these is named."""
     rng = np.random.default_rng(0)
     path = row_groups(
         tmp_path / "a", [50] * 4, rng.normal(size=(200, 3)), rng.normal(size=(200, 3))
@@ -153,9 +154,9 @@ def test_parquet_source_decodes_fewer_rows_of_wide_tables(
     for numbers, most in ((26 * 3, 6), (5, 1), (2**23, WIDE)):
         sizes.clear()
         monkeypatch.setattr("winnowgp.data.parquet._NUMBERS", numbers)
-        found = next(source.chunks(WIDE))
-        assert torch.equal(found.X, ROWS.X)
-        assert torch.equal(found.Y, ROWS.Y)
+        chunk = next(source.chunks(WIDE))
+        assert torch.equal(chunk.X, ROWS.X)
+        assert torch.equal(chunk.Y, ROWS.Y)
         assert max(sizes) == most
 
 

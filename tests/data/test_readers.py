@@ -191,8 +191,8 @@ def test_read_blocks_rows_keep_their_number_in_the_file(
         for block in blocks:
             for i in range(block.N):
                 group = next(g for g, end in enumerate(ends) if row < end)
-                told = f" (row group {group}, counted from 0)" if kind == "parquet" else ""
-                assert block.describe_row(i) == f"row {row + 1}{told}"
+                suffix = f" (row group {group}, counted from 0)" if kind == "parquet" else ""
+                assert block.describe_row(i) == f"row {row + 1}{suffix}"
                 row += 1
         assert row == N
 
@@ -255,9 +255,9 @@ def test_read_blocks_csv_memory_does_not_grow_with_the_file(tmp_path: Path) -> N
         tracemalloc.start()
         for block in read_blocks(path, size=500):
             assert block.N <= 500
-        found = tracemalloc.get_traced_memory()[1]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return peak_bytes
 
     peak(2_000)
     assert peak(20_000) < 1.2 * peak(2_000)

@@ -55,10 +55,10 @@ def test_column_moments_of_merged_parts_are_exact(size: int, weighted: bool) -> 
 def test_standardiser_weights_count_as_repeated_rows() -> None:
     A = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).double() * 1e3 + 5
     times = torch.tensor([1, 3, 2, 5, 1, 1])
-    found = Standardiser.of(A, weights=times.double())
-    wanted = Standardiser.of(A.repeat_interleave(times, 0))
-    torch.testing.assert_close(found.shift, wanted.shift)
-    torch.testing.assert_close(found.scale, wanted.scale)
+    scaler = Standardiser.of(A, weights=times.double())
+    expected = Standardiser.of(A.repeat_interleave(times, 0))
+    torch.testing.assert_close(scaler.shift, expected.shift)
+    torch.testing.assert_close(scaler.scale, expected.scale)
 
 
 def test_standardiser_inverse_restores_the_values() -> None:
@@ -100,12 +100,12 @@ def test_standardise_uses_weights_and_shifts_constant_columns() -> None:
     A = np.stack([np.full(N, 0.1), X[:, 0]], axis=1)
     weights = torch.tensor(RNG.uniform(0.5, 2, N))
     data = Dataset.of(torch.tensor(A), torch.tensor(Y), weights=weights)
-    found = standardise(data)
+    scaled = standardise(data)
     direct = Standardiser.of(data.X, weights=weights)
-    assert found.x_scaler.scale[0] == 1
-    assert torch.allclose(found.x_scaler.shift, direct.shift, rtol=1e-13)
-    assert torch.allclose(found.x_scaler.scale, direct.scale, rtol=1e-13)
-    chunk = next(found.shard(1, 2).chunks(N))
+    assert scaled.x_scaler.scale[0] == 1
+    assert torch.allclose(scaled.x_scaler.shift, direct.shift, rtol=1e-13)
+    assert torch.allclose(scaled.x_scaler.scale, direct.scale, rtol=1e-13)
+    chunk = next(scaled.shard(1, 2).chunks(N))
     assert chunk.weights is not None
     assert torch.equal(chunk.weights, weights[51:])
 
@@ -113,16 +113,16 @@ def test_standardise_uses_weights_and_shifts_constant_columns() -> None:
 def test_standardise_reads_fewer_rows_of_wide_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnowgp.data.scaling._NUMBERS", 5 * (X.shape[1] + 1))
     source = Tracked(Dataset.of(torch.tensor(X), torch.tensor(Y[:, 0])))
-    found = standardise(source)
+    scaled = standardise(source)
     assert source.most <= 2 * 5
-    torch.testing.assert_close(found.x_scaler.scale, torch.tensor(X).std(0, correction=0))
+    torch.testing.assert_close(scaled.x_scaler.scale, torch.tensor(X).std(0, correction=0))
 
 
 def test_standardised_source_moves_with_rows_in_memory() -> None:
     meta = torch.device("meta")
     moved = standardise(Dataset.of(torch.tensor(X), torch.tensor(Y))).to(meta)
-    found = moved.part(torch.arange(3))
-    assert {moved.device, found.X.device, found.Y.device, moved.x_scaler.shift.device} == {meta}
+    part = moved.part(torch.arange(3))
+    assert {moved.device, part.X.device, part.Y.device, moved.x_scaler.shift.device} == {meta}
     # Rows of other sources are moved when they are read.
     stays = standardise(ArraySource(X, Y)).to(meta)
     assert next(stays.chunks(3)).X.device.type == stays.device.type == "cpu"

@@ -45,20 +45,22 @@ def test_sharded_source_every_row_is_read_by_one_process(
     source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     X, y, weights = rows()
-    found = source[of]
-    read = [row for each in found for chunk in each["read"] for row in chunk]
+    results = source[of]
+    read = [row for each in results for chunk in each["read"] for row in chunk]
     np.testing.assert_array_equal(read, np.column_stack([X, y]))
     if name == "weights":
-        assert [w for each in found for chunk in each["weights"] for w in chunk] == weights.tolist()
+        assert [
+            w for each in results for chunk in each["weights"] for w in chunk
+        ] == weights.tolist()
     else:
-        assert all(chunk is None for each in found for chunk in each["weights"])
+        assert all(chunk is None for each in results for chunk in each["weights"])
     total = float(weights.sum()) if name == "weights" else N
-    for each in found:
+    for each in results:
         *shape, observations = each["shape"]
         assert shape == [N, D, 1, "torch.float64"]
         assert observations == pytest.approx(total, rel=1e-14)
         np.testing.assert_allclose(each["total"], X.sum(0), rtol=1e-13)
-        assert each["gathered"] == [len(one["read"]) for one in found]
+        assert each["gathered"] == [len(one["read"]) for one in results]
 
 
 @forked
@@ -98,11 +100,11 @@ def test_standardise_sharded_rows_has_the_digits_of_one_process(
     y_mean = np.average(y, weights=w)
     y_scale = np.sqrt(np.average((y - y_mean) ** 2, weights=w))
     for each in source[of]:
-        found = each["scalers"]
-        for mine, right in zip(found, (mean, scale, [y_mean], [y_scale]), strict=True):
+        scalers = each["scalers"]
+        for mine, right in zip(scalers, (mean, scale, [y_mean], [y_scale]), strict=True):
             np.testing.assert_allclose(np.ravel(mine), right, rtol=1e-13)
         if of != 3:
-            assert found == source[1][0]["scalers"]
+            assert scalers == source[1][0]["scalers"]
         np.testing.assert_allclose(each["standard part"], ((X - mean) / scale)[ASKED], 1e-12)
     shards = [row for each in source[of] for shard in each["standard shards"] for row in shard]
     np.testing.assert_allclose(shards, (X - mean) / scale, rtol=1e-10, atol=1e-12)
@@ -152,7 +154,7 @@ def test_sharded_source_shards_are_read_in_one_pass(of: int, N: int) -> None:
         yield from zip(numbers[:, None].split(7), numbers.split(7), strict=True)
 
     source = BatchSource(batches)
-    found = []
+    read = []
     for rank in range(of):
         shared = ShardedSource(source, ProcessGroup(rank, of))
         passes = 0
@@ -161,8 +163,8 @@ def test_sharded_source_shards_are_read_in_one_pass(of: int, N: int) -> None:
         direct = [next(shard.chunks(N)).Y[:, 0] for shard in shared.shards()]
         assert [torch.cat(shard).tolist() for shard in shards] == [d.tolist() for d in direct]
         assert all(len(chunk) <= 4 for shard in shards for chunk in shard)
-        found += [row for shard in shards for row in torch.cat(shard).tolist()]
-    assert found == list(range(N))
+        read += [row for shard in shards for row in torch.cat(shard).tolist()]
+    assert read == list(range(N))
 
 
 @pytest.mark.parametrize("later", [39, 41])
@@ -182,10 +184,10 @@ def test_standardise_twice_keeps_the_process_group() -> None:
     rows = torch.arange(40, dtype=torch.float64)
     shared = ShardedSource(Dataset.of(rows[:, None], rows), SINGLE_PROCESS)
     for source in (standardise(shared), standardise(standardise(shared))):
-        found = source.materialised()
-        assert isinstance(found, ShardedSource)
-        assert found.process_group == shared.process_group
-        assert isinstance(found.as_dataset(), Dataset)
+        result = source.materialised()
+        assert isinstance(result, ShardedSource)
+        assert result.process_group == shared.process_group
+        assert isinstance(result.as_dataset(), Dataset)
 
 
 def test_sharded_source_more_processes_than_rows_raises() -> None:
@@ -199,5 +201,5 @@ def test_standardise_scales_every_shard() -> None:
     rows = torch.arange(40, dtype=torch.float64)
     source = BatchSource(lambda: iter([(rows[:, None], rows)]))
     shared = standardise(ShardedSource(source, SINGLE_PROCESS))
-    found = torch.cat([chunk.X[:, 0] for shard in shared.shard_chunks(3) for chunk in shard])
-    torch.testing.assert_close(found, (rows - rows.mean()) / rows.std(correction=0))
+    scaled = torch.cat([chunk.X[:, 0] for shard in shared.shard_chunks(3) for chunk in shard])
+    torch.testing.assert_close(scaled, (rows - rows.mean()) / rows.std(correction=0))

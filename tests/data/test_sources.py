@@ -60,10 +60,10 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     return SOURCES[request.param](tmp_path)
 
 
-def same(found: Dataset, X: Any, Y: Any) -> None:
-    assert found.X.dtype == found.Y.dtype == torch.float64
-    assert torch.equal(found.X, torch.as_tensor(X).double())
-    assert torch.equal(found.Y, torch.as_tensor(Y).double())
+def same(data: Dataset, X: Any, Y: Any) -> None:
+    assert data.X.dtype == data.Y.dtype == torch.float64
+    assert torch.equal(data.X, torch.as_tensor(X).double())
+    assert torch.equal(data.Y, torch.as_tensor(Y).double())
 
 
 def joined(chunks: list[Dataset]) -> Dataset:
@@ -137,16 +137,16 @@ def test_source_part_outside_the_rows_raises_input_error(source: Source, rows: l
 
 
 def test_source_standardised_has_the_moments_of_all_rows(source: Source) -> None:
-    found = standardise(source)
-    for units, A in ((found.x_scaler, X), (found.y_scaler, Y)):
+    scaled = standardise(source)
+    for units, A in ((scaled.x_scaler, X), (scaled.y_scaler, Y)):
         np.testing.assert_allclose(units.shift, A.mean(0), rtol=0, atol=1e-15)
         np.testing.assert_allclose(units.scale, A.std(0), rtol=1e-14)
     expected = (X - X.mean(0)) / X.std(0)
-    for chunks in (found.chunks(8), (c for r in range(3) for c in found.shard(r, 3).chunks(8))):
+    for chunks in (scaled.chunks(8), (c for r in range(3) for c in scaled.shard(r, 3).chunks(8))):
         whole = joined(list(chunks))
         np.testing.assert_allclose(whole.X, expected, atol=1e-13)
         np.testing.assert_allclose(whole.Y, (Y - Y.mean(0)) / Y.std(0), atol=1e-13)
-    np.testing.assert_allclose(found.part(torch.tensor([9, 2])).X, expected[[9, 2]], atol=1e-13)
+    np.testing.assert_allclose(scaled.part(torch.tensor([9, 2])).X, expected[[9, 2]], atol=1e-13)
     as_they_are = standardise(source, targets=False)
     assert torch.equal(next(as_they_are.chunks(N)).Y, torch.tensor(Y))
 

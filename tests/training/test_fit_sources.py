@@ -232,7 +232,7 @@ def changed(path: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut off": (cut, r"table\.parquet has changed since it was opened"),
     "other row groups": (lambda p: parquet_file(p, group=3), r"table\.parquet has changed since"),
-    "other rows": (changed, r"table\.parquet has changed since it was opened; passes over it must"),
+    "other rows": (changed, r"table\.parquet has changed since it was opened; every pass must"),
     "gone": (Path.unlink, r"table\.parquet cannot be read: No such file"),
 }
 
