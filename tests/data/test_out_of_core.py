@@ -176,7 +176,9 @@ def iterator_once() -> Callable[[], Iterator[tuple[Any, Any]]]:
 class Short(StreamedSource):
     """A source that reports ten rows and has six."""
 
-    info = SourceInfo(10, 1, 1, torch.float64)  # pyright: ignore[reportIncompatibleMethodOverride]
+    @property
+    def info(self) -> SourceInfo:
+        return SourceInfo(10, 1, 1, torch.float64)
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         rows: Tensor = torch.arange(start, min(stop, 6)).double()[:, None]
