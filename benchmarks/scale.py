@@ -34,7 +34,7 @@ from records import Records, Row
 from scale_measures import MEASURES, peak_mib
 from scale_report import report
 from scale_rows import written
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import DataNotFoundError
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
@@ -89,7 +89,7 @@ def measure(task: Row) -> None:
         row = MEASURES[task.pop("kind")](**task)
     except DataNotFoundError as error:
         row = {"skipped": str(error)}
-    if ProcessGroup.started().first:
+    if ProcessGroup.initialise().is_first:
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         print(json.dumps({**row, "imports_mib": imported, "gpu": name}), flush=True)
 

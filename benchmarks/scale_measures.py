@@ -16,15 +16,8 @@ from gpytorch.means import ConstantMean
 from records import Row, Seconds, timed
 from scale_rows import INPUTS, in_memory
 from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
-from winnowgp.data import (
-    Dataset,
-    ParquetSource,
-    ProcessGroup,
-    Source,
-    load_table,
-    shared,
-    standardised,
-)
+from winnowgp.data import Dataset, ParquetSource, Source, load_table, shard, standardise
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.models import SparseGP
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import FastSchedule, fit
@@ -91,9 +84,9 @@ def evaluation(
 ) -> Row:
     """The bound and its gradient; then the pass for the statistics, and a choice from them."""
     source = rows_of(path, rows, device)
-    together = ProcessGroup.started()
+    together = ProcessGroup.initialise()
     if torch.distributed.is_torchelastic_launched():
-        source = shared(source)
+        source = shard(source)
     model = gp(source, points, device=device, precision=precision)
     bound, values = model.chunked_bound(source), []
 
@@ -176,7 +169,7 @@ def whole_fit(
     start = time.perf_counter()
     source = rows_of(path, rows, device)
     made = time.perf_counter()
-    data = standardised(source)
+    data = standardise(source)
     empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
     model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
@@ -234,10 +227,10 @@ def minibatches(*, rows: int, batch: int, steps: int) -> Row:
     asked |= {"n_candidates": points, "random_state": 0}
     layers = DeepGPRegressor(hidden_mean="identity", epochs=(0, steps, 0, 0), **asked)
     found = {
-        "layers": step_s(layers, shared(data)),
-        "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **asked), shared(classes)),
+        "layers": step_s(layers, shard(data)),
+        "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **asked), shard(classes)),
     }
-    processes = ProcessGroup.started().world_size
+    processes = ProcessGroup.initialise().world_size
     row: Row = {"rows": rows, "points": points, "batch": batch, "ranks": processes}
     return {**row, **{f"{name}_wall_s": round(wall, 5) for name, wall in found.items()}}
 

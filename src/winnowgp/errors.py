@@ -1,21 +1,23 @@
-"""Every exception and warning of the library. A message says which argument, what is required,
-what came, and what to do."""
+"""Exceptions and warnings of the library.
+
+A message says which argument is wrong, what is required, what was given, and what to do.
+"""
 
 
 class WinnowError(Exception):
-    """Root of everything winnowgp raises on purpose."""
+    """Base class of all exceptions that winnowgp raises."""
 
 
 class InputError(WinnowError, ValueError):
-    """An argument cannot be used; the message says how to mend it."""
+    """An argument is invalid; the message says what is required."""
 
 
 class NotPositiveDefiniteError(WinnowError, ArithmeticError):
-    """A covariance matrix could not be factorised, even with the largest jitter of the ladder."""
+    """A covariance matrix could not be factorised, even with the largest jitter."""
 
 
 class TrainingError(WinnowError, RuntimeError):
-    """An optimiser could not take a single usable step."""
+    """An optimiser could not evaluate its objective at the starting point."""
 
 
 class DataNotFoundError(WinnowError, FileNotFoundError):
@@ -23,36 +25,32 @@ class DataNotFoundError(WinnowError, FileNotFoundError):
 
 
 class ModelFileError(WinnowError, ValueError):
-    """A file is not a model of ours, is damaged, or is from a newer winnowgp."""
+    """A file is not a winnowgp model, is damaged, or was written by a newer version."""
 
 
 class NotSaveableError(WinnowError, TypeError):
-    """A thing has a part that a model file has no words for; the message names it."""
+    """An object contains a component that cannot be serialised; the message names it."""
 
 
 class CheckpointError(WinnowError, ValueError):
     """A checkpoint is damaged, cannot be written, or belongs to another fit."""
 
 
-class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written; the fit goes on, and the last good one stays."""
-
-
-class UnsettledWarning(UserWarning):
-    """A search for the best q(u) ran out of rounds: what is reported is below the best bound."""
-
-
-class ToleranceWarning(UserWarning):
-    """More nats were given up than the tolerance allows, and no try at keeping it succeeded."""
-
-
-class NotShardedWarning(UserWarning):
-    """Several processes were started, and each does all the work of a fit by itself."""
-
-
 class LostProcessError(WinnowError, RuntimeError):
-    """Another process that shares a fit has ended, or does not answer."""
+    """Another process of a distributed fit has ended or does not answer."""
 
 
 class MissingExtraError(WinnowError, ImportError):
-    """An optional package is needed; the message has the line that installs it."""
+    """An optional dependency is not installed; the message has the command that installs it."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the fit continues, and the previous one is kept."""
+
+
+class ConvergenceWarning(UserWarning):
+    """A search ended before it reached its tolerance; the result is the best one found."""
+
+
+class NotShardedWarning(UserWarning):
+    """Several processes were started, and each of them repeats the work of the whole fit."""

@@ -1,17 +1,18 @@
-"""Axis letters and tensor aliases: the one glossary that every signature speaks.
+"""Axis letters and tensor aliases used in all signatures.
 
-| letter | axis                            |
-|--------|---------------------------------|
-| `N`    | data rows                       |
-| `D`    | input columns                   |
-| `P`    | output columns                  |
-| `K`    | candidates for inducing points  |
-| `M`    | points included, the size of Z  |
-| `S`    | samples of a subset             |
-| `B`    | rows of a minibatch             |
+| letter | axis                                          |
+|--------|-----------------------------------------------|
+| `N`    | data rows                                     |
+| `D`    | input columns                                 |
+| `P`    | output columns                                |
+| `K`    | candidate inducing points                     |
+| `M`    | selected inducing points, the size of Z       |
+| `S`    | sampled subsets                               |
+| `B`    | rows of a minibatch                           |
+| `L`    | layers                                        |
 
-A `mask` says which candidates a subset holds; its `value` is a bound in nats, summed over the
-data, larger is better.
+A mask selects candidates. The value of a subset is a bound in nats, summed over the data; larger is
+better.
 """
 
 from collections.abc import Callable
@@ -26,12 +27,13 @@ Masks: TypeAlias = Bool[Tensor, "S K"]
 Weights: TypeAlias = Float[Tensor, "S K"]
 Nats: TypeAlias = Float[Tensor, " S"]
 SizeTable: TypeAlias = Float[Tensor, " sizes"]
-"""One number for each size of a subset, 0 to K."""
+"""One number for each subset size, from 0 to K."""
 Noise: TypeAlias = Float[Tensor, ""] | Float[Tensor, " N"]
-"""A noise variance: one for all rows, or one a row."""
+"""A noise variance: one for all rows, or one per row."""
 
 ScoreMasks: TypeAlias = Callable[[Masks], Nats]
-"""Anything that answers: what is the bound, in nats, of each of these S subsets?"""
+"""A function that returns the bound of each of S subsets, in nats."""
 
 ScoreWeights: TypeAlias = Callable[[Weights], Nats]
-"""The same question for weights in [0, 1], of which masks are the corners."""
+"""A function that returns the bound, in nats, of each of S vectors of weights in [0, 1]; a mask is
+the special case of weights 0 and 1."""

@@ -28,8 +28,8 @@ SOURCES: dict[str, Callable[[], Source]] = {
     "tensors": lambda: WHOLE,
     "arrays": lambda: ArraySource(X, Y),
     "batches": lambda: BatchSource(lambda: iter([(X[:40], Y[:40]), (X[40:], Y[40:])])),
-    "shared tensors": lambda: shared(WHOLE),
-    "shared arrays": lambda: shared(ArraySource(X, Y)),
+    "shared tensors": lambda: shard(WHOLE),
+    "shared arrays": lambda: shard(ArraySource(X, Y)),
 }
 
 

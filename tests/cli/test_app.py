@@ -19,7 +19,7 @@ from winnowgp.errors import CheckpointWarning, InputError
         ("fit SHOP -t y --drop y", "cannot be the target and be left out"),
         ("fit SHOP -t y --id id", "column 'x' has 3 missing values, the first in row 8"),
         ("fit SHOP -t x --id id", "the target 'x' is missing in 3 rows, first in row 8"),
-        ("fit SHOP -t y --missing impute", "column 'id' has 48 different words.*--id"),
+        ("fit SHOP -t y --missing impute", "column 'id' has 48 different strings.*--id"),
         ("fit SHOP -t town --task regression", "holds words; `--task regression` needs numbers"),
         ("fit SHOP -t y --task counts", "whole numbers"),
         ("fit SHOP -t y --task magic", "`task` must be"),

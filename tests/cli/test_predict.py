@@ -17,7 +17,7 @@ import pytest
 
 import winnowgp
 from winnowgp.cli.app import run
-from winnowgp.data import column_blocks
+from winnowgp.data import read_blocks
 from winnowgp.estimators import base as inducing_estimator
 from winnowgp.estimators import regression as sparse_gp_regressor
 from winnowgp.estimators import tables as tabular_model
@@ -130,7 +130,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`AT_ONCE` rows are read and predicted at once, fewer than a file holds."""
     for module in (inducing_estimator, sparse_gp_regressor, tabular_model):
         monkeypatch.setattr(module, "ROWS", AT_ONCE)
-    monkeypatch.setattr(winnowgp.data, "column_blocks", partial(column_blocks, size=AT_ONCE))
+    monkeypatch.setattr(winnowgp.data, "read_blocks", partial(read_blocks, size=AT_ONCE))
 
 
 def parts(path: Path, rows: int, **changes: Any) -> Path:
@@ -151,7 +151,7 @@ def parts(path: Path, rows: int, **changes: Any) -> Path:
 
 def as_csv(source: Path, path: Path) -> Path:
     table = winnowgp.read_table(source)
-    words = [["" if w is None else w for w in table.words(name)] for name in table.names]
+    words = [["" if w is None else w for w in table.strings(name)] for name in table.names]
     with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([table.names, *zip(*words, strict=True)])
     return path
@@ -170,7 +170,7 @@ def check_blocks(model: winnowgp.TabularModel, table: winnowgp.DataTable, size: 
     def blocks() -> Iterator[winnowgp.DataTable]:
         nonlocal pulled
         for start in range(0, table.N, size):
-            block = table.between(start, start + size)
+            block = table.part(slice(start, start + size))
             pulled += block.N
             yield block
 
@@ -217,7 +217,7 @@ def test_predict_file_of_many_blocks_equals_predict(
     )
     found = winnowgp.read_table(out)
     assert found.names == tuple(whole)
-    assert found.words("id").tolist() == whole["id"].tolist()
+    assert found.strings("id").tolist() == whole["id"].tolist()
     for name in ("mean", "sd", "lower", "upper"):
         numbers = found.numbers(name)
         assert numbers is not None

@@ -15,7 +15,8 @@ from helpers.launched import SHARED_WORK, torchrun
 from helpers.shared_rows import sums
 from helpers.short_fits import short_fits
 from winnowgp import load
-from winnowgp.data import ProcessGroup, read_table
+from winnowgp.data import read_table
+from winnowgp.data.distributed import SINGLE_PROCESS
 from winnowgp.estimators import fit_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on one machine")
@@ -79,7 +80,7 @@ def test_torchrun_fit_equals_one_process_and_prints_once(
     asked: dict[str, Any] = {"tolerance": 0.3, "seed": 0}
     columns = read_table(folder / "table.csv")
     with short_fits(rounds=2):
-        alone = fit_table(columns, "y", process_group=ProcessGroup.alone(), **asked)
+        alone = fit_table(columns, "y", process_group=SINGLE_PROCESS, **asked)
         # Without torchrun rows are summed in another order.
         plain = fit_table(columns, "y", **asked)
     model = load(folder / "model.winnow")

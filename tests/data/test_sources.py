@@ -1,6 +1,7 @@
-"""One battery for every source, and what none of them can do."""
+"""The contract of every source, and random subsets of rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +29,29 @@ from winnowgp.data import (
     ParquetSource,
     Source,
     Standardiser,
-    standardised,
+    standardise,
 )
+from winnowgp.data.sources import RowBatches, sampled_rows
 from winnowgp.errors import InputError
 
 
-def once(source: Source) -> Source:
-    """In units that change nothing: the wrapper is that of standard ones."""
-    made = standardised(source)
+def unscaled(source: Source) -> Source:
+    """Wrap a source in a standardiser that changes nothing."""
+    scaled = standardise(source)
     none = Standardiser.none
-    return type(made)(source, none(torch.zeros(1, D).double()), none(torch.zeros(1, P).double()))
+    return type(scaled)(source, none(torch.zeros(1, D).double()), none(torch.zeros(1, P).double()))
 
 
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "tensors": lambda _: WHOLE,
     "arrays": lambda _: ArraySource(X, Y),
-    "odd strides": lambda _: ArraySource(np.asfortranarray(X)[::-1][::-1], Y.astype(">f8")),
+    "strides": lambda _: ArraySource(np.asfortranarray(X)[::-1][::-1], Y.astype(">f8")),
     "memory maps": lambda folder: ArraySource.open(*maps(folder)),
     "one row group": lambda f: ParquetSource(row_groups(f / "a", [N]), **CHOICE),
     "row groups": lambda f: ParquetSource(row_groups(f / "a", [40, 1, 0, 30, 32]), **CHOICE),
     "folder": lambda folder: ParquetSource(folder_of_files(folder), **CHOICE),
     "batches": lambda _: BatchSource(batches),
-    "another's units": lambda _: once(ArraySource(X, Y)),
+    "unscaled": lambda _: unscaled(ArraySource(X, Y)),
 }
 
 
@@ -58,31 +60,31 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     return SOURCES[request.param](tmp_path)
 
 
-def same(found: Dataset, X: Any, Y: Any) -> None:
-    assert found.X.dtype == found.Y.dtype == torch.float64
-    assert torch.equal(found.X, torch.as_tensor(X).double())
-    assert torch.equal(found.Y, torch.as_tensor(Y).double())
+def same(data: Dataset, X: Any, Y: Any) -> None:
+    assert data.X.dtype == data.Y.dtype == torch.float64
+    assert torch.equal(data.X, torch.as_tensor(X).double())
+    assert torch.equal(data.Y, torch.as_tensor(Y).double())
 
 
 def joined(chunks: list[Dataset]) -> Dataset:
     return Dataset(torch.cat([c.X for c in chunks]), torch.cat([c.Y for c in chunks]))
 
 
-def test_a_source_knows_its_size(source: Source) -> None:
+def test_source_reports_its_dimensions(source: Source) -> None:
     assert isinstance(source, Source)
     assert (source.N, source.D, source.P) == (N, D, P)
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, N, 1000])
-def test_chunks_of_any_size_are_the_whole(source: Source, size: int) -> None:
-    for _ in range(2):  # it can be started again
+def test_source_chunks_of_any_size_are_all_rows(source: Source, size: int) -> None:
+    for _ in range(2):  # a source can be read again
         chunks = list(source.chunks(size))
         full, left = divmod(N, size)
         assert [chunk.N for chunk in chunks] == [size] * full + [left] * (left > 0)
         same(joined(chunks), X, Y)
 
 
-def test_two_readers_do_not_disturb_each_other(source: Source) -> None:
+def test_source_concurrent_iterators_are_independent(source: Source) -> None:
     first = source.chunks(10)
     next(first)
     same(joined(list(source.chunks(9))), X, Y)
@@ -90,13 +92,13 @@ def test_two_readers_do_not_disturb_each_other(source: Source) -> None:
 
 
 @pytest.mark.parametrize("rows", [[5], [102, 0, 40, 41, 40], list(range(N))[::-1], [50, 51], []])
-def test_a_part_is_what_indexing_gives(source: Source, rows: list[int]) -> None:
+def test_source_part_equals_indexing(source: Source, rows: list[int]) -> None:
     same(source.part(torch.tensor(rows, dtype=torch.long)), X[rows], Y[rows])
 
 
 @pytest.mark.parametrize("of", [1, 2, 4, 7, N])
-def test_shares_together_are_the_whole(source: Source, of: int) -> None:
-    shares = [source.share(rank, of) for rank in range(of)]
+def test_source_shards_together_are_all_rows(source: Source, of: int) -> None:
+    shares = [source.shard(rank, of) for rank in range(of)]
     sizes = [share.N for share in shares]
     assert sum(sizes) == N
     assert max(sizes) - min(sizes) <= 1
@@ -107,19 +109,19 @@ def test_shares_together_are_the_whole(source: Source, of: int) -> None:
     same(shares[of // 2].part(rows), X[rows + start], Y[rows + start])
 
 
-def test_a_share_of_a_share(source: Source) -> None:
-    same(joined(list(source.share(1, 2).share(1, 3).chunks(5))), X[68:85], Y[68:85])
+def test_source_shard_of_a_shard_is_a_range_of_rows(source: Source) -> None:
+    same(joined(list(source.shard(1, 2).shard(1, 3).chunks(5))), X[68:85], Y[68:85])
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
         (lambda s: list(s.chunks(0)), "`size` must be at least 1 row; got 0"),
-        (lambda s: s.share(2, 2), "`rank` must be from 0 to below `of`; got 2 of 2"),
-        (lambda s: s.share(0, N + 1), f"{N + 1} processes cannot share {N} rows"),
+        (lambda s: s.shard(2, 2), "`index` must be from 0 to below `count`; got 2 of 2"),
+        (lambda s: s.shard(0, N + 1), f"{N} rows cannot be divided into {N + 1} shards"),
     ],
 )
-def test_what_no_source_can_do_is_said(
+def test_source_invalid_size_or_shard_raises_input_error(
     source: Source, ask: Callable[[Source], object], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -127,14 +129,29 @@ def test_what_no_source_can_do_is_said(
 
 
 @pytest.mark.parametrize("rows", [[-1], [3, N]])
-def test_rows_that_are_not_there_are_refused(source: Source, rows: list[int]) -> None:
+def test_source_part_outside_the_rows_raises_input_error(source: Source, rows: list[int]) -> None:
     if isinstance(source, Dataset):
-        pytest.skip("tensors index as tensors do")
-    with pytest.raises(InputError, match=f"numbers from 0 to {N - 1}; got {rows[0]} to {rows[-1]}"):
+        pytest.skip("a Dataset indexes as tensors do")
+    with pytest.raises(InputError, match=f"indices from 0 to {N - 1}; got {rows[0]} to {rows[-1]}"):
         source.part(torch.tensor(rows))
 
 
-def test_other_dtypes_convert_when_they_are_read(tmp_path: Path) -> None:
+def test_source_standardised_has_the_moments_of_all_rows(source: Source) -> None:
+    scaled = standardise(source)
+    for units, A in ((scaled.x_scaler, X), (scaled.y_scaler, Y)):
+        np.testing.assert_allclose(units.shift, A.mean(0), rtol=0, atol=1e-15)
+        np.testing.assert_allclose(units.scale, A.std(0), rtol=1e-14)
+    expected = (X - X.mean(0)) / X.std(0)
+    for chunks in (scaled.chunks(8), (c for r in range(3) for c in scaled.shard(r, 3).chunks(8))):
+        whole = joined(list(chunks))
+        np.testing.assert_allclose(whole.X, expected, atol=1e-13)
+        np.testing.assert_allclose(whole.Y, (Y - Y.mean(0)) / Y.std(0), atol=1e-13)
+    np.testing.assert_allclose(scaled.part(torch.tensor([9, 2])).X, expected[[9, 2]], atol=1e-13)
+    as_they_are = standardise(source, targets=False)
+    assert torch.equal(next(as_they_are.chunks(N)).Y, torch.tensor(Y))
+
+
+def test_source_other_dtypes_are_converted_when_read(tmp_path: Path) -> None:
     whole = np.arange(12, dtype=np.int16).reshape(6, 2)
     for made in (
         ArraySource(whole, whole[:, 0] > 4, dtype=torch.float32),
@@ -152,58 +169,48 @@ def test_other_dtypes_convert_when_they_are_read(tmp_path: Path) -> None:
         assert chunk.Y.tolist() == [[0.0]] * 3 + [[1.0]] * 3
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: ArraySource(X, Y[1:]), "`X` has 103 rows and `y` has 102"),
-        (lambda: ArraySource(X[0], Y), r"`X` must be numbers in 2 dimensions; got .*\[3\]"),
-        (lambda: ArraySource(X, Y.astype(str)), "`y` must be numbers in 1 or 2 dimensions; got <U"),
-        (lambda: ArraySource(X[:0], Y[:0]), "no rows"),
-        (lambda: ArraySource.open("no.npy", "no.npy"), "`X` must be a .npy file.*No such file"),
-        (lambda: BatchSource(lambda: iter([])), "`batches` gave no rows"),
-        (lambda: BatchSource(lambda: iter([(X, Y[1:])])), "batch 0 .*103 rows and `y` has 102"),
-        (lambda: BatchSource(lambda: iter([(X, Y), (X, Y[:, 0])])), "batch 1 .*3 inputs and 1 tar"),
-        (lambda: BatchSource(lambda: iter([(X, Y), (X / 0, Y)])), "batch 1 .*`X` has 309 entries"),
-        (lambda: BatchSource(lambda: iter([([["a"]], [1])])), "batch 0 .*`X` must be numbers"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:divide by zero")
-def test_what_is_no_source_is_said(made: Callable[[], Source], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        made()
+@pytest.mark.parametrize("N", [10, 30, 1000])
+def test_sampled_rows_are_distinct_and_shuffled(N: int) -> None:
+    rows = sampled_rows(N, 20, torch.Generator().manual_seed(0))
+    assert len(rows.unique()) == len(rows) == min(N, 20)
+    assert not torch.equal(rows, rows.sort().values)
+    assert int(rows.max()) < N
 
 
-@pytest.mark.parametrize(("second", "told"), [(60, "60"), (0, "0"), (104, "more than 103")])
-def test_batches_that_change_their_mind_are_refused(second: int, told: str) -> None:
-    lengths = iter([N, second])
-    twice = np.concatenate([X, X]), np.concatenate([Y, Y])
-
-    def changing() -> Iterator[tuple[Any, Any]]:
-        rows = next(lengths)
-        yield twice[0][:20], twice[1][:20]
-        yield twice[0][20:rows], twice[1][20:rows]
-
-    source = BatchSource(changing if second else iterator_once())
-    with pytest.raises(InputError, match=f"gave 103 rows when they were counted and {told} now"):
-        list(source.chunks(10))
+def test_row_batches_of_one_epoch_are_disjoint(generator) -> None:
+    batches = list(islice(RowBatches(10, 3, generator=generator), 30))
+    assert all(len(rows) == 3 for rows in batches)
+    for i in range(0, 30, 3):
+        assert len(torch.cat(batches[i : i + 3]).unique()) == 9
 
 
-def iterator_once() -> Callable[[], Iterator[tuple[Any, Any]]]:
-    """An iterator in the place of a function that makes one: used up by counting."""
-    used = batches()
-    return lambda: used
+def test_row_batches_visit_rows_equally_often(generator) -> None:
+    draws = 3000
+    batches = islice(RowBatches(10, 3, generator=generator), draws)
+    counts = torch.cat(list(batches)).bincount(minlength=10)
+    # Each count is binomial with p = 3/10 at the most; six standard deviations.
+    expected, sd = draws * 0.3, (draws * 0.3 * 0.7) ** 0.5
+    assert ((counts - expected).abs() < 6 * sd).all()
 
 
-def test_standard_units_are_those_of_the_whole(source: Source) -> None:
-    found = standardised(source)
-    for units, A in ((found.x_scaler, X), (found.y_scaler, Y)):
-        np.testing.assert_allclose(units.shift, A.mean(0), rtol=0, atol=1e-15)
-        np.testing.assert_allclose(units.scale, A.std(0), rtol=1e-14)
-    expected = (X - X.mean(0)) / X.std(0)
-    for chunks in (found.chunks(8), (c for r in range(3) for c in found.share(r, 3).chunks(8))):
-        whole = joined(list(chunks))
-        np.testing.assert_allclose(whole.X, expected, atol=1e-13)
-        np.testing.assert_allclose(whole.Y, (Y - Y.mean(0)) / Y.std(0), atol=1e-13)
-    np.testing.assert_allclose(found.part(torch.tensor([9, 2])).X, expected[[9, 2]], atol=1e-13)
-    as_they_are = standardised(source, targets=False)
-    assert torch.equal(next(as_they_are.chunks(N)).Y, torch.tensor(Y))
+def test_row_batches_of_all_rows_are_in_order_and_draw_nothing(generator) -> None:
+    before = generator.get_state()
+    assert next(RowBatches(4, 9, generator=generator)).tolist() == [0, 1, 2, 3]
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("seen", range(5))
+def test_row_batches_continue_from_a_saved_state(generator, seen: int) -> None:
+    first = RowBatches(10, 3, generator=generator)
+    for _ in range(seen):
+        next(first)
+    state = {
+        k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.state_dict().items()
+    }
+    randomness = generator.get_state()
+    expected = torch.stack(list(islice(first, 7)))
+    other = torch.Generator()
+    other.set_state(randomness)
+    second = RowBatches(10, 3, generator=other)
+    second.load_state_dict(state)
+    assert torch.equal(torch.stack(list(islice(second, 7))), expected)

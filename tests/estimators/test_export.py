@@ -121,12 +121,12 @@ def test_export_includes_preprocessing(
 ) -> None:
     """Missing numbers, unknown and missing categories, dates, and column names with quotes."""
     model, table = tabular
-    later = table.rows(np.arange(20))
+    later = table.part(np.arange(20))
     words = later.values["v0"].copy()
     words[0], words[1] = "Paris", None
     later = DataTable({**later.values, "v0": words})
     data: dict[str, Any] = {
-        c.name: np.array([w or "" for w in later.words(c.name)], dtype=object)
+        c.name: np.array([w or "" for w in later.strings(c.name)], dtype=object)
         if c.kind == "words"
         else numbers_or_dates(later, c.name, date=c.kind == "date")
         for c in model.encoder.columns

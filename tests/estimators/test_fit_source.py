@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from winnowgp import SparseGPRegressor
-from winnowgp.data import ArraySource, BatchSource, Dataset, ParquetSource, Source, shared
+from winnowgp.data import ArraySource, BatchSource, Dataset, ParquetSource, Source, shard
 from winnowgp.errors import InputError
 
 
@@ -39,8 +39,8 @@ def sources(tmp_path: Path) -> dict[str, Source]:
         "array": ArraySource(X, y[:, 0]),
         "parquet": ParquetSource(tmp_path / "t.parquet", targets=["y"]),
         "batches": BatchSource(lambda: iter(pieces)),
-        "shared": shared(held),
-        "shared parquet": shared(ParquetSource(tmp_path / "t.parquet", targets=["y"])),
+        "shared": shard(held),
+        "shared parquet": shard(ParquetSource(tmp_path / "t.parquet", targets=["y"])),
     }
 
 

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from helpers import shared_estimators as work
 from helpers.forks import Forks
 from helpers.shared_work import together
-from winnowgp.data import ArraySource, Dataset, shared
+from winnowgp.data import ArraySource, Dataset, shard
 from winnowgp.errors import InputError
 from winnowgp.estimators import DeepGPRegressor, SparseGPClassifier
 
@@ -98,9 +98,9 @@ def test_a_source_is_not_predicted_at_once(name: str) -> None:
 def test_who_follows_what_a_shared_source_is_told_has_all_rows() -> None:
     source = ArraySource(work.X, work.CLASSES.astype(float))
     estimator = unfitted(work.ESTIMATORS["classes"][0])
-    told = r"read them with `next\(source\.chunks\(source\.N\)\)`, and share them after that"
+    told = r"read them with `next\(source\.chunks\(source\.N\)\)`, and shard them after that"
     with pytest.raises(InputError, match=told):
-        estimator.fit(shared(source))
-    fitted = estimator.fit(shared(next(source.chunks(source.N))))
+        estimator.fit(shard(source))
+    fitted = estimator.fit(shard(next(source.chunks(source.N))))
     expected = unfitted(estimator).fit(work.X, work.CLASSES)
     assert work.summary(fitted) == work.summary(expected)

@@ -42,7 +42,7 @@ def test_two_classes_are_a_probability_and_three_are_refused() -> None:
     assert isinstance(found, ClassMap)
     at = DataTable.of({"x": [found.x[2].item()], "z": [found.y[0].item()]})
     assert found.probability[0, 2].item() == pytest.approx(model.predict(at)["p_under"][0])
-    _, numbers = surface_rows(model, DataTable({**table.values, "side": table.words("side")}))
+    _, numbers = surface_rows(model, DataTable({**table.values, "side": table.strings("side")}))
     np.testing.assert_array_equal(numbers, sides == "under")
     estimator: Any = copy(model.estimator)
     estimator.classes_ = np.array(["east", "over", "under"])

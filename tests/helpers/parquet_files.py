@@ -1,4 +1,4 @@
-"""Parquet files whose row groups are chosen, and spoilt, by hand."""
+"""Parquet files with chosen, and damaged, row groups."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def write_row_groups(path: Path, columns: dict[str, Any], sizes: list[int]) -> Path:
-    """The columns, in row groups of these sizes."""
+    """Write the columns in row groups of these sizes."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
 
@@ -21,7 +21,7 @@ def write_row_groups(path: Path, columns: dict[str, Any], sizes: list[int]) -> P
 
 
 def spoil(path: Path, *, group: int, column: int) -> None:
-    """Write nonsense over one column of one row group."""
+    """Overwrite one column of one row group with invalid bytes."""
     from pyarrow import parquet
 
     chunk = parquet.ParquetFile(path).metadata.row_group(group).column(column)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from helpers.shared_rows import plain, rows, said
-from winnowgp.data import ArraySource, ProcessGroup, ShardedSource, shared
+from helpers.shared_rows import error_of, plain, rows
+from winnowgp.data import ArraySource, shard
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
 from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, fit
@@ -40,7 +42,7 @@ class Stops:
 def curve() -> ShardedSource:
     """A fit of these takes little time."""
     X, y, _ = rows()
-    return shared(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
+    return shard(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
 
 
 def line(noise: float = 0.1) -> SparseGP:
@@ -125,7 +127,7 @@ def different(process_group: ProcessGroup) -> list[str]:
 def shards(process_group: ProcessGroup) -> list[str]:
     """Rows of its own in each process."""
     X, y, _ = rows()
-    return said(lambda: shared(ArraySource(X[process_group.rank :], y[process_group.rank :])))
+    return error_of(lambda: shard(ArraySource(X[process_group.rank :], y[process_group.rank :])))
 
 
 def elastic(process_group: ProcessGroup) -> dict[str, Any]:

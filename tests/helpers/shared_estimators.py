@@ -6,7 +6,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from winnowgp.data import Dataset, ProcessGroup, Source, shared
+from winnowgp.data import Dataset, Source, shard
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.estimators import DeepGPClassifier, DeepGPRegressor, SparseGPClassifier
 from winnowgp.training.adam import Minibatches
 
@@ -35,7 +36,7 @@ ESTIMATORS: dict[str, tuple[Any, Any]] = {
 
 
 def source(targets: Any) -> Source:
-    return shared(Dataset.of(torch.tensor(X), torch.tensor(targets, dtype=torch.float64)))
+    return shard(Dataset.of(torch.tensor(X), torch.tensor(targets, dtype=torch.float64)))
 
 
 def summary(fitted: Any) -> dict[str, Any]:

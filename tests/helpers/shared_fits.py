@@ -7,7 +7,8 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 
 from helpers.shared_rows import D, N, array, dataset, parquet, plain
-from winnowgp.data import ProcessGroup, Source, shared, standardised
+from winnowgp.data import Source, shard, standardise
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, MaxPoints, Tolerance, fit
 
@@ -40,17 +41,17 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
 def fits(process_group: ProcessGroup) -> dict[str, Any]:
     """Of rows in memory that count differently, and of rows that are read."""
     return {
-        "weights": _fitted(standardised(shared(dataset(weighted=True))), goal=FEW),
-        "array": _fitted(standardised(shared(array())), goal=FEW),
+        "weights": _fitted(standardise(shard(dataset(weighted=True))), goal=FEW),
+        "array": _fitted(standardise(shard(array())), goal=FEW),
     }
 
 
 def more_fits(process_group: ProcessGroup) -> dict[str, Any]:
     """Of other sources, and by other plans."""
-    units = standardised(shared(array()))
+    units = standardise(shard(array()))
     return {
-        "dataset": _fitted(standardised(shared(dataset())), goal=FEW, rounds=2),
-        "parquet": _fitted(standardised(shared(parquet())), goal=FEW, rounds=2),
-        "own units": _fitted(shared(array()), goal=FEW),
+        "dataset": _fitted(standardise(shard(dataset())), goal=FEW, rounds=2),
+        "parquet": _fitted(standardise(shard(parquet())), goal=FEW, rounds=2),
+        "own units": _fitted(shard(array()), goal=FEW),
         "count of points": _fitted(units, goal=MaxPoints(5), iterations=40),
     }

@@ -8,8 +8,9 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 
 from helpers.shared_checkpoints import Stopped, Stops
-from helpers.shared_rows import D, plain, rows, said
-from winnowgp.data import Dataset, ProcessGroup, shared
+from helpers.shared_rows import D, error_of, plain, rows
+from winnowgp.data import Dataset, shard
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.gradients import Relaxed
 from winnowgp.models import DeepGP, DeepLayer, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
@@ -60,7 +61,7 @@ def whole(process_group: ProcessGroup) -> dict[str, Any]:
 
 def odd(process_group: ProcessGroup) -> list[str]:
     """Minibatches that two processes cannot halve."""
-    return said(lambda: _fitted(_plan(batch_size=21)))
+    return error_of(lambda: _fitted(_plan(batch_size=21)))
 
 
 def resumed(process_group: ProcessGroup) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
 def deep(process_group: ProcessGroup) -> dict[str, Any]:
     """Two layers."""
     X, y, _ = rows()
-    data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
+    data = shard(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
     layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     plan = PaperSchedule(0.1, layerwise=2, pre=6, joint=6, post=6, batch_size=20)

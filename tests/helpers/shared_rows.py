@@ -1,4 +1,4 @@
-"""What processes tell each other, and rows that they share."""
+"""Exchanges between processes, and sources that are divided among them."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,25 +13,25 @@ from winnowgp.data import (
     BatchSource,
     Dataset,
     ParquetSource,
-    ProcessGroup,
     Source,
-    shared,
-    standardised,
+    shard,
+    standardise,
 )
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import WinnowError
 
-# What reads Parquet, where it is installed: before processes are forked, not in each of them.
+# Imported before processes are forked, rather than in each of them.
 with suppress(ModuleNotFoundError):
     import pyarrow.dataset
     import pyarrow.parquet  # noqa: F401
 
 N, D = 203, 2
 ASKED = [0, 202, 7, 7, 101, 50, 151, 25]
-"""Numbers of rows, of every process and in no order."""
+"""Row indices of all processes, in no order."""
 
 
 def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and weights."""
+    """Return inputs, targets and weights."""
     rng = np.random.default_rng(11)
     X = rng.uniform(0, 4, size=(N, D))
     y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.normal(size=N)
@@ -53,7 +53,7 @@ def batches() -> BatchSource:
 
 
 def parquet() -> ParquetSource:
-    """Of row groups that end where no share does; the first process writes them."""
+    """Return a file, written by rank 0, whose row groups end within shards."""
     if dist.get_rank() == 0:
         _write_parquet()
     dist.barrier()
@@ -73,8 +73,8 @@ def plain(tensor: torch.Tensor) -> list[Any]:
     return tensor.detach().tolist()
 
 
-def said(work: Callable[[], Any]) -> list[str]:
-    """Of the library's errors, their names and words."""
+def error_of(work: Callable[[], Any]) -> list[str]:
+    """Return the type and message of the library's error, or nothing."""
     try:
         work()
     except WinnowError as error:
@@ -91,7 +91,7 @@ def sums(process_group: ProcessGroup) -> dict[str, Any]:
     return {
         "rank": process_group.rank,
         "of": process_group.world_size,
-        "first": process_group.first,
+        "first": process_group.is_first,
         "own": plain(own),
         "total": plain(total),
         "single": single.item(),
@@ -122,28 +122,31 @@ def of_batches(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def _of_source(whole: Source) -> dict[str, Any]:
-    """What each process reads, and what all of them know."""
-    source = shared(whole)
-    units = standardised(source)
+    """Return what this process reads of a sharded source, and what all processes receive."""
+    source = shard(whole)
+    scaled = standardise(source)
     read = list(source.chunks(20))
     part = source.part(torch.tensor(ASKED))
-    missing = [] if source.held() is not None else said(lambda: source.part(torch.tensor([N])))
+    missing = (
+        [] if source.as_dataset() is not None else error_of(lambda: source.part(torch.tensor([N])))
+    )
+    (total,) = source.process_group.all_reduce(torch.cat([chunk.X for chunk in read]).sum(0))
     return {
         "shape": [source.N, source.D, source.P, str(source.dtype), source.observations],
         "sizes": [len(chunk.X) for chunk in read],
-        "lanes": [shard.N for shard in source.shards()],
+        "shards": [shard.N for shard in source.shards()],
         "read": [plain(torch.cat([chunk.X, chunk.Y], 1)) for chunk in read],
         "weights": [None if chunk.weights is None else plain(chunk.weights) for chunk in read],
         "part": plain(torch.cat([part.X, part.Y], 1)),
         "part weights": None if part.weights is None else plain(part.weights),
-        "total": plain(source.total(torch.cat([chunk.X for chunk in read]).sum(0))[0]),
-        "gathered": source.gathered(len(read)),
-        "units": [
-            *(plain(u) for u in (units.x_scaler.shift, units.x_scaler.scale)),
-            *(plain(u) for u in (units.y_scaler.shift, units.y_scaler.scale)),
+        "total": plain(total),
+        "gathered": source.process_group.all_gather(len(read)),
+        "scalers": [
+            *(plain(u) for u in (scaled.x_scaler.shift, scaled.x_scaler.scale)),
+            *(plain(u) for u in (scaled.y_scaler.shift, scaled.y_scaler.scale)),
         ],
-        "standard part": plain(units.part(torch.tensor(ASKED)).X),
-        "standard lanes": [plain(next(shard.chunks(N)).X) for shard in units.shards()],
-        "refused": said(lambda: source.share(0, 2)),
+        "standard part": plain(scaled.part(torch.tensor(ASKED)).X),
+        "standard shards": [plain(next(shard.chunks(N)).X) for shard in scaled.shards()],
+        "refused": error_of(lambda: source.shard(0, 2)),
         "missing": missing,
     }

@@ -50,7 +50,7 @@ class Odd(Exception):
 def words(process_group: ProcessGroup) -> dict[str, Any]:
     """What the first process says is what all hear."""
     own = torch.tensor([0.1 + process_group.rank, 1.0], dtype=torch.float64)
-    mask = torch.tensor([[True, process_group.first]])
+    mask = torch.tensor([[True, process_group.is_first]])
     led = process_group.broadcast(own, mask, torch.tensor(3.0 + process_group.rank))
     total = process_group.all_reduce(own, torch.tensor([1.0 + process_group.rank]))
 
@@ -156,9 +156,9 @@ def watched(process_group: ProcessGroup) -> str:
 
 def choices(process_group: ProcessGroup) -> dict[str, Any]:
     """What the fast schedule decides by, which each process but the first sees differently."""
-    if not process_group.first:
+    if not process_group.is_first:
         _differ()
-    data = shared(rows())
+    data = shard(rows())
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
     context = TrainingContext(
@@ -214,7 +214,7 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -
     steps: list[float] = []
     fitted = fit(
         model,
-        standardised(shared(data)),
+        standardise(shard(data)),
         schedule=plan,
         callbacks=lambda told: steps.append(told.objective),
     )
@@ -248,7 +248,7 @@ def _perturb(error: float) -> None:
 def blocks(process_group: ProcessGroup) -> list[float]:
     """Of another size in each process, as free memory may have it."""
     X, y = rows().X.numpy(), rows().Y.numpy()
-    source = shared(ArraySource(X, y))
+    source = shard(ArraySource(X, y))
     found = RowBlocks(source, device=torch.device("cpu"), size=10 + process_group.rank)
     return found.centre.tolist()
 
@@ -265,7 +265,7 @@ def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
 
     ShardedSource.shards = shards  # type: ignore[method-assign]
     estimator = SparseGPRegressor(tolerance=0.3, n_candidates=10, random_state=0)
-    estimator.fit(standardised(shared(rows(30))))
+    estimator.fit(standardise(shard(rows(30))))
     return {"read": max(read[2:]), "elbo": estimator.elbo_}
 
 
@@ -302,7 +302,7 @@ def _deep(data: Dataset, likelihood: Likelihood, plan: Schedule) -> dict[str, An
     values: list[float] = []
     found = fit(
         DeepGP(layers, likelihood=likelihood),
-        shared(data),
+        shard(data),
         schedule=plan,
         callbacks=lambda told: values.append(told.objective),
     )

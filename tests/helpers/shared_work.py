@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from helpers.forks import Fork, returned
 from helpers.short_fits import short_fits
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import ProcessGroup
 
 
 def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:
@@ -31,7 +31,7 @@ def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:
 
     def begun(rank: int) -> Any:
         dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=of)
-        process_group = ProcessGroup.started()
+        process_group = ProcessGroup.initialise()
         assert process_group == ProcessGroup(rank, of)
         return work(process_group)
 
@@ -89,7 +89,7 @@ def _work(asked: list[str]) -> None:
         _leave("command", _command(words))
     for each in asked:
         module, name = each.split(":")
-        _leave(name, getattr(import_module(module), name)(ProcessGroup.started()))
+        _leave(name, getattr(import_module(module), name)(ProcessGroup.initialise()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rows that every source holds, and the files they are written to."""
+"""The rows of the source tests, and the files they are written to."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ WHOLE = Dataset.of(torch.tensor(X), torch.tensor(Y))
 
 
 def row_groups(path: Path, sizes: list[int], X: Any = X, Y: Any = Y, **changes: Any) -> Path:
-    """A Parquet file of these rows, its targets between its inputs."""
+    """Write the rows to a Parquet file whose targets stand between the inputs."""
     columns = {"a": X[:, 0], "y": Y[:, 0], "b": X[:, 1], "word": ["w"] * len(X), "z": Y[:, 1]}
     return write_row_groups(path, {**columns, "c": X[:, 2], **changes}, sizes)
 
@@ -42,7 +42,7 @@ def maps(folder: Path) -> tuple[Path, Path]:
 
 
 def batches() -> Iterator[tuple[Any, Any]]:
-    """Arrays and tensors; one batch is empty."""
+    """Yield arrays and tensors; one batch is empty."""
     for start, stop in ((0, 40), (40, 41), (41, 41), (41, 90)):
         yield X[start:stop], Y[start:stop]
     yield torch.tensor(X[90:]), torch.tensor(Y[90:])

@@ -1,37 +1,25 @@
-"""A source that knows how many of its rows somebody still holds."""
+"""A source that counts how many of its rows are still referenced."""
 
 import weakref
 from collections.abc import Iterator
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.sources import SourceInfo
 
 
 class Tracked(Source):
-    """Copies of the rows of a dataset, counted from when they are read to when they are let go."""
+    """Copies of the rows of a data set, counted from reading to garbage collection."""
 
     def __init__(self, rows: Dataset) -> None:
         self._rows = rows
         self.alive = self.most = self.read = 0
 
     @property
-    def N(self) -> int:
-        return self._rows.N
-
-    @property
-    def D(self) -> int:
-        return self._rows.D
-
-    @property
-    def P(self) -> int:
-        return self._rows.P
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._rows.dtype
+    def info(self) -> SourceInfo:
+        return self._rows.info
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         for start in range(0, self.N, size):
@@ -40,7 +28,7 @@ class Tracked(Source):
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
         return self._counted(self._rows.part(rows))
 
-    def share(self, rank: int, of: int) -> Source:
+    def shard(self, index: int, count: int) -> Source:
         raise NotImplementedError
 
     def _counted(self, part: Dataset) -> Dataset:
@@ -48,8 +36,8 @@ class Tracked(Source):
         self.read += len(X)
         self.alive += len(X)
         self.most = max(self.most, self.alive)
-        weakref.finalize(X, self._let_go, len(X))
+        weakref.finalize(X, self._released, len(X))
         return Dataset(X, part.Y.clone())
 
-    def _let_go(self, count: int) -> None:
+    def _released(self, count: int) -> None:
         self.alive -= count

@@ -31,7 +31,7 @@ from helpers.gpytorch_models import (
     tasks,
     with_random_q,
 )
-from winnowgp.errors import ToleranceWarning
+from winnowgp.errors import ConvergenceWarning
 from winnowgp.integrations.gpytorch import Winnowed, winnow
 
 # Shapes are checked by the tests of everyday models.
@@ -235,6 +235,6 @@ def test_a_warning_is_where_the_user_is(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "_TRIES", 1)
     x, y = curve(80)
     labels = (y > 0).double()
-    with pytest.warns(ToleranceWarning) as said:
+    with pytest.warns(ConvergenceWarning) as said:
         winnow(Model(points(20)), BernoulliLikelihood(), (x, labels), tolerance=0.05)
     assert said[0].filename == __file__

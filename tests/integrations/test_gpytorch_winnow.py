@@ -32,7 +32,7 @@ from helpers.gpytorch_models import (
     with_random_q,
 )
 from winnowgp.data import Dataset
-from winnowgp.errors import ToleranceWarning
+from winnowgp.errors import ConvergenceWarning
 from winnowgp.integrations.gpytorch import winnow
 from winnowgp.models import SparseGP
 
@@ -176,7 +176,7 @@ def test_a_tolerance_that_is_not_kept_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "_TRIES", 1)
     x, y = curve(80)
     labels = (y > 0).double()
-    with pytest.warns(ToleranceWarning, match=r"0\.05 nats .* the best of 1 tries, 0\.") as said:
+    with pytest.warns(ConvergenceWarning, match=r"0\.05 nats .* the best of 1 tries, 0\.") as said:
         result = winnow(Model(points(20)), BernoulliLikelihood(), (x, labels), tolerance=0.05)
     assert result.elbo_gap > 0.05 * 80
     assert f"with {result.n_inducing} points" in str(said[0].message)

@@ -19,7 +19,7 @@ from helpers.site_problems import CASES, N, built, regression
 from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites
 from winnowgp.data import Dataset
-from winnowgp.errors import NotPositiveDefiniteError, UnsettledWarning
+from winnowgp.errors import ConvergenceWarning, NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP
 from winnowgp.models.sgpr import chunked_kernel
@@ -230,7 +230,7 @@ def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
 def test_a_search_that_runs_out_of_rounds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
     monkeypatch.setattr(profiled_bound, "inferred", partial(inferred, most=2))
-    with pytest.warns(UnsettledWarning, match=r"the best q\(u\) was not found.*kernel variance"):
+    with pytest.warns(ConvergenceWarning, match=r"the best q\(u\) was not found.*kernel variance"):
         gp.fixed_bound(data)
     # An optimiser on its way does not.
     gp.chunked_bound(data)()

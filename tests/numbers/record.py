@@ -69,7 +69,7 @@ from winnowgp import (
     VariationalGP,
     fit,
 )
-from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shared
+from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shard
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction
 from winnowgp.models import SampledLatentGP, deep_layers, gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
@@ -406,7 +406,7 @@ PROBLEMS: dict[str, Problem] = {
     "source arrays": lambda: source_regression(lambda _: ArraySource(X, Y)),
     "source batches": lambda: source_regression(lambda _: BatchSource(batches)),
     "source shared": lambda: source_regression(
-        lambda _: shared(Dataset.of(torch.from_numpy(X), torch.from_numpy(Y)))
+        lambda _: shard(Dataset.of(torch.from_numpy(X), torch.from_numpy(Y)))
     ),
     # Fits that are stopped and resumed.
     "resumed SparseGPRegressor fast": lambda: resumed(

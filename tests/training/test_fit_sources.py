@@ -21,10 +21,10 @@ from winnowgp.data import (
     Dataset,
     ParquetSource,
     Source,
-    StandardisedSource,
     Standardiser,
-    shared,
+    shard,
 )
+from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
@@ -230,7 +230,7 @@ def changed(path: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut off": (cut, r"table\.parquet has changed since it was opened"),
     "other row groups": (lambda p: parquet_file(p, group=3), r"table\.parquet has changed since"),
-    "other rows": (changed, r"table\.parquet has changed since it was opened; passes over it must"),
+    "other rows": (changed, r"table\.parquet has changed since it was opened; every pass must"),
     "gone": (Path.unlink, r"table\.parquet cannot be read: No such file"),
 }
 

@@ -60,8 +60,8 @@ def test_different_fits_are_refused_in_all(forks: Forks) -> None:
     assert forks.call(together, work.shards, 2) == 2 * [
         [
             "InputError",
-            "every process must make the whole source, of which `shared` gives it a part; got 203 "
-            "rows with 2 inputs and 1 targets, 202 rows with 2 inputs and 1 targets.",
+            "every process must create the whole source, which `shard` divides; got 203 rows "
+            "with 2 inputs and 1 targets, 202 rows with 2 inputs and 1 targets.",
         ]
     ]
 

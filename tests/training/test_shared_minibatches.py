@@ -65,7 +65,7 @@ def test_each_looks_at_its_part_of_the_same_minibatch() -> None:
     first, second, alone = (
         seen(ProcessGroup(0, 2)),
         seen(ProcessGroup(1, 2)),
-        seen(ProcessGroup.alone()),
+        seen(SINGLE_PROCESS),
     )
     assert [len(rows) for rows in first + second] == [2] * 6
     assert [a + b for a, b in zip(first, second, strict=True)] == alone

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from helpers.tracked_source import Tracked
-from winnowgp.data import BatchSource, Dataset, Source, shared, standardised
+from winnowgp.data import BatchSource, Dataset, Source, shard, standardise
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, FitResult, fit
 
@@ -34,7 +34,7 @@ def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> N
         passes += 1
         yield from ((X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7))
 
-    found = fitted(standardised(BatchSource(batches)))
+    found = fitted(standardise(BatchSource(batches)))
     # Counting, units, all of them.
     assert passes == 3
     expected = fitted(standardised(WHOLE))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from winnowgp.data import Dataset, ProcessGroup
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import NotShardedWarning
 from winnowgp.estimators import SparseGPClassifier
 from winnowgp.training.adam import Minibatches

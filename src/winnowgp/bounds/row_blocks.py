@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, Source
+from winnowgp.data import Dataset, Source
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 
 # Rows of a block on a CPU: matrices with one column per row should stay in the caches.

@@ -21,7 +21,7 @@ from winnowgp.cli.options import (
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
-    from winnowgp.data import ProcessGroup
+    from winnowgp.data.distributed import ProcessGroup
     from winnowgp.estimators import TabularModel
     from winnowgp.training import Checkpoint
 
@@ -167,10 +167,10 @@ def _checkpoint(folder: Path | None, every: float) -> "Checkpoint | None":
 def _process_group(device: str) -> "ProcessGroup":
     import torch
 
-    from winnowgp.data import ProcessGroup
+    from winnowgp.data.distributed import ProcessGroup
 
     gpu = device != "cpu" and torch.cuda.is_available()
-    return ProcessGroup.started(torch.device("cuda") if gpu else None)
+    return ProcessGroup.initialise(torch.device("cuda") if gpu else None)
 
 
 def _digest(data: Path) -> str:

@@ -46,7 +46,7 @@ def predict(
         checked_output(output, FORMATS)
     from winnowgp.cli.options import load_table_model
     from winnowgp.cli.summary import TableNotes
-    from winnowgp.data import column_blocks
+    from winnowgp.data import read_blocks
 
     fitted = load_table_model(model)
     notes, count = TableNotes(fitted), 0

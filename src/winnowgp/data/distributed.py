@@ -1,4 +1,8 @@
-"""The processes that work on one fit together."""
+"""The process group: the processes that compute one fit together, over `torch.distributed`.
+
+Every exchange between processes goes through `ProcessGroup`. With one process its methods return
+what they are given and communicate nothing, so callers need no special case.
+"""
 
 import os
 import pickle
@@ -18,209 +22,214 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """This process among those that work together on PyTorch's engine, `torch.distributed`.
+    """This process and the number of processes that compute together.
 
-    >>> ProcessGroup.alone()
-    ProcessGroup(rank=0, world_size=1)
+    >>> SINGLE_PROCESS.all_gather("a")
+    ['a']
     """
 
     rank: int
-    """Its number, from 0."""
+    """Number of this process, from 0."""
     world_size: int
-    """How many there are."""
+    """Number of processes."""
 
     @classmethod
-    def alone(cls) -> "ProcessGroup":
-        """One process."""
-        return cls(0, 1)
+    def from_environment(cls) -> "ProcessGroup":
+        """Return the rank and world size that `torchrun` set, or those of a single process.
+
+        Nothing is initialised: the processes may not be connected yet.
+        """
+        environ = os.environ
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environ.keys():
+            return SINGLE_PROCESS
+        return cls(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
 
     @classmethod
-    def launched(cls) -> "ProcessGroup":
-        """Those that `torchrun` started, not yet introduced to each other; one without it."""
-        here = os.environ
-        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= here.keys():
-            return cls.alone()
-        return cls(int(here["RANK"]), int(here["WORLD_SIZE"]))
+    def initialise(cls, device: torch.device | None = None) -> "ProcessGroup":
+        """Connect the processes that `torchrun` started, unless they are connected already.
 
-    @classmethod
-    def started(cls, device: torch.device | None = None) -> "ProcessGroup":
-        """Those that `torchrun` started, introduced to each other; one without it.
+        Args:
+            device: device of the fit. Processes on GPUs communicate by NCCL, others by gloo.
 
-        By gloo, or NCCL for a fit on GPUs, unless the caller has already introduced them.
+        Raises:
+            InputError: `device` is a GPU and a machine has fewer GPUs than processes.
         """
         if not dist.is_initialized():
-            found = cls.launched()
-            if found.world_size == 1:
-                return found
+            launched = cls.from_environment()
+            if launched.world_size == 1:
+                return launched
             gpu = device is not None and device.type == "cuda"
             if gpu:
-                # Processes of one machine must not meet on one card.
-                torch.cuda.set_device(_own_card())
-            engine = "cpu:gloo,cuda:nccl" if gpu else "gloo"
-            dist.init_process_group(engine, **_meeting_place())
+                # NCCL does not allow two processes on one GPU.
+                torch.cuda.set_device(_local_gpu())
+            backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+            dist.init_process_group(backend, **_rendezvous())
         return cls(dist.get_rank(), dist.get_world_size())
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes and speaks for all."""
+    def is_first(self) -> bool:
+        """Whether this process has rank 0: it writes files and decides for all."""
         return self.rank == 0
 
     def all_reduce(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all processes, the same digits in each.
+        """Return the sums of these tensors over all processes, the same digits in each process.
 
-        A power of two of them add up in pairs, so that the digits are those of
-        `bounds.pairwise_sum` in one process.
+        If the world size is a power of two, processes add up in pairs, in the order of
+        `bounds.row_blocks.pairwise_sum`; the result then has the digits of a single process. A
+        different order of summation would change the last digits, and L-BFGS amplifies those to
+        about 1e-5 by the end of a fit.
         """
         return self._exchanged(sums, self._summed)
 
     def broadcast(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Those of the first process, for what another machine may round differently.
+        """Return the tensors of the first process.
 
-        Processes that decide by numbers which differ in their last digits part sooner or later, and
-        then wait for each other in vain.
+        Processes on different hardware round differently. If each decided by its own numbers, they
+        would eventually take different branches and wait for each other forever.
         """
-        return self._exchanged(values, _of_first)
+        return self._exchanged(values, _broadcast_tensor)
 
     def broadcast_object(self, value: Value) -> Value:
-        """That of the first process, for what a clock or chance decides."""
+        """Return the value of the first process, for example a random seed or a time."""
         if self.world_size == 1:
             return value
-        held: list[Any] = [value]
-        with _heard():
-            dist.broadcast_object_list(held)
-        return held[0]
+        values: list[Any] = [value]
+        with _lost_process_errors():
+            dist.broadcast_object_list(values)
+        return values[0]
 
     def broadcast_result(self, compute: Callable[[], Value]) -> Value:
-        """What `compute` gives the first process; it is not called in the others.
+        """Call `compute` in the first process only, and return its result in all.
 
-        An error that it raises there is raised in all.
+        An exception that it raises is raised in all processes.
         """
-        found: list[Value] = []
+        result: list[Value] = []
         error: Exception | None = None
-        if self.first:
+        if self.is_first:
             try:
-                found.append(compute())
+                result.append(compute())
             except Exception as raised:
                 error = raised
-        found, told = self.broadcast_object(
-            (found, None if error is None else _sendable_error(error))
+        result, remote_error = self.broadcast_object(
+            (result, None if error is None else _picklable_error(error))
         )
         if error is not None:
             raise error
-        if told is not None:
-            raise told
-        return found[0]
+        if remote_error is not None:
+            raise remote_error
+        return result[0]
 
     def all_gather(self, value: Value) -> list[Value]:
-        """That of every process, in order."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.world_size == 1:
             return [value]
-        held: list[Any] = [None] * self.world_size
-        with _heard():
-            dist.all_gather_object(held, value)
-        return held
+        values: list[Any] = [None] * self.world_size
+        with _lost_process_errors():
+            dist.all_gather_object(values, value)
+        return values
 
     def _exchanged(
         self, values: tuple[Tensor, ...], exchange: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, ...]:
-        """In one message, whatever devices and dtypes they have."""
+        """Exchange tensors of any devices and dtypes in one message."""
         if self.world_size == 1 or not values:
             return values
         flat = torch.cat([value.detach().reshape(-1) for value in values])
-        flat = _sendable(flat)
-        with _heard():
+        flat = _on_backend_device(flat)
+        with _lost_process_errors():
             flat = exchange(flat)
-        parts = zip(flat.split([value.numel() for value in values]), values, strict=True)
-        # Copies: where in a message a tensor lay must not decide how it is aligned, and so rounded.
-        return tuple(new.reshape(old.shape).to(old, copy=True) for new, old in parts)
+        pairs = zip(flat.split([value.numel() for value in values]), values, strict=True)
+        # Copies: views into the message are aligned differently, and so rounded differently.
+        return tuple(new.reshape(old.shape).to(old, copy=True) for new, old in pairs)
 
-    def _summed(self, mine: Tensor) -> Tensor:
+    def _summed(self, own: Tensor) -> Tensor:
         if self.world_size & (self.world_size - 1):
-            dist.all_reduce(mine)
-            return mine
-        return self._paired(mine)
-
-    def _paired(self, mine: Tensor) -> Tensor:
+            dist.all_reduce(own)
+            return own
+        # Recursive doubling: partners at distance 1, 2, 4, … exchange what they have summed.
         distance = 1
         while distance < self.world_size:
-            theirs, partner = torch.empty_like(mine), self.rank ^ distance
-            sent = [
-                dist.P2POp(dist.isend, mine, partner),
-                dist.P2POp(dist.irecv, theirs, partner),
+            received, partner = torch.empty_like(own), self.rank ^ distance
+            messages = [
+                dist.P2POp(dist.isend, own, partner),
+                dist.P2POp(dist.irecv, received, partner),
             ]
-            for request in dist.batch_isend_irecv(sent):
+            for request in dist.batch_isend_irecv(messages):
                 request.wait()
-            # a + b and b + a are the same number.
-            mine, distance = mine + theirs, 2 * distance
-        return mine
+            own, distance = own + received, 2 * distance
+        return own
 
 
-def _own_card() -> int:
-    """The number of the GPU of this process, one of several on its machine."""
-    number, cards = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if number >= cards:
+SINGLE_PROCESS = ProcessGroup(rank=0, world_size=1)
+"""The group of a process that computes alone."""
+
+
+def _local_gpu() -> int:
+    """Return the number of this process's GPU on its machine."""
+    number, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= gpus:
         raise InputError(
-            f"each process needs a GPU of its own; got {cards} for process {number + 1} of this "
-            f"machine. Start torchrun with `--nproc-per-node {cards}`."
+            f"each process needs a GPU of its own; got {gpus} for process {number + 1} of this "
+            f"machine. Start torchrun with `--nproc-per-node {gpus}`."
         )
     return number
 
 
-def _meeting_place() -> dict[str, Any]:
-    """Where processes leave their addresses: what the environment says, or a place for each try.
+def _rendezvous() -> dict[str, Any]:
+    """Return arguments of `init_process_group` that separate restarts from each other.
 
-    After a restart torchrun's store still has the addresses of processes that were killed, and
-    those that are new may wait for them for ever (PyTorch 2.5 and later). On one machine the number
-    of the try tells them apart; on several it is not the same everywhere, and torchrun makes a new
+    After a restart torchrun's store still has the addresses of processes that were killed, and new
+    processes may wait for those forever (PyTorch 2.5 and later). On one machine the number of the
+    attempt tells them apart; on several it is not the same everywhere, and torchrun makes a new
     store each time if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
     """
-    here = os.environ
-    agent = here.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not agent or here.get("GROUP_WORLD_SIZE") != "1":
+    environ = os.environ
+    agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not agent_store or environ.get("GROUP_WORLD_SIZE") != "1":
         return {}
-    # Not in a PyTorch that was built without its engine.
+    # Imported here: absent from a PyTorch that was built without `torch.distributed`.
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    store = TCPStore(here["MASTER_ADDR"], int(here["MASTER_PORT"]), is_master=False)
-    attempt = here["TORCHELASTIC_RESTART_COUNT"]
+    store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
+    attempt = environ["TORCHELASTIC_RESTART_COUNT"]
     return {
         "store": PrefixStore(f"winnowgp {attempt}", store),
-        "rank": int(here["RANK"]),
-        "world_size": int(here["WORLD_SIZE"]),
+        "rank": int(environ["RANK"]),
+        "world_size": int(environ["WORLD_SIZE"]),
     }
 
 
-def _of_first(mine: Tensor) -> Tensor:
-    dist.broadcast(mine, 0)
-    return mine
+def _broadcast_tensor(own: Tensor) -> Tensor:
+    dist.broadcast(own, 0)
+    return own
 
 
-def _sendable_error(error: Exception) -> Exception:
-    """The error, or one that says the same where others could not read it."""
+def _picklable_error(error: Exception) -> Exception:
+    """Return the error, or a `LostProcessError` with its message if it cannot be pickled."""
     try:
         if isinstance(pickle.loads(pickle.dumps(error)), type(error)):
             return error
     except Exception:
-        # Whatever an error of somebody else's needs to be made again.
+        # Unpickling calls the constructor of a class we do not know, which may raise anything.
         pass
     return LostProcessError(f"the first process has failed: {type(error).__name__}: {error}")
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
-    """Errors of the engine in our words."""
+def _lost_process_errors() -> Iterator[None]:
+    """Raise errors of `torch.distributed` as `LostProcessError`."""
     try:
         yield
     except RuntimeError as error:
         raise LostProcessError(
-            "another process that shares this fit has ended or does not answer; what it said last "
-            f"is the reason ({str(error).splitlines()[0]})."
+            "another process of this fit has ended or does not answer; its own output has the "
+            f"reason ({str(error).splitlines()[0]})."
         ) from error
 
 
-def _sendable(flat: Tensor) -> Tensor:
-    """On a device that the engine talks through: gloo does from the CPU, NCCL from a GPU."""
-    engines = dist.get_backend_config()
-    if "nccl" not in engines:
+def _on_backend_device(flat: Tensor) -> Tensor:
+    """Move a message to a device that the backend sends from: gloo the CPU, NCCL a GPU."""
+    backends = dist.get_backend_config()
+    if "nccl" not in backends:
         return flat.cpu()
-    return flat if "gloo" in engines else flat.cuda()
+    return flat if "gloo" in backends else flat.cuda()

@@ -1,10 +1,10 @@
-"""Sources of rows that are read in chunks: arrays, memory maps and iterators."""
+"""Sources that read their rows in chunks: arrays, memory maps and restartable iterators."""
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, Self, TypeVar, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,86 +13,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnowgp.data.dataset import Dataset
-from winnowgp.data.sources import Source, checked_rows, checked_size, share_range
+from winnowgp.data.sources import Source, SourceInfo, checked_rows, checked_size, shard_range
 from winnowgp.errors import InputError
-
-# A source that is another one, seen differently.
-
-
-@dataclass(frozen=True, slots=True)
-class WrappedSource(Source):
-    """As many rows and columns as another source has; its children say how they are read."""
-
-    source: Source
-
-    @property
-    def N(self) -> int:
-        return self.source.N
-
-    @property
-    def D(self) -> int:
-        return self.source.D
-
-    @property
-    def P(self) -> int:
-        return self.source.P
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        return self.source.names
-
-    @property
-    def observations(self) -> int | float:
-        return self.source.observations
-
-
-# Rows in numpy arrays, of which those on disk stay there.
 
 
 @final
 class ArraySource(Source):
-    """Inputs `[N D]` and targets `[N]` or `[N P]` in arrays, memory maps included.
+    """Inputs `[N D]` and targets `[N]` or `[N P]` in NumPy arrays or memory maps.
 
-    Nothing is copied but the rows of a chunk, when it is read.
+    Rows are copied only when a chunk is read.
 
     >>> source = ArraySource(np.arange(6).reshape(3, 2), np.arange(3))
     >>> [chunk.Y.tolist() for chunk in source.chunks(2)]
     [[[0.0], [1.0]], [[2.0]]]
 
     Args:
-        X: numbers of any dtype.
-        y: as many rows of them.
-        dtype: of the tensors that rows become.
+        X: numeric array of any dtype.
+        y: numeric array with as many rows.
+        dtype: dtype of the tensors that rows are converted to.
     """
 
     def __init__(
         self, X: NDArray[Any], y: NDArray[Any], *, dtype: torch.dtype = torch.float64
     ) -> None:
-        for name, array, axes in (("X", X, (2,)), ("y", y, (1, 2))):
+        for name, array, dimensions in (("X", X, (2,)), ("y", y, (1, 2))):
             if not isinstance(array, np.ndarray):
                 raise InputError(
-                    f"`{name}` must be a numpy array; got a {type(array).__name__}. Tensors are "
-                    "for `Dataset.of`; `np.asarray` makes arrays of most other things."
+                    f"`{name}` must be a numpy array; got a {type(array).__name__}. Use "
+                    "`Dataset.of` for tensors, and `np.asarray` to convert other sequences."
                 )
-            if array.ndim not in axes or array.dtype.kind not in "fiub":
+            if array.ndim not in dimensions or array.dtype.kind not in "fiub":
                 raise InputError(
-                    f"`{name}` must be numbers in {' or '.join(map(str, axes))} dimensions; got "
-                    f"{array.dtype} of shape {list(array.shape)}."
+                    f"`{name}` must be numbers in {' or '.join(map(str, dimensions))} dimensions; "
+                    f"got {array.dtype} of shape {list(array.shape)}."
                 )
         if len(X) != len(y):
-            raise InputError(f"`X` has {len(X)} rows and `y` has {len(y)}; pair them.")
+            raise InputError(
+                f"`X` and `y` must have equally many rows; `X` has {len(X)} rows and `y` has "
+                f"{len(y)}."
+            )
         if not len(X):
             raise InputError("`X` has no rows; a fit needs at least one.")
-        self._X, self._y, self._dtype = X, y, dtype
-        self._first = 0
+        self._X, self._y = X, y
+        self._info = SourceInfo(len(X), X.shape[1], y.shape[1] if y.ndim == 2 else 1, dtype)
+        self._offset = 0
 
     @classmethod
     def open(
@@ -102,24 +66,18 @@ class ArraySource(Source):
         *,
         dtype: torch.dtype = torch.float64,
     ) -> "ArraySource":
-        """Of two `.npy` files, which are mapped and not read."""
-        return cls(_mapped("X", X), _mapped("y", y), dtype=dtype)
+        """Open two `.npy` files as memory maps, without reading them.
+
+        Args:
+            X: file of the inputs.
+            y: file of the targets.
+            dtype: dtype of the tensors that rows are converted to.
+        """
+        return cls(_memory_map("X", X), _memory_map("y", y), dtype=dtype)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def N(self) -> int:
-        return len(self._X)
-
-    @property
-    def D(self) -> int:
-        return self._X.shape[1]
-
-    @property
-    def P(self) -> int:
-        return self._y.shape[1] if self._y.ndim == 2 else 1
+    def info(self) -> SourceInfo:
+        return self._info
 
     def chunks(self, size: int) -> Iterator[Dataset]:
         for start in range(0, self.N, checked_size(size)):
@@ -128,162 +86,120 @@ class ArraySource(Source):
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
         return self._read(checked_rows(rows, self.N).cpu().numpy())
 
-    def share(self, rank: int, of: int) -> "ArraySource":
-        rows = share_range(self.N, rank, of)
-        shared = ArraySource(
-            self._X[rows.start : rows.stop], self._y[rows.start : rows.stop], dtype=self._dtype
+    def shard(self, index: int, count: int) -> "ArraySource":
+        rows = shard_range(self.N, index, count)
+        shard = ArraySource(
+            self._X[rows.start : rows.stop], self._y[rows.start : rows.stop], dtype=self.dtype
         )
-        shared._first = self._first + rows.start
-        return shared
+        shard._offset = self._offset + rows.start
+        return shard
 
     def _read(self, rows: slice | NDArray[np.int64]) -> Dataset:
         X, y = (self._tensor(n, a, rows) for n, a in (("X", self._X), ("y", self._y)))
         return Dataset(X, y if y.dim() == 2 else y[:, None])
 
     def _tensor(self, name: str, array: NDArray[Any], rows: slice | NDArray[np.int64]) -> Tensor:
-        """A copy: a memory map may be read-only, or change."""
-        made = torch.from_numpy(np.array(array[rows], dtype=np.float64, order="C")).to(self._dtype)
-        bad = ~torch.isfinite(made)
+        """Convert a copy of some rows: a memory map may be read-only, or change."""
+        tensor = torch.from_numpy(np.array(array[rows], dtype=np.float64, order="C")).to(self.dtype)
+        bad = ~torch.isfinite(tensor)
         if bool(bad.any()):
-            row, *column = (int(place) for place in bad.nonzero()[0])
+            row, *column = (int(index) for index in bad.nonzero()[0])
             number = int(rows.start + row if isinstance(rows, slice) else rows[row])
-            place = ", ".join(str(i) for i in (self._first + number, *column))
+            position = ", ".join(str(i) for i in (self._offset + number, *column))
             raise InputError(
-                f"`{name}[{place}]` is {array[(number, *column)]}; numbers must be finite in "
-                f"{self._dtype}. Mend that row, or leave it out."
+                f"`{name}[{position}]` is {array[(number, *column)]}; numbers must be finite in "
+                f"{self.dtype}. Correct that row, or leave it out."
             )
-        return made
+        return tensor
 
 
-def _mapped(name: str, path: str | os.PathLike[str]) -> NDArray[Any]:
+def _memory_map(name: str, path: str | os.PathLike[str]) -> NDArray[Any]:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            f"`{name}` must be a .npy file that can be mapped; {path} cannot: {error}."
+            f"`{name}` must be a .npy file that can be memory-mapped; {path} cannot: {error}."
         ) from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise InputError(f"`{name}` must be a .npy file with one array; {path} is an archive.")
-    return found
-
-
-# Rows that come one after another, from a beginning to an end.
+    return array
 
 
 class StreamedSource(Source):
-    """A source that can say `between`; the rest follows."""
+    """A source whose rows can only be read in order; subclasses implement `between`."""
 
     @abstractmethod
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
-        """The rows from `start` to before `stop`, in order, in pieces of any size."""
+        """Yield the rows from `start` to before `stop` in order, in pieces of any size."""
+
+    def rechunked(self, start: int, stop: int, sizes: Iterable[int]) -> Iterator[Dataset]:
+        """Yield the rows from `start` to before `stop` in chunks of these sizes."""
+        return rechunk(_complete(self.between(start, stop), stop - start), sizes)
 
     @final
     def chunks(self, size: int) -> Iterator[Dataset]:
-        return cut(self.between(0, self.N), chunk_sizes(self.N, size))
+        return self.rechunked(0, self.N, chunk_sizes(self.N, size))
 
     @final
     def part(self, rows: Int[Tensor, " B"]) -> Dataset:
-        wanted, place = torch.unique(checked_rows(rows, self.N).cpu(), return_inverse=True)
-        if not len(wanted):
+        unique, inverse = torch.unique(checked_rows(rows, self.N).cpu(), return_inverse=True)
+        if not len(unique):
             return next(self.chunks(1)).part(slice(0))
-        # Rows are picked as pieces pass; only what is asked for is kept.
-        X, Y = (torch.empty(len(wanted), n, dtype=self.dtype) for n in (self.D, self.P))
-        start, done = int(wanted[0]), 0
-        for piece in self.between(start, int(wanted[-1]) + 1):
-            stop = start + piece.N
-            until = int(torch.searchsorted(wanted, stop))
-            inside = piece.part(wanted[done:until] - start)
-            X[done:until], Y[done:until] = inside.X, inside.Y
-            start, done = stop, until
-        if done < len(wanted):
-            raise _fewer()
-        return Dataset(X, Y).part(place)
+        # Rows are selected as pieces pass, so that only the requested ones stay in memory.
+        X, Y = (torch.empty(len(unique), n, dtype=self.dtype) for n in (self.D, self.P))
+        start, stop = int(unique[0]), int(unique[-1]) + 1
+        row, done = start, 0
+        for piece in _complete(self.between(start, stop), stop - start):
+            end = int(torch.searchsorted(unique, row + piece.N))
+            selected = piece.part(unique[done:end] - row)
+            X[done:end], Y[done:end] = selected.X, selected.Y
+            row, done = row + piece.N, end
+        return Dataset(X, Y).part(inverse)
 
     @final
-    def share(self, rank: int, of: int) -> Source:
-        return _Share(self, share_range(self.N, rank, of))
+    def shard(self, index: int, count: int) -> Source:
+        return _RowRange(self, shard_range(self.N, index, count))
 
 
 @final
-class _Share(StreamedSource):
-    """Some rows of a source, one after another."""
+class _RowRange(StreamedSource):
+    """A contiguous range of rows of a streamed source."""
 
     def __init__(self, source: StreamedSource, rows: range) -> None:
         self._source, self._rows = source, rows
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._source.dtype
-
-    @property
-    def N(self) -> int:
-        return len(self._rows)
-
-    @property
-    def D(self) -> int:
-        return self._source.D
-
-    @property
-    def P(self) -> int:
-        return self._source.P
+    def info(self) -> SourceInfo:
+        return SourceInfo(len(self._rows), self._source.D, self._source.P, self._source.dtype)
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         return self._source.between(self._rows.start + start, self._rows.start + stop)
 
 
-def chunk_sizes(N: int, size: int) -> Iterator[int]:
-    """Of N rows, `size` at a time and what is left at the end."""
-    for start in range(0, N, checked_size(size)):
-        yield min(size, N - start)
-
-
-def cut(pieces: Iterable[Dataset], sizes: Iterable[int]) -> Iterator[Dataset]:
-    """Rows that come in pieces of any size, in pieces of these."""
-    coming, piece = iter(pieces), None
-    for size in sizes:
-        held: list[Dataset] = []
-        while size:
-            if piece is None or not piece.N:
-                piece = next(coming, None)
-                if piece is None:
-                    raise _fewer()
-            held.append(piece.part(slice(size)))
-            size -= held[-1].N
-            piece = piece.part(slice(held[-1].N, None))
-        yield _joined(held)
-    # What a source says at its end, that it has changed for example, is to be heard.
-    for _ in coming:
-        pass
-
-
-def _fewer() -> InputError:
-    return InputError("a source gave fewer rows than it said; open it again.")
-
-
-def _joined(parts: list[Dataset]) -> Dataset:
-    if len(parts) == 1:
-        return parts[0]
-    return Dataset(torch.cat([p.X for p in parts]), torch.cat([p.Y for p in parts]))
-
-
-# Rows from any iterator that can be started again.
+def _complete(pieces: Iterable[Dataset], N: int) -> Iterator[Dataset]:
+    """Yield the pieces, and raise an error if they have fewer than N rows in all."""
+    for piece in pieces:
+        N -= piece.N
+        yield piece
+    if N > 0:
+        raise InputError("a source gave fewer rows than its `N`; open it again.")
 
 
 @final
 class BatchSource(StreamedSource):
-    """What a function yields: pairs of inputs `[B D]` and targets `[B]` or `[B P]`.
+    """Pairs of inputs `[B D]` and targets `[B]` or `[B P]` from a function that yields them.
 
-    It is called, and read to the end, once to count the rows and once a pass; whatever it yields
-    must come in the same order each time. A share reads up to its own last row.
+    The function is called once to count the rows and once per pass. It must yield the same rows in
+    the same order each time. A shard reads up to its own last row.
 
     >>> source = BatchSource(lambda: ((np.full((2, 1), i), np.zeros(2)) for i in range(3)))
     >>> source.N, [chunk.X.ravel().tolist() for chunk in source.chunks(4)]
     (6, [[0.0, 0.0, 1.0, 1.0], [2.0, 2.0]])
 
     Args:
-        batches: makes a new iterator of pairs of arrays or tensors, which are copied: it may fill
-            the same ones again.
-        dtype: of the tensors that they become.
+        batches: function that returns a new iterator of pairs of arrays or tensors. They are
+            copied, so it may reuse its buffers.
+        dtype: dtype of the tensors that rows are converted to.
     """
 
     def __init__(
@@ -294,56 +210,46 @@ class BatchSource(StreamedSource):
     ) -> None:
         if not callable(batches):
             raise InputError(
-                f"`batches` must be a function that makes a new iterator each time it is called; "
-                f"got a {type(batches).__name__}. Rows that are there already: `lambda: iter(...)`."
+                f"`batches` must be a function that returns a new iterator each time it is called; "
+                f"got a {type(batches).__name__}. Wrap a sequence as `lambda: iter(...)`."
             )
         self._batches, self._dtype = batches, dtype
-        self._N, self._shape = 0, None
+        self._info: SourceInfo | None = None
+        N = 0
         for batch in self._pieces():
-            self._shape = (batch.D, batch.P)
-            self._N += batch.N
-        if self._shape is None:
+            N += batch.N
+            self._info = SourceInfo(N, batch.D, batch.P, dtype)
+        if self._info is None:
             raise InputError("`batches` gave no rows; a fit needs at least one.")
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def N(self) -> int:
-        return self._N
-
-    @property
-    def D(self) -> int:
-        assert self._shape is not None
-        return self._shape[0]
-
-    @property
-    def P(self) -> int:
-        assert self._shape is not None
-        return self._shape[1]
+    def info(self) -> SourceInfo:
+        assert self._info is not None
+        return self._info
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         before = 0
         for batch in self._pieces():
             wanted = slice(max(start - before, 0), max(stop - before, 0))
             before += batch.N
-            if before > self._N:
-                raise self._changed(f"more than {self._N}")
+            if before > self.N:
+                raise self._changed(f"more than {self.N}")
             if (part := batch.part(wanted)).N:
                 yield part
-            if stop <= before and stop < self._N:
+            if stop <= before and stop < self.N:
                 return
-        if before < self._N:
+        if before < self.N:
             raise self._changed(str(before))
 
     def _pieces(self) -> Iterator[Dataset]:
         batches: Any = self._batches()
         if not isinstance(batches, Iterable):
             raise InputError(
-                f"`batches` must make an iterator of pairs; it made a {type(batches).__name__}."
+                "`batches` must return an iterator of pairs; it returned a "
+                f"{type(batches).__name__}."
             )
         for number, pair in enumerate(batches):
+            where = f"batch {number} (counted from 0) of `batches`"
             try:
                 X, y = _pair(pair)
                 inputs, targets = _tensor("X", X, self._dtype), _tensor("y", y, self._dtype)
@@ -351,36 +257,107 @@ class BatchSource(StreamedSource):
                     continue
                 batch = Dataset.of(inputs, targets)
             except InputError as error:
-                raise InputError(f"batch {number} (counted from 0) of `batches`: {error}") from None
-            if self._shape not in (None, (batch.D, batch.P)):
+                raise InputError(f"{where}: {error}") from None
+            info = self._info
+            if info is not None and (info.D, info.P) != (batch.D, batch.P):
                 raise InputError(
-                    f"batch {number} (counted from 0) of `batches` has {batch.D} inputs and "
-                    f"{batch.P} targets, and those before it {self._shape[0]} and "
-                    f"{self._shape[1]}; give all batches the same columns."
+                    f"{where} has {batch.D} inputs and {batch.P} targets, and those before it "
+                    f"{info.D} and {info.P}; give all batches the same columns."
                 )
             yield batch
 
     def _changed(self, rows: str) -> InputError:
         return InputError(
-            f"`batches` gave {self._N} rows when they were counted and {rows} now; it must yield "
+            f"`batches` gave {self.N} rows when they were counted and {rows} now; it must yield "
             "the same rows each time it is called, from the first one on."
         )
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        parts = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        length = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise InputError(
-            f"must be a pair of inputs and targets; got a {type(batch).__name__}{parts}."
+            f"must be a pair of inputs and targets; got a {type(batch).__name__}{length}."
         )
     return batch[0], batch[1]
 
 
 def _tensor(name: str, values: Any, dtype: torch.dtype) -> Tensor:
-    """A copy: rows wait for those of the next batch, which may come in the same place."""
+    """Copy the values: the next batch may come in the same buffer."""
     if isinstance(values, Tensor):
         return values.detach().to("cpu", dtype, copy=True)
     try:
         return torch.from_numpy(np.array(values, dtype=np.float64, order="C")).to(dtype)
     except (TypeError, ValueError) as error:
         raise InputError(f"`{name}` must be numbers; {error}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedSource(Source):
+    """A source with the rows and columns of another one; subclasses change how they are read."""
+
+    source: Source
+
+    @property
+    def info(self) -> SourceInfo:
+        return self.source.info
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    @property
+    def observations(self) -> int | float:
+        return self.source.observations
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """The interface that `rechunk` needs of a block of rows: a `Dataset` or a `DataTable`."""
+
+    @property
+    def N(self) -> int: ...
+
+    def part(self, rows: slice, /) -> Self: ...
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self], /) -> Self: ...
+
+
+Block = TypeVar("Block", bound=Rows)
+
+
+def rechunk(blocks: Iterable[Block], sizes: Iterable[int]) -> Iterator[Block]:
+    """Yield the rows of `blocks`, in order, in chunks of these sizes; the last may be shorter.
+
+    Memory is that of one chunk and one block. Once the sizes are used up the remaining blocks are
+    read and discarded, so that an error at the end of a stream is raised.
+
+    >>> from itertools import repeat
+    >>> blocks = [Dataset.of(torch.ones(n, 1), torch.ones(n)) for n in (2, 3)]
+    >>> [chunk.N for chunk in rechunk(blocks, repeat(2))]
+    [2, 2, 1]
+    """
+    remaining, block = iter(blocks), None
+    for size in sizes:
+        parts: list[Block] = []
+        while size:
+            if block is None or not block.N:
+                block = next(remaining, None)
+                if block is None:
+                    break
+            parts.append(block.part(slice(size)))
+            size -= parts[-1].N
+            block = block.part(slice(parts[-1].N, None))
+        if parts:
+            yield type(parts[0]).joined(parts)
+        if size:
+            return
+    for _ in remaining:
+        pass
+
+
+def chunk_sizes(N: int, size: int) -> Iterator[int]:
+    """Yield the lengths of the chunks of N rows, `size` at a time."""
+    for start in range(0, N, checked_size(size)):
+        yield min(size, N - start)

@@ -1,4 +1,4 @@
-"""Rows that several processes share."""
+"""Sources whose rows are divided among the processes of a fit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,107 +11,118 @@ from torch import Tensor
 
 from winnowgp.data.dataset import Dataset
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.out_of_core import StreamedSource, WrappedSource, chunk_sizes, cut
-from winnowgp.data.sources import Source, checked_rows, share_range
+from winnowgp.data.out_of_core import StreamedSource, WrappedSource, chunk_sizes
+from winnowgp.data.sources import Source, checked_rows, shard_range
 from winnowgp.errors import InputError
 
-# Whoever shares rows sums them in so many runs, and the digits do not depend on who sums which.
+# Shards whose sums are formed separately, divided among 1, 2, 4 or 8 processes: the order of
+# additions, and so every digit, does not depend on the number of processes.
 _SHARDS = 8
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ShardedSource(WrappedSource):
-    """All rows of a source, of which each process reads its own share only.
-
-    Numbers of rows are those of the whole; `chunks` and `lanes` give what this process reads, and
-    `total` adds up what all of them found.
-    """
-
-    among: ProcessGroup
-
-    def __post_init__(self) -> None:
-        if self.among.world_size > self.N:
-            raise InputError(
-                f"each of {self.among.world_size} processes needs at least one row; got {self.N} "
-                "rows. Start fewer processes."
-            )
-
-    @property
-    def process_group(self) -> ProcessGroup:
-        return self.among
-
-    def to(self, device: torch.device) -> "ShardedSource":
-        return ShardedSource(self.source.to(device), self.process_group)
-
-    def held(self) -> Dataset | None:
-        return self.source.held()
-
-    def alike(self, rows: Dataset) -> "ShardedSource":
-        return ShardedSource(rows, self.among)
-
-    def chunks(self, size: int) -> Iterator[Dataset]:
-        return chain.from_iterable(self.shard_chunks(size))
-
-    def shard_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
-        """Of rows that come one after another, in one pass over all lanes."""
-        shards = self.shards()
-        if not isinstance(self.source, StreamedSource):
-            yield from (shard.chunks(size) for shard in shards)
-            return
-        sizes = [list(chunk_sizes(shard.N, size)) for shard in shards]
-        own = share_range(self.N, self.process_group.rank, self.process_group.world_size)
-        stream = cut(self.source.between(own.start, own.stop), chain.from_iterable(sizes))
-        yield from (islice(stream, len(counts)) for counts in sizes)
-        # What the source says at its end, that it has changed for example, is to be heard.
-        for _ in stream:
-            pass
-
-    def part(self, rows: Int[Tensor, " B"]) -> Dataset:
-        """Each process reads those that are its own, and all get all of them."""
-        held = self.held()
-        if held is not None:
-            return held.part(rows)
-        checked_rows(rows, self.N)
-        own = share_range(self.N, self.process_group.rank, self.process_group.world_size)
-        mine = ((rows >= own.start) & (rows < own.stop)).cpu()
-        found = self.source.share(self.process_group.rank, self.process_group.world_size).part(
-            rows.cpu()[mine] - own.start
-        )
-        X = found.X.new_zeros(len(rows), self.D)
-        Y = found.Y.new_zeros(len(rows), self.P)
-        X[mine], Y[mine] = found.X, found.Y
-        return Dataset(*self.process_group.all_reduce(X, Y))
-
-    def share(self, rank: int, of: int) -> Source:
-        raise InputError("rows that are shared already cannot be shared again.")
-
-    def shards(self) -> tuple[Source, ...]:
-        rank, of = self.process_group.rank, self.process_group.world_size
-        if _SHARDS % of or self.N < _SHARDS:
-            return (self.source.share(rank, of),)
-        each = _SHARDS // of
-        return tuple(self.source.share(rank * each + i, _SHARDS) for i in range(each))
-
-
-def shared(source: Source, *, device: torch.device | str | None = None) -> ShardedSource:
-    """The rows of a source, shared among the processes that `torchrun` has started.
+def shard(source: Source, *, device: torch.device | str | None = None) -> "ShardedSource":
+    """Divide the rows of a source among the processes that `torchrun` has started.
 
         torchrun --nproc-per-node 4 fit.py
 
-    where every process makes the same source and fits the same model to `shared(source)`. Without
+    Every process creates the same source and fits the same model to `shard(source)`. Without
     `torchrun` one process reads all rows.
 
     Args:
-        device: where the fit is to be: processes on GPUs talk by NCCL, others by gloo.
+        source: all rows, the same in every process.
+        device: device of the fit. Processes on GPUs communicate by NCCL, others by gloo.
+
+    Raises:
+        InputError: the processes have different sources, or there are more processes than rows.
     """
-    process_group = ProcessGroup.started(None if device is None else torch.device(device))
+    process_group = ProcessGroup.initialise(None if device is None else torch.device(device))
     shapes = process_group.all_gather(
         f"{source.N} rows with {source.D} inputs and {source.P} targets"
     )
     if len(set(shapes)) > 1:
         raise InputError(
-            f"every process must make the whole source, of which `shared` gives it a part; got "
+            "every process must create the whole source, which `shard` divides; got "
             f"{', '.join(shapes)}."
         )
     return ShardedSource(source, process_group)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShardedSource(WrappedSource):
+    """All rows of a source, each of which is read by one of several processes.
+
+    N and row indices are those of all rows. `chunks` and `shards` give the rows of this process
+    only; `part` returns the same rows in every process.
+    """
+
+    group: ProcessGroup
+
+    def __post_init__(self) -> None:
+        if self.group.world_size > self.N:
+            raise InputError(
+                f"each of {self.group.world_size} processes needs at least one row; got {self.N} "
+                "rows. Start fewer processes."
+            )
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        return self.group
+
+    def chunks(self, size: int) -> Iterator[Dataset]:
+        return chain.from_iterable(self.shard_chunks(size))
+
+    def part(self, rows: Int[Tensor, " B"]) -> Dataset:
+        """Return some rows: each process reads its own, and all receive all of them."""
+        dataset = self.as_dataset()
+        if dataset is not None:
+            return dataset.part(rows)
+        checked_rows(rows, self.N)
+        own = self._own_rows
+        mine = ((rows >= own.start) & (rows < own.stop)).cpu()
+        shard = self.source.shard(self.group.rank, self.group.world_size)
+        selected = shard.part(rows.cpu()[mine] - own.start)
+        X = selected.X.new_zeros(len(rows), self.D)
+        Y = selected.Y.new_zeros(len(rows), self.P)
+        X[mine], Y[mine] = selected.X, selected.Y
+        return Dataset(*self.group.all_reduce(X, Y))
+
+    def shard(self, index: int, count: int) -> Source:
+        raise InputError(
+            "a source that is divided among processes cannot be sharded again; shard the source "
+            "it was made from."
+        )
+
+    def shards(self) -> tuple[Source, ...]:
+        rank, world_size = self.group.rank, self.group.world_size
+        if _SHARDS % world_size or self.N < _SHARDS:
+            return (self.source.shard(rank, world_size),)
+        each = _SHARDS // world_size
+        return tuple(self.source.shard(rank * each + i, _SHARDS) for i in range(each))
+
+    def shard_chunks(self, size: int) -> Iterator[Iterator[Dataset]]:
+        """Yield the chunks of each shard; a streamed source is read in one pass over all shards."""
+        shards = self.shards()
+        if not isinstance(self.source, StreamedSource):
+            yield from (shard.chunks(size) for shard in shards)
+            return
+        sizes = [list(chunk_sizes(shard.N, size)) for shard in shards]
+        own = self._own_rows
+        stream = self.source.rechunked(own.start, own.stop, chain.from_iterable(sizes))
+        yield from (islice(stream, len(counts)) for counts in sizes)
+        # A source that has changed raises its error at the end of the stream.
+        for _ in stream:
+            pass
+
+    def to(self, device: torch.device) -> "ShardedSource":
+        return ShardedSource(self.source.to(device), self.group)
+
+    def as_dataset(self) -> Dataset | None:
+        return self.source.as_dataset()
+
+    def with_rows(self, rows: Dataset) -> "ShardedSource":
+        return ShardedSource(rows, self.group)
+
+    @property
+    def _own_rows(self) -> range:
+        return shard_range(self.N, self.group.rank, self.group.world_size)

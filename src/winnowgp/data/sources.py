@@ -1,205 +1,211 @@
-"""Sources of rows in memory and out of core."""
+"""The interface of data sources, and random subsets of their rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.dataset import Dataset
 
 
-# Rows that a model can learn from, wherever they are.
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """The dimensions of a source, the dtype of its tensors and the names of its inputs."""
 
-
-Value = TypeVar("Value")
+    N: int
+    D: int
+    P: int
+    dtype: torch.dtype
+    names: tuple[str, ...] | None = None
 
 
 class Source(ABC):
-    """N rows of D inputs and P targets, which need not be in memory all at once.
+    """N rows of D inputs and P targets that need not be in memory all at once.
 
-    `Dataset` is one that is. The others are `ArraySource` (numpy arrays and memory maps),
-    `ParquetSource` (files and folders) and `BatchSource` (any iterator that can be started again);
-    `standardised` puts another one in standard units.
+    `Dataset` holds its rows in memory. `ArraySource` (NumPy arrays and memory maps),
+    `ParquetSource` (files and folders) and `BatchSource` (any iterator that can be restarted) read
+    them in chunks. `standardise` scales the columns of a source; `shard` divides its rows among
+    processes.
 
-    The order of the rows is fixed, and rows can be read as often as one likes. Values become
-    tensors of one dtype when they are read, and are checked then: an error names the place of what
-    is not finite.
+    The order of the rows is fixed, and they can be read any number of times. Values are converted
+    to tensors of one dtype and checked when they are read; an error gives the position of a value
+    that is not finite.
     """
 
     __slots__ = ()
 
     @property
     @abstractmethod
+    def info(self) -> SourceInfo:
+        """Number of rows and columns, dtype and names."""
+
+    @property
     def N(self) -> int:
         """Number of rows."""
+        return self.info.N
 
     @property
-    @abstractmethod
     def D(self) -> int:
         """Number of input columns."""
+        return self.info.D
 
     @property
-    @abstractmethod
     def P(self) -> int:
         """Number of target columns."""
+        return self.info.P
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of the tensors that rows become."""
+        """Dtype of the tensors that rows are converted to."""
+        return self.info.dtype
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Of the inputs, where they have any."""
-        return None
+        """Names of the input columns, or None if they have no names."""
+        return self.info.names
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the tensors that are read."""
         return torch.device("cpu")
-
-    def to(self, device: torch.device) -> "Source":
-        """The same on another device, where they are in memory; others move as they are read."""
-        return self
 
     @property
     def observations(self) -> int | float:
-        """How many observations the rows stand for: N, unless they have weights."""
+        """Number of observations that the rows count as: N, or the sum of the weights."""
         return self.N
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The processes that share the rows; this one alone, unless they are `shared`."""
-        return ProcessGroup.alone()
+        """Processes that the rows are sharded over; one, unless the source comes from `shard`."""
+        return SINGLE_PROCESS
 
     @abstractmethod
     def chunks(self, size: int) -> "Iterator[Dataset]":
-        """All rows in order, `size` at a time and what is left at the end."""
+        """Yield all rows in order, `size` at a time; the last chunk may be shorter."""
 
     @abstractmethod
     def part(self, rows: Int[Tensor, " B"]) -> "Dataset":
-        """Some rows by number, in the order asked for, in one pass at most."""
+        """Return the rows with these indices, in this order, in at most one pass."""
 
     @abstractmethod
-    def share(self, rank: int, of: int) -> "Source":
-        """The rows of one of several processes: `of` runs of nearly one length, together all.
+    def shard(self, index: int, count: int) -> "Source":
+        """Return one of `count` contiguous shards of nearly equal length.
 
         Args:
-            rank: of the process, from 0.
+            index: number of the shard, from 0.
+            count: number of shards; together they hold all rows.
         """
-
-    def shard_chunks(self, size: int) -> "Iterator[Iterator[Dataset]]":
-        """The chunks of each lane, to be read one lane after another."""
-        return (shard.chunks(size) for shard in self.shards())
-
-    def held(self) -> "Dataset | None":
-        """All rows, where this process has them in memory."""
-        return None
-
-    def alike(self, rows: "Dataset") -> "Source":
-        """Other rows, shared among processes as these are."""
-        return rows
-
-    def in_memory(self, user: str) -> "Dataset":
-        """All rows, for one who needs them at once.
-
-        Raises:
-            InputError: this process does not have them in memory.
-        """
-        held = self.held()
-        if held is None:
-            raise InputError(
-                f"{user} needs all {self.N} rows in memory at once; read them with "
-                "`next(source.chunks(source.N))`, and share them after that, if at all. Regression "
-                "with Gaussian noise and the fast schedule reads some rows at a time."
-            )
-        return held
 
     def shards(self) -> "Sequence[Source]":
-        """Runs of rows whose sums are formed separately, and then added in pairs.
+        """Return the shards that this process sums separately, before their sums are added.
 
-        A sum over rows that several processes share then has the same digits whatever their number.
+        A sharded source has eight, divided among its processes. Sums over rows then have the same
+        digits whether one, two, four or eight processes compute them.
         """
         return (self,)
 
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all rows, from sums over those that this process reads."""
-        return self.process_group.all_reduce(*sums)
+    def shard_chunks(self, size: int) -> "Iterator[Iterator[Dataset]]":
+        """Yield an iterator over the chunks of each shard; read them one after another."""
+        return (shard.chunks(size) for shard in self.shards())
 
-    def gathered(self, value: Value) -> list[Value]:
-        """What each process that reads some of the rows found, in the order of the rows."""
-        return self.process_group.all_gather(value)
+    def to(self, device: torch.device) -> "Source":
+        """Move rows in memory to a device; rows that are read in chunks stay where they are."""
+        return self
 
+    def as_dataset(self) -> "Dataset | None":
+        """Return all rows if this process has them in memory, else None."""
+        return None
 
-# Checks of numbers of rows, said once for every source.
+    def require_dataset(self, user: str) -> "Dataset":
+        """Return all rows, for an algorithm that needs them at once.
+
+        Args:
+            user: name of the algorithm, for the error message.
+
+        Raises:
+            InputError: this process does not have the rows in memory.
+        """
+        dataset = self.as_dataset()
+        if dataset is None:
+            raise InputError(
+                f"{user} needs all {self.N} rows in memory at once; read them with "
+                "`next(source.chunks(source.N))`, and shard them after that, if at all. Regression "
+                "with Gaussian noise and the fast schedule reads some rows at a time."
+            )
+        return dataset
+
+    def with_rows(self, rows: "Dataset") -> "Source":
+        """Return other rows, sharded over the same processes as this source."""
+        return rows
 
 
 def checked_size(size: int) -> int:
-    """Rows of a chunk."""
+    """Return a chunk size, or raise an error if it is below one row."""
     if size < 1:
         raise InputError(f"`size` must be at least 1 row; got {size}.")
     return size
 
 
 def checked_rows(rows: Int[Tensor, " B"], N: int) -> Int[Tensor, " B"]:
-    """Numbers of rows, each of which exists."""
+    """Return row indices, or raise an error if one is outside 0 to N − 1."""
     if len(rows) and not bool(((rows >= 0) & (rows < N)).all()):
         raise InputError(
-            f"`rows` must be numbers from 0 to {N - 1}; got {int(rows.min())} to {int(rows.max())}."
+            f"`rows` must be indices from 0 to {N - 1}; got {int(rows.min())} to {int(rows.max())}."
         )
     return rows
 
 
-def share_range(N: int, rank: int, of: int) -> range:
-    """The rows of one of `of` processes; lengths differ by at most one.
+def shard_range(N: int, index: int, count: int) -> range:
+    """Return the rows of one of `count` shards; their lengths differ by at most one.
 
-    >>> [share_range(5, rank, 2) for rank in range(2)]
+    >>> [shard_range(5, index, 2) for index in range(2)]
     [range(0, 2), range(2, 5)]
     """
-    if not 0 <= rank < of:
-        raise InputError(f"`rank` must be from 0 to below `of`; got {rank} of {of}.")
-    if of > N:
-        raise InputError(f"{of} processes cannot share {N} rows; start at most {N}.")
-    return range(rank * N // of, (rank + 1) * N // of)
+    if not 0 <= index < count:
+        raise InputError(f"`index` must be from 0 to below `count`; got {index} of {count}.")
+    if count > N:
+        raise InputError(f"{N} rows cannot be divided into {count} shards; use at most {N}.")
+    return range(index * N // count, (index + 1) * N // count)
 
 
 def sampled_rows(N: int, count: int, generator: torch.Generator) -> Int[Tensor, " B"]:
-    """Up to `count` different rows of N in random order, on the generator's device.
+    """Return up to `count` distinct random row indices in random order.
 
-    Memory is that of `count` rows: an order of all would take some for each row.
+    Memory grows with `count`, not with N. The result is on the generator's device.
     """
     device = generator.device
     if 4 * count >= N:
         return torch.randperm(N, generator=generator, device=device)[:count]
-    # Few of them are drawn twice.
+    # Draws with replacement: with N > 4 count few of the 2 count draws coincide.
     rows = torch.randint(N, (2 * count,), generator=generator, device=device).unique()
     return rows[torch.randperm(len(rows), generator=generator, device=device)[:count]]
 
 
-# Random parts of the rows, one after another without end.
-
-
 @final
 class RowBatches:
-    """Numbers of `size` random rows, in an order drawn anew whenever fewer than `size` are left.
+    """An endless iterator over minibatches of row indices, without replacement in each epoch.
 
-    Every batch is a uniformly random part of the rows; all of them in order if there are no more.
-    An iterator with a memory: `state_dict` says where it stands, to go on from there.
+    The rows are shuffled again whenever fewer than `size` are left, so every batch is a uniformly
+    random subset. If `size` is at least N, every batch is all rows in order. `state_dict` and
+    `load_state_dict` save and restore the position.
 
     >>> batches = RowBatches(5, 2, generator=torch.Generator().manual_seed(0))
     >>> [len(next(batches)) for _ in range(4)]
     [2, 2, 2, 2]
 
     Args:
-        generator: drawn from when an order is needed, on its device.
-        device: where the numbers are wanted.
+        N: number of rows.
+        size: rows per batch.
+        generator: source of randomness; shuffling happens on its device.
+        device: device of the returned indices.
     """
 
     def __init__(
@@ -213,7 +219,7 @@ class RowBatches:
         self._N, self._size = N, min(size, N)
         self._generator, self._device = generator, device
         self._order: Int[Tensor, " N"] | None = None
-        self._place = 0
+        self._position = 0
 
     def __iter__(self) -> "RowBatches":
         return self
@@ -221,19 +227,19 @@ class RowBatches:
     def __next__(self) -> Int[Tensor, " B"]:
         if self._size == self._N:
             return torch.arange(self._N, device=self._device)
-        if self._order is None or self._place + self._size > self._N:
+        if self._order is None or self._position + self._size > self._N:
             g = self._generator
-            self._order, self._place = torch.randperm(self._N, generator=g, device=g.device), 0
-        rows = self._order[self._place : self._place + self._size]
-        self._place += self._size
+            self._order, self._position = torch.randperm(self._N, generator=g, device=g.device), 0
+        rows = self._order[self._position : self._position + self._size]
+        self._position += self._size
         return rows.to(device=self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The order, and how much of it is used up."""
-        return {"order": self._order, "place": self._place}
+        """Return the current order of the rows and the position in it."""
+        return {"order": self._order, "place": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where another one stood."""
+        """Continue from the position that `state_dict` returned."""
         order = state["order"]
         self._order = None if order is None else order.to(self._generator.device)
-        self._place = state["place"]
+        self._position = state["place"]

@@ -19,7 +19,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import Source, StandardisedSource, Standardiser, sampled_rows
+from winnowgp.data import Source, Standardiser
+from winnowgp.data.scaling import StandardisedSource
+from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.validation import (
@@ -272,11 +274,11 @@ class InducingEstimator(BaseEstimator, ABC):
         generator = torch.Generator(device=device).manual_seed(seed)
         if isinstance(rows, StandardisedSource):
             # Kernels and candidates that users name are on the CPU until the model is made.
-            units, data = rows.x_scaler.to(torch.device("cpu")), rows.converted()
+            units, data = rows.x_scaler.to(torch.device("cpu")), rows.materialised()
         else:
-            held = rows.in_memory("this fit")
+            held = rows.require_dataset("this fit")
             units = Standardiser.of(held.X, weights=held.weights)
-            data = rows.alike(replace(held, X=units.forward(held.X)))
+            data = rows.with_rows(replace(held, X=units.forward(held.X)))
         kernel = self._kernel(units.scale)
         points = request.locations(data, units, kernel=kernel, seed=seed)
         made = model(kernel, points).to(device)

@@ -111,7 +111,7 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
 
         Args:
             X: inputs `[N D]`; or inputs and whole numbers for classes together as a
-                `winnowgp.data.Source` in memory, such as `shared(Dataset.of(X, y))`: processes
+                `winnowgp.data.Source` in memory, such as `shard(Dataset.of(X, y))`: processes
                 that `torchrun` started then share the minibatches.
             y: labels `[N]`: strings, whole numbers or booleans; left out with a source.
             sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w

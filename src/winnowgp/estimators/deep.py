@@ -138,7 +138,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
 
         Args:
             X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source` in memory,
-                such as `shared(Dataset.of(X, y))`: processes that `torchrun` started then share the
+                such as `shard(Dataset.of(X, y))`: processes that `torchrun` started then share the
                 minibatches.
             y: targets `[N]` or `[N P]`; left out with a source.
             sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
@@ -156,7 +156,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         units = TargetScaler.of(rows, likelihood, single=single)
         data = replace(rows, Y=units.columns.forward(rows.Y))
         check_targets(likelihood, data.Y)
-        self._fit(X.alike(data) if isinstance(X, Source) else data, likelihood)
+        self._fit(X.with_rows(data) if isinstance(X, Source) else data, likelihood)
         self._y_scaler = units
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
@@ -305,7 +305,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
 
         Args:
             X: inputs `[N D]`; or inputs and whole numbers for classes together as a
-                `winnowgp.data.Source` in memory, such as `shared(Dataset.of(X, y))`: processes
+                `winnowgp.data.Source` in memory, such as `shard(Dataset.of(X, y))`: processes
                 that `torchrun` started then share the minibatches.
             y: labels `[N]`: strings, whole numbers or booleans; left out with a source.
             sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w

@@ -306,7 +306,7 @@ class DeepEstimator(BaseEstimator, ABC):
             given: rows in memory, merged, so that repeating rows and weighting them come to the
                 same.
         """
-        rows = given.in_memory("a deep model")
+        rows = given.require_dataset("a deep model")
         request = LayersRequest.checked(
             layers=self.layers,
             width=self.width,

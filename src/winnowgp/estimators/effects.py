@@ -8,7 +8,8 @@ from gpytorch.kernels import Kernel
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from winnowgp.data import ColumnEncoding, TableEncoder
+from winnowgp.data import TableEncoder
+from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.report.summary import Curve, Effect
@@ -56,7 +57,7 @@ def column_effect(
         between: the ends of the grid, for numbers and dates.
     """
     at: list[Any] = (
-        list(column.words)
+        list(column.categories)
         if between is None
         else np.linspace(between[0], between[1], STEPS).tolist()
     )
@@ -74,7 +75,7 @@ def column_effect(
 
 def _features(column: ColumnEncoding, values: list[Any]) -> Values:
     if column.kind == "words":
-        return np.array([[float(word == value) for word in column.words] for value in values])
+        return np.array([[float(word == value) for word in column.categories] for value in values])
     numbers = np.array(values, dtype=np.float64)[:, None]
     return np.hstack([numbers, np.zeros_like(numbers)]) if column.flagged else numbers
 

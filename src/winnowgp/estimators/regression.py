@@ -12,7 +12,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from winnowgp.data import Source, standardised
+from winnowgp.data import Source, standardise
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import ROWS, InducingEstimator, plain_units
 from winnowgp.estimators.validation import (
@@ -148,7 +148,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         if isinstance(X, Source):
             note_source(self, X, y, sample_weight)
             self._check_before_reading(X)
-            data = standardised(X, targets=has_noise(likelihood))
+            data = standardise(X, targets=has_noise(likelihood))
             units = TargetScaler(plain_units(data.y_scaler), single=data.P == 1)
         else:
             rows, single = numeric_rows(self, X, y, sample_weight)
@@ -167,7 +167,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
             made.check(data)
             if not has_noise(likelihood):
                 # Counts may be far from zero, further than the paper's small steps would get.
-                held = data.in_memory("a likelihood without noise")
+                held = data.require_dataset("a likelihood without noise")
                 made.mean.initialize(constant=best_level(made.likelihood, held))
             return made
 
@@ -184,7 +184,7 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         self._request(N_CANDIDATES)
         kernel = self._kernel(torch.ones(rows.D))
         if self.schedule == "paper" or self.likelihood != "gaussian":
-            rows.in_memory("this fit")
+            rows.require_dataset("this fit")
         else:
             SparseGP(kernel, torch.zeros(0, rows.D), precision=self.precision)
 

@@ -44,7 +44,7 @@ def surface_rows(
     Rows that lack one of them, or whose class was never seen, are left out.
     """
     names = numeric_inputs(model)
-    table.check_has([*names, model.target], said_by="the picture's table")
+    table.require_columns([*names, model.target], argument="the picture's table")
     columns: list[NDArray[np.float64]] = []
     for name in names:
         values = table.numbers(name)
@@ -86,7 +86,7 @@ def _axis(model: TabularModel, name: str, side: int) -> NDArray[np.float64]:
 def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
     if isinstance(model.estimator, SparseGPClassifier):
         number = {str(c): float(i) for i, c in enumerate(model.estimator.classes_)}
-        return np.array([number.get(str(w), np.nan) for w in table.words(model.target)])
+        return np.array([number.get(str(w), np.nan) for w in table.strings(model.target)])
     values = table.numbers(model.target)
     if values is None:
         raise InputError(f"column {model.target!r} must hold numbers to be drawn.")

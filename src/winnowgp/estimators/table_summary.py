@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from winnowgp.data import ColumnEncoding, DataTable, Standardiser, TableEncoder
+from winnowgp.data import DataTable, Standardiser, TableEncoder
+from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_effect
 from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Training
@@ -151,8 +152,8 @@ class _Seen:
 def _seen(table: DataTable, name: str, *, as_words: bool) -> _Seen:
     missing = int(table.missing(name).sum())
     if not as_words:
-        return _Seen(missing, table.numbers(name), [], table.different(name))
-    words = [word for word in table.words(name) if word is not None]
+        return _Seen(missing, table.numbers(name), [], table.n_unique(name))
+    words = [word for word in table.strings(name) if word is not None]
     found, counts = np.unique(np.array(words, dtype=str), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:8]
     return _Seen(missing, None, [(str(found[i]), int(counts[i])) for i in order], len(found))

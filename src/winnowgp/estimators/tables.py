@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -14,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
-from winnowgp.data import Dataset, DataTable, ProcessGroup, ShardedSource, TableEncoder, regrouped
-from winnowgp.data.encoding import check_finite, decimal_comma_advice, odd_word
+from winnowgp.data import Dataset, DataTable, TableEncoder
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.encoding import check_finite, decimal_comma_advice, first_mismatch
+from winnowgp.data.out_of_core import rechunk
+from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import ROWS, predicting_on
 from winnowgp.estimators.classification import SparseGPClassifier
@@ -92,7 +96,7 @@ class TabularModel:
         X = self.encoder.encode(table)
         found: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
-            found[self.id_column] = table.words(self.id_column)
+            found[self.id_column] = table.strings(self.id_column)
         if isinstance(self.estimator, SparseGPClassifier):
             probability = self.estimator.predict_proba(X)
             classes = self.estimator.classes_
@@ -105,7 +109,7 @@ class TabularModel:
     def predict_blocks(
         self, blocks: Iterable[DataTable], *, level: float = 0.95, device: str = "cpu"
     ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """`predict` for a table that comes in parts, such as `column_blocks` of a large file.
+        """`predict` for a table that comes in parts, such as `read_blocks` of a large file.
 
         The answers are those for the whole table, to the last bit, however it was cut: rows are
         gathered to be predicted as many at a time as `predict` itself takes. Memory is that of
@@ -116,7 +120,7 @@ class TabularModel:
             device: where to compute: "cpu" or "cuda", or "auto" for a GPU if there is one.
         """
         there = replace(self, estimator=predicting_on(device, self.estimator))
-        for rows in regrouped(blocks, ROWS):
+        for rows in rechunk(blocks, repeat(ROWS)):
             yield there.predict(rows, level=level)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -173,14 +177,14 @@ def fit_table(
     The other arguments are those of the estimators.
     """
     ignored = (*drop, *(() if id_column is None else (id_column,)))
-    table.check_has([target], said_by="`target`")
-    table.check_has(ignored, said_by="`drop` and `id_column`")
+    table.require_columns([target], argument="`target`")
+    table.require_columns(ignored, argument="`drop` and `id_column`")
     if target in ignored:
         raise InputError(f"{target!r} cannot be the target and be left out; choose one.")
     if not 0 <= test_size < 1:
         raise InputError(f"`test_size` must be a share from 0 to below 1; got {test_size}.")
     names = table.without([target, *ignored]).names
-    table = table.numbered(names)
+    table = table.parse_numbers(names)
     for name in names:
         # Before any row is left out, so that the error names a row of the table.
         if (values := table.values[name]).dtype != object:
@@ -190,7 +194,7 @@ def fit_table(
     _check_id(id_column, table, target, task)
     inputs = table.without([target, *ignored])
     train, test = _split(table.N, test_size, seed=seed)
-    encoder = TableEncoder.learn(inputs.rows(train), missing=missing, max_words=max_words)
+    encoder = TableEncoder.learn(inputs.part(train), missing=missing, max_words=max_words)
     _check_held_out(encoder, inputs, number)
     y = _targets(table, target, task, train, number)
     film = Film()
@@ -217,7 +221,7 @@ def fit_table(
         rows = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
         estimator.fit(ShardedSource(rows, process_group))
     else:
-        estimator.checkpoint = checkpoint if process_group.first else None
+        estimator.checkpoint = checkpoint if process_group.is_first else None
         estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
     estimator.callbacks = estimator.checkpoint = None
@@ -264,7 +268,7 @@ def _with_target(
             f"the target {target!r} is missing in {int(absent.sum())} rows, first in row "
             f"{int(absent.argmax()) + 1}; fill it in, or leave such rows out (`--missing impute`)."
         )
-    kept = table.rows(~absent)
+    kept = table.part(~absent)
     if kept.N < 2:
         raise InputError(f"the table has {kept.N} rows with a target; a fit needs at least 2.")
     return kept, np.flatnonzero(~absent) + 1
@@ -283,11 +287,11 @@ def _task(table: DataTable, target: str, task: str) -> tuple[str, str]:
     """What to do, and why in words."""
     if task == "auto":
         if table.numbers(target) is None:
-            if advice := decimal_comma_advice(table.words(target)):
-                example = table.words(target)[0]
+            if advice := decimal_comma_advice(table.strings(target)):
+                example = table.strings(target)[0]
                 raise InputError(f"the target {target!r} holds words, such as {example!r}.{advice}")
             return _checked_task("classification", table, target), "the target holds words"
-        if table.different(target) == 2:
+        if table.n_unique(target) == 2:
             return "classification", "the target has two different values"
         return "regression", "the target holds numbers"
     if task not in TASKS:
@@ -298,7 +302,7 @@ def _task(table: DataTable, target: str, task: str) -> tuple[str, str]:
 def _checked_task(task: str, table: DataTable, target: str) -> str:
     values = table.numbers(target)
     if task == "classification":
-        different = table.different(target)
+        different = table.n_unique(target)
         if not 2 <= different <= _MOST_CLASSES:
             raise InputError(
                 f"the target {target!r} has {different} different values; classification takes 2 "
@@ -318,7 +322,7 @@ def _checked_task(task: str, table: DataTable, target: str) -> str:
 
 def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -> None:
     """A column of predictions would take its place."""
-    classes = table.words(target) if task == "classification" else ()
+    classes = table.strings(target) if task == "classification" else ()
     if id_column in prediction_names(task, classes):
         raise InputError(
             f"`id_column` is {id_column!r}, and so is a column of predictions; rename it."
@@ -328,9 +332,9 @@ def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -
 def _check_held_out(encoder: TableEncoder, inputs: DataTable, number: NDArray[np.intp]) -> None:
     """A word in a column whose rows to learn from are all numbers, or all dates."""
     for column in encoder.columns:
-        if column.holds(inputs):
+        if column.accepts(inputs):
             continue
-        row, word = odd_word(inputs, column.name, column.kind)
+        row, word = first_mismatch(inputs, column.name, column.kind)
         raise InputError(
             f"column {column.name!r} holds {column.kind}s, and {word!r} in row {number[row]}; "
             f"mend that row, or leave the column out (`--drop`).{decimal_comma_advice([word])}"
@@ -341,7 +345,7 @@ def _targets(
     table: DataTable, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
 ) -> NDArray[Any]:
     if task == "classification":
-        words = table.words(target).astype(str)
+        words = table.strings(target).astype(str)
         if len(set(words[train])) < 2:
             raise InputError(
                 f"only one class of {target!r} is among the {len(train)} training rows; "

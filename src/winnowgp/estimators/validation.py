@@ -26,7 +26,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, Standardiser
+from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import InputError
 from winnowgp.models import LEAST_NOISE, check_targets
 from winnowgp.models.likelihoods import is_plain
@@ -153,7 +154,7 @@ def held_rows(source: Source, user: str) -> Dataset:
     Args:
         user: who that is, for the error that says so.
     """
-    held = source.in_memory(user).to(torch.device("cpu"))
+    held = source.require_dataset(user).to(torch.device("cpu"))
     weights = None if held.weights is None else held.weights.double()
     return Dataset(held.X.double(), held.Y.double(), weights)
 
@@ -290,7 +291,9 @@ def labelled_rows(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[C
         note_source(estimator, X, y, sample_weight)
         given = held_rows(X, "classification")
         labels, index = ClassLabels.of(_whole(given))
-        return labels, X.alike(Dataset.of(given.X, tensor(index), weights=given.weights).merged())
+        return labels, X.with_rows(
+            Dataset.of(given.X, tensor(index), weights=given.weights).merged()
+        )
     check_missing(y)
     X, y = validate_data(estimator, X, y, dtype=np.float64, ensure_min_samples=1)
     X, y, weights = counted_rows(X, y, sample_weight)
@@ -441,8 +444,6 @@ Folder: TypeAlias = str | os.PathLike[str] | Checkpoint
 
 """What users may say for a checkpoint."""
 
-_ALONE = ProcessGroup.alone()
-
 
 def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
     """The checkpoint that a user asked for, if any."""
@@ -457,7 +458,7 @@ def open_checkpoint_log(
     estimator: BaseEstimator,
     checkpoint: Checkpoint | None,
     *,
-    process_group: ProcessGroup = _ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     **rows: Any,
 ) -> CheckpointLog:
     """What is drawn or measured once for a fit to these rows, of an estimator with this request.
@@ -469,7 +470,7 @@ def open_checkpoint_log(
     """
     if process_group.world_size == 1:
         warn_not_sharded(
-            ProcessGroup.launched(),
+            ProcessGroup.from_environment(),
             "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
             "noise and for minibatches of classes and of layers",
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from winnowgp import __version__
-from winnowgp.data.tables import MISSING_WORDS
+from winnowgp.data.tables import MISSING_STRINGS
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.io.format import atomic_write
 from winnowgp.io.program import Program, Step

@@ -29,8 +29,6 @@ from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
 
-_ALONE = ProcessGroup.alone()
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class LayerSites:
 
     @torch.no_grad()
     def sums(
-        self, layer: DeepLayer, *, process_group: ProcessGroup = _ALONE
+        self, layer: DeepLayer, *, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> tuple[WhitenedChunks, SiteSums]:
         """What the sites add up to for a layer's candidates, O(P R K²).
 
@@ -72,7 +70,7 @@ class LayerSites:
 
     @torch.no_grad()
     def natural_step(
-        self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = _ALONE
+        self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
         """Mean and factor of a layer's q(v) after a natural-gradient step; the best at rate one.
 

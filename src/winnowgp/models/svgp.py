@@ -25,7 +25,7 @@ from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites, site_gradient, site_moments
 from winnowgp.bounds.uncollapsed import masked_marginal, subset_marginal
 from winnowgp.data import Dataset, Source
-from winnowgp.errors import InputError, UnsettledWarning
+from winnowgp.errors import ConvergenceWarning, InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import InducingModel, check_parts
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
@@ -178,7 +178,7 @@ def best_q(
             f"the best q(u) was not found: the last of many rounds still gained more than {gain:g} "
             f"nats an observation, and the bound of {found.bound:.6g} nats may be far from the "
             "best. Are kernel variance and mean on the scale of the latent function?",
-            UnsettledWarning,
+            ConvergenceWarning,
             stacklevel=4,
         )
     return found
@@ -300,7 +300,7 @@ class VariationalGP(InducingModel):
                 f"the model was made for {self.targets} target columns and the data have {data.P}; "
                 "say `targets=` when making it."
             )
-        check_targets(self.likelihood, data.in_memory("`VariationalGP`").Y)
+        check_targets(self.likelihood, data.require_dataset("`VariationalGP`").Y)
 
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Uncollapsed lower bound on log p(Y) at this q(u), in nats.
@@ -345,7 +345,9 @@ class VariationalGP(InducingModel):
     def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
         """The same bound as a function of the parameters when it is called."""
         self.check(data)
-        return self._profiled(data.in_memory("`VariationalGP`"), self.candidates, gain=CLIMBING)
+        return self._profiled(
+            data.require_dataset("`VariationalGP`"), self.candidates, gain=CLIMBING
+        )
 
     def chunked_cost(self, data: Source) -> float:
         # Two steps to the best q(u) of two passes each, and the gradient.
@@ -416,7 +418,7 @@ class VariationalGP(InducingModel):
     @torch.no_grad()
     def _inferred(self, source: Source, *, gain: float) -> tuple[WhitenedChunks, Inferred]:
         self.check(source)
-        data = source.in_memory("`VariationalGP`")
+        data = source.require_dataset("`VariationalGP`")
         blocks = RowBlocks.of(data, points=self.K)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
         chunks = WhitenedChunks.for_values(kernel, blocks)

@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, RowBatches
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.sources import RowBatches
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -38,7 +40,7 @@ class Minibatches:
         size: int | None,
         generator: torch.Generator,
         *,
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         whole = size is None or size >= data.N
         self.process_group = process_group
@@ -172,7 +174,7 @@ class Adam:
         on_step: Callable[[int, float], None],
         checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
         memory: Mapping[str, Stateful] | None = None,
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         """Take `steps` steps.
 

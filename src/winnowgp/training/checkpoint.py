@@ -138,7 +138,7 @@ class CheckpointLog:
         heading: Mapping[str, str] | None = None,
         entries: Mapping[int, State] | None = None,
         finished: bool = False,
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self._finished, self.process_group = finished, process_group
         self._write, self._every, self._heading = write, every, dict(heading or {})

@@ -36,7 +36,7 @@ class TrainingContext:
     generator: torch.Generator
     callbacks: tuple[Callback, ...] = ()
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG
-    process_group: ProcessGroup = _ALONE
+    process_group: ProcessGroup = SINGLE_PROCESS
     """The processes that share the fit."""
 
     def notify(self, progress: Progress) -> None:
@@ -109,7 +109,7 @@ def warn_not_sharded(process_group: ProcessGroup, reason: str) -> None:
     Args:
         reason: a clause that gives the reason, and what to do.
     """
-    if process_group.world_size > 1 and process_group.first:
+    if process_group.world_size > 1 and process_group.is_first:
         warnings.warn(
             f"each of {process_group.world_size} processes repeats the work of this fit: {reason}.",
             NotShardedWarning,

@@ -432,7 +432,7 @@ class FastSteps(Generic[Model]):
 def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
     """Return rows in memory, and a random order of them."""
     device = generator.device
-    held = data.held()
+    held = data.as_dataset()
     if held is not None:
         return held, torch.randperm(data.N, generator=generator, device=device)
     most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import InducingModel, LatentModel
 from winnowgp.training.callbacks import EndPhase, Stateful
@@ -153,7 +153,7 @@ class _Line:
     them: where machines round differently, their paths would soon diverge.
     """
 
-    def __init__(self, objective: Objective, process_group: ProcessGroup = _ALONE) -> None:
+    def __init__(self, objective: Objective, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
         self._objective, self._process_group = objective, process_group
         self.rejected = 0
 

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source
+from winnowgp.data import Dataset, MaskedMatrix, Source
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import DeepGP, InducingModel, LatentModel

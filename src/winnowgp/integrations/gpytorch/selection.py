@@ -16,7 +16,7 @@ from gpytorch.variational import (
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.errors import InputError, NotPositiveDefiniteError, ToleranceWarning
+from winnowgp.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from winnowgp.integrations.gpytorch.checks import Rows, check_likelihood
 from winnowgp.integrations.gpytorch.distribution import Frame, GaussianQ
 from winnowgp.integrations.gpytorch.pruning import Same, copied, kept_points, pruned, put_points
@@ -374,7 +374,7 @@ def _pruned_to(goal: Goal, whole: Refit, choices: list[StrategyChoice]) -> _Foun
         f"the tolerance of {goal.nats:g} nats an observation was not kept: with {points} points, "
         f"the best of {_TRIES} tries, {lost:.3g} are given up. Scores are of first order for this "
         "model; ask for a smaller `tolerance`, or say `max_points`.",
-        ToleranceWarning,
+        ConvergenceWarning,
         # Beyond `winnow`, and what torch has around it.
         stacklevel=4,
     )

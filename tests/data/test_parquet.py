@@ -1,5 +1,6 @@
-"""Rows of Parquet files and folders: row groups, columns, and what is wrong with them."""
+"""Parquet files and folders as sources: row groups, columns, memory and errors."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +10,36 @@ import torch
 
 from helpers.parquet_files import spoil
 from helpers.source_problems import CHOICE, N, Y, folder_of_files, row_groups
-from winnowgp.data import ParquetSource
+from winnowgp.data import Dataset, ParquetSource
+from winnowgp.data.parquet import ParquetFile
 from winnowgp.errors import InputError
 
+WIDE, D = 50, 12
+ROWS = Dataset.of(torch.randn(WIDE, D).double(), torch.randn(WIDE).double())
 
-def test_a_bad_value_in_row_group_37_is_named(tmp_path: Path) -> None:
+
+def test_parquet_source_names_row_group_of_a_bad_value(tmp_path: Path) -> None:
     for name, value, word in (("b", np.nan, "nan"), ("z", np.inf, "inf"), ("c", None, "no value")):
         values: list[float | None] = [0.5] * 200
         values[37 * 5 + 2] = value
         long = np.ones((200, 3))
         path = row_groups(tmp_path / "a.parquet", [5] * 40, long, long, **{name: values})
         source = ParquetSource(path, **CHOICE)
-        told = rf"a\.parquet: column '{name}' has {word} in row 188 \(row group 37, counted from 0"
+        row = r"row 188 \(row group 37, counted from 0"
+        message = rf"a\.parquet: column '{name}' has {word} in {row}"
         for ask in (
             lambda s=source: list(s.chunks(1000)),
-            lambda s=source: list(s.share(3, 4).chunks(7)),
+            lambda s=source: list(s.shard(3, 4).chunks(7)),
             lambda s=source: s.part(torch.tensor([199, 187])),
         ):
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=message):
                 ask()
-        # Rows before it can be had.
+        # Rows before it can be read.
         assert source.part(torch.tensor([184])).N == 1
 
 
-def test_row_groups_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
-    """Damage to them goes unseen; damage to those asked for is named."""
+def test_parquet_source_reads_only_the_row_groups_it_needs(tmp_path: Path) -> None:
+    """Damage to other row groups goes unnoticed; damage to these is named."""
     rng = np.random.default_rng(0)
     path = row_groups(
         tmp_path / "a", [50] * 4, rng.normal(size=(200, 3)), rng.normal(size=(200, 3))
@@ -41,13 +47,13 @@ def test_row_groups_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
     spoil(path, group=2, column=0)
     source = ParquetSource(path, **CHOICE)
     assert source.part(torch.tensor([99, 0])).N == 2
-    assert sum(chunk.N for chunk in source.share(3, 4).chunks(9)) == 50
+    assert sum(chunk.N for chunk in source.shard(3, 4).chunks(9)) == 50
     with pytest.raises(InputError, match=r"a: row group 2 \(counted from 0\) cannot be read"):
         list(source.chunks(9))
 
 
 @pytest.mark.parametrize("kept", [-60, 30])
-def test_a_cut_off_file_of_a_folder_is_named(kept: int, tmp_path: Path) -> None:
+def test_parquet_source_names_the_truncated_file_of_a_folder(kept: int, tmp_path: Path) -> None:
     folder = folder_of_files(tmp_path)
     last = folder / "later" / "0.parquet"
     last.write_bytes(last.read_bytes()[:kept])
@@ -55,7 +61,7 @@ def test_a_cut_off_file_of_a_folder_is_named(kept: int, tmp_path: Path) -> None:
         ParquetSource(folder, **CHOICE)
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+def test_parquet_source_that_changes_raises_input_error(tmp_path: Path) -> None:
     path = row_groups(tmp_path / "a", [50, 53])
     source = ParquetSource(path, **CHOICE)
     row_groups(path, [53, 50])
@@ -66,13 +72,13 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"targets": ["y"]}, "column 'word' holds string; a source takes numbers"),
+        ({"targets": ["y"]}, "column 'word' has type string; a source needs numeric columns"),
         ({"targets": ["y"], "inputs": ["a", "q"]}, "no column 'q'; its columns are 'a', 'y', 'b'"),
         ({"targets": ["y"], "inputs": ["a", "y"]}, "named once in .*'y' twice"),
         ({"targets": [], "inputs": ["a"]}, r"must each name a column; got \['a'\] and \[\]"),
     ],
 )
-def test_columns_that_cannot_be_used_are_named(
+def test_parquet_source_names_columns_it_cannot_use(
     words: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = row_groups(tmp_path / "a", [N])
@@ -80,7 +86,7 @@ def test_columns_that_cannot_be_used_are_named(
         ParquetSource(path, **words)
 
 
-def test_places_without_rows_are_named(tmp_path: Path) -> None:
+def test_parquet_source_without_rows_raises_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nope cannot be read: there is no such"):
         ParquetSource(tmp_path / "nope", **CHOICE)
     with pytest.raises(InputError, match="is a folder without files"):
@@ -90,14 +96,14 @@ def test_places_without_rows_are_named(tmp_path: Path) -> None:
         ParquetSource(path, **CHOICE)
 
 
-def test_inputs_are_all_columns_but_the_targets(tmp_path: Path) -> None:
+def test_parquet_source_inputs_default_to_all_other_columns(tmp_path: Path) -> None:
     path = row_groups(tmp_path / "a", [N], word=np.arange(N))
     source = ParquetSource(path, targets=["z", "y"])
     assert source.inputs == ("a", "b", "word", "c")
     assert torch.equal(next(source.chunks(N)).Y, torch.tensor(Y[:, ::-1].copy()))
 
 
-def test_a_pass_over_a_large_row_group_holds_a_part_of_it(
+def test_parquet_source_memory_does_not_grow_with_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -119,3 +125,48 @@ def test_a_pass_over_a_large_row_group_holds_a_part_of_it(
         return most
 
     assert peak(1_200_000) < 1.2 * peak(400_000)
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    columns = {f"x{i}": ROWS.X[:, i].numpy() for i in range(D)}
+    table = pyarrow.table({**columns, "price": ROWS.Y[:, 0].numpy()})
+    parquet.write_table(table, tmp_path / "wide.parquet")
+    return tmp_path / "wide.parquet"
+
+
+def test_parquet_source_decodes_fewer_rows_of_wide_tables(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    read = ParquetFile.batches
+
+    def batches(self: ParquetFile, size: int, **options: Any) -> Iterator[Any]:
+        for batch, origin in read(self, size, **options):
+            sizes.append(batch.num_rows)
+            yield batch, origin
+
+    monkeypatch.setattr(ParquetFile, "batches", batches)
+    source = ParquetSource(wide, targets="price")
+    for numbers, most in ((26 * 3, 6), (5, 1), (2**23, WIDE)):
+        sizes.clear()
+        monkeypatch.setattr("winnowgp.data.parquet._NUMBERS", numbers)
+        chunk = next(source.chunks(WIDE))
+        assert torch.equal(chunk.X, ROWS.X)
+        assert torch.equal(chunk.Y, ROWS.Y)
+        assert max(sizes) == most
+
+
+def test_parquet_source_accepts_one_name_without_a_list(wide: Path) -> None:
+    source = ParquetSource(wide, inputs="x1", targets="price")
+    assert (source.inputs, source.targets) == (("x1",), ("price",))
+    assert torch.equal(next(source.chunks(WIDE)).X, ROWS.X[:, 1:2])
+    rest = ParquetSource(wide, targets="x11")
+    assert rest.inputs == (*(f"x{i}" for i in range(11)), "price")
+    with pytest.raises(InputError, match=r"has no column 'cost'"):
+        ParquetSource(wide, targets="cost")
+    with pytest.raises(InputError, match="'x1' twice"):
+        ParquetSource(wide, inputs=["x1", "x2"], targets="x1")
