@@ -9,15 +9,8 @@ from torch import Tensor
 
 from helpers.tracked_source import Tracked
 from winnowgp.bounds.row_blocks import CHUNK, RowBlocks, pairwise_sum
-from winnowgp.data import (
-    ArraySource,
-    BatchSource,
-    Dataset,
-    ShardedSource,
-    Source,
-    shared,
-    standardised,
-)
+from winnowgp.data import ArraySource, BatchSource, Dataset, Source, shard, standardise
+from winnowgp.data.sharding import ShardedSource
 
 N, D, P = 103, 3, 2
 RNG = np.random.default_rng(0)
@@ -75,7 +68,7 @@ def test_row_blocks_sums_of_shards_equal_sums_of_rows(source: Callable[[], Sourc
 def test_row_blocks_keep_weights_with_their_rows() -> None:
     weights = torch.tensor(RNG.uniform(0.5, 2, N))
     data = Dataset.of(WHOLE.X, WHOLE.Y, weights=weights)
-    for rows in (data, shared(data), standardised(data)):
+    for rows in (data, shard(data), standardise(data)):
         row_blocks = blocks(rows)
         assert row_blocks.observations == pytest.approx(float(weights.sum()))
         parts = [block.weights for block in row_blocks if block.weights is not None]

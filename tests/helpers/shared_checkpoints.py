@@ -81,7 +81,7 @@ def once(process_group: ProcessGroup) -> list[int]:
 
 def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
-    callback = Stops(4, EndPhase) if process_group.first else Stops()
+    callback = Stops(4, EndPhase) if process_group.is_first else Stops()
     return [_fitted(callbacks=callback), callback.told]
 
 
@@ -111,15 +111,15 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
 def damaged(process_group: ProcessGroup) -> list[str]:
     """The file of the first process, and of no other."""
     where = Checkpoint(f"damaged-{process_group.rank}", 0)
-    if process_group.first:
+    if process_group.is_first:
         where.path.parent.mkdir()
         where.path.write_bytes(b"nothing of ours")
-    return said(lambda: _fitted(checkpoint=where))
+    return error_of(lambda: _fitted(checkpoint=where))
 
 
 def different(process_group: ProcessGroup) -> list[str]:
     """A model of its own in each process."""
-    return said(
+    return error_of(
         lambda: fit(line(0.1 + process_group.rank), curve(), schedule=FastSchedule(n_candidates=8))
     )
 

@@ -21,7 +21,7 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     model = SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
     found = fit(model, source, schedule=FastSchedule(**{**QUICK, **plan}))
-    X = standardised(dataset()).part(torch.arange(0, N, 10)).X
+    X = standardise(dataset()).part(torch.arange(0, N, 10)).X
     predicted = found.posterior.predict(X)
     assert found.selection.frontier is not None
     return {

@@ -32,7 +32,7 @@ def _fitted(
     start = VariationalGP(kernel, X[:12], likelihood=likelihood or GaussianLikelihood())
     values: list[float] = []
     callback = words.pop("callbacks", lambda progress: values.append(progress.objective))
-    found = fit(start, shared(data), schedule=plan, callbacks=callback, **words)
+    found = fit(start, shard(data), schedule=plan, callbacks=callback, **words)
     return {
         "values": values,
         "bound": found.elbo,

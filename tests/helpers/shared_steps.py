@@ -9,7 +9,9 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likeli
 from torch import Tensor
 
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.data import ArraySource, Dataset, ProcessGroup, ShardedSource, shared, standardised
+from winnowgp.data import ArraySource, Dataset, shard, standardise
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import DeepGP, DeepLayer, SparseGP
@@ -142,7 +144,7 @@ class Unwritable:
 
 def watched(process_group: ProcessGroup) -> str:
     """Only the first process has such a watcher."""
-    callbacks = [Unwritable()] if process_group.first else []
+    callbacks = [Unwritable()] if process_group.is_first else []
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
@@ -207,7 +209,7 @@ def more_machines(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -> dict[str, Any]:
-    if not process_group.first:
+    if not process_group.is_first:
         _perturb(1e-7 * process_group.rank)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)

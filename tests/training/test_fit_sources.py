@@ -88,8 +88,8 @@ SOURCES: dict[str, Callable[[Path], Source]] = {
     "batches": lambda _: BatchSource(batches),
     "units": lambda _: in_units(ArraySource(X, Y)),
     "tracked": lambda _: Tracked(WHOLE),
-    "shared tensors": lambda _: shared(WHOLE),
-    "shared parquet": lambda path: shared(open_source(parquet_file(path / "a.parquet"))),
+    "shared tensors": lambda _: shard(WHOLE),
+    "shared parquet": lambda path: shard(open_source(parquet_file(path / "a.parquet"))),
 }
 # The others differ from these in how they read, which tests of sources look at.
 QUICK = {"arrays", "parquet", "batches", "shared parquet"}
@@ -199,7 +199,7 @@ def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None
     told: list[Progress] = []
     where = Checkpoint(tmp_path / "run", 0)
     message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
-    for source in (open_source(path), shared(open_source(path))):
+    for source in (open_source(path), shard(open_source(path))):
         with pytest.raises(InputError, match=message):
             fitted(source, callbacks=told.append, checkpoint=where)
     assert told == []

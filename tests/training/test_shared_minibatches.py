@@ -9,7 +9,8 @@ import torch
 from helpers import shared_minibatches as work
 from helpers.forks import Forks
 from helpers.shared_work import together
-from winnowgp.data import Dataset, ProcessGroup
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.training.adam import Minibatches
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")

@@ -37,7 +37,7 @@ def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> N
     found = fitted(standardise(BatchSource(batches)))
     # Counting, units, all of them.
     assert passes == 3
-    expected = fitted(standardised(WHOLE))
+    expected = fitted(standardise(WHOLE))
     assert found.elbo == pytest.approx(expected.elbo, rel=1e-10)
     torch.testing.assert_close(found.posterior.Z, expected.posterior.Z)
 
@@ -57,7 +57,7 @@ def test_processes_that_share_a_small_source_keep_their_lanes(
     for most in (0, N):
         monkeypatch.setattr("winnowgp.training.fast.HELD", most)
         source = BatchSource(lambda: iter([(X, Y)]))
-        bounds.append(fitted(shared(source)).elbo)
+        bounds.append(fitted(shard(source)).elbo)
     assert bounds[0] == bounds[1]
 
 

@@ -84,7 +84,7 @@ class RowBlocks:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self._source, self._device, self._size = source, device, size
         self._process_group = source.process_group if process_group is None else process_group
-        held = source.held()
+        held = source.as_dataset()
         # Collective read: all processes centre by the same rows, whatever their memory.
         first = source.part(torch.arange(min(source.N, CHUNK))) if held is None else held
         self.centre = first.X.mean(0).to(device)

@@ -50,7 +50,7 @@ def predict(
 
     fitted = load_table_model(model)
     notes, count = TableNotes(fitted), 0
-    blocks = notes.observe(column_blocks(data, encoding=encoding))
+    blocks = notes.observe(read_blocks(data, encoding=encoding))
     with ExitStack() as stack:
         # Closed in reverse order: the file is complete before a line is printed.
         writers = []

@@ -26,7 +26,7 @@ class TableNotes:
         """Yield the blocks unchanged, and collect notes about them."""
         id_column = self._model.id_column
         for block in blocks:
-            self._model.encoder.check_has_columns(block)
+            self._model.encoder.require_columns(block)
             self._lacks_id = id_column is not None and id_column not in block.values
             for name, categories in self._model.encoder.unseen(block).items():
                 known = self._unseen.setdefault(name, set())

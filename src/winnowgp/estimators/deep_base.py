@@ -352,7 +352,7 @@ class DeepEstimator(BaseEstimator, ABC):
             )
             for name in (names if request.layers > 1 else names[:1])
         ]
-        shared = given.alike(data)
+        shared = given.with_rows(data)
         fitted = fit(
             self._raced(starts, shared, request, generator, checkpoint_log),
             shared,

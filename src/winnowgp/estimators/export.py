@@ -97,7 +97,7 @@ def _encoded(program: Program, model: TabularModel) -> str:
     for column in model.encoder.columns:
         if column.kind == "words":
             strings = program.add_input(column.name, categorical=True)
-            categories = np.array(column.words, dtype=object)
+            categories = np.array(column.categories, dtype=object)
             features.append(program.apply("OneHot", strings, program.constant(categories)))
             continue
         numbers = program.apply("Unsqueeze1", program.add_input(column.name))

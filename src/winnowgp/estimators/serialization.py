@@ -263,9 +263,9 @@ def _random_state(
     return random_state
 
 
-@register("TableEncoder", TableEncoder, state=lambda encoder: {"config": encoder.about()})
+@register("TableEncoder", TableEncoder, state=lambda encoder: {"config": encoder.to_dict()})
 def _table_encoder(config: dict[str, Any]) -> TableEncoder:
-    return TableEncoder.from_about(config)
+    return TableEncoder.from_dict(config)
 
 
 @register("TabularModel", TabularModel)

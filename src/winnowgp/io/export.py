@@ -288,7 +288,7 @@ def numpy_source(program: Program, module: str) -> str:
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),
         facts=repr(program.metadata),
-        missing=sorted(MISSING_WORDS),
+        missing=sorted(MISSING_STRINGS),
         data="an array" if single else "a dictionary of columns",
         columns="[" + ", ".join(columns) + "]",
         names=list(program.outputs),

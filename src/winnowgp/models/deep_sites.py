@@ -21,7 +21,8 @@ from torch import Tensor
 
 from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites, SiteSums, site_moments, site_sums
-from winnowgp.data import Dataset, ProcessGroup
+from winnowgp.data import Dataset
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.linalg import definite_cholesky
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from winnowgp.data import MaskedMatrix, ProcessGroup, Source, StandardisedSource
+from winnowgp.data import MaskedMatrix, Source
+from winnowgp.data.distributed import SINGLE_PROCESS
+from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LatentModel
 from winnowgp.training.callbacks import Callbacks
@@ -48,7 +50,7 @@ def fit(
     True
     """
     schedule = FastSchedule() if schedule is None else schedule
-    process_group = ProcessGroup.alone()
+    process_group = SINGLE_PROCESS
     if isinstance(data, MaskedMatrix) != isinstance(model, LatentModel):
         raise InputError(
             "`data` must be a MaskedMatrix for a GP-LVM, and a Dataset or another source for other "
@@ -57,9 +59,9 @@ def fit(
     if not isinstance(data, MaskedMatrix):
         process_group = data.process_group
         if isinstance(data, StandardisedSource):
-            data = data.converted()
+            data = data.materialised()
         if isinstance(model, DeepGP):
-            data = data.in_memory("a deep model")
+            data = data.require_dataset("a deep model")
     _check(model, data)
     schedule.check(model, data)
     if generator is None:
@@ -89,7 +91,7 @@ def _check(model: Any, data: Any) -> None:
             )
         return
     points = model.layers[0].candidates if isinstance(model, DeepGP) else model.candidates
-    held = data.held()
+    held = data.as_dataset()
     # Rows that are read during the fit are moved to the model's device then.
     device = points.device if held is None else held.device
     if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:

@@ -19,8 +19,6 @@ from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.context import warn_not_sharded
 from winnowgp.typing import Scalar
 
-_ALONE = ProcessGroup.alone()
-
 
 @final
 class Minibatches:

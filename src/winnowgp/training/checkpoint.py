@@ -19,7 +19,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
 from winnowgp.io.format import read_archive, write_archive
 from winnowgp.io.registry import State, deserialise, serialise
@@ -29,7 +29,6 @@ from winnowgp.training.fingerprint import digest, fingerprint
 Value = TypeVar("Value")
 
 _KIND = "Checkpoint"
-_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -301,7 +300,7 @@ def open_checkpoint(
     *,
     generator: torch.Generator | None = None,
     callbacks: Sequence[Callback] = (),
-    process_group: ProcessGroup = _ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     **identity: Any,
 ) -> CheckpointLog:
     """Return the log of a fit: a new one, or that of the same fit interrupted before.
@@ -328,8 +327,8 @@ def open_checkpoint(
         return CheckpointLog(process_group=process_group)
     state = process_group.broadcast_result(lambda: _resume(checkpoint, heading, callbacks))
     return CheckpointLog(
-        checkpoint.write if process_group.first else lambda state: None,
-        every=checkpoint.every if process_group.first else inf,
+        checkpoint.write if process_group.is_first else lambda state: None,
+        every=checkpoint.every if process_group.is_first else inf,
         generator=generator,
         callbacks=callbacks,
         heading=heading,

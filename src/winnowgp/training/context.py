@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from winnowgp.data import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotShardedWarning
 from winnowgp.training.callbacks import (
     Callback,
@@ -24,8 +24,6 @@ from winnowgp.training.checkpoint import (
     CheckpointLog,
     open_checkpoint,
 )
-
-_ALONE = ProcessGroup.alone()
 
 
 @final
@@ -75,7 +73,7 @@ def training_context(
     *,
     generator: torch.Generator,
     callbacks: Callbacks = (),
-    process_group: ProcessGroup = _ALONE,
+    process_group: ProcessGroup = SINGLE_PROCESS,
     **identity: Any,
 ) -> Iterator[TrainingContext]:
     """Open the context of a fit; its checkpoint is complete once the block ends without an error.

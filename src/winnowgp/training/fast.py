@@ -12,7 +12,9 @@ from typing import Any, Generic, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, sampled_rows
+from winnowgp.data import Dataset, MaskedMatrix, Source
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import (
     LEAST_NOISE,
@@ -333,7 +335,7 @@ class FastSteps(Generic[Model]):
         model itself is returned if the copy is no better.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
-        held = rows.held()
+        held = rows.as_dataset()
         held = self.sample if held is None else held
         _lift_noise(moved, held)
         work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])

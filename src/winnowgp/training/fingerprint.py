@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from winnowgp import __version__
-from winnowgp.data import Source, StandardisedSource, standardised
+from winnowgp.data import Source, standardise
+from winnowgp.data.scaling import StandardisedSource
 
 FIRST = 1000
 _PACKAGES = ("torch", "gpytorch", "numpy", "scikit-learn")
@@ -45,14 +46,14 @@ def row_identity(data: Source, *, saved: bool) -> dict[str, Any]:
         saved: whether the fit has a checkpoint, which may belong to other rows. Without one, and
             in a single process, no row is read.
     """
-    held = data.held()
+    held = data.as_dataset()
     if held is not None:
         return {"inputs": held.X, "targets": held.Y, "weights": held.weights}
     if not saved and data.process_group.world_size == 1:
         return {"rows": data.N}
     first = data.part(torch.arange(min(data.N, FIRST)))
     if saved and not isinstance(data, StandardisedSource):
-        data = standardised(data)
+        data = standardise(data)
     scalers = (data.x_scaler, data.y_scaler) if isinstance(data, StandardisedSource) else ()
     rows = {"inputs": first.X, "targets": first.Y, "weights": None}
     return {"rows": data.N, **rows, "scalers": scalers}

@@ -251,7 +251,7 @@ def select_start(
         steps: number of steps that all layers are then trained together.
         checkpoint: open log of the fit that this is a part of.
     """
-    process_group, rows = data.process_group, data.in_memory("a deep model")
+    process_group, rows = data.process_group, data.require_dataset("a deep model")
     training = LayerTraining(0.03, samples, natural_rate=0.3)
 
     def trained_elbo(start: DeepGP, context: TrainingContext) -> float:

@@ -22,7 +22,6 @@ from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.parameters import Coordinates
 from winnowgp.typing import Scalar
 
-_ALONE = ProcessGroup.alone()
 # Number of pairs from which the curvature estimate is used to stop.
 _RELIABLE = 5
 

@@ -103,7 +103,7 @@ class PaperSchedule(Schedule):
                 "noise that grows with every layer. Use `ScoreFunction`."
             )
         if not isinstance(data, MaskedMatrix):
-            data.in_memory("`PaperSchedule`")
+            data.require_dataset("`PaperSchedule`")
 
     def run(
         self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext
@@ -149,7 +149,7 @@ class PaperSchedule(Schedule):
     def _problem(self, model: Any, data: Any, context: TrainingContext) -> "_Problem[Any]":
         if isinstance(model, LatentModel):
             return _LatentProblem(self, data, context)
-        held = data.in_memory("`PaperSchedule`")
+        held = data.require_dataset("`PaperSchedule`")
         kind = _DeepProblem if isinstance(model, DeepGP) else _SparseProblem
         return kind(self, held, context)
 
