@@ -10,7 +10,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Normal
 
-from winnowgp.models.likelihoods import owned
+from winnowgp.models.likelihoods import copy_likelihood
 
 MEAN = torch.tensor([[-1.1, 0.2], [0.6, 1.4], [0.0, -0.4]], dtype=torch.float64)
 VARIANCE = torch.tensor([[0.3, 0.05], [0.6, 0.2], [0.1, 0.4]], dtype=torch.float64)
@@ -19,7 +19,7 @@ REAL = torch.tensor([[-1.5, 0.9], [3.0, 1.1], [-2.0, 0.4]], dtype=torch.float64)
 
 def built(likelihood: Likelihood, **parameters: float) -> Likelihood:
     """As a model keeps it, in double precision."""
-    ours = owned(likelihood).double()
+    ours = copy_likelihood(likelihood).double()
     for name, value in parameters.items():
         setattr(ours, name, value)
     return ours.requires_grad_(False)

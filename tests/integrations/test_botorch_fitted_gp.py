@@ -31,7 +31,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from winnowgp import Dataset, SparseGP, SparseGPRegressor, fit
 from winnowgp.data import Standardiser
 from winnowgp.errors import InputError, MissingExtraError
-from winnowgp.integrations.botorch import FittedGP
+from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import Posterior
 
 BOX = torch.tensor([[10.0, -5.0], [20.0, -3.0]], dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_batches_are_what_the_regressor_predicts(
 ) -> None:
     found = single if P == 1 else double
     X = rows(2, 3, q, seed=4)
-    posterior = FittedGP.of(found).posterior(X, observation_noise=observed)
+    posterior = SparseGPModel.of(found).posterior(X, observation_noise=observed)
     assert posterior.mean.shape == posterior.variance.shape == (2, 3, q, P)
     for i, j in ((0, 0), (1, 2)):
         mean, cov = joint(found, X[i, j], observed=observed)
@@ -107,14 +107,14 @@ def test_batches_are_what_the_regressor_predicts(
 
 
 def test_noise_may_be_given(double: SparseGPRegressor) -> None:
-    X, model = rows(3, 4), FittedGP.of(double)
+    X, model = rows(3, 4), SparseGPModel.of(double)
     noise = rows(3, 4, seed=3).abs()
     difference = model.posterior(X, observation_noise=noise).variance - model.posterior(X).variance
     torch.testing.assert_close(difference, noise)
 
 
 def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
-    X, model = rows(3, 4), FittedGP.of(double)
+    X, model = rows(3, 4), SparseGPModel.of(double)
     both = model.posterior(X)
     for posterior in (
         model.posterior(X, output_indices=[1]),
@@ -135,7 +135,7 @@ def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
 
 
 def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
-    model = FittedGP.of(single)
+    model = SparseGPModel.of(single)
 
     def moments(X: Tensor) -> tuple[Tensor, Tensor]:
         posterior: Any = model.posterior(X)
@@ -154,7 +154,7 @@ def test_conditioning_is_that_of_the_joint_prediction(
     mean, cov = joint(found, torch.cat([seen, X]))
     for noise in (None, torch.full((4, P), 0.7, dtype=torch.float64)):
         settings = {} if noise is None else {"noise": noise}
-        model = FittedGP.of(found).condition_on_observations(seen, Y, **settings)
+        model = SparseGPModel.of(found).condition_on_observations(seen, Y, **settings)
         posterior = model.posterior(X)
         for p in range(P):
             variance = found.noise_[p] if noise is None else 0.7
@@ -167,7 +167,7 @@ def test_conditioning_is_that_of_the_joint_prediction(
 
 
 def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) -> None:
-    model = FittedGP.of(single)
+    model = SparseGPModel.of(single)
     X, T = rows(5, 2, seed=7), rows(4, 5, 3, seed=8)
     sampler = SobolQMCNormalSampler(torch.Size([4]), seed=1)
     fantasy = model.fantasize(X, sampler)
@@ -183,7 +183,7 @@ def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) 
 
 
 def test_a_value_far_from_all_points_is_believed_there(single: SparseGPRegressor) -> None:
-    model = FittedGP.of(single)
+    model = SparseGPModel.of(single)
     far = torch.tensor([[60.0, -4.0]], dtype=torch.float64)
     told = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
     assert abs(told.posterior(far).mean.item() - 40) < 1
@@ -199,8 +199,8 @@ def test_an_update_is_a_fit_of_all_rows_at_the_same_parameters() -> None:
     data = Dataset(x_scaler.forward(X), y_scaler.forward(Y))
     gp = SparseGP(ScaleKernel(RBFKernel()), data.X[:9] + 0.1, noise=0.02)
     first = gp.posterior(Dataset(data.X[:25], data.Y[:25]))
-    model = FittedGP(first, inputs=x_scaler, targets=y_scaler).updated(X[25:], Y[25:])
-    whole = FittedGP(gp.posterior(data), inputs=x_scaler, targets=y_scaler)
+    model = SparseGPModel(first, inputs=x_scaler, targets=y_scaler).updated(X[25:], Y[25:])
+    whole = SparseGPModel(gp.posterior(data), inputs=x_scaler, targets=y_scaler)
     T = rows(3, 4, seed=9)
     torch.testing.assert_close(model.posterior(T).mean, whole.posterior(T).mean)
     torch.testing.assert_close(model.posterior(T).variance, whole.posterior(T).variance)
@@ -210,7 +210,7 @@ def test_a_model_without_units_is_in_its_own() -> None:
     X = rows(30) / 10
     data = Dataset.of(X, torch.sin(3 * X[:, 0]))
     fitted = fit(SparseGP(ScaleKernel(RBFKernel()), X[:8], noise=0.1), data)
-    posterior = FittedGP(fitted.posterior).posterior(X)
+    posterior = SparseGPModel(fitted.posterior).posterior(X)
     wanted = fitted.posterior.predict(X)
     torch.testing.assert_close(posterior.mean, wanted.mean)
     torch.testing.assert_close(posterior.variance, wanted.variance)
@@ -219,7 +219,7 @@ def test_a_model_without_units_is_in_its_own() -> None:
 def test_closed_acquisition_functions_have_their_textbook_values(
     single: SparseGPRegressor,
 ) -> None:
-    X, model = rows(60, 1, seed=11), FittedGP.of(single)
+    X, model = rows(60, 1, seed=11), SparseGPModel.of(single)
     mean, sd = single.predict(X[:, 0].numpy(), return_std=True, observed=False)
     best = 8.0
     z = (mean - best) / sd
@@ -251,7 +251,7 @@ def test_acquisition_functions_can_be_climbed(
     q: int, acquisition: Any, single: SparseGPRegressor
 ) -> None:
     torch.manual_seed(0)
-    function = acquisition(FittedGP.of(single))
+    function = acquisition(SparseGPModel.of(single))
     X, value = optimize_acqf(
         function, BOX, q=q, num_restarts=2, raw_samples=16, options={"maxiter": 20}
     )
@@ -268,7 +268,7 @@ def test_acquisition_functions_can_be_climbed(
 def test_knowledge_gradient_is_the_mean_of_the_best_of_each_fantasy(
     single: SparseGPRegressor,
 ) -> None:
-    model = FittedGP.of(single)
+    model = SparseGPModel.of(single)
     sampler = SobolQMCNormalSampler(torch.Size([3]), seed=2)
     function = qKnowledgeGradient(model, num_fantasies=3, sampler=sampler)
     X = rows(4, seed=13)  # one candidate, and where each of three fantasies is judged
@@ -290,7 +290,7 @@ def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegre
         q_mean=q.q_mean,
         q_factor=q.q_factor,
     )
-    model, units = FittedGP(heavy), FittedGP.of(single)
+    model, units = SparseGPModel(heavy), SparseGPModel.of(single)
     assert model.posterior(X).mean.shape == units.posterior(X).mean.shape
     with pytest.raises(InputError, match="StudentTLikelihood has no Gaussian noise"):
         model.posterior(X, observation_noise=True)
@@ -302,7 +302,7 @@ def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegre
 
 
 def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
-    model, X = FittedGP.of(single), rows(4)
+    model, X = SparseGPModel.of(single), rows(4)
     with pytest.raises(InputError, match=r"must be \[..., q, 2\] of torch.float64.* got \[4, 1\]"):
         model.posterior(X[:, :1])
     with pytest.raises(InputError, match=r"got .* of torch.float32"):
@@ -314,9 +314,9 @@ def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
     with pytest.raises(InputError, match="update the model first"):
         model.condition_on_observations(X, outcomes(X, 1)).updated(X, outcomes(X, 1))
     with pytest.raises(NotFittedError):
-        FittedGP.of(SparseGPRegressor())
+        SparseGPModel.of(SparseGPRegressor())
     with pytest.raises(InputError, match="must be a SparseGPRegressor; got Linear"):
-        FittedGP.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+        SparseGPModel.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
 
 
 def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,9 +328,9 @@ def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegressor) -> None:
-    before, X = FittedGP.of(single), rows(3)
+    before, X = SparseGPModel.of(single), rows(3)
     expected, mean = single.predict(X.numpy()), before.posterior(X).mean
-    FittedGP.of(single).float()
+    SparseGPModel.of(single).float()
     np.testing.assert_array_equal(single.predict(X.numpy()), expected)
     assert torch.equal(before.posterior(X).mean, mean)
 
@@ -340,11 +340,11 @@ def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegres
 )
 def test_noise_that_does_not_fit_is_refused(single: SparseGPRegressor, noise: Tensor) -> None:
     with pytest.raises(InputError, match="the noise must be variances"):
-        FittedGP.of(single).posterior(rows(4), observation_noise=noise)
+        SparseGPModel.of(single).posterior(rows(4), observation_noise=noise)
 
 
 def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPRegressor) -> None:
-    model, X = FittedGP.of(single), rows(2)
+    model, X = SparseGPModel.of(single), rows(2)
     Y = outcomes(X, 1)
     one, each = (model.condition_on_observations(X, Y, noise=n) for n in (0.1, 0 * Y + 0.1))
     assert torch.equal(one.posterior(rows(3)).mean, each.posterior(rows(3)).mean)
@@ -353,7 +353,7 @@ def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPR
 
 
 def test_moving_a_conditioned_model_leaves_its_parent(single: SparseGPRegressor) -> None:
-    X, model = rows(3), FittedGP.of(single)
+    X, model = rows(3), SparseGPModel.of(single)
     before = model.posterior(X)
     child = model.condition_on_observations(X, outcomes(X, 1)).float()
     assert child.posterior(X.float()).mean.dtype == torch.float32
@@ -366,7 +366,7 @@ def test_a_model_conditioned_on_rows_with_a_history_can_be_copied(
     double: SparseGPRegressor,
 ) -> None:
     X, new = rows(3).requires_grad_(), rows(4, seed=5)
-    model = FittedGP.of(double).condition_on_observations(2 * X - X, outcomes(X.detach(), 2))
+    model = SparseGPModel.of(double).condition_on_observations(2 * X - X, outcomes(X.detach(), 2))
     copy = deepcopy(model)
     torch.testing.assert_close(copy.posterior(new).mean, model.posterior(new).mean.detach())
     assert copy.likelihood is copy.process.posterior.likelihood

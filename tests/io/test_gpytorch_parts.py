@@ -19,7 +19,7 @@ from winnowgp.io.components import (
     packed_mean,
 )
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.likelihoods import log_density, observation, owned
+from winnowgp.models.likelihoods import log_density, observation, copy_likelihood
 
 EXP: Any = {"transform": torch.exp, "inv_transform": torch.log}
 SIGMOID: Any = {"transform": torch.sigmoid, "inv_transform": torch.logit}
@@ -99,7 +99,7 @@ def test_a_mean_comes_back_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_a_likelihood_comes_back_as_it_was(name: str) -> None:
-    likelihood = owned(disturbed(LIKELIHOODS[name]))
+    likelihood = copy_likelihood(disturbed(LIKELIHOODS[name]))
     back = likelihood_from(packed_likelihood(likelihood))
     F = getattr(likelihood, "num_features", 1)
     mean, variance = X[:, :F] - 0.3, X[:, :F] + 0.2

@@ -115,7 +115,7 @@ def test_posteriors_of_maps_come_back(made: Any, tmp_path: Path) -> None:
     close(back.predict(*at, observed=True), posterior.predict(*at, observed=True))
     rows = torch.arange(5)
     torch.testing.assert_close(
-        back.row_bound(table)(rows, *at), posterior.row_bound(table)(rows, *at)
+        back.row_elbo(table)(rows, *at), posterior.row_elbo(table)(rows, *at)
     )
 
 

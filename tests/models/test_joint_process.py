@@ -6,7 +6,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from winnowgp.models import JointProcess, Posterior, SparseGP
+from winnowgp.models import JointPosterior, Posterior, SparseGP
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -59,7 +59,7 @@ def conditional(
 def test_each_batch_is_joint_over_its_rows(kernel, own_factors: bool, q: int) -> None:
     posterior = fitted(kernel, own_factors=own_factors)
     X = 2 * draw(4, 5, q, 2, seed=7)
-    mean, cov = JointProcess(posterior)(X)
+    mean, cov = JointPosterior(posterior)(X)
     assert mean.shape == (4, 5, 2, q)
     assert cov.shape == (4, 5, 2, q, q)
     for i in range(4):
@@ -76,7 +76,7 @@ def test_observed_rows_count_as_in_a_joint_normal(kernel, own_factors: bool, q: 
     posterior = fitted(kernel, own_factors=own_factors)
     seen, Y = 2 * draw(3, 5, 2, seed=8), draw(4, 3, 5, 2, seed=9)
     noise = 0.05 + draw(3, 5, 2, seed=10).square()
-    process = JointProcess(posterior).conditioned(seen, Y, noise=noise)
+    process = JointPosterior(posterior).conditioned(seen, Y, noise=noise)
     assert process.batch_shape == (4, 3)
     X = 2 * draw(4, 3, q, 2, seed=11)
     mean, cov = process(X)
@@ -91,7 +91,7 @@ def test_observed_rows_count_as_in_a_joint_normal(kernel, own_factors: bool, q: 
 
 
 def test_conditioning_twice_is_conditioning_on_both() -> None:
-    process = JointProcess(fitted(KERNELS["matern"]))
+    process = JointPosterior(fitted(KERNELS["matern"]))
     X, Y, noise = draw(5, 2, seed=8), draw(5, 2, seed=9), torch.full((5, 2), 0.2).double()
     once = process.conditioned(X, Y, noise=noise)
     first = process.conditioned(X[:2], Y[:2], noise=noise[:2])
@@ -102,7 +102,7 @@ def test_conditioning_twice_is_conditioning_on_both() -> None:
 
 
 def test_nothing_observed_in_batches_is_the_process_in_batches() -> None:
-    process = JointProcess(fitted(KERNELS["rbf"]))
+    process = JointPosterior(fitted(KERNELS["rbf"]))
     empty = process.conditioned(draw(0, 2), draw(7, 0, 2), noise=draw(0, 2))
     assert empty.batch_shape == (7,)
     T = draw(4, 2, seed=12)
@@ -116,7 +116,7 @@ def test_gradients_reach_new_rows_observed_rows_and_observations() -> None:
     noise = torch.full((2, 2), 0.2).double()
 
     def outcome(T: Tensor, X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
-        return JointProcess(posterior, X=X, Y=Y, noise=noise)(T)
+        return JointPosterior(posterior, X=X, Y=Y, noise=noise)(T)
 
     arguments = (draw(3, 2, 2, seed=1), draw(2, 2, seed=2), draw(2, 2, seed=3))
     assert torch.autograd.gradcheck(outcome, [a.requires_grad_() for a in arguments])
@@ -124,7 +124,7 @@ def test_gradients_reach_new_rows_observed_rows_and_observations() -> None:
 
 def test_it_follows_its_parts_to_another_dtype() -> None:
     noise = torch.full((5, 2), 0.2).double()
-    process = JointProcess(fitted(KERNELS["rbf"])).conditioned(draw(5, 2), draw(5, 2), noise=noise)
+    process = JointPosterior(fitted(KERNELS["rbf"])).conditioned(draw(5, 2), draw(5, 2), noise=noise)
     T = draw(3, 2, seed=4)
     mean = process(T)[0]
     single = process.float()(T.float())[0]

@@ -37,7 +37,7 @@ def test_predictions_at_uncertain_inputs_are_averages(kind) -> None:
 def test_a_row_is_worth_its_expected_log_likelihood_less_its_kl() -> None:
     p = latent(missing=True)
     posterior = p.model(noise=NOISE).posterior(p.table)
-    bound = posterior.row_bound(p.table)
+    bound = posterior.row_elbo(p.table)
     found = bound(ROWS, p.mean, p.variance)
     for i in range(7):
         X, w = quadrature(p.mean[i], p.variance[i])
@@ -58,7 +58,7 @@ def test_at_a_training_row_the_gradient_is_that_of_the_model() -> None:
     model = p.model(noise=NOISE)
     model.bound(p.table).backward()
     mean, variance = p.mean.clone().requires_grad_(), p.variance.clone().requires_grad_()
-    model.posterior(p.table).row_bound(p.table)(ROWS, mean, variance).sum().backward()
+    model.posterior(p.table).row_elbo(p.table)(ROWS, mean, variance).sum().backward()
     assert mean.grad is not None
     assert variance.grad is not None
     torch.testing.assert_close(mean.grad, model.latents.mean.grad, rtol=1e-6, atol=1e-6)
@@ -97,8 +97,8 @@ def test_sampled_and_expected_rows_agree() -> None:
     twin = SampledPosterior(expected.function)
     small = 0.01 * p.variance
     torch.testing.assert_close(
-        twin.row_bound(p.table)(ROWS, p.mean, small),
-        expected.row_bound(p.table)(ROWS, p.mean, small),
+        twin.row_elbo(p.table)(ROWS, p.mean, small),
+        expected.row_elbo(p.table)(ROWS, p.mean, small),
         rtol=1e-3,
         atol=1e-3,
     )
@@ -107,11 +107,11 @@ def test_sampled_and_expected_rows_agree() -> None:
     torch.testing.assert_close(a.variance, b.variance, rtol=1e-3, atol=1e-3)
     # Places are compared by their centres, less the KL of each.
     tiny = torch.full_like(small, 1e-14)
-    centres = twin.row_bound(p.table)(ROWS, p.mean, tiny) + latent_kl(p.mean, tiny)
-    grid = twin.row_bound(p.table).everywhere(p.mean, small)
+    centres = twin.row_elbo(p.table)(ROWS, p.mean, tiny) + latent_kl(p.mean, tiny)
+    grid = twin.row_elbo(p.table).everywhere(p.mean, small)
     torch.testing.assert_close(grid.diagonal(), centres - latent_kl(p.mean, small))
     torch.testing.assert_close(
-        twin.row_bound(p.table).of(ROWS[1:3]).everywhere(p.mean, small), grid[1:3]
+        twin.row_elbo(p.table).of(ROWS[1:3]).everywhere(p.mean, small), grid[1:3]
     )
 
 
@@ -153,7 +153,7 @@ def test_counts_have_a_sampled_model() -> None:
     value.backward()
     assert pruned.latents.mean.grad is not None
     assert pruned.function.q_mean.grad is not None
-    nats = model.posterior(table).row_bound(table)(ROWS, p.mean, p.variance)
+    nats = model.posterior(table).row_elbo(table)(ROWS, p.mean, p.variance)
     assert torch.isfinite(nats).all()
     # Sub-vectors of whitened coordinates would be another q(u): the subset's is the marginal.
     every = torch.ones(1, 5, dtype=torch.bool)

@@ -23,7 +23,7 @@ from winnowgp.models.likelihoods import (
     latent_functions,
     log_density,
     observation,
-    owned,
+    copy_likelihood,
 )
 
 
@@ -106,7 +106,7 @@ def test_a_softmax_of_ones_own_is_refused() -> None:
             return torch.distributions.Categorical(logits=2 * function_samples)
 
     with pytest.raises(InputError, match=r"SoftmaxLikelihood itself.*got Tempered"):
-        owned(Tempered(num_classes=3, mixing_weights=False))
+        copy_likelihood(Tempered(num_classes=3, mixing_weights=False))
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_a_softmax_of_ones_own_is_refused() -> None:
 )
 def test_batches_of_likelihoods_are_refused(kind: Any) -> None:
     with pytest.raises(InputError, match=f"must not have a batch shape; got {kind.__name__}.*2, 1"):
-        owned(kind(batch_shape=torch.Size([2])))
+        copy_likelihood(kind(batch_shape=torch.Size([2])))

@@ -29,7 +29,7 @@ from winnowgp.models.likelihoods import (
     latent_functions,
     log_density,
     observation,
-    owned,
+    copy_likelihood,
 )
 
 BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -172,7 +172,7 @@ def test_nothing_is_drawn_at_random() -> None:
 
 def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
     theirs = Bell()
-    ours = owned(theirs).double()
+    ours = copy_likelihood(theirs).double()
     assert theirs.quadrature.locations.dtype == torch.float32
     Y, mean, variance = (torch.full((1, 1), x, dtype=torch.float64) for x in (1.0, 0.5, 0.3))
     # Single-precision nodes would keep seven digits of a polynomial.
@@ -180,7 +180,7 @@ def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
     nats = expected_log_prob(ours, Y, mean, variance)
     torch.testing.assert_close(nats, expected, rtol=1e-13, atol=0)
     for likelihood in (GaussianLikelihood(), softmax(True)):
-        assert owned(likelihood) is not likelihood
+        assert copy_likelihood(likelihood) is not likelihood
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
 )
 def test_other_likelihoods_are_refused_by_name(likelihood: Likelihood) -> None:
     with pytest.raises(InputError, match=f"`likelihood`.*got {type(likelihood).__name__}"):
-        owned(likelihood)
+        copy_likelihood(likelihood)
 
 
 def test_softmax_has_latents_for_classes_or_features_and_others_for_columns() -> None:

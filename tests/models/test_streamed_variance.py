@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel
 from torch import Tensor
 
-from winnowgp.models import greedy_variance, streamed_variance
+from winnowgp.models import greedy_variance, chunked_greedy_variance
 
 
 def rows(N: int, seed: int = 0) -> Tensor:
@@ -32,7 +32,7 @@ class Watched(Kernel):
 def test_with_few_rows_it_is_the_greedy_choice() -> None:
     X, kernel = rows(60), MaternKernel(nu=1.5).double()
     assert torch.equal(
-        streamed_variance(kernel, X, 12, rows=60), greedy_variance(kernel, X, 12, given=X[:0])
+        chunked_greedy_variance(kernel, X, 12, rows=60), greedy_variance(kernel, X, 12, given=X[:0])
     )
 
 
@@ -46,7 +46,7 @@ def test_in_parts_it_leaves_little_more_variance_than_all_rows_at_once(seed: int
             cross, inner = kernel(X[chosen], X).to_dense(), kernel(X[chosen]).to_dense()
         return (len(X) - (cross * torch.linalg.solve(inner, cross)).sum()).item()
 
-    parts = streamed_variance(kernel, X, 25, rows=40)
+    parts = chunked_greedy_variance(kernel, X, 25, rows=40)
     assert len(set(parts.tolist())) == 25
     at_once = left(greedy_variance(kernel, X, 25, given=X[:0]))
     assert left(parts) < 1.15 * at_once
@@ -57,18 +57,18 @@ def test_in_parts_it_leaves_little_more_variance_than_all_rows_at_once(seed: int
 def test_rows_of_every_part_can_be_kept() -> None:
     """A far cluster in the last part must not be missed, nor one in the first be forgotten."""
     X = torch.cat([rows(20) + 100, rows(60), rows(20) - 100])
-    chosen = streamed_variance(MaternKernel(nu=1.5).double(), X, 15, rows=20)
+    chosen = chunked_greedy_variance(MaternKernel(nu=1.5).double(), X, 15, rows=20)
     assert bool((chosen < 20).any())
     assert bool((chosen >= 80).any())
 
 
 def test_duplicates_across_parts_are_kept_once() -> None:
     X = rows(8).repeat(4, 1)
-    chosen = streamed_variance(MaternKernel(nu=1.5).double(), X, 30, rows=8)
+    chosen = chunked_greedy_variance(MaternKernel(nu=1.5).double(), X, 30, rows=8)
     assert len(X[chosen].unique(dim=0)) == len(chosen) == 8
 
 
 def test_no_block_is_larger_than_a_part_with_what_is_kept() -> None:
     kernel = Watched()
-    streamed_variance(kernel, rows(2000), 10, rows=50)
+    chunked_greedy_variance(kernel, rows(2000), 10, rows=50)
     assert 0 < kernel.largest <= 10 + 50

@@ -331,9 +331,9 @@ def botorch_allocation(*, with_targets: bool, **settings: Any) -> Numbers:
 
 
 def botorch_posterior() -> Numbers:
-    from winnowgp.integrations.botorch import FittedGP
+    from winnowgp.integrations.botorch import SparseGPModel
 
-    model = FittedGP.of(SparseGPRegressor(max_points=6, random_state=0).fit(X, Y))
+    model = SparseGPModel.of(SparseGPRegressor(max_points=6, random_state=0).fit(X, Y))
     at = torch.from_numpy(X[:12])
     found, updated = model.posterior(at), model.condition_on_observations(at[:2], at[:2, :1] / 6)
     return {

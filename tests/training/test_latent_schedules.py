@@ -110,7 +110,7 @@ def test_rows_are_placed_where_their_bound_is_highest() -> None:
     fitted = fit_latent(
         model(table), table, schedule=FastLatent(n_candidates=10, rounds=1, iterations=30)
     )
-    bound = fitted.posterior.row_bound(table)
+    bound = fitted.posterior.row_elbo(table)
     latents = fitted.model.latents
     anchors = latents.mean.detach(), latents.variance.detach()
     found = placed(bound, anchors=anchors)

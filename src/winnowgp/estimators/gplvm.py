@@ -31,7 +31,7 @@ from winnowgp.estimators.validation import (
     varying_columns,
 )
 from winnowgp.io import save
-from winnowgp.models import valid
+from winnowgp.models import fill_with_observed
 from winnowgp.training import (
     LatentFit,
     OnProgress,
@@ -282,7 +282,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if table.N != known.N:
             raise InputError(f"`X` has {table.N} rows and `given` {known.N}; pair them.")
         at = self._placed(known)
-        nats = self.posterior_.log_density(valid(table), at.mean, at.variance)
+        nats = self.posterior_.log_density(fill_with_observed(table), at.mean, at.variance)
         nats = nats - self._units.scale.log()
         return torch.where(table.observed, nats, torch.nan).numpy()
 
@@ -409,4 +409,4 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return MaskedMatrix(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
 
     def _placed(self, table: MaskedMatrix) -> Places:
-        return placed(self.posterior_.row_bound(table), anchors=self._anchors)
+        return placed(self.posterior_.row_elbo(table), anchors=self._anchors)

@@ -25,7 +25,7 @@ from winnowgp.models import (
     expected_log_prob,
     gaussian_noise,
     has_psi,
-    valid,
+    fill_with_observed,
 )
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
@@ -127,7 +127,7 @@ def sharpened(function: VariationalGP, latents: Latents, table: MaskedMatrix) ->
 
 def _levels(likelihood: Likelihood, table: MaskedMatrix) -> Float[Tensor, " P"]:
     """Of each column, on a grid: small numbers, and the column's own quantiles."""
-    Y, share = valid(table), torch.linspace(0, 1, 41, dtype=table.Y.dtype)
+    Y, share = fill_with_observed(table), torch.linspace(0, 1, 41, dtype=table.Y.dtype)
     own = _own(table).nanquantile(share, 0)
     grid = torch.cat([(8 * share - 4)[:, None].expand(-1, table.P), own])
     zero = torch.zeros_like(Y)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.format import Packed
-from winnowgp.models.likelihoods import owned
+from winnowgp.models.likelihoods import copy_likelihood
 
 # A file cannot make us build anything larger than this many of one thing, nor more parts than this
 # beyond the numbers that it holds.
@@ -120,7 +120,7 @@ def mean_from_packed(found: Packed) -> Mean:
 def likelihood_from(found: Packed) -> Likelihood:
     """The way back."""
     _check_size(found)
-    return _with_state(owned(_likelihood(found.about)), found)
+    return _with_state(copy_likelihood(_likelihood(found.about)), found)
 
 
 def _packed(kind: str, module: nn.Module, about: dict[str, Any], back: Any) -> Packed:

@@ -1,7 +1,7 @@
 """Models: what has parameters, candidates and data, and can say what any subset is worth."""
 
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.candidates import greedy_variance, streamed_variance
+from winnowgp.models.candidates import greedy_variance, chunked_greedy_variance
 from winnowgp.models.deep_gp import DeepEvaluation, DeepGP, DeepObjective
 from winnowgp.models.deep_layer import HIDDEN_MEANS, DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
@@ -17,9 +17,9 @@ from winnowgp.models.gplvm import (
 )
 from winnowgp.models.gplvm_posterior import (
     ExpectedPosterior,
-    ExpectedRowBound,
+    ExpectedRowELBO,
     LatentPosterior,
-    RowBound,
+    RowELBO,
     SampledPosterior,
 )
 from winnowgp.models.kernels import KernelBlocks, expected_kernel, has_psi, kernel_blocks
@@ -28,9 +28,9 @@ from winnowgp.models.likelihoods import (
     check_targets,
     expected_log_prob,
     latent_functions,
-    valid,
+    fill_with_observed,
 )
-from winnowgp.models.posterior import JointProcess, Posterior, updated_posterior
+from winnowgp.models.posterior import JointPosterior, Posterior, updated_posterior
 from winnowgp.models.sgpr import LEAST_NOISE, CollapsedObjective, SparseGP
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
 
@@ -44,9 +44,9 @@ __all__ = [
     "DeepObjective",
     "DeepPosterior",
     "ExpectedPosterior",
-    "ExpectedRowBound",
+    "ExpectedRowELBO",
     "InducingModel",
-    "JointProcess",
+    "JointPosterior",
     "KernelBlocks",
     "Latent",
     "LatentModel",
@@ -58,7 +58,7 @@ __all__ = [
     "Model",
     "Posterior",
     "Prediction",
-    "RowBound",
+    "RowELBO",
     "SampledLatentGP",
     "SampledPosterior",
     "SparseGP",
@@ -75,7 +75,7 @@ __all__ = [
     "kernel_blocks",
     "latent_functions",
     "layer_sites",
-    "streamed_variance",
+    "chunked_greedy_variance",
     "updated_posterior",
-    "valid",
+    "fill_with_observed",
 ]

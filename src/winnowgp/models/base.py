@@ -109,7 +109,7 @@ Model = TypeVar("Model", bound=InducingModel)
 """The kind of model that goes into a fit and comes out of it."""
 
 
-def check_parts(kernel: Kernel, candidates: Tensor) -> None:
+def check_kernel(kernel: Kernel, candidates: Tensor) -> None:
     """Whether a model can be built of these."""
     floating = candidates.dtype.is_floating_point
     if candidates.dim() != 2 or not floating or not torch.isfinite(candidates).all():

@@ -58,7 +58,7 @@ ROWS = 4096
 
 
 @torch.no_grad()
-def streamed_variance(
+def chunked_greedy_variance(
     kernel: Kernel, X: Float[Tensor, "N D"], K: int, *, rows: int = ROWS
 ) -> Int[Tensor, " k"]:
     """Up to K rows: `greedy_variance` of the rows kept so far and of the next `rows` rows, in turn.

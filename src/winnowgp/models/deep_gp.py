@@ -15,7 +15,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, Propagation, propagated
 from winnowgp.models.deep_posterior import DeepPosterior
-from winnowgp.models.likelihoods import check_targets, expected_log_prob, latent_functions, owned
+from winnowgp.models.likelihoods import check_targets, expected_log_prob, latent_functions, copy_likelihood
 from winnowgp.selection import SubsetObjective
 from winnowgp.typing import Masks, Nats, Scalar
 
@@ -113,7 +113,7 @@ class DeepGP(nn.Module):
         super().__init__()
         _check(layers, latent_functions(likelihood, targets), connected)
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers)
-        self.likelihood = owned(likelihood).to(layers[0].candidates)
+        self.likelihood = copy_likelihood(likelihood).to(layers[0].candidates)
         self.targets = targets
         self.connected = connected
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from winnowgp.bounds import Subset, marginals, subset_marginal, whitened_kl
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.base import check_parts
+from winnowgp.models.base import check_kernel
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.likelihoods import Prediction
 from winnowgp.typing import Mask, Masks
@@ -74,7 +74,7 @@ class DeepLayer(nn.Module):
         q_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_parts(kernel, candidates)
+        check_kernel(kernel, candidates)
         K, D = candidates.shape
         like = candidates.detach()
         slope = like.new_zeros(D, outputs) if slope is None else slope.to(like)

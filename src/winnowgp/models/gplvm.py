@@ -31,10 +31,10 @@ from winnowgp.bounds import (
 )
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
-from winnowgp.models.base import check_parts
+from winnowgp.models.base import check_kernel
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
 from winnowgp.models.kernels import expected_kernel, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import check_targets, expected_log_prob, valid
+from winnowgp.models.likelihoods import check_targets, expected_log_prob, fill_with_observed
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
@@ -276,7 +276,7 @@ class LatentVariableGP(LatentModel):
         noise: float | Float[Tensor, " P"] = 0.1,
     ) -> None:
         super().__init__()
-        check_parts(kernel, candidates)
+        check_kernel(kernel, candidates)
         self.latents = deepcopy(latents) if isinstance(latents, Latents) else Latents(latents)
         self.kernel = deepcopy(kernel).to(candidates)
         start = torch.as_tensor(noise, dtype=candidates.dtype, device=candidates.device)
@@ -445,7 +445,7 @@ class SampledLatentGP(LatentModel):
     ) -> UncollapsedObjective:
         """What is the marginal q(u) of any subset worth, in nats, at one draw of the latents?"""
         self.check(table)
-        check_targets(self.likelihood, valid(table))
+        check_targets(self.likelihood, fill_with_observed(table))
         part = table if rows is None else table.rows(rows)
         generator = generator or torch.Generator(device=self.candidates.device).manual_seed(0)
         X = self.latents.sample(rows, generator=generator)
@@ -469,7 +469,7 @@ class SampledLatentGP(LatentModel):
     def _expected(
         self, part: MaskedMatrix, X: Tensor, kl: Float[Tensor, " B"]
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        centre, Y = prior_mean(self.function.mean, X), valid(part)
+        centre, Y = prior_mean(self.function.mean, X), fill_with_observed(part)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
             nats = expected_log_prob(self.likelihood, Y, centre + mean, variance)

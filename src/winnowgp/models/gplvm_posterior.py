@@ -14,14 +14,14 @@ from winnowgp.bounds import ExpectedKernel, latent_kl, pair_weights
 from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel
-from winnowgp.models.likelihoods import Prediction, check_targets, expected_log_prob, valid
+from winnowgp.models.likelihoods import Prediction, check_targets, expected_log_prob, fill_with_observed
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quadrature import normal_nodes
 
 # Rows of a table, each as a function of its own place in latent space.
 
 
-class RowBound(ABC):
+class RowELBO(ABC):
     """A lower bound on log p(y_i) of each row's observed entries, given the functions.
 
     Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, as a function of q(x_i).
@@ -33,7 +33,7 @@ class RowBound(ABC):
         """Number of rows."""
 
     @abstractmethod
-    def of(self, rows: Int[Tensor, " B"]) -> "RowBound":
+    def of(self, rows: Int[Tensor, " B"]) -> "RowELBO":
         """Some of the rows."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class RowBound(ABC):
 
 @final
 @dataclass(frozen=True, slots=True)
-class ExpectedRowBound(RowBound):
+class ExpectedRowELBO(RowELBO):
     """Rows with Gaussian noise, by psi statistics.
 
         Σ_p E log N(y_ip | f_p(x_i), σ_p²) − KL[q(x_i) ‖ N(0, I)]
@@ -81,7 +81,7 @@ class ExpectedRowBound(RowBound):
         """Number of rows."""
         return len(self.constant)
 
-    def of(self, rows: Int[Tensor, " B"]) -> "ExpectedRowBound":
+    def of(self, rows: Int[Tensor, " B"]) -> "ExpectedRowELBO":
         """Some of the rows."""
         return replace(
             self,
@@ -151,7 +151,7 @@ class LatentPosterior(nn.Module, ABC):
         """
 
     @abstractmethod
-    def row_bound(self, table: MaskedMatrix) -> RowBound:
+    def row_elbo(self, table: MaskedMatrix) -> RowELBO:
         """What each row of a table is worth as a function of its own q(x)."""
 
     @torch.no_grad()
@@ -220,14 +220,14 @@ class ExpectedPosterior(LatentPosterior):
         return Prediction(first, spread + self.noise if observed else spread)
 
     @torch.no_grad()
-    def row_bound(self, table: MaskedMatrix) -> ExpectedRowBound:
+    def row_elbo(self, table: MaskedMatrix) -> ExpectedRowELBO:
         """What each row of a table is worth as a function of its own q(x)."""
         noise = self.noise.expand(table.P)
         precision = table.observed / noise
         pattern, which = torch.unique(table.observed, dim=0, return_inverse=True)
         Y = table.filled()
         density = (2 * torch.pi * noise).log() * table.observed + Y.square() * precision
-        return ExpectedRowBound(
+        return ExpectedRowELBO(
             kernel=expected_kernel(self.function.kernel, self.Q),
             Z=self.function.Z,
             constant=-0.5 * density.sum(1),
@@ -262,15 +262,15 @@ class SampledPosterior(LatentPosterior):
         inner = torch.stack([part.variance for part in parts]).mean(0)
         return Prediction(means.mean(0), inner + means.var(0, correction=0))
 
-    def row_bound(self, table: MaskedMatrix) -> "SampledRowBound":
+    def row_elbo(self, table: MaskedMatrix) -> "SampledRowELBO":
         """What each row of a table is worth as a function of its own q(x)."""
-        check_targets(self.function.likelihood, valid(table))
-        return SampledRowBound(self.function, valid(table), table.observed)
+        check_targets(self.function.likelihood, fill_with_observed(table))
+        return SampledRowELBO(self.function, fill_with_observed(table), table.observed)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class SampledRowBound(RowBound):
+class SampledRowELBO(RowELBO):
     """Rows under any likelihood, by a mean over places.
 
     Attributes:
@@ -286,8 +286,8 @@ class SampledRowBound(RowBound):
     def N(self) -> int:
         return len(self.Y)
 
-    def of(self, rows: Int[Tensor, " B"]) -> "SampledRowBound":
-        return SampledRowBound(self.function, self.Y[rows], self.observed[rows])
+    def of(self, rows: Int[Tensor, " B"]) -> "SampledRowELBO":
+        return SampledRowELBO(self.function, self.Y[rows], self.observed[rows])
 
     def __call__(
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]

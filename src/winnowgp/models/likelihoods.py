@@ -75,7 +75,7 @@ class Prediction:
     variance: Float[Tensor, "*S N P"]
 
 
-def owned(likelihood: Likelihood) -> Likelihood:
+def copy_likelihood(likelihood: Likelihood) -> Likelihood:
     """A copy that a model may keep, with quadrature to the working precision.
 
     GPyTorch stores its nodes in single precision, which limits bounds to seven digits.
@@ -392,7 +392,7 @@ def _some(values: Tensor) -> str:
 # Something possible where an entry is missing, for likelihoods that must see a number.
 
 
-def valid(table: MaskedMatrix) -> Float[Tensor, "N P"]:
+def fill_with_observed(table: MaskedMatrix) -> Float[Tensor, "N P"]:
     """The table with missing entries replaced by one that was observed."""
     some = table.Y[table.observed]
     return table.filled(some[0].item() if len(some) else 0.0)

@@ -243,7 +243,7 @@ _JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 @final
-class JointProcess(nn.Module):
+class JointPosterior(nn.Module):
     """The Gaussian process that a `Posterior` is, conditioned exactly on rows observed since.
 
     With the posterior's mean m and covariance c(x, x') = k(x, x') − Σ_m s_m (A k)_m (A k')_m, rows
@@ -325,22 +325,22 @@ class JointProcess(nn.Module):
         Y: Float[Tensor, "*c n P"],
         *,
         noise: Float[Tensor, "*#c n P"],
-    ) -> "JointProcess":
+    ) -> "JointPosterior":
         """The process that has observed these rows as well."""
-        return JointProcess(
+        return JointPosterior(
             self.posterior,
             X=_appended(self.X, X),
             Y=_appended(self.Y, Y),
             noise=_appended(self.noise, noise),
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "JointProcess":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "JointPosterior":
         """With the same rows, and without what these were computed from.
 
         PyTorch refuses to copy tensors that have a history.
         """
         X, Y, noise = (tensor.detach().clone() for tensor in (self.X, self.Y, self.noise))
-        copy = JointProcess(deepcopy(self.posterior, memo), X=X, Y=Y, noise=noise)
+        copy = JointPosterior(deepcopy(self.posterior, memo), X=X, Y=Y, noise=noise)
         return copy.train(self.training)
 
     def _seen(

@@ -35,7 +35,7 @@ from winnowgp.bounds import (
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
-from winnowgp.models.base import InducingModel, check_parts
+from winnowgp.models.base import InducingModel, check_kernel
 from winnowgp.models.kernels import (
     AutogradChunks,
     AutogradMean,
@@ -372,7 +372,7 @@ class SparseGP(InducingModel):
 
 
 def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
-    check_parts(kernel, candidates)
+    check_kernel(kernel, candidates)
     if not noise > LEAST_NOISE:
         raise InputError(f"`noise` is a variance and must exceed {LEAST_NOISE}; got {noise}.")
 

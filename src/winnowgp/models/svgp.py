@@ -34,14 +34,14 @@ from winnowgp.bounds import (
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError, UnsettledWarning
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.base import InducingModel, check_parts
+from winnowgp.models.base import InducingModel, check_kernel
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import (
     check_targets,
     expected_log_prob,
     latent_coupling,
     latent_functions,
-    owned,
+    copy_likelihood,
 )
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import WithGradient, chunked_kernel
@@ -282,10 +282,10 @@ class VariationalGP(InducingModel):
         mean: Mean | None = None,
     ) -> None:
         super().__init__()
-        check_parts(kernel, candidates)
+        check_kernel(kernel, candidates)
         self.kernel = deepcopy(kernel).to(candidates)
         self.mean = deepcopy(ConstantMean() if mean is None else mean).to(candidates)
-        self.likelihood = owned(likelihood).to(candidates)
+        self.likelihood = copy_likelihood(likelihood).to(candidates)
         self.candidates = nn.Parameter(candidates.detach().clone())
         self.targets = targets
         P = latent_functions(likelihood, targets)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, TrainingError
-from winnowgp.models import Latent, LatentVariableGP, RowBound, greedy_variance
+from winnowgp.models import Latent, LatentVariableGP, RowELBO, greedy_variance
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
 from winnowgp.training.batched_bfgs import maximise_each
@@ -39,7 +39,7 @@ class Places:
 
 
 def placed(
-    bound: RowBound,
+    bound: RowELBO,
     *,
     anchors: tuple[Float[Tensor, "J Q"], Float[Tensor, "J Q"]],
     starts: int = 3,
@@ -61,7 +61,7 @@ def placed(
 
 
 def _placed(
-    bound: RowBound,
+    bound: RowELBO,
     rows: Int[Tensor, " B"],
     anchors: tuple[Tensor, Tensor],
     *,
@@ -84,7 +84,7 @@ def _placed(
 
 
 def climbed(
-    bound: RowBound,
+    bound: RowELBO,
     rows: Int[Tensor, " B"],
     mean: Float[Tensor, "B Q"],
     variance: Float[Tensor, "B Q"],
@@ -306,7 +306,7 @@ class _Steps:
         )
         if not stage.ended:
             anchors = latents.mean.detach(), latents.variance.detach()
-            bound = model.posterior(self.table).row_bound(self.table)
+            bound = model.posterior(self.table).row_elbo(self.table)
             found = placed(bound, anchors=anchors, starts=2, flat=0.01)
             latents.mean.copy_(found.mean)
             latents.log_variance.copy_(found.variance.log())

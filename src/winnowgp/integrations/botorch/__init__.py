@@ -11,6 +11,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from winnowgp.integrations.botorch.allocator import WinnowingAllocator
-from winnowgp.integrations.botorch.model import FittedGP
+from winnowgp.integrations.botorch.model import SparseGPModel
 
-__all__ = ["FittedGP", "WinnowingAllocator"]
+__all__ = ["SparseGPModel", "WinnowingAllocator"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from winnowgp.bounds import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance, streamed_variance
+from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance, chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
 from winnowgp.selection import Frontier, path_frontier, subset_statistics
 
@@ -166,7 +166,7 @@ class WinnowingAllocator(InducingPointAllocator):
         self, kernel: Kernel, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"] | None, most: int
     ) -> "_Output":
         """The best sets found for one kernel, and how many points it asks for."""
-        pool = streamed_variance(kernel, X, max(most, self.n_candidates))
+        pool = chunked_greedy_variance(kernel, X, max(most, self.n_candidates))
         noise = self.noise
         if noise is None:
             noise = max(NOISE * prior_variance(kernel, X).mean().item(), 2 * LEAST_NOISE)

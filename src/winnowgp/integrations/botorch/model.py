@@ -18,11 +18,11 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
-from winnowgp.models import JointProcess, Posterior, updated_posterior
+from winnowgp.models import JointPosterior, Posterior, updated_posterior
 
 
 @final
-class FittedGP(Model, FantasizeMixin):
+class SparseGPModel(Model, FantasizeMixin):
     """A fitted model as BoTorch wants it: joint over q rows, in batches, differentiable in them.
 
     Inputs and outcomes are in the user's units; standardising, which is affine, is undone exactly
@@ -31,7 +31,7 @@ class FittedGP(Model, FantasizeMixin):
 
     >>> import numpy as np
     >>> X = np.linspace(0, 6, 40)[:, None]
-    >>> model = FittedGP.of(SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0])))
+    >>> model = SparseGPModel.of(SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0])))
     >>> model.posterior(torch.zeros(5, 2, 1, dtype=torch.float64)).mean.shape
     torch.Size([5, 2, 1])
 
@@ -48,7 +48,7 @@ class FittedGP(Model, FantasizeMixin):
 
     def __init__(
         self,
-        posterior: Posterior | JointProcess,
+        posterior: Posterior | JointPosterior,
         *,
         inputs: Standardiser | None = None,
         targets: Standardiser | None = None,
@@ -56,7 +56,7 @@ class FittedGP(Model, FantasizeMixin):
         super().__init__()
         # A copy: `.to()` and `.float()` of this model must not move the regressor's.
         process = (
-            JointProcess(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior
+            JointPosterior(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior
         )
         q = process.posterior
         inputs = Standardiser.none(q.Z.new_zeros(1, q.Z.shape[1])) if inputs is None else inputs
@@ -69,12 +69,12 @@ class FittedGP(Model, FantasizeMixin):
         self.eval()
 
     @classmethod
-    def of(cls, regressor: SparseGPRegressor) -> "FittedGP":
+    def of(cls, regressor: SparseGPRegressor) -> "SparseGPModel":
         """A fitted regressor's function, in the units of its `X` and `y`."""
         if not isinstance(regressor, SparseGPRegressor):
             raise InputError(
                 f"`regressor` must be a SparseGPRegressor; got {type(regressor).__name__}. "
-                "A posterior of a model goes to `FittedGP(posterior)`."
+                "A posterior of a model goes to `SparseGPModel(posterior)`."
             )
         check_is_fitted(regressor)
         return cls(
@@ -121,8 +121,8 @@ class FittedGP(Model, FantasizeMixin):
         # Whatever a transform of the user's makes of it.
         return posterior_transform(posterior=found, X=X)  # pyright: ignore[reportReturnType]
 
-    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "FittedGP":
-        """The exact conditional of q(f) given further observations; see `JointProcess`.
+    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "SparseGPModel":
+        """The exact conditional of q(f) given further observations; see `JointPosterior`.
 
         Args:
             X: `[*b n d]`.
@@ -134,7 +134,7 @@ class FittedGP(Model, FantasizeMixin):
             raise InputError(f"`condition_on_observations` takes `noise` alone; got {[*kwargs]}.")
         self._check(X, "X")
         self._check_outcomes(X, Y)
-        return FittedGP(
+        return SparseGPModel(
             self._own_process().conditioned(
                 self._x_scaler.forward(X),
                 self._y_scaler.forward(Y),
@@ -144,7 +144,7 @@ class FittedGP(Model, FantasizeMixin):
             targets=self._y_scaler,
         )
 
-    def updated(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"]) -> "FittedGP":
+    def updated(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"]) -> "SparseGPModel":
         """The model that has seen more rows through the same inducing points, for good.
 
         What fitting all rows together would give at the same parameters, without the old rows; see
@@ -157,13 +157,13 @@ class FittedGP(Model, FantasizeMixin):
         self._check(X, "X")
         self._check_outcomes(X, Y)
         data = Dataset.of(self._x_scaler.forward(X), self._y_scaler.forward(Y))
-        return FittedGP(
+        return SparseGPModel(
             updated_posterior(self.process.posterior, data),
             inputs=self._x_scaler,
             targets=self._y_scaler,
         )
 
-    def subset_output(self, idcs: list[int]) -> "FittedGP":
+    def subset_output(self, idcs: list[int]) -> "SparseGPModel":
         """The model of some of the outcomes."""
         q, process = self.process.posterior, self.process
         kept = Posterior(
@@ -175,13 +175,13 @@ class FittedGP(Model, FantasizeMixin):
             q_factor=q.q_factor[idcs] if len(q.q_factor) > 1 else q.q_factor,
             L=q.L,
         )
-        return FittedGP(
-            JointProcess(kept, X=process.X, Y=process.Y[..., idcs], noise=process.noise[..., idcs]),
+        return SparseGPModel(
+            JointPosterior(kept, X=process.X, Y=process.Y[..., idcs], noise=process.noise[..., idcs]),
             inputs=self._x_scaler,
             targets=Standardiser(self.y_shift[idcs], self.y_scale[idcs]),
         )
 
-    def _own_process(self) -> JointProcess:
+    def _own_process(self) -> JointPosterior:
         """The process of another model: parameters are copied, and moving one leaves the other.
 
         Buffers are shared, for what moves a module replaces them: a step of a search that looks
@@ -189,7 +189,7 @@ class FittedGP(Model, FantasizeMixin):
         """
         q, process = self.process.posterior, self.process
         own = deepcopy(q, {id(tensor): tensor for tensor in q.buffers()})
-        return JointProcess(own, X=process.X, Y=process.Y, noise=process.noise)
+        return JointPosterior(own, X=process.X, Y=process.Y, noise=process.noise)
 
     @property
     def _x_scaler(self) -> Standardiser:

@@ -5,12 +5,12 @@
 >>> model = result.model  # doctest: +SKIP
 """
 
-from winnowgp.integrations.gpytorch.conversion import FittedGP, to_gpytorch
+from winnowgp.integrations.gpytorch.conversion import ConvertedGP, to_gpytorch
 from winnowgp.integrations.gpytorch.objective import PrunedObjective, subset_objective
 from winnowgp.integrations.gpytorch.selection import Winnowed, WinnowedSet, winnow
 
 __all__ = [
-    "FittedGP",
+    "ConvertedGP",
     "PrunedObjective",
     "Winnowed",
     "WinnowedSet",

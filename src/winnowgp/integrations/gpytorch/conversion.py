@@ -22,7 +22,7 @@ from winnowgp.training import Fit
 
 
 @final
-class FittedGP(ApproximateGP):
+class ConvertedGP(ApproximateGP):
     """q(f) of a fitted model: `model(x)` takes the user's inputs and is in the user's units.
 
     Kernel, mean and inducing points are for standardised inputs where the estimator standardises;
@@ -77,7 +77,7 @@ class FittedGP(ApproximateGP):
 
 def to_gpytorch(
     fitted: Posterior | Fit[Any] | SparseGPRegressor | SparseGPClassifier,
-) -> tuple[FittedGP, Likelihood]:
+) -> tuple[ConvertedGP, Likelihood]:
     """Model and likelihood in eval mode that predict as what was fitted does.
 
     `model(x)` is the function and `likelihood(model(x))` an observation, in the units of the data
@@ -114,8 +114,8 @@ def to_gpytorch(
 
 def _made(
     posterior: Posterior, x_scaler: Standardiser, y_scaler: Standardiser
-) -> tuple[FittedGP, Likelihood]:
-    model = FittedGP(posterior, x_scaler, y_scaler)
+) -> tuple[ConvertedGP, Likelihood]:
+    model = ConvertedGP(posterior, x_scaler, y_scaler)
     return model.eval(), _likelihood(posterior, y_scaler.scale).to(posterior.Z).eval()
 
 
