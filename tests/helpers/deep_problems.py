@@ -78,7 +78,7 @@ def deep(
     D: int = 2,
     widths: Sequence[int] = (2,),
     K: Sequence[int] = (4, 3),
-    connected: bool = False,
+    skip_connections: bool = False,
     matern: bool = False,
 ) -> DeepGP:
     likelihood, targets = LIKELIHOODS[seen]
@@ -87,8 +87,8 @@ def deep(
     for number, P in enumerate([*widths, outputs]):
         kernel = ScaleKernel(MaternKernel(nu=2.5)) if matern else None
         layers.append(layer(inputs, P, K=K[number], seed=10 * number, kernel=kernel))
-        inputs = P + D * connected
-    made = DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
+        inputs = P + D * skip_connections
+    made = DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
     if isinstance(made.likelihood, GaussianLikelihood):
         made.likelihood.initialize(noise=0.15)
     return made
@@ -141,7 +141,7 @@ def dense_pass(
         mean, variance = dense_marginals(model.layers[0], seen, masks[0])
         for number, made in enumerate(model.layers[1:], start=1):
             seen = mean + variance.sqrt() * noise[number - 1][t]
-            if model.connected:
+            if model.skip_connections:
                 seen = torch.cat([seen, X], dim=1)
             mean, variance = dense_marginals(made, seen, masks[number])
         means.append(mean)
@@ -206,7 +206,7 @@ def started(
     K: int = 8,
     widths: Sequence[int] = (1,),
     hidden_mean: str = "identity",
-    connected: bool = False,
+    skip_connections: bool = False,
 ) -> DeepGP:
     """A model as a user would start it."""
     data = step_data(seen) if data is None else data
@@ -223,6 +223,6 @@ def started(
         kernel=kernel,
         widths=(*widths, outputs),
         hidden_mean=hidden_mean,
-        connected=connected,
+        skip_connections=skip_connections,
     )
-    return DeepGP(layers, likelihood=likelihood, targets=data.P, connected=connected)
+    return DeepGP(layers, likelihood=likelihood, targets=data.P, skip_connections=skip_connections)

@@ -57,7 +57,9 @@ def test_a_loop_with_a_fitted_regressor_finds_the_top() -> None:
     X, y = start()
     for _ in range(5):
         # Units of the user's: outcomes far from zero and in thousands.
-        model = SparseGPModel.of(SparseGPRegressor(random_state=0).fit(X.numpy(), 5e3 + 1e3 * y.numpy()))
+        model = SparseGPModel.of(
+            SparseGPRegressor(random_state=0).fit(X.numpy(), 5e3 + 1e3 * y.numpy())
+        )
         new = proposed(model, 5e3 + 1e3 * y.max())
         X, y = torch.cat([X, new]), torch.cat([y, hill(new)])
     assert y.max() > 0.98

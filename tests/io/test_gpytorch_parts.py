@@ -19,7 +19,7 @@ from winnowgp.io.components import (
     packed_mean,
 )
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.likelihoods import log_density, observation, copy_likelihood
+from winnowgp.models.likelihoods import copy_likelihood, log_density, observation
 
 EXP: Any = {"transform": torch.exp, "inv_transform": torch.log}
 SIGMOID: Any = {"transform": torch.sigmoid, "inv_transform": torch.logit}

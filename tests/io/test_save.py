@@ -83,7 +83,7 @@ def test_a_deep_posterior_comes_back_with_its_factors(likelihood: str, tmp_path:
     posterior = DeepPosterior(
         model.layers,
         likelihood=model.likelihood,
-        connected=model.connected,
+        skip_connections=model.skip_connections,
         samples=10,
         factors=[1.5 * L for L in plain.factors],
     )

@@ -78,9 +78,9 @@ def test_one_layer_is_a_variational_gp(seen: str) -> None:
 
 
 @battery
-@pytest.mark.parametrize("connected", [False, True])
-def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, connected: bool) -> None:
-    model, data = deep(seen, widths=(3,), connected=connected), rows(seen)
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, skip_connections: bool) -> None:
+    model, data = deep(seen, widths=(3,), skip_connections=skip_connections), rows(seen)
     noise = model.noise(data.N, 5, seeded())
     ours = model.evaluated(data, noise=noise)
     close(ours.bound.detach(), dense_bound(model, data, noise))
@@ -96,9 +96,9 @@ def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, connected: b
     torch.testing.assert_close(more.fit - more.bound, kl)
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_three_layers_are_three_dense_passes(connected: bool) -> None:
-    model = deep(widths=(3, 2), K=(4, 3, 5), connected=connected)
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_three_layers_are_three_dense_passes(skip_connections: bool) -> None:
+    model = deep(widths=(3, 2), K=(4, 3, 5), skip_connections=skip_connections)
     data = rows()
     noise = model.noise(data.N, 4, seeded())
     assert [tuple(each.shape) for each in noise] == [(4, data.N, 3), (4, data.N, 2)]
@@ -108,7 +108,7 @@ def test_three_layers_are_three_dense_passes(connected: bool) -> None:
     close(found.passed.last.variance.detach(), variance)
     close(found.bound.detach(), dense_bound(model, data, noise))
     widths = [each.shape[-1] for each in found.passed.inputs]
-    assert widths == ([2, 5, 4] if connected else [2, 3, 2])
+    assert widths == ([2, 5, 4] if skip_connections else [2, 3, 2])
 
 
 def test_one_noise_for_all_rows_is_the_same_for_each() -> None:
@@ -172,7 +172,7 @@ def test_the_same_check_is_red_on_a_biased_twin() -> None:
 
 @pytest.mark.parametrize("seen", ["gaussian", "bernoulli"])
 def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str) -> None:
-    model, data = deep(seen, connected=True), rows(seen, N=12)
+    model, data = deep(seen, skip_connections=True), rows(seen, N=12)
     noise = model.noise(12, 3, seeded())
     order = torch.randperm(12, generator=seeded(1))
     values = []
@@ -194,7 +194,7 @@ def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str)
 
 def test_the_gradient_is_that_of_the_samples_path() -> None:
     """With ε held, autograd agrees with finite differences in every parameter."""
-    model, data = deep(connected=True, K=(3, 3)), rows(N=5)
+    model, data = deep(skip_connections=True, K=(3, 3)), rows(N=5)
     noise = model.noise(5, 2, seeded())
     names = [name for name, _ in model.named_parameters()]
 
@@ -238,32 +238,32 @@ def test_layers_and_likelihood_are_copies() -> None:
 
 
 def test_pruning_keeps_likelihood_connections_and_frozen_points() -> None:
-    model = deep(connected=True)
+    model = deep(skip_connections=True)
     model.layers[1].candidates.requires_grad_(False)
     masks = [torch.tensor([True, False, True, True]), torch.tensor([False, True, True])]
     pruned = model.prune(masks)
     assert pruned.sizes == (3, 2)
-    assert pruned.connected
+    assert pruned.skip_connections
     assert isinstance(pruned.likelihood, GaussianLikelihood)
     assert pruned.likelihood.noise.item() == pytest.approx(0.15)
     assert [each.candidates.requires_grad for each in pruned.layers] == [True, False]
 
 
 def test_single_precision_serves_too() -> None:
-    model, data = deep(connected=True).float(), rows()
+    model, data = deep(skip_connections=True).float(), rows()
     few = Dataset.of(data.X.float(), data.Y.float())
     bound = model.bound(few, samples=2, generator=seeded())
     assert bound.dtype == torch.float32
     noise = model.noise(few.N, 2, seeded())
-    exact = deep(connected=True).evaluated(data, noise=[e.double() for e in noise]).bound
+    exact = deep(skip_connections=True).evaluated(data, noise=[e.double() for e in noise]).bound
     assert bound.item() == pytest.approx(exact.item(), rel=1e-3)
 
 
 def test_what_each_layer_saw_is_told() -> None:
-    model, data = deep(widths=(3,), connected=True), rows()
+    model, data = deep(widths=(3,), skip_connections=True), rows()
     noise = model.noise(data.N, 2, seeded())
     points = [made.points() for made in model.layers]
-    passed = propagated(model.layers, points, data.X, noise=noise, connected=True)
+    passed = propagated(model.layers, points, data.X, noise=noise, skip_connections=True)
     assert torch.equal(passed.inputs[0], data.X[None])
     first = passed.outputs[0]
     hidden = first.mean + first.variance.sqrt() * noise[0]
@@ -278,7 +278,7 @@ def test_layers_that_do_not_fit_together_are_named() -> None:
     with pytest.raises(InputError, match=r"layer 2 must have 3 inputs.*it has 2"):
         DeepGP([one, layer(2, 1)], likelihood=likelihood)
     with pytest.raises(InputError, match=r"layer 2 must have 5 inputs .*2 observed inputs.*has 3"):
-        DeepGP([one, two], likelihood=likelihood, connected=True)
+        DeepGP([one, two], likelihood=likelihood, skip_connections=True)
     with pytest.raises(InputError, match=r"last layer must have 2 outputs.*it has 1"):
         DeepGP([one, two], likelihood=likelihood, targets=2)
     with pytest.raises(InputError, match="softmax needs one column"):
@@ -299,7 +299,7 @@ def test_data_that_do_not_fit_are_refused_by_every_question() -> None:
 
 
 def test_a_kernel_may_be_any() -> None:
-    model, data = deep(matern=True, connected=True), rows()
+    model, data = deep(matern=True, skip_connections=True), rows()
     noise = model.noise(data.N, 2, seeded())
     ours = model.evaluated(data, noise=noise).bound.detach()
     torch.testing.assert_close(ours, dense_bound(model, data, noise), rtol=1e-8, atol=1e-8)

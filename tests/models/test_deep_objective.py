@@ -38,9 +38,9 @@ MASKS = torch.tensor(
 
 
 @pytest.mark.parametrize("seen", ["gaussian", "bernoulli", "softmax"])
-@pytest.mark.parametrize("connected", [False, True])
-def test_subsets_score_what_the_pruned_model_scores(seen: str, connected: bool) -> None:
-    model, data = deep(seen, connected=connected), rows(seen)
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_subsets_score_what_the_pruned_model_scores(seen: str, skip_connections: bool) -> None:
+    model, data = deep(seen, skip_connections=skip_connections), rows(seen)
     noise = model.noise(data.N, 3, seeded())
     subsets = objective(model, data, total=30)
     assert subsets.K == 7
@@ -105,7 +105,7 @@ def test_all_masks_and_all_calls_meet_the_same_samples() -> None:
 
 
 def test_scores_are_differentiable_in_every_parameter() -> None:
-    model = deep(connected=True)
+    model = deep(skip_connections=True)
     objective(model, rows()).value(MASKS[[3, 4]]).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

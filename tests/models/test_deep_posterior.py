@@ -46,10 +46,10 @@ def mixture(model: DeepGP, points: Tensor, samples: int) -> tuple[Tensor, Tensor
     return dense_pass(model, points, noise)
 
 
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("skip_connections", [False, True])
 @pytest.mark.parametrize("widths", [(2,), (3, 1)])
-def test_predictions_are_the_moments_of_the_mixture(connected: bool, widths) -> None:
-    model = deep(widths=widths, K=(4, 3, 4), connected=connected)
+def test_predictions_are_the_moments_of_the_mixture(skip_connections: bool, widths) -> None:
+    model = deep(widths=widths, K=(4, 3, 4), skip_connections=skip_connections)
     posterior = model.posterior(samples=32)
     mean, variance = mixture(model, X, 32)
     assert mean.shape == (32, 6, 2)
@@ -118,21 +118,26 @@ def test_moments_converge_to_quadrature() -> None:
     torch.testing.assert_close(found.variance, second - first.square(), atol=2e-3, rtol=0)
 
 
-def linear_top(connected: bool) -> tuple[DeepGP, Tensor, Tensor]:
+def linear_top(skip_connections: bool) -> tuple[DeepGP, Tensor, Tensor]:
     """A linear second layer: mean c + hᵀ a_p, variance a quadratic form of h, by its own algebra.
 
     Returns the model, the exact means and the exact variances at X.
     """
-    H, D = 2, 2 * connected
+    H, D = 2, 2 * skip_connections
     first = layer(2, H, K=4)
     kernel = LinearKernel()
     kernel.variance = 0.7
     second = layer(H + D, 2, K=H + D, seed=20, kernel=kernel)
-    model = DeepGP([first, second], likelihood=GaussianLikelihood(), targets=2, connected=connected)
+    model = DeepGP(
+        [first, second],
+        likelihood=GaussianLikelihood(),
+        targets=2,
+        skip_connections=skip_connections,
+    )
     made = model.layers[1]
     mean, variance = dense_marginals(model.layers[0], X)
     seen, spread = mean, variance
-    if connected:
+    if skip_connections:
         seen, spread = torch.cat([mean, X], 1), torch.cat([variance, torch.zeros_like(X)], 1)
     # As many points as inputs: f_p(x) = xᵀ w_p + c with w_p = Z⁻¹ u_p, exactly.
     with torch.no_grad():
@@ -147,9 +152,9 @@ def linear_top(connected: bool) -> tuple[DeepGP, Tensor, Tensor]:
     return model, expected, total
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_matched_moments_are_exact_where_the_next_layer_is_linear(connected: bool) -> None:
-    model, mean, variance = linear_top(connected)
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_matched_moments_are_exact_where_the_next_layer_is_linear(skip_connections: bool) -> None:
+    model, mean, variance = linear_top(skip_connections)
     posterior = model.posterior(samples=16)
     for found in (posterior.predict_matched(X), posterior.predict(X)):
         torch.testing.assert_close(found.mean, mean, rtol=1e-6, atol=1e-6)
@@ -159,7 +164,7 @@ def test_matched_moments_are_exact_where_the_next_layer_is_linear(connected: boo
 def test_matched_moments_are_close_to_the_mixture_where_hidden_doubt_is_small() -> None:
     # One output in the middle, or what the layer after it sees would be correlated.
     for widths in ((2,), (1, 1)):
-        model = deep(widths=widths, K=(4, 3, 4), connected=True)
+        model = deep(widths=widths, K=(4, 3, 4), skip_connections=True)
         with torch.no_grad():
             for made in model.layers[:-1]:
                 made.q_factor.mul_(0.2)
@@ -227,7 +232,7 @@ def test_bad_probabilities_and_noise_without_quantiles_are_named() -> None:
 
 
 def test_predictions_repeat_and_do_not_depend_on_the_company() -> None:
-    posterior = deep(connected=True).posterior()
+    posterior = deep(skip_connections=True).posterior()
     Y = rows(N=6).Y
     together = posterior.predict(X)
     assert torch.equal(posterior.predict(X).mean, together.mean)
@@ -253,7 +258,7 @@ def test_there_are_at_least_as_many_samples_as_asked_for(samples: int, widths) -
 
 
 def test_single_precision_serves_too() -> None:
-    posterior, Y = deep(connected=True).posterior(), rows(N=6).Y
+    posterior, Y = deep(skip_connections=True).posterior(), rows(N=6).Y
     exact = posterior.predict(X), posterior.log_density(X, Y)
     posterior.to(torch.float32)
     found = posterior.predict(X.float())

@@ -20,9 +20,13 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def setting(
-    seen: str = "gaussian", *, widths: tuple[int, ...] = (2,), connected: bool = True, N: int = 6
+    seen: str = "gaussian",
+    *,
+    widths: tuple[int, ...] = (2,),
+    skip_connections: bool = True,
+    N: int = 6,
 ) -> tuple[DeepGP, Dataset, list[Tensor]]:
-    model = deep(seen, widths=widths, K=(4, 3, 4), connected=connected)
+    model = deep(seen, widths=widths, K=(4, 3, 4), skip_connections=skip_connections)
     return model, rows(seen, N=N), model.noise(N, 3, seeded())
 
 
@@ -41,7 +45,7 @@ def shifted_pass(
         for index, made in enumerate(model.layers):
             if index:
                 hidden = mean + variance.sqrt() * noise[index - 1][t]
-                inputs = torch.cat([hidden, X], 1) if model.connected else hidden
+                inputs = torch.cat([hidden, X], 1) if model.skip_connections else hidden
                 mean, variance = dense_marginals(made, inputs)
             if index == number:
                 mean = mean + shift[t % len(shift)]
@@ -79,7 +83,7 @@ def centred_means(layer: DeepLayer, sites: LayerSites) -> Tensor:
 SETTINGS = {
     "two layers": {},
     "three layers": {"widths": (2, 3)},
-    "unconnected": {"connected": False},
+    "no skip connections": {"skip_connections": False},
     "classes": {"seen": "softmax"},
     "labels": {"seen": "bernoulli"},
 }

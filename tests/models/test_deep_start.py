@@ -60,14 +60,14 @@ def test_more_outputs_are_padded_by_zeros_and_fewer_are_principal_components() -
 
 
 def test_connected_layers_see_the_input_after_the_hidden_outputs() -> None:
-    first, second, last = layers(2, 4, 1, connected=True)
+    first, second, last = layers(2, 4, 1, skip_connections=True)
     assert [each.D for each in (first, second, last)] == [3, 5, 7]
     torch.testing.assert_close(second.candidates.detach(), torch.cat([Z @ first.slope, Z], dim=1))
     seen = torch.cat([X @ first.slope, X], dim=1)
     image = torch.cat([second.candidates.detach() @ second.slope, Z], dim=1)
     torch.testing.assert_close(last.candidates.detach(), image)
     torch.testing.assert_close(mean(second, seen)[:, :4], (seen @ second.slope)[:, :4])
-    model = DeepGP([first, second, last], likelihood=GaussianLikelihood(), connected=True)
+    model = DeepGP([first, second, last], likelihood=GaussianLikelihood(), skip_connections=True)
     data = rows(D=3)
     assert torch.isfinite(model.bound(type(data).of(data.X, data.Y[:, 0])))
 

@@ -124,7 +124,9 @@ def test_gradients_reach_new_rows_observed_rows_and_observations() -> None:
 
 def test_it_follows_its_parts_to_another_dtype() -> None:
     noise = torch.full((5, 2), 0.2).double()
-    process = JointPosterior(fitted(KERNELS["rbf"])).conditioned(draw(5, 2), draw(5, 2), noise=noise)
+    process = JointPosterior(fitted(KERNELS["rbf"])).conditioned(
+        draw(5, 2), draw(5, 2), noise=noise
+    )
     T = draw(3, 2, seed=4)
     mean = process(T)[0]
     single = process.float()(T.float())[0]

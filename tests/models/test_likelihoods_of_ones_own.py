@@ -19,11 +19,11 @@ from helpers.observation_problems import MEAN, REAL, VARIANCE, built, on_a_grid
 from winnowgp.errors import InputError
 from winnowgp.models.likelihoods import (
     check_targets,
+    copy_likelihood,
     expected_log_prob,
     latent_functions,
     log_density,
     observation,
-    copy_likelihood,
 )
 
 

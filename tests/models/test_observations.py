@@ -25,11 +25,11 @@ from helpers.observation_problems import MEAN, REAL, VARIANCE, built, latents, o
 from winnowgp.errors import InputError
 from winnowgp.models.likelihoods import (
     check_targets,
+    copy_likelihood,
     expected_log_prob,
     latent_functions,
     log_density,
     observation,
-    copy_likelihood,
 )
 
 BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)

@@ -239,7 +239,9 @@ def variational_model(
     return fit_numbers(fit(model, data(y), schedule=schedule))
 
 
-def deep_model(schedule: Any, *, connected: bool = False, hidden_mean: str = "zero") -> Numbers:
+def deep_model(
+    schedule: Any, *, skip_connections: bool = False, hidden_mean: str = "zero"
+) -> Numbers:
     rows = data()
     layers = deep_layers(
         rows.X,
@@ -247,9 +249,11 @@ def deep_model(schedule: Any, *, connected: bool = False, hidden_mean: str = "ze
         kernel=lambda *sizes: ScaleKernel(RBFKernel(ard_num_dims=sizes[-1])),
         widths=(2, 1),
         hidden_mean=hidden_mean,
-        connected=connected,
+        skip_connections=skip_connections,
     )
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), targets=1, connected=connected)
+    model = DeepGP(
+        layers, likelihood=GaussianLikelihood(), targets=1, skip_connections=skip_connections
+    )
     return fit_numbers(fit_deep(model, rows, schedule=schedule))
 
 
@@ -390,7 +394,7 @@ PROBLEMS: dict[str, Problem] = {
     "DeepGPRegressor fast": lambda: deep_regression(**DEEP),
     "DeepGPRegressor fast max_cost": lambda: deep_regression(max_cost=60, **DEEP),
     "DeepGPRegressor fast connected": lambda: deep_regression(
-        layers=3, width=1, connected=True, hidden_mean="identity", batch_size=40, **DEEP
+        layers=3, width=1, skip_connections=True, hidden_mean="identity", batch_size=40, **DEEP
     ),
     "DeepGPRegressor fast student-t": lambda: deep_regression(likelihood="student-t", **DEEP),
     "DeepGPRegressor fast laplace": lambda: deep_regression(likelihood="laplace", **DEEP),
@@ -469,14 +473,15 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "DeepGP DeepFast": lambda: deep_model(DeepFast(SharedTolerance(0.05), **LAYERS)),
     "DeepGP DeepFast budget": lambda: deep_model(
-        DeepFast(SharedBudget(40), batch_size=50, samples=2, **LAYERS), connected=True
+        DeepFast(SharedBudget(40), batch_size=50, samples=2, **LAYERS), skip_connections=True
     ),
     "DeepGP DeepFast alphas": lambda: deep_model(
         DeepFast(LayerAlphas((0.1, 0.3)), **LAYERS), hidden_mean="identity"
     ),
     "DeepGP DeepThreePhases": lambda: deep_model(DeepThreePhases(0.1, process=20, **LAYERS)),
     "DeepGP DeepThreePhases minibatches": lambda: deep_model(
-        DeepThreePhases((0.1, 0.2), process=20, batch_size=50, draws=3, **LAYERS), connected=True
+        DeepThreePhases((0.1, 0.2), process=20, batch_size=50, draws=3, **LAYERS),
+        skip_connections=True,
     ),
     "LatentVariableGP FastLatent": lambda: latent_model(
         FastLatent(Tolerance(0.02), n_candidates=20, iterations=30)

@@ -79,7 +79,7 @@ class LayersRequest:
     widths: tuple[int, ...] | None
     """Of the hidden layers; None for as many as there are inputs."""
     kernels: tuple[str | Kernel, ...]
-    connected: bool
+    skip_connections: bool
     n_candidates: int
     goal: LayerGoal
     schedule: str
@@ -95,7 +95,7 @@ class LayersRequest:
         layers: Any,
         width: Any,
         kernel: Any,
-        connected: Any,
+        skip_connections: Any,
         alpha: Any,
         tolerance: Any,
         max_cost: Any,
@@ -114,7 +114,7 @@ class LayersRequest:
             layers=L,
             widths=_widths(width, L),
             kernels=_kernels(kernel, L),
-            connected=bool(connected),
+            skip_connections=bool(skip_connections),
             n_candidates=whole("n_candidates", n_candidates),
             goal=_goal(alpha, tolerance, max_cost, L, schedule),
             schedule=schedule,
@@ -147,10 +147,12 @@ class LayersRequest:
             points,
             kernel=kernel,
             widths=(*widths, outputs),
-            connected=self.connected,
+            skip_connections=self.skip_connections,
             hidden_mean=hidden_mean,
         )
-        model = DeepGP(layers, likelihood=likelihood, targets=data.P, connected=self.connected)
+        model = DeepGP(
+            layers, likelihood=likelihood, targets=data.P, skip_connections=self.skip_connections
+        )
         if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
             _lift(model.layers[-1], best_level(likelihood, data), likelihood, data)
         return model
@@ -282,7 +284,7 @@ class DeepEstimator(BaseEstimator, ABC):
     width: int | tuple[int, ...] | None
     kernel: str | Kernel | tuple[str | Kernel, ...]
     hidden_mean: str
-    connected: bool
+    skip_connections: bool
     alpha: str | float | tuple[float, ...]
     tolerance: float
     max_cost: float | None
@@ -308,7 +310,7 @@ class DeepEstimator(BaseEstimator, ABC):
             layers=self.layers,
             width=self.width,
             kernel=self.kernel,
-            connected=self.connected,
+            skip_connections=self.skip_connections,
             alpha=self.alpha,
             tolerance=self.tolerance,
             max_cost=self.max_cost,

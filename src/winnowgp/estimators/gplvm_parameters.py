@@ -23,9 +23,9 @@ from winnowgp.models import (
     SampledLatentGP,
     VariationalGP,
     expected_log_prob,
+    fill_with_observed,
     gaussian_noise,
     has_psi,
-    fill_with_observed,
 )
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (

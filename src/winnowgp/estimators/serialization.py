@@ -49,13 +49,17 @@ _LEFT_OUT = ("on_progress", "checkpoint")
 
 _ARRAYS = ("candidates", "start")
 
+# Parameters that files know by an earlier name.
+_NAMES_IN_FILES = {"skip_connections": "connected"}
+_NAMES_OF_PARAMETERS = {stored: name for name, stored in _NAMES_IN_FILES.items()}
+
 
 def packed_settings(model: BaseEstimator) -> Packed:
     """Constructor arguments. What JSON cannot say is a dictionary of one entry, its kind."""
     found = Packed("Settings")
     for name, value in model.get_params(deep=False).items():
         if name not in _LEFT_OUT:
-            found.about[name] = _packed(name, value, found)
+            found.about[_NAMES_IN_FILES.get(name, name)] = _packed(name, value, found)
     return found
 
 
@@ -63,7 +67,10 @@ def settings_from(found: Packed) -> dict[str, Any]:
     """The way back; lists come back as tuples."""
     if set(found.about) & set(_LEFT_OUT):
         raise ModelFileError("has settings that no winnowgp writes")
-    return {name: _unpacked(name, value, found) for name, value in found.about.items()}
+    return {
+        _NAMES_OF_PARAMETERS.get(name, name): _unpacked(name, value, found)
+        for name, value in found.about.items()
+    }
 
 
 def _packed(name: str, value: Any, into: Packed) -> Any:

@@ -158,15 +158,15 @@ def deep_posterior_from(found: Packed) -> DeepPosterior:
     layers = _layers_from(found)
     likelihood = likelihood_from(found.parts["likelihood"])
     targets = 1 if isinstance(likelihood, SoftmaxLikelihood) else layers[-1].P
-    connected, samples = found.said("connected", bool), found.said("samples", int)
+    skip_connections, samples = found.said("connected", bool), found.said("samples", int)
     if samples > _MOST_SAMPLES:
         raise ModelFileError(f"asks for {samples} samples of each prediction")
     # Made for what it checks.
-    DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
+    DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
     posterior = DeepPosterior(
         layers,
         likelihood=likelihood,
-        connected=connected,
+        skip_connections=skip_connections,
         samples=samples,
         factors=[
             found.parts[f"layer.{number}"].numbers("L", layer.K, layer.K)
@@ -189,7 +189,7 @@ def _model_from(found: Packed) -> DeepGP:
         _layers_from(found),
         likelihood=likelihood_from(found.parts["likelihood"]),
         targets=found.said("targets", int),
-        connected=found.said("connected", bool),
+        skip_connections=found.said("connected", bool),
     )
 
 
@@ -197,7 +197,7 @@ def _packed(kind: str, model: DeepGP | DeepPosterior) -> Packed:
     parts = {f"layer.{n}": _packed_layer(layer) for n, layer in enumerate(model.layers)}
     return Packed(
         kind,
-        {"layers": len(model.layers), "connected": model.connected},
+        {"layers": len(model.layers), "connected": model.skip_connections},
         parts={**parts, "likelihood": packed_likelihood(model.likelihood)},
     )
 

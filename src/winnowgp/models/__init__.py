@@ -1,7 +1,7 @@
 """Models: what has parameters, candidates and data, and can say what any subset is worth."""
 
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.candidates import greedy_variance, chunked_greedy_variance
+from winnowgp.models.candidates import chunked_greedy_variance, greedy_variance
 from winnowgp.models.deep_gp import DeepEvaluation, DeepGP, DeepObjective
 from winnowgp.models.deep_layer import HIDDEN_MEANS, DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
@@ -27,8 +27,8 @@ from winnowgp.models.likelihoods import (
     Prediction,
     check_targets,
     expected_log_prob,
-    latent_functions,
     fill_with_observed,
+    latent_functions,
 )
 from winnowgp.models.posterior import JointPosterior, Posterior, updated_posterior
 from winnowgp.models.sgpr import LEAST_NOISE, CollapsedObjective, SparseGP
@@ -65,17 +65,17 @@ __all__ = [
     "UncollapsedObjective",
     "VariationalGP",
     "check_targets",
+    "chunked_greedy_variance",
     "deep_layers",
     "deep_sites",
     "expected_kernel",
     "expected_log_prob",
+    "fill_with_observed",
     "gaussian_noise",
     "greedy_variance",
     "has_psi",
     "kernel_blocks",
     "latent_functions",
     "layer_sites",
-    "chunked_greedy_variance",
     "updated_posterior",
-    "fill_with_observed",
 ]

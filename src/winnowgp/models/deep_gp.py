@@ -15,7 +15,12 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, Propagation, propagated
 from winnowgp.models.deep_posterior import DeepPosterior
-from winnowgp.models.likelihoods import check_targets, expected_log_prob, latent_functions, copy_likelihood
+from winnowgp.models.likelihoods import (
+    check_targets,
+    copy_likelihood,
+    expected_log_prob,
+    latent_functions,
+)
 from winnowgp.selection import SubsetObjective
 from winnowgp.typing import Masks, Nats, Scalar
 
@@ -39,7 +44,7 @@ class DeepObjective(SubsetObjective):
     noise: Sequence[Tensor]
     scale: float
     """Rows that each row stands for."""
-    connected: bool
+    skip_connections: bool
 
     @property
     def K(self) -> int:
@@ -50,7 +55,7 @@ class DeepObjective(SubsetObjective):
         pairs = zip(self.layers, parts, strict=True)
         points = [layer.subset_points(part) for layer, part in pairs]
         found = propagated(
-            self.layers, points, self.X, noise=self.noise, connected=self.connected
+            self.layers, points, self.X, noise=self.noise, skip_connections=self.skip_connections
         ).last
         nats = self.expected_log_prob(found.mean, found.variance).sum((-2, -1)).mean(-1)
         for used in points:
@@ -85,8 +90,9 @@ class DeepGP(nn.Module):
         layers: from the input to the output; copied. `deep_layers` makes them.
         likelihood: as for `VariationalGP`; copied.
         targets: number of target columns.
-        connected: whether every layer after the first also sees the observed input, after the
-            outputs of the layer before (Duvenaud et al. 2014; the paper's kin8nm model).
+        skip_connections: whether every layer after the first also receives the observed input,
+            after the outputs of the previous layer (Duvenaud et al. 2014; the paper's kin8nm
+            model).
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> from gpytorch.likelihoods import GaussianLikelihood
@@ -108,14 +114,14 @@ class DeepGP(nn.Module):
         *,
         likelihood: Likelihood,
         targets: int = 1,
-        connected: bool = False,
+        skip_connections: bool = False,
     ) -> None:
         super().__init__()
-        _check(layers, latent_functions(likelihood, targets), connected)
+        _check(layers, latent_functions(likelihood, targets), skip_connections)
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers)
         self.likelihood = copy_likelihood(likelihood).to(layers[0].candidates)
         self.targets = targets
-        self.connected = connected
+        self.skip_connections = skip_connections
 
     @property
     def layers(self) -> list[DeepLayer]:
@@ -161,7 +167,9 @@ class DeepGP(nn.Module):
         """The bound for given ε of the hidden layers, and all that was computed on the way."""
         expected = self._expected(data)
         points = [layer.points() for layer in self.layers]
-        passed = propagated(self.layers, points, data.X, noise=noise, connected=self.connected)
+        passed = propagated(
+            self.layers, points, data.X, noise=noise, skip_connections=self.skip_connections
+        )
         nats = expected(passed.last.mean, passed.last.variance)
         scale = 1.0 if total is None else total / data.N
         fit = scale * nats.sum((-2, -1)).mean()
@@ -199,7 +207,7 @@ class DeepGP(nn.Module):
             expected_log_prob=self._expected(data),
             noise=self.noise(data.N, samples, generator) if noise is None else noise,
             scale=1.0 if total is None else total / data.N,
-            connected=self.connected,
+            skip_connections=self.skip_connections,
         )
 
     def noise(self, N: int, samples: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -220,13 +228,19 @@ class DeepGP(nn.Module):
     def with_layers(self, layers: Sequence[DeepLayer]) -> "DeepGP":
         """A new model with the same likelihood and other layers."""
         return DeepGP(
-            layers, likelihood=self.likelihood, targets=self.targets, connected=self.connected
+            layers,
+            likelihood=self.likelihood,
+            targets=self.targets,
+            skip_connections=self.skip_connections,
         )
 
     def posterior(self, *, samples: int = 64) -> DeepPosterior:
         """The predictor; the data are in q(u) already."""
         return DeepPosterior(
-            self.layers, likelihood=self.likelihood, connected=self.connected, samples=samples
+            self.layers,
+            likelihood=self.likelihood,
+            skip_connections=self.skip_connections,
+            samples=samples,
         )
 
     def _expected(self, data: Dataset) -> Callable[[Tensor, Tensor], Tensor]:
@@ -238,16 +252,16 @@ class DeepGP(nn.Module):
         return expected
 
 
-def _check(layers: Sequence[DeepLayer], outputs: int, connected: bool) -> None:
+def _check(layers: Sequence[DeepLayer], outputs: int, skip_connections: bool) -> None:
     if not layers:
         raise InputError("`layers` must hold at least one layer; got none.")
     D = layers[0].D
     for number, (before, after) in enumerate(pairwise(layers), start=2):
-        expected = before.P + D * connected
+        expected = before.P + D * skip_connections
         if expected != after.D:
             raise InputError(
                 f"layer {number} must have {expected} inputs (the {before.P} outputs of the layer "
-                f"before{f' and {D} observed inputs' * connected}); it has {after.D}."
+                f"before{f' and {D} observed inputs' * skip_connections}); it has {after.D}."
             )
     if outputs != layers[-1].P:
         raise InputError(

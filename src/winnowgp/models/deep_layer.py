@@ -175,7 +175,7 @@ def deep_layers(
     *,
     kernel: Callable[[int, int], Kernel],
     widths: Sequence[int],
-    connected: bool = False,
+    skip_connections: bool = False,
     hidden_mean: str = "identity",
     q_scale: float = 1e-3,
 ) -> list[DeepLayer]:
@@ -187,7 +187,7 @@ def deep_layers(
         kernel: makes the kernel of a layer from its number, 0 for the first, and its number of
             inputs.
         widths: number of outputs of each layer, the last that of the likelihood's functions.
-        connected: whether layers after the first also see the input.
+        skip_connections: whether layers after the first also receive the observed input.
         hidden_mean: "identity", or "zero" for hidden functions that are to be pre-trained on the
             targets instead (`training.train_layerwise`).
         q_scale: standard deviation of the whitened q(u) in hidden layers at the start. Started at
@@ -214,7 +214,7 @@ def deep_layers(
         layer.level.requires_grad_(last)
         layers.append(layer)
         inputs, Z = inputs @ slope, Z @ slope
-        if connected:
+        if skip_connections:
             inputs, Z = torch.cat([inputs, X], 1), torch.cat([Z, points], 1)
     return layers
 
@@ -255,10 +255,10 @@ class Propagation:
 
 
 def layer_inputs(
-    hidden: Float[Tensor, "*S N H"], X: Float[Tensor, "N D"], *, connected: bool
+    hidden: Float[Tensor, "*S N H"], X: Float[Tensor, "N D"], *, skip_connections: bool
 ) -> Float[Tensor, "*S N I"]:
-    """What a layer after the first sees: the layer before, and the observed input if connected."""
-    if not connected:
+    """Return the inputs of a later layer: the previous outputs, then X if there are skips."""
+    if not skip_connections:
         return hidden
     return torch.cat([hidden, X.expand(*hidden.shape[:-1], X.shape[-1])], dim=-1)
 
@@ -269,7 +269,7 @@ def propagated(
     X: Float[Tensor, "N D"],
     *,
     noise: Sequence[Tensor],
-    connected: bool,
+    skip_connections: bool,
 ) -> Propagation:
     """T samples of every layer but the last, and q of the last layer's functions given them.
 
@@ -288,6 +288,6 @@ def propagated(
         if number < len(layers) - 1:
             sd = found.variance.clamp_min(_LEAST_VARIANCE).sqrt()
             hidden = found.mean + sd * noise[number]
-            inputs = layer_inputs(hidden, X, connected=connected)
+            inputs = layer_inputs(hidden, X, skip_connections=skip_connections)
             trail.append(inputs)
     return Propagation(trail, outputs)

@@ -39,7 +39,7 @@ class DeepPosterior(nn.Module):
         layers: Sequence[DeepLayer],
         *,
         likelihood: Likelihood,
-        connected: bool,
+        skip_connections: bool,
         samples: int = 64,
         factors: Sequence[Float[Tensor, "_ _"]] | None = None,
     ) -> None:
@@ -48,7 +48,7 @@ class DeepPosterior(nn.Module):
             raise InputError(f"`samples` must be at least 1; got {samples}.")
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers).requires_grad_(False)
         self.likelihood = deepcopy(likelihood).requires_grad_(False)
-        self.connected = connected
+        self.skip_connections = skip_connections
         self.samples = samples
         if factors is None:
             factors = [layer.points().L for layer in self.layers]
@@ -84,7 +84,9 @@ class DeepPosterior(nn.Module):
         if widths:
             nodes = normal_nodes((self.samples + 1) // 2, sum(widths)).to(X)
             noise = nodes[:, None].split(widths, dim=-1)
-        return propagated(layers, self._points(), X, noise=noise, connected=self.connected).last
+        return propagated(
+            layers, self._points(), X, noise=noise, skip_connections=self.skip_connections
+        ).last
 
     def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
         """Mean and variance of each row under the mixture.
@@ -111,7 +113,7 @@ class DeepPosterior(nn.Module):
             axes = sqrt(H) * torch.eye(H, dtype=X.dtype, device=X.device)
             nodes = torch.cat([axes, -axes])[:, None]
             hidden = found.mean + found.variance.sqrt() * nodes
-            inputs = layer_inputs(hidden, X, connected=self.connected)
+            inputs = layer_inputs(hidden, X, skip_connections=self.skip_connections)
             found = _mixed(layer.marginals(inputs, used.over_samples()))
         return observation(self.likelihood, found.mean, found.variance) if observed else found
 

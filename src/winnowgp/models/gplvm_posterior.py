@@ -14,7 +14,12 @@ from winnowgp.bounds import ExpectedKernel, latent_kl, pair_weights
 from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel
-from winnowgp.models.likelihoods import Prediction, check_targets, expected_log_prob, fill_with_observed
+from winnowgp.models.likelihoods import (
+    Prediction,
+    check_targets,
+    expected_log_prob,
+    fill_with_observed,
+)
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quadrature import normal_nodes
 

@@ -38,10 +38,10 @@ from winnowgp.models.base import InducingModel, check_kernel
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import (
     check_targets,
+    copy_likelihood,
     expected_log_prob,
     latent_coupling,
     latent_functions,
-    copy_likelihood,
 )
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import WithGradient, chunked_kernel

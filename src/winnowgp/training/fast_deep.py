@@ -212,7 +212,9 @@ def train_layerwise(
             if last:
                 model.likelihood.load_state_dict(alone.likelihood.state_dict())
         if not last:
-            inputs = layer_inputs(_mean(layer, inputs), data.X, connected=model.connected)
+            inputs = layer_inputs(
+                _mean(layer, inputs), data.X, skip_connections=model.skip_connections
+            )
             if layers[number].candidates.requires_grad:
                 _put(layers[number], place(inputs, layers[number].K, context.generator))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from winnowgp.bounds import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance, chunked_greedy_variance
+from winnowgp.models import LEAST_NOISE, SparseGP, chunked_greedy_variance, greedy_variance
 from winnowgp.models.kernels import prior_variance
 from winnowgp.selection import Frontier, path_frontier, subset_statistics
 

@@ -176,7 +176,9 @@ class SparseGPModel(Model, FantasizeMixin):
             L=q.L,
         )
         return SparseGPModel(
-            JointPosterior(kept, X=process.X, Y=process.Y[..., idcs], noise=process.noise[..., idcs]),
+            JointPosterior(
+                kept, X=process.X, Y=process.Y[..., idcs], noise=process.noise[..., idcs]
+            ),
             inputs=self._x_scaler,
             targets=Standardiser(self.y_shift[idcs], self.y_scale[idcs]),
         )
