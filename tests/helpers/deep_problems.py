@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from winnowgp.data import Dataset
-from winnowgp.models import DeepGP, DeepLayer, deep_layers, expected_log_prob
+from winnowgp.models import DeepGP, DeepLayer, deep_layers
+from winnowgp.models.likelihoods import observation_model
 
 LIKELIHOODS: dict[str, tuple[Likelihood, int]] = {
     "gaussian": (GaussianLikelihood(), 2),
@@ -161,7 +162,10 @@ def dense_bound(
     mean, variance = dense_pass(model, data.X, noise, masks)
     with torch.no_grad():
         pairs = zip(mean, variance, strict=True)
-        nats = [expected_log_prob(model.likelihood, data.Y, m, v).sum() for m, v in pairs]
+        nats = [
+            observation_model(model.likelihood).expected_log_prob(data.Y, m, v).sum()
+            for m, v in pairs
+        ]
     masks = [None] * len(model.layers) if masks is None else masks
     kl = [dense_kl(made, keep) for made, keep in zip(model.layers, masks, strict=True)]
     return scale * torch.stack(nats).mean() - torch.stack(kl).sum()

@@ -19,7 +19,7 @@ from winnowgp.io.components import (
     packed_mean,
 )
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.likelihoods import copy_likelihood, log_density, observation
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
 
 EXP: Any = {"transform": torch.exp, "inv_transform": torch.log}
 SIGMOID: Any = {"transform": torch.sigmoid, "inv_transform": torch.logit}
@@ -105,10 +105,12 @@ def test_a_likelihood_comes_back_as_it_was(name: str) -> None:
     mean, variance = X[:, :F] - 0.3, X[:, :F] + 0.2
     Y = torch.full((7, 1), 0.5 if name == "beta" else 1.0, dtype=torch.float64)
     assert torch.equal(
-        log_density(back, Y, mean, variance), log_density(likelihood, Y, mean, variance)
+        observation_model(back).log_density(Y, mean, variance),
+        observation_model(likelihood).log_density(Y, mean, variance),
     )
     assert torch.equal(
-        observation(back, mean, variance).variance, observation(likelihood, mean, variance).variance
+        observation_model(back).predict(mean, variance).variance,
+        observation_model(likelihood).predict(mean, variance).variance,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from helpers.observation_problems import built
-from winnowgp.models.likelihoods import expected_log_prob, log_density
+from winnowgp.models.likelihoods import observation_model
 
 WIDE = [
     # Count, mean and standard deviation of f, and what a review found for Poisson counts.
@@ -59,11 +59,11 @@ def test_counts_are_integrated_however_wide_the_latent_is(
     log_weight = Normal(0.0, 1.0).log_prob(z) + (z[1] - z[0]).log()
     log_p = log_count(likelihood, y, m + s * z)
     Y, mean, variance = (torch.full((1, 1), v, dtype=torch.float64) for v in (y, m, s**2))
-    density = log_density(likelihood, Y, mean, variance).item()
+    density = observation_model(likelihood).log_density(Y, mean, variance).item()
     assert density == pytest.approx((log_weight + log_p).logsumexp(0).item(), abs=1e-4)
     if known is not None and name == "poisson":
         assert density == pytest.approx(known, abs=5e-3)
-    nats = expected_log_prob(likelihood, Y, mean, variance).item()
+    nats = observation_model(likelihood).expected_log_prob(Y, mean, variance).item()
     assert nats == pytest.approx((log_weight.exp() * log_p).sum().item(), rel=1e-6, abs=1e-9)
 
 
@@ -76,14 +76,15 @@ def test_integrals_of_counts_have_the_slopes_of_central_differences(
     mean, variance = (
         torch.full((1, 1), v, dtype=torch.float64, requires_grad=True) for v in (m, s**2)
     )
-    for call in (expected_log_prob, log_density):
-        slopes = torch.autograd.grad(call(likelihood, Y, mean, variance).sum(), (mean, variance))
+    model = observation_model(likelihood)
+    for call in (model.expected_log_prob, model.log_density):
+        slopes = torch.autograd.grad(call(Y, mean, variance).sum(), (mean, variance))
         for moved, slope in zip((mean, variance), slopes, strict=True):
             h = 1e-4 * moved.abs().item()
             ends = []
             with torch.no_grad():
                 for step in (h, -h):
                     moved += step
-                    ends.append(call(likelihood, Y, mean, variance).item())
+                    ends.append(call(Y, mean, variance).item())
                     moved -= step
             assert slope.item() == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-5, abs=1e-9)

@@ -22,7 +22,7 @@ from helpers.deep_problems import (
 )
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepLayer
-from winnowgp.models.likelihoods import log_density, observation
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.quadrature import normal_nodes
 
 X = 1.3 * normal(6, 2, seed=40)
@@ -74,8 +74,10 @@ def test_observations_and_densities_are_mixtures_too(seen: str) -> None:
     with torch.no_grad():
         # Of softmax each component has fewer nodes than a Gaussian by itself.
         how = {"components": len(pairs)}
-        parts = [observation(model.likelihood, m, v, **how) for m, v in pairs]
-        nats = torch.stack([log_density(model.likelihood, Y, m, v, **how) for m, v in pairs])
+        parts = [observation_model(model.likelihood).predict(m, v, **how) for m, v in pairs]
+        nats = torch.stack(
+            [observation_model(model.likelihood).log_density(Y, m, v, **how) for m, v in pairs]
+        )
     means = torch.stack([part.mean for part in parts])
     squares = torch.stack([part.variance for part in parts]) + means.square()
     found = posterior.predict(X, observed=True)

@@ -12,7 +12,8 @@ from helpers import oracles
 from helpers.deep_problems import deep, dense_marginals, dense_q, normal, rows
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
-from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites, expected_log_prob
+from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites
+from winnowgp.models.likelihoods import observation_model
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -59,7 +60,7 @@ def shifted_fit(
 ) -> Tensor:
     mean, variance = shifted_pass(model, data.X, noise, number, shift)
     with torch.no_grad():
-        nats = expected_log_prob(model.likelihood, data.Y, mean, variance)
+        nats = observation_model(model.likelihood).expected_log_prob(data.Y, mean, variance)
     return nats.sum((-2, -1)).mean()
 
 
@@ -149,7 +150,7 @@ def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
     mean, variance = shifted_pass(model, data.X, noise, -1, torch.zeros(1).double())
     with torch.no_grad():
         up, down = (
-            expected_log_prob(model.likelihood, data.Y, mean, variance + step)
+            observation_model(model.likelihood).expected_log_prob(data.Y, mean, variance + step)
             for step in (1e-5, -1e-5)
         )
     precision = -2 * (up - down) / 2e-5 / 3

@@ -17,14 +17,7 @@ from torch.distributions import Normal
 
 from helpers.observation_problems import MEAN, REAL, VARIANCE, built, on_a_grid
 from winnowgp.errors import InputError
-from winnowgp.models.likelihoods import (
-    check_targets,
-    copy_likelihood,
-    expected_log_prob,
-    latent_functions,
-    log_density,
-    observation,
-)
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
 
 
 class Told(Likelihood):
@@ -65,12 +58,15 @@ class Exponential(GaussianLikelihood):
 @pytest.mark.parametrize("kind", [ToldAll, ToldBell])
 def test_a_likelihood_that_defines_its_expectation_is_believed(kind: type[Likelihood]) -> None:
     ours, gaussian = built(kind()), built(GaussianLikelihood(), noise=0.25)
-    assert latent_functions(ours, 2) == 2
-    check_targets(ours, REAL)
-    for call in (expected_log_prob, log_density):
-        expected = call(gaussian, REAL, MEAN, VARIANCE)
-        torch.testing.assert_close(call(ours, REAL, MEAN, VARIANCE), expected)
-    seen, expected = (observation(one, MEAN, VARIANCE) for one in (ours, gaussian))
+    assert observation_model(ours).num_latents(2) == 2
+    observation_model(ours).check_targets(REAL)
+    for method in ("expected_log_prob", "log_density"):
+        values, expected = (
+            getattr(observation_model(one), method)(REAL, MEAN, VARIANCE)
+            for one in (ours, gaussian)
+        )
+        torch.testing.assert_close(values, expected)
+    seen, expected = (observation_model(one).predict(MEAN, VARIANCE) for one in (ours, gaussian))
     torch.testing.assert_close(seen.mean, expected.mean)
     torch.testing.assert_close(seen.variance, expected.variance)
 
@@ -78,9 +74,9 @@ def test_a_likelihood_that_defines_its_expectation_is_believed(kind: type[Likeli
 def test_what_such_a_likelihood_does_not_say_is_named() -> None:
     ours = built(Told())
     with pytest.raises(InputError, match=r"must define `forward`.*or `log_marginal`; Told has"):
-        log_density(ours, REAL, MEAN, VARIANCE)
+        observation_model(ours).log_density(REAL, MEAN, VARIANCE)
     with pytest.raises(InputError, match=r"must define `forward`.*or `marginal`; Told has"):
-        observation(ours, MEAN, VARIANCE)
+        observation_model(ours).predict(MEAN, VARIANCE)
 
 
 def test_an_expectation_of_another_shape_is_refused() -> None:
@@ -89,14 +85,16 @@ def test_an_expectation_of_another_shape_is_refused() -> None:
             return function_dist.mean.sum(-1)
 
     with pytest.raises(InputError, match=r"`expected_log_prob` of Summed.*\[3, 2\]; got \[3\]"):
-        expected_log_prob(built(Summed()), REAL, MEAN, VARIANCE)
+        observation_model(built(Summed())).expected_log_prob(REAL, MEAN, VARIANCE)
 
 
 def test_a_subclass_of_gaussian_noise_is_not_taken_for_its_parent() -> None:
     ours = built(Exponential(), noise=0.3)
     expected = on_a_grid(lambda f: ours.forward(f).log_prob(REAL))
-    torch.testing.assert_close(expected_log_prob(ours, REAL, MEAN, VARIANCE), expected)
-    seen = observation(ours, MEAN, VARIANCE).mean
+    torch.testing.assert_close(
+        observation_model(ours).expected_log_prob(REAL, MEAN, VARIANCE), expected
+    )
+    seen = observation_model(ours).predict(MEAN, VARIANCE).mean
     torch.testing.assert_close(seen, (MEAN + VARIANCE / 2).exp())
 
 

@@ -23,14 +23,7 @@ from torch.distributions import Normal
 
 from helpers.observation_problems import MEAN, REAL, VARIANCE, built, latents, on_a_grid, softmax
 from winnowgp.errors import InputError
-from winnowgp.models.likelihoods import (
-    check_targets,
-    copy_likelihood,
-    expected_log_prob,
-    latent_functions,
-    log_density,
-    observation,
-)
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
 
 BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
 COUNTS = torch.tensor([[0.0, 3.0], [2.0, 7.0], [1.0, 0.0]], dtype=torch.float64)
@@ -99,7 +92,7 @@ def log_probability(likelihood: Likelihood, Y: Tensor, f: Tensor) -> Tensor:
 def test_expected_log_probabilities_are_the_integrals(name: str) -> None:
     likelihood, Y = ONE_LATENT[name]
     expected = on_a_grid(lambda f: log_probability(likelihood, Y, f))
-    ours = expected_log_prob(likelihood, Y, MEAN, VARIANCE)
+    ours = observation_model(likelihood).expected_log_prob(Y, MEAN, VARIANCE)
     torch.testing.assert_close(ours, expected, rtol=0, atol=EXPECTED_TO.get(name, 1e-9))
 
 
@@ -107,7 +100,7 @@ def test_expected_log_probabilities_are_the_integrals(name: str) -> None:
 def test_densities_are_the_integrals(name: str) -> None:
     likelihood, Y = ONE_LATENT[name]
     expected = on_a_grid(lambda f: log_probability(likelihood, Y, f).exp()).log()
-    ours = log_density(likelihood, Y, MEAN, VARIANCE)
+    ours = observation_model(likelihood).log_density(Y, MEAN, VARIANCE)
     torch.testing.assert_close(ours, expected, rtol=0, atol=DENSITY_TO.get(name, 1e-10))
 
 
@@ -123,16 +116,18 @@ def test_moments_of_an_observation_are_the_integrals(name: str) -> None:
         square = on_a_grid(
             lambda f: likelihood.forward(f).variance + likelihood.forward(f).mean.square()
         )
-    ours = observation(likelihood, MEAN, VARIANCE)
+    ours = observation_model(likelihood).predict(MEAN, VARIANCE)
     torch.testing.assert_close(ours.mean, mean, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(ours.variance, square - mean.square(), rtol=1e-8, atol=1e-8)
 
 
 def test_the_two_classes_of_bernoulli_share_all_probability() -> None:
     likelihood, Y = ONE_LATENT["bernoulli"]
-    one, other = (log_density(likelihood, y, MEAN, VARIANCE).exp() for y in (Y, 1 - Y))
+    one, other = (
+        observation_model(likelihood).log_density(y, MEAN, VARIANCE).exp() for y in (Y, 1 - Y)
+    )
     torch.testing.assert_close(one + other, torch.ones_like(one))
-    probability = observation(likelihood, MEAN, VARIANCE).mean
+    probability = observation_model(likelihood).predict(MEAN, VARIANCE).mean
     torch.testing.assert_close(torch.where(Y == 1, one, other), probability)
 
 
@@ -140,7 +135,7 @@ def test_the_two_classes_of_bernoulli_share_all_probability() -> None:
 def test_counts_share_all_probability(name: str) -> None:
     Y = torch.arange(150, dtype=torch.float64)[:, None].expand(150, 3)
     mean, variance = MEAN[:, 0].expand(150, 3), VARIANCE[:, 0].expand(150, 3)
-    total = log_density(ONE_LATENT[name][0], Y, mean, variance).exp().sum(0)
+    total = observation_model(ONE_LATENT[name][0]).log_density(Y, mean, variance).exp().sum(0)
     torch.testing.assert_close(total, torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
@@ -148,11 +143,14 @@ def test_counts_share_all_probability(name: str) -> None:
 def test_a_batch_of_latents_is_a_loop_and_has_gradients(name: str) -> None:
     likelihood, Y = ONE_LATENT[name]
     mean, variance = torch.stack([MEAN, MEAN.flip(0)]), torch.stack([VARIANCE, 2 * VARIANCE])
-    together = expected_log_prob(likelihood, Y, mean, variance)
-    alone = [expected_log_prob(likelihood, Y, m, v) for m, v in zip(mean, variance, strict=True)]
+    together = observation_model(likelihood).expected_log_prob(Y, mean, variance)
+    alone = [
+        observation_model(likelihood).expected_log_prob(Y, m, v)
+        for m, v in zip(mean, variance, strict=True)
+    ]
     torch.testing.assert_close(together, torch.stack(alone))
     mean, certain = MEAN.clone().requires_grad_(), torch.zeros_like(MEAN).requires_grad_()
-    nats = expected_log_prob(likelihood, Y, mean, certain)
+    nats = observation_model(likelihood).expected_log_prob(Y, mean, certain)
     torch.testing.assert_close(nats, log_probability(likelihood, Y, MEAN), rtol=1e-6, atol=1e-6)
     slopes = torch.autograd.grad(nats.sum(), (mean, certain))
     assert all(torch.isfinite(slope).all() for slope in slopes)
@@ -161,12 +159,12 @@ def test_a_batch_of_latents_is_a_loop_and_has_gradients(name: str) -> None:
 def test_nothing_is_drawn_at_random() -> None:
     likelihood, (mean, variance, Y) = softmax(True), latents(4)
     before = torch.get_rng_state()
-    first = log_density(likelihood, Y, mean, variance)
+    first = observation_model(likelihood).log_density(Y, mean, variance)
     torch.manual_seed(1)
-    assert torch.equal(first, log_density(likelihood, Y, mean, variance))
+    assert torch.equal(first, observation_model(likelihood).log_density(Y, mean, variance))
     torch.set_rng_state(before)
-    observation(likelihood, mean, variance)
-    expected_log_prob(likelihood, Y, mean, variance)
+    observation_model(likelihood).predict(mean, variance)
+    observation_model(likelihood).expected_log_prob(Y, mean, variance)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -177,7 +175,7 @@ def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
     Y, mean, variance = (torch.full((1, 1), x, dtype=torch.float64) for x in (1.0, 0.5, 0.3))
     # Single-precision nodes would keep seven digits of a polynomial.
     expected = Normal(mean, 1.0).log_prob(Y) - variance / 2
-    nats = expected_log_prob(ours, Y, mean, variance)
+    nats = observation_model(ours).expected_log_prob(Y, mean, variance)
     torch.testing.assert_close(nats, expected, rtol=1e-13, atol=0)
     for likelihood in (GaussianLikelihood(), softmax(True)):
         assert copy_likelihood(likelihood) is not likelihood
@@ -197,11 +195,11 @@ def test_other_likelihoods_are_refused_by_name(likelihood: Likelihood) -> None:
 
 
 def test_softmax_has_latents_for_classes_or_features_and_others_for_columns() -> None:
-    assert latent_functions(softmax(False), 1) == 3
-    assert latent_functions(SoftmaxLikelihood(num_features=2, num_classes=5), 1) == 2
-    assert latent_functions(PoissonLikelihood(), 4) == 4
+    assert observation_model(softmax(False)).num_latents(1) == 3
+    assert observation_model(SoftmaxLikelihood(num_features=2, num_classes=5)).num_latents(1) == 2
+    assert observation_model(PoissonLikelihood()).num_latents(4) == 4
     with pytest.raises(InputError, match="one column of class numbers; got 2"):
-        latent_functions(softmax(False), 2)
+        observation_model(softmax(False)).num_latents(2)
 
 
 @pytest.mark.parametrize(
@@ -226,15 +224,15 @@ def test_targets_without_probability_are_named(
 ) -> None:
     good = 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0
     Y = torch.full((4, 1), good, dtype=torch.float64)
-    check_targets(likelihood, Y)
+    observation_model(likelihood).check_targets(Y)
     Y[2] = bad
     with pytest.raises(InputError, match=words):
-        check_targets(likelihood, Y)
+        observation_model(likelihood).check_targets(Y)
 
 
 def test_any_number_is_a_target_of_regression() -> None:
     for name in ("gaussian", "student", "laplace", "own"):
-        check_targets(ONE_LATENT[name][0], REAL)
+        observation_model(ONE_LATENT[name][0]).check_targets(REAL)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1, 0.02])
@@ -246,9 +244,9 @@ def test_densities_much_narrower_than_the_latent_are_exact(likelihood, scale: fl
     for y in (0.0, 0.7, 3.0):
         log_prob = narrow.forward(f).log_prob(torch.tensor(y, dtype=torch.float64))
         Y, mean, variance = (torch.full((1, 1), v, dtype=torch.float64) for v in (y, 0.2, 1.0))
-        expected = expected_log_prob(narrow, Y, mean, variance).item()
+        expected = observation_model(narrow).expected_log_prob(Y, mean, variance).item()
         assert expected == pytest.approx((weight * log_prob).sum().item(), abs=1e-5)
-        density = log_density(narrow, Y, mean, variance).item()
+        density = observation_model(narrow).log_density(Y, mean, variance).item()
         assert density == pytest.approx((weight * log_prob.exp()).sum().log().item(), abs=1e-5)
 
 
@@ -256,10 +254,10 @@ def test_components_of_a_mixture_may_be_rougher() -> None:
     """Sixteen nodes and their reflections each, for 64 components: to 2e-3 in probability."""
     likelihood = softmax(False)
     mean, variance, Y = latents(64)
-    mixture = observation(likelihood, mean, variance).mean.mean(0)
-    rough = observation(likelihood, mean, variance, components=64).mean.mean(0)
+    mixture = observation_model(likelihood).predict(mean, variance).mean.mean(0)
+    rough = observation_model(likelihood).predict(mean, variance, components=64).mean.mean(0)
     assert not torch.equal(rough, mixture)
     torch.testing.assert_close(rough, mixture, rtol=0, atol=2e-3)
-    whole = log_density(likelihood, Y, mean, variance).exp().mean()
-    rough = log_density(likelihood, Y, mean, variance, components=64).exp().mean()
+    whole = observation_model(likelihood).log_density(Y, mean, variance).exp().mean()
+    rough = observation_model(likelihood).log_density(Y, mean, variance, components=64).exp().mean()
     torch.testing.assert_close(rough, whole, rtol=0, atol=2e-3)

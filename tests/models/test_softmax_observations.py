@@ -12,7 +12,7 @@ from torch import Tensor
 from helpers.observation_problems import latents, softmax
 from winnowgp.models import likelihoods as observations
 from winnowgp.models import quadrature as softmax_expectation
-from winnowgp.models.likelihoods import expected_log_prob, latent_coupling, log_density, observation
+from winnowgp.models.likelihoods import observation_model
 
 
 def log_shares(likelihood: SoftmaxLikelihood, mean: Tensor, variance: Tensor, t: int = 30):
@@ -36,13 +36,13 @@ def test_softmax_agrees_with_a_product_of_quadratures(mixing: bool, N: int) -> N
     classes = Y.long().expand(len(log_p), N, 1)
     chosen = log_p.gather(-1, classes)
     expected = torch.einsum("t,tnp->np", weight, chosen)
-    ours = expected_log_prob(likelihood, Y, mean, variance)
+    ours = observation_model(likelihood).expected_log_prob(Y, mean, variance)
     torch.testing.assert_close(ours, expected, rtol=0, atol=0.006)
     density = torch.einsum("t,tnp->np", weight, chosen.exp())
-    ours = log_density(likelihood, Y, mean, variance).exp()
+    ours = observation_model(likelihood).log_density(Y, mean, variance).exp()
     torch.testing.assert_close(ours, density, rtol=0, atol=1e-3)
     p = torch.einsum("t,tnc->nc", weight, log_p.exp())
-    seen = observation(likelihood, mean, variance)
+    seen = observation_model(likelihood).predict(mean, variance)
     torch.testing.assert_close(seen.mean, p, rtol=0, atol=1e-3)
     torch.testing.assert_close(seen.variance, seen.mean * (1 - seen.mean))
 
@@ -56,7 +56,9 @@ def test_softmax_agrees_with_random_draws(mixing: bool, generator: torch.Generat
     if likelihood.mixing_weights is not None:
         f = f @ likelihood.mixing_weights.mT
     draws = f.log_softmax(-1).gather(-1, Y.long().expand(40_000, 3, 1))[..., 0]
-    error = (expected_log_prob(likelihood, Y, mean, variance)[:, 0] - draws.mean(0)).abs()
+    error = (
+        observation_model(likelihood).expected_log_prob(Y, mean, variance)[:, 0] - draws.mean(0)
+    ).abs()
     assert ((error - 0.006).clamp_min(0) < 4 * draws.std(0) / 40_000**0.5).all()
 
 
@@ -64,12 +66,12 @@ def test_softmax_agrees_with_random_draws(mixing: bool, generator: torch.Generat
 def test_the_classes_of_softmax_share_all_probability(mixing: bool) -> None:
     likelihood, (mean, variance, Y) = softmax(mixing), latents(5)
     total = sum(
-        log_density(likelihood, torch.full_like(Y, c), mean, variance).exp()
+        observation_model(likelihood).log_density(torch.full_like(Y, c), mean, variance).exp()
         for c in range(likelihood.num_classes)
     )
     torch.testing.assert_close(total, torch.ones_like(Y))
     torch.testing.assert_close(
-        observation(likelihood, mean, variance).mean.sum(1), torch.ones_like(Y[:, 0])
+        observation_model(likelihood).predict(mean, variance).mean.sum(1), torch.ones_like(Y[:, 0])
     )
 
 
@@ -77,11 +79,14 @@ def test_the_classes_of_softmax_share_all_probability(mixing: bool) -> None:
 def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
     likelihood, (mean, variance, Y) = softmax(mixing), latents(3)
     means, variances = torch.stack([mean, -mean]), torch.stack([variance, 2 * variance])
-    together = expected_log_prob(likelihood, Y, means, variances)
-    alone = [expected_log_prob(likelihood, Y, m, v) for m, v in zip(means, variances, strict=True)]
+    together = observation_model(likelihood).expected_log_prob(Y, means, variances)
+    alone = [
+        observation_model(likelihood).expected_log_prob(Y, m, v)
+        for m, v in zip(means, variances, strict=True)
+    ]
     torch.testing.assert_close(together, torch.stack(alone))
     certain = torch.zeros_like(variance).requires_grad_()
-    nats = expected_log_prob(likelihood, Y, mean, certain)
+    nats = observation_model(likelihood).expected_log_prob(Y, mean, certain)
     log_p, _ = log_shares(likelihood, mean, torch.zeros_like(mean), t=1)
     torch.testing.assert_close(nats, log_p[0].gather(-1, Y.long()))
     assert torch.isfinite(torch.autograd.grad(nats.sum(), certain)[0]).all()
@@ -90,13 +95,13 @@ def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
 @pytest.mark.parametrize("mixing", [False, True])
 def test_the_coupling_of_latents_is_the_negative_second_derivative(mixing: bool) -> None:
     likelihood, (mean, variance, Y) = softmax(mixing), latents(4)
-    ours = latent_coupling(likelihood, mean, variance)
+    ours = observation_model(likelihood).coupling(mean, variance)
     assert ours is not None
     h = 1e-4
 
     def slope(at: Tensor) -> Tensor:
         at = at.clone().requires_grad_()
-        nats = expected_log_prob(likelihood, Y, at, variance).sum()
+        nats = observation_model(likelihood).expected_log_prob(Y, at, variance).sum()
         return torch.autograd.grad(nats, at)[0]
 
     for f in range(3):
@@ -104,24 +109,26 @@ def test_the_coupling_of_latents_is_the_negative_second_derivative(mixing: bool)
         step[:, f] = h
         change = (slope(mean + step) - slope(mean - step)) / (2 * h)
         torch.testing.assert_close(ours[:, f], -change, rtol=1e-5, atol=1e-7)
-    assert latent_coupling(BernoulliLikelihood(), mean, variance) is None
+    assert observation_model(BernoulliLikelihood()).coupling(mean, variance) is None
 
 
 def test_a_class_far_out_of_reach_still_has_a_density() -> None:
     mean = torch.tensor([[800.0, 0.0, 0.0]], dtype=torch.float64)
     Y = torch.tensor([[2.0]], dtype=torch.float64)
     # log E e^(f₂ − f₀) = −800 + ½ (0.1 + 0.1)
-    ours = log_density(softmax(False), Y, mean, torch.full_like(mean, 0.1))
+    ours = observation_model(softmax(False)).log_density(Y, mean, torch.full_like(mean, 0.1))
     torch.testing.assert_close(ours, torch.full_like(Y, -799.9), rtol=0, atol=0.01)
 
 
 def test_classes_a_part_at_a_time_are_the_same_as_all_at_once(monkeypatch) -> None:
     likelihood, (mean, variance, Y) = softmax(True), latents(7)
-    whole = observation(likelihood, mean, variance).mean
-    expected = expected_log_prob(softmax(False), Y, mean, variance)
-    coupling = latent_coupling(softmax(False), mean, variance)
+    whole = observation_model(likelihood).predict(mean, variance).mean
+    expected = observation_model(softmax(False)).expected_log_prob(Y, mean, variance)
+    coupling = observation_model(softmax(False)).coupling(mean, variance)
     monkeypatch.setattr(observations, "_SOFTMAX_NUMBERS", 2 * 4 * 1024)
     monkeypatch.setattr(softmax_expectation, "_NUMBERS", 1)
-    torch.testing.assert_close(observation(likelihood, mean, variance).mean, whole)
-    torch.testing.assert_close(expected_log_prob(softmax(False), Y, mean, variance), expected)
-    torch.testing.assert_close(latent_coupling(softmax(False), mean, variance), coupling)
+    torch.testing.assert_close(observation_model(likelihood).predict(mean, variance).mean, whole)
+    torch.testing.assert_close(
+        observation_model(softmax(False)).expected_log_prob(Y, mean, variance), expected
+    )
+    torch.testing.assert_close(observation_model(softmax(False)).coupling(mean, variance), coupling)

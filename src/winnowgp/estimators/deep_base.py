@@ -33,14 +33,8 @@ from winnowgp.estimators.validation import (
     whole,
 )
 from winnowgp.io import save
-from winnowgp.models import (
-    HIDDEN_MEANS,
-    DeepGP,
-    DeepLayer,
-    Prediction,
-    deep_layers,
-    latent_functions,
-)
+from winnowgp.models import HIDDEN_MEANS, DeepGP, DeepLayer, Prediction, deep_layers
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
     Checkpoint,
     DeepFast,
@@ -339,7 +333,7 @@ class DeepEstimator(BaseEstimator, ABC):
         generator = torch.Generator().manual_seed(seed)
         units = Standardiser.of(rows.X, weights=rows.weights)
         data = replace(rows, X=units.forward(rows.X))
-        outputs = latent_functions(likelihood, data.P)
+        outputs = observation_model(likelihood).num_latents(data.P)
         names = HIDDEN_MEANS if self.hidden_mean == "auto" else (self.hidden_mean,)
         starts = [
             request.model(

@@ -22,11 +22,11 @@ from winnowgp.models import (
     LatentVariableGP,
     SampledLatentGP,
     VariationalGP,
-    expected_log_prob,
     fill_with_observed,
     gaussian_noise,
     has_psi,
 )
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastLatent,
@@ -132,7 +132,9 @@ def _levels(likelihood: Likelihood, table: MaskedMatrix) -> Float[Tensor, " P"]:
     grid = torch.cat([(8 * share - 4)[:, None].expand(-1, table.P), own])
     zero = torch.zeros_like(Y)
     nats = [
-        (expected_log_prob(likelihood, Y, zero + level, zero) * table.observed).sum(0)
+        (
+            observation_model(likelihood).expected_log_prob(Y, zero + level, zero) * table.observed
+        ).sum(0)
         for level in grid
     ]
     best = torch.stack(nats).nan_to_num(-torch.inf).argmax(0)

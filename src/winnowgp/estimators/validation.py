@@ -28,8 +28,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE, check_targets
-from winnowgp.models.likelihoods import is_plain
+from winnowgp.models import LEAST_NOISE
+from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.training import Checkpoint, CheckpointLog, open_checkpoint, warn_not_sharded
 
 # From what users bring to tensors.
@@ -401,7 +401,7 @@ class TargetScaler:
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
             )
         Y = self.columns.forward(Y)
-        check_targets(likelihood, Y)
+        observation_model(likelihood).check_targets(Y)
         return Y
 
     def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:

@@ -35,8 +35,8 @@ from winnowgp.models import (
     SampledPosterior,
     SparseGP,
     VariationalGP,
-    latent_functions,
 )
+from winnowgp.models.likelihoods import observation_model
 
 # How models and their posteriors are packed.
 
@@ -107,7 +107,7 @@ def variational_from(found: Packed) -> VariationalGP:
     likelihood, targets = likelihood_from(found.parts["likelihood"]), found.said("targets", int)
     candidates = found.numbers("candidates", None, None)
     # Before anything of a size that the file merely claims is made.
-    found.numbers("q_mean", len(candidates), latent_functions(likelihood, targets))
+    found.numbers("q_mean", len(candidates), observation_model(likelihood).num_latents(targets))
     model = VariationalGP(
         kernel_from_packed(found.parts["kernel"]),
         candidates,

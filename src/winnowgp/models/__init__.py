@@ -23,13 +23,7 @@ from winnowgp.models.gplvm_posterior import (
     SampledPosterior,
 )
 from winnowgp.models.kernels import KernelBlocks, expected_kernel, has_psi, kernel_blocks
-from winnowgp.models.likelihoods import (
-    Prediction,
-    check_targets,
-    expected_log_prob,
-    fill_with_observed,
-    latent_functions,
-)
+from winnowgp.models.likelihoods import Prediction, fill_with_observed
 from winnowgp.models.posterior import JointPosterior, Posterior, updated_posterior
 from winnowgp.models.sgpr import LEAST_NOISE, CollapsedObjective, SparseGP
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
@@ -64,18 +58,15 @@ __all__ = [
     "SparseGP",
     "UncollapsedObjective",
     "VariationalGP",
-    "check_targets",
     "chunked_greedy_variance",
     "deep_layers",
     "deep_sites",
     "expected_kernel",
-    "expected_log_prob",
     "fill_with_observed",
     "gaussian_noise",
     "greedy_variance",
     "has_psi",
     "kernel_blocks",
-    "latent_functions",
     "layer_sites",
     "updated_posterior",
 ]

@@ -15,12 +15,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, Propagation, propagated
 from winnowgp.models.deep_posterior import DeepPosterior
-from winnowgp.models.likelihoods import (
-    check_targets,
-    copy_likelihood,
-    expected_log_prob,
-    latent_functions,
-)
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
 from winnowgp.selection import SubsetObjective
 from winnowgp.typing import Masks, Nats, Scalar
 
@@ -117,7 +112,7 @@ class DeepGP(nn.Module):
         skip_connections: bool = False,
     ) -> None:
         super().__init__()
-        _check(layers, latent_functions(likelihood, targets), skip_connections)
+        _check(layers, observation_model(likelihood).num_latents(targets), skip_connections)
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers)
         self.likelihood = copy_likelihood(likelihood).to(layers[0].candidates)
         self.targets = targets
@@ -141,7 +136,7 @@ class DeepGP(nn.Module):
                 f"the model was made for {D} inputs and {self.targets} target columns and the data "
                 f"have {data.D} and {data.P}."
             )
-        check_targets(self.likelihood, data.Y)
+        observation_model(self.likelihood).check_targets(data.Y)
 
     def bound(
         self,
@@ -247,7 +242,9 @@ class DeepGP(nn.Module):
         self.check(data)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            return data.weighted(expected_log_prob(self.likelihood, data.Y, mean, variance))
+            return data.weighted(
+                observation_model(self.likelihood).expected_log_prob(data.Y, mean, variance)
+            )
 
         return expected
 

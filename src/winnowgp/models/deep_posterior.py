@@ -13,7 +13,7 @@ from torch.distributions import Normal
 
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, LayerPoints, layer_inputs, propagated
-from winnowgp.models.likelihoods import Prediction, log_density, observation
+from winnowgp.models.likelihoods import Prediction, observation_model
 from winnowgp.models.quadrature import normal_nodes
 
 _BISECTIONS = 60
@@ -115,13 +115,16 @@ class DeepPosterior(nn.Module):
             hidden = found.mean + found.variance.sqrt() * nodes
             inputs = layer_inputs(hidden, X, skip_connections=self.skip_connections)
             found = _mixed(layer.marginals(inputs, used.over_samples()))
-        return observation(self.likelihood, found.mean, found.variance) if observed else found
+        return (
+            observation_model(self.likelihood).predict(found.mean, found.variance)
+            if observed
+            else found
+        )
 
     def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """log p(y) of each row and target under the mixture, in nats."""
         parts = self.components(X)
-        nats = log_density(
-            self.likelihood,
+        nats = observation_model(self.likelihood).log_density(
             Y.repeat(len(parts.mean), 1),
             parts.mean.flatten(0, 1),
             parts.variance.flatten(0, 1),
@@ -155,8 +158,7 @@ class DeepPosterior(nn.Module):
         return _quantiles(Normal(parts.mean, variance.sqrt()), probabilities)
 
     def _observed(self, parts: Prediction) -> Prediction:
-        seen = observation(
-            self.likelihood,
+        seen = observation_model(self.likelihood).predict(
             parts.mean.flatten(0, 1),
             parts.variance.flatten(0, 1),
             components=len(parts.mean),

@@ -34,7 +34,7 @@ from winnowgp.errors import InputError
 from winnowgp.models.base import check_kernel
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
 from winnowgp.models.kernels import expected_kernel, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import check_targets, expected_log_prob, fill_with_observed
+from winnowgp.models.likelihoods import fill_with_observed, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
@@ -445,7 +445,7 @@ class SampledLatentGP(LatentModel):
     ) -> UncollapsedObjective:
         """What is the marginal q(u) of any subset worth, in nats, at one draw of the latents?"""
         self.check(table)
-        check_targets(self.likelihood, fill_with_observed(table))
+        observation_model(self.likelihood).check_targets(fill_with_observed(table))
         part = table if rows is None else table.rows(rows)
         generator = generator or torch.Generator(device=self.candidates.device).manual_seed(0)
         X = self.latents.sample(rows, generator=generator)
@@ -472,7 +472,7 @@ class SampledLatentGP(LatentModel):
         centre, Y = prior_mean(self.function.mean, X), fill_with_observed(part)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            nats = expected_log_prob(self.likelihood, Y, centre + mean, variance)
+            nats = observation_model(self.likelihood).expected_log_prob(Y, centre + mean, variance)
             # Each row's own KL, spread over its entries, is scaled with them.
             return nats * part.observed - kl[:, None] / part.P
 

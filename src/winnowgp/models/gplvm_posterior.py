@@ -14,12 +14,7 @@ from winnowgp.bounds import ExpectedKernel, latent_kl, pair_weights
 from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel
-from winnowgp.models.likelihoods import (
-    Prediction,
-    check_targets,
-    expected_log_prob,
-    fill_with_observed,
-)
+from winnowgp.models.likelihoods import Prediction, fill_with_observed, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quadrature import normal_nodes
 
@@ -167,7 +162,7 @@ class LatentPosterior(nn.Module, ABC):
         variance: Float[Tensor, "N Q"],
     ) -> Float[Tensor, "N P"]:
         """log ∫ p(y | x) q(x) dx of each entry, in nats, by 128 quasi-random places a row."""
-        check_targets(self.function.likelihood, Y)
+        observation_model(self.function.likelihood).check_targets(Y)
         places = nodes_at(mean, variance)
         nats = torch.stack([self.function.log_density(x, Y) for x in places])
         return nats.logsumexp(0) - log(len(places))
@@ -269,7 +264,7 @@ class SampledPosterior(LatentPosterior):
 
     def row_elbo(self, table: MaskedMatrix) -> "SampledRowELBO":
         """What each row of a table is worth as a function of its own q(x)."""
-        check_targets(self.function.likelihood, fill_with_observed(table))
+        observation_model(self.function.likelihood).check_targets(fill_with_observed(table))
         return SampledRowELBO(self.function, fill_with_observed(table), table.observed)
 
 
@@ -311,10 +306,14 @@ class SampledRowELBO(RowELBO):
         columns = []
         for f, v in zip(latent.mean, latent.variance, strict=True):
             size = (self.N, len(f))
-            nats = expected_log_prob(likelihood, self.Y, f.expand(size), v.expand(size))
+            nats = observation_model(likelihood).expected_log_prob(
+                self.Y, f.expand(size), v.expand(size)
+            )
             columns.append((nats * self.observed).sum(1))
         return torch.stack(columns, 1) - latent_kl(mean, variance)
 
     def _nats(self, Y: Tensor, X: Tensor) -> Tensor:
         latent = self.function.predict(X)
-        return expected_log_prob(self.function.likelihood, Y, latent.mean, latent.variance)
+        return observation_model(self.function.likelihood).expected_log_prob(
+            Y, latent.mean, latent.variance
+        )

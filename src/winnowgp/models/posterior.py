@@ -14,7 +14,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 from winnowgp.models.kernels import Cross, covariance, cross_covariance, prior_mean
-from winnowgp.models.likelihoods import Prediction, log_density, observation
+from winnowgp.models.likelihoods import Prediction, observation_model
 
 # What is left of a model once it is fitted: a small, self-contained predictor.
 
@@ -111,7 +111,7 @@ class Posterior(nn.Module):
         parts = [self._latents(rows, cross) for rows in X.split(_ROWS)]
         mean, variance = (torch.cat(part) for part in zip(*parts, strict=True))
         if observed:
-            return observation(self.likelihood, mean, variance)
+            return observation_model(self.likelihood).predict(mean, variance)
         return Prediction(mean, variance)
 
     def covariance(
@@ -149,7 +149,7 @@ class Posterior(nn.Module):
     def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """log p(y) under the predictive distribution of each row and target, in nats."""
         latent = self.predict(X)
-        return log_density(self.likelihood, Y, latent.mean, latent.variance)
+        return observation_model(self.likelihood).log_density(Y, latent.mean, latent.variance)
 
     def _latents(
         self, X: Float[Tensor, "N D"], cross: Cross

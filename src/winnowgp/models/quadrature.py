@@ -5,6 +5,7 @@ from functools import lru_cache
 from math import log, pi, sqrt
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from gpytorch.likelihoods import (
     LaplaceLikelihood,
@@ -18,7 +19,23 @@ from torch.distributions import Normal
 
 from winnowgp.linalg import cholesky, solve_lower
 
-# Points that stand for a Gaussian of several dimensions.
+
+def hermite_nodes(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Gauss-Hermite nodes `[T 1 …]` of N(0, 1), and their weights, which sum to one."""
+    shape = [count] + [1] * like.dim()
+    z, weights = (x.to(like).reshape(shape) for x in _hermite(count))
+    return z, weights
+
+
+@lru_cache
+def _hermite(count: int) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
+    locations, weights = np.polynomial.hermite.hermgauss(count)
+    return torch.from_numpy(sqrt(2) * locations), torch.from_numpy(weights / weights.sum())
+
+
+def standard_deviation(variance: Tensor) -> Tensor:
+    """Return √variance, bounded away from zero, where the square root has no derivative."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
 
 
 @lru_cache(maxsize=16)
@@ -416,7 +433,7 @@ class _SoftmaxExpectation(torch.autograd.Function):
             share, tilt = sums.permute(1, 2, 0)
             chosen = torch.nn.functional.one_hot(classes, mean.shape[1])
             # A variance of zero has a square root without a derivative.
-            curvature = torch.where(variance > 0, -0.5 * tilt / _deviation(variance), 0.0)
+            curvature = torch.where(variance > 0, -0.5 * tilt / standard_deviation(variance), 0.0)
             ctx.save_for_backward(chosen - share, curvature)
         return nats
 
@@ -431,7 +448,7 @@ class _SoftmaxExpectation(torch.autograd.Function):
 
 def _probabilities(mean: Tensor, variance: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """Mean of log Σ_c exp f_tc `[N]`, and p `[C T N]`."""
-    f = torch.bmm(basis.mT, torch.stack([mean.mT, _deviation(variance).mT], 1))
+    f = torch.bmm(basis.mT, torch.stack([mean.mT, standard_deviation(variance).mT], 1))
     top = f.amax(0)
     p = f.sub_(top).exp_()
     total = p.sum(0)
@@ -450,7 +467,3 @@ def _basis(mean: Tensor) -> Tensor:
     """(1, ε_t) of each class and node, `[C 2 T]`: f is a combination of both, by μ and σ."""
     nodes = normal_nodes(SOFTMAX_NODES, mean.shape[1]).to(mean).mT
     return torch.stack([torch.ones_like(nodes), nodes], 1)
-
-
-def _deviation(variance: Tensor) -> Tensor:
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()

@@ -130,7 +130,7 @@ ExpectedLogProb: TypeAlias = Callable[[slice, Tensor, Tensor], Tensor]
 
 """From rows, means and variances `[B P]` of their centred latents to nats, differentiable."""
 
-Coupling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Coupling: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
 
 """From means and variances `[N P]` of all rows to −∂²E/∂μ∂μᵀ, `[N P P]`."""
 

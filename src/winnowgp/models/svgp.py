@@ -9,12 +9,7 @@ from typing import Any, final
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import (
-    LaplaceLikelihood,
-    Likelihood,
-    SoftmaxLikelihood,
-    StudentTLikelihood,
-)
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -36,13 +31,7 @@ from winnowgp.errors import InputError, UnsettledWarning
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import InducingModel, check_kernel
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import (
-    check_targets,
-    copy_likelihood,
-    expected_log_prob,
-    latent_coupling,
-    latent_functions,
-)
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import WithGradient, chunked_kernel
 from winnowgp.models.site_inference import Inferred, inferred
@@ -200,25 +189,24 @@ def _searched(
     start: Sites | None,
 ) -> Inferred:
     centre = prior_mean(mean, data.X).detach()
+    observations = observation_model(likelihood)
+    P = observations.num_latents(data.P)
 
     def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
-        part = data.part(rows)
-        return part.weighted(expected_log_prob(likelihood, part.Y, centre[rows] + m, v))
+        block = data.part(rows)
+        return block.weighted(observations.expected_log_prob(block.Y, centre[rows] + m, v))
 
-    def coupling(m: Tensor, v: Tensor) -> Tensor:
-        H = latent_coupling(likelihood, centre + m, v)
-        assert H is not None
-        return H if data.weights is None else data.weights[:, None, None] * H
+    def coupling(m: Tensor, v: Tensor) -> Tensor | None:
+        H = observations.coupling(centre + m, v)
+        return H if H is None or data.weights is None else data.weights[:, None, None] * H
 
-    P = latent_functions(likelihood, data.P)
-    if start is None and isinstance(likelihood, StudentTLikelihood | LaplaceLikelihood):
-        # As if the noise were Gaussian: seen from the prior, far targets hardly pull.
-        precision = likelihood.noise.detach().reciprocal().expand(data.Y.shape).clone()
-        precision = data.weighted(precision)
+    precision = observations.initial_precision()
+    if start is None and precision is not None:
+        # As if the noise were Gaussian: under the prior q(f), far targets have hardly any gradient.
+        precision = data.weighted(precision.expand(data.Y.shape).clone())
         start = Sites(precision * (data.Y - centre), precision)
-    coupled = coupling if isinstance(likelihood, SoftmaxLikelihood) else None
     return inferred(
-        chunks, expected, P=P, coupling=coupled, start=start, gain=gain * data.observations
+        chunks, expected, P=P, coupling=coupling, start=start, gain=gain * data.observations
     )
 
 
@@ -234,7 +222,7 @@ def _direct_gradient(
         with torch.enable_grad():
             f = prior_mean(mean, data.X[rows]) + found.mean[rows]
             part = data.part(rows)
-            nats = expected_log_prob(likelihood, part.Y, f, found.variance[rows])
+            nats = observation_model(likelihood).expected_log_prob(part.Y, f, found.variance[rows])
             nats = part.weighted(nats).sum()
         parts = torch.autograd.grad(nats, inputs, allow_unused=True)
         for total, part in zip(totals, parts, strict=True):
@@ -288,7 +276,7 @@ class VariationalGP(InducingModel):
         self.likelihood = copy_likelihood(likelihood).to(candidates)
         self.candidates = nn.Parameter(candidates.detach().clone())
         self.targets = targets
-        P = latent_functions(likelihood, targets)
+        P = observation_model(likelihood).num_latents(targets)
         K, like = len(candidates), candidates.detach()
         self.q_mean = nn.Parameter(like.new_zeros(K, P))
         eye = torch.eye(K, dtype=like.dtype, device=like.device)
@@ -306,7 +294,7 @@ class VariationalGP(InducingModel):
                 f"the model was made for {self.targets} target columns and the data have {data.P}; "
                 "say `targets=` when making it."
             )
-        check_targets(self.likelihood, data.in_memory("`VariationalGP`").Y)
+        observation_model(self.likelihood).check_targets(data.in_memory("`VariationalGP`").Y)
 
     def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
         """Uncollapsed lower bound on log p(Y) at this q(u), in nats.
@@ -436,7 +424,9 @@ class VariationalGP(InducingModel):
         centre = prior_mean(self.mean, data.X)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            nats = expected_log_prob(self.likelihood, data.Y, centre + mean, variance)
+            nats = observation_model(self.likelihood).expected_log_prob(
+                data.Y, centre + mean, variance
+            )
             return data.weighted(nats)
 
         return expected

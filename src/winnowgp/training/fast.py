@@ -10,14 +10,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, ProcessGroup, Source, sampled_rows
 from winnowgp.errors import InputError, TrainingError
-from winnowgp.models import (
-    LEAST_NOISE,
-    InducingModel,
-    Model,
-    SparseGP,
-    greedy_variance,
-    latent_functions,
-)
+from winnowgp.models import LEAST_NOISE, InducingModel, Model, SparseGP, greedy_variance
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     Frontier,
@@ -85,7 +79,7 @@ class FastSteps(Generic[Model]):
         self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_held(data, self.sample) else data
         self._given = model.candidates.detach().clone()
-        self._latents = latent_functions(model.likelihood, data.P)
+        self._latents = observation_model(model.likelihood).num_latents(data.P)
 
     @property
     def _process_group(self) -> ProcessGroup:

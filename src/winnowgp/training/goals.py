@@ -11,7 +11,8 @@ import torch
 
 from winnowgp.data import Source
 from winnowgp.errors import InputError
-from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
+from winnowgp.models import InducingModel, Posterior, SparseGP
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.selection import Frontier, strongest_alpha
 
 # What a user can say about how many points they want.
@@ -223,7 +224,7 @@ def measured_predict_us(model: InducingModel, data: Source, M: int) -> float:
     points = some[torch.arange(M, device=some.device) % len(some)]
     # Times do not depend on where the points are, so long as they are apart.
     points = points + torch.linspace(0, 1, M, dtype=points.dtype, device=points.device)[:, None]
-    P = latent_functions(model.likelihood, data.P)
+    P = observation_model(model.likelihood).num_latents(data.P)
     eye = torch.eye(M, dtype=points.dtype, device=points.device)
     # Only the collapsed model has one covariance for all its outputs.
     posterior = Posterior(

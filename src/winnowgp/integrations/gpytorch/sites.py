@@ -31,7 +31,7 @@ from winnowgp.integrations.gpytorch.strategies import (
     inducing_strategies,
 )
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
-from winnowgp.models import expected_log_prob
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.selection import DataRoot, Roots, SearchObjective, SubsetStatistics, SummedStatistics
 
 # Every function of a strategy as Gaussian regression on what the bound asks of it.
@@ -325,7 +325,11 @@ class Evidence:
         if isinstance(self.likelihood, SoftmaxLikelihood):
             # By fixed nodes, where GPyTorch draws ten samples.
             labels = y.to(output.mean.dtype)[:, None]
-            return expected_log_prob(self.likelihood, labels, output.mean, output.variance).sum()
+            return (
+                observation_model(self.likelihood)
+                .expected_log_prob(labels, output.mean, output.variance)
+                .sum()
+            )
         with settings.num_likelihood_samples(_LIKELIHOOD_SAMPLES):
             return self.likelihood.expected_log_prob(y, output).sum()
 
