@@ -73,5 +73,5 @@ def test_however_rough_the_step_is_of_the_form_that_sites_have(
 ) -> None:
     monkeypatch.setattr(mean_step_module, "_PRECISE", precise)
     V, step = step_of(coupled, 4)
-    torch.testing.assert_close(step.q_mean, V @ step.pull, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(step.q_mean, V @ step.alpha, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(step.mean, V.mT @ step.q_mean, rtol=1e-9, atol=1e-9)

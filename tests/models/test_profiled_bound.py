@@ -44,7 +44,7 @@ PROFILED = {
 def test_the_gradient_of_the_profile_is_that_of_central_differences(
     case: str, kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variational_gp, "CLIMBING", 1e-13)
+    monkeypatch.setattr(variational_gp, "TRAINING_GAIN", 1e-13)
     gp, data = built(case, K=3, kernel=kernel())
     bound = gp.chunked_bound(data)
     bound().backward()
@@ -84,7 +84,7 @@ def test_an_optimiser_that_moves_gets_the_values_of_one_that_does_not() -> None:
 def test_an_optimiser_that_moves_gets_the_gradient_of_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(variational_gp, "CLIMBING", 1e-13)
+    monkeypatch.setattr(variational_gp, "TRAINING_GAIN", 1e-13)
     gp, data = built("bernoulli")
     moving = gp.chunked_bound(data)
     moving()
@@ -118,7 +118,7 @@ def test_with_every_row_a_point_the_bound_is_the_best_of_all_gaussians(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two rows: a maximum over mean and covariance, with expectations on a grid."""
-    monkeypatch.setattr(variational_gp, "WARMING", 1e-9)
+    monkeypatch.setattr(variational_gp, "INITIAL_GAIN", 1e-9)
     gp, data = two_rows()
     K, sign = prior(gp, data)
     z = np.linspace(-9, 9, 4001)

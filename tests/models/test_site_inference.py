@@ -14,7 +14,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.distributions import Normal
 
-import winnowgp.models.svgp as profiled_bound
+import winnowgp.models.svgp as svgp
 from helpers.site_problems import CASES, N, built, regression
 from winnowgp.bounds import RowBlocks, Sites, WhitenedChunks
 from winnowgp.data import Dataset
@@ -22,8 +22,8 @@ from winnowgp.errors import NotPositiveDefiniteError, UnsettledWarning
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP
 from winnowgp.models.sgpr import chunked_kernel
-from winnowgp.models.site_inference import inferred
-from winnowgp.models.svgp import SETTLED, best_q
+from winnowgp.models.site_inference import infer_sites
+from winnowgp.models.svgp import FINAL_GAIN, best_q
 
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -111,7 +111,7 @@ def whitened(
 def found(case: str, **arguments):
     gp, data = built(case)
     chunks = whitened(gp, data, **arguments)
-    return best_q(chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
+    return best_q(chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN)
 
 
 @cases
@@ -125,8 +125,8 @@ def test_chunks_change_the_way_but_not_the_end(case: str) -> None:
 @cases
 def test_at_the_end_the_likelihood_asks_for_the_sites_it_has(case: str) -> None:
     at = found(case)
-    torch.testing.assert_close(at.better.precision, at.sites.precision, rtol=0, atol=1e-4)
-    torch.testing.assert_close(at.better.linear, at.sites.linear, rtol=0, atol=1e-4)
+    torch.testing.assert_close(at.implied.precision, at.sites.precision, rtol=0, atol=1e-4)
+    torch.testing.assert_close(at.implied.linear, at.sites.linear, rtol=0, atol=1e-4)
     # The bound is the evidence of the sites and what is left, which statistics add.
     assert at.sums.evidence().item() + at.constant() == pytest.approx(at.bound, abs=1e-9)
 
@@ -165,7 +165,7 @@ def test_starting_sites_without_a_covariance_are_forgotten() -> None:
             data,
             mean=gp.mean,
             likelihood=gp.likelihood,
-            gain=SETTLED,
+            gain=FINAL_GAIN,
             start=Sites(bad, bad),
         )
     assert at.bound == pytest.approx(gp.fixed_bound(data), abs=1e-7)
@@ -176,7 +176,9 @@ def test_a_likelihood_without_finite_slopes_is_an_error() -> None:
     with torch.no_grad():
         chunks = whitened(gp, data)
     with pytest.raises(NotPositiveDefiniteError):
-        inferred(chunks, lambda rows, mean, variance: (0 * mean * variance).sqrt(), P=1, gain=1e-6)
+        infer_sites(
+            chunks, lambda rows, mean, variance: (0 * mean * variance).sqrt(), P=1, gain=1e-6
+        )
 
 
 class Rough(PoissonLikelihood):
@@ -219,17 +221,17 @@ def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
     gp, data, near = large_counts(level, every, likelihood)
     with torch.no_grad():
         chunks = whitened(gp, data)
-        search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
+        search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN)
         far, close = search(), search(start=near)
-    assert far.settled
-    assert close.settled
+    assert far.converged
+    assert close.converged
     assert far.bound == pytest.approx(close.bound, rel=1e-8)
 
 
 def test_a_search_that_runs_out_of_rounds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
-    monkeypatch.setattr(profiled_bound, "inferred", partial(inferred, most=2))
-    with pytest.warns(UnsettledWarning, match=r"the best q\(u\) was not found.*kernel variance"):
+    monkeypatch.setattr(svgp, "infer_sites", partial(infer_sites, max_rounds=2))
+    with pytest.warns(UnsettledWarning, match=r"has not converged.*kernel variance"):
         gp.fixed_bound(data)
     # An optimiser on its way does not.
     gp.chunked_bound(data)()

@@ -375,7 +375,7 @@ def test_bad_arguments_are_named() -> None:
         VariationalGP(RBFKernel(batch_shape=torch.Size([2])), Z, likelihood=BernoulliLikelihood())
     with pytest.raises(InputError, match="one column of class numbers"):
         VariationalGP(RBFKernel(), Z, likelihood=SEEN["softmax"][0], targets=2)
-    with pytest.raises(InputError, match="tighter bound is for Gaussian noise"):
+    with pytest.raises(InputError, match="`tighter` needs Gaussian noise"):
         model().chunked_bound(rows, tighter=True)
 
 
@@ -393,7 +393,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS.keys())
 def test_data_that_do_not_fit_are_refused_by_every_question(ask) -> None:
     rows = data()
-    with pytest.raises(InputError, match="made for 1 target columns and the data have 2"):
+    with pytest.raises(InputError, match="has 1 target columns and the data have 2"):
         ask(model(), Dataset.of(rows.X, rows.Y.repeat(1, 2)))
     with pytest.raises(InputError, match="must be 0 or 1; got 2"):
         ask(model(), Dataset.of(rows.X, rows.Y + 1))
