@@ -24,8 +24,7 @@ from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
-from winnowgp.models import kernel_blocks
-from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks
+from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks, kernel_blocks
 from winnowgp.selection import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}

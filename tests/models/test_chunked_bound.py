@@ -15,8 +15,14 @@ from winnowgp.bounds import (
     two_pass_bound,
 )
 from winnowgp.data import Dataset
-from winnowgp.models import SparseGP, kernel_blocks
-from winnowgp.models.kernels import AutogradMean, ScaledRBFChunks, is_scaled_rbf, prior_mean
+from winnowgp.models import SparseGP
+from winnowgp.models.kernels import (
+    AutogradMean,
+    ScaledRBFChunks,
+    is_scaled_rbf,
+    kernel_blocks,
+    prior_mean,
+)
 
 KERNELS = {
     "rbf": lambda: ScaleKernel(RBFKernel()),

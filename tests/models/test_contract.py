@@ -7,7 +7,8 @@ from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, SoftmaxLikelih
 
 from helpers.problems import problem
 from winnowgp.data import Dataset
-from winnowgp.models import InducingModel, SparseGP, VariationalGP
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.base import InducingModel
 from winnowgp.selection import MarginalGainObjective, RelaxedObjective, SubsetObjective
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from helpers.deep_problems import deep, dense_bound, rows
 from winnowgp.data import Dataset
 from winnowgp.gradients import Enumeration, ScoreFunction, all_masks
-from winnowgp.models import DeepGP, DeepObjective
+from winnowgp.models import DeepGP
+from winnowgp.models.deep_gp import DeepObjective
 from winnowgp.point_processes import Bernoulli
 
 

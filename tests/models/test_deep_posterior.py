@@ -228,7 +228,7 @@ def test_bad_probabilities_and_noise_without_quantiles_are_named() -> None:
         with pytest.raises(InputError, match=r"`probabilities` must lie strictly between 0 and 1"):
             posterior.quantiles(X, torch.tensor(bad, dtype=torch.float64))
     student = deep("student").posterior()
-    with pytest.raises(InputError, match=r"not StudentTLikelihood.*`observed=False`"):
+    with pytest.raises(InputError, match=r"has a StudentTLikelihood.*`observed=False`"):
         student.quantiles(X, PROBABILITIES)
     assert student.quantiles(X, PROBABILITIES, observed=False).shape == (6, 6, 1)
 

@@ -12,7 +12,8 @@ from helpers import oracles
 from helpers.deep_problems import deep, dense_marginals, dense_q, normal, rows
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
-from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites
+from winnowgp.models import DeepGP, DeepLayer
+from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.models.likelihoods import observation_model
 
 

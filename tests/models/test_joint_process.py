@@ -76,7 +76,7 @@ def test_observed_rows_count_as_in_a_joint_normal(kernel, own_factors: bool, q: 
     posterior = fitted(kernel, own_factors=own_factors)
     seen, Y = 2 * draw(3, 5, 2, seed=8), draw(4, 3, 5, 2, seed=9)
     noise = 0.05 + draw(3, 5, 2, seed=10).square()
-    process = JointPosterior(posterior).conditioned(seen, Y, noise=noise)
+    process = JointPosterior(posterior).condition_on(seen, Y, noise=noise)
     assert process.batch_shape == (4, 3)
     X = 2 * draw(4, 3, q, 2, seed=11)
     mean, cov = process(X)
@@ -93,9 +93,9 @@ def test_observed_rows_count_as_in_a_joint_normal(kernel, own_factors: bool, q: 
 def test_conditioning_twice_is_conditioning_on_both() -> None:
     process = JointPosterior(fitted(KERNELS["matern"]))
     X, Y, noise = draw(5, 2, seed=8), draw(5, 2, seed=9), torch.full((5, 2), 0.2).double()
-    once = process.conditioned(X, Y, noise=noise)
-    first = process.conditioned(X[:2], Y[:2], noise=noise[:2])
-    twice = first.conditioned(X[2:], Y[2:], noise=noise[2:])
+    once = process.condition_on(X, Y, noise=noise)
+    first = process.condition_on(X[:2], Y[:2], noise=noise[:2])
+    twice = first.condition_on(X[2:], Y[2:], noise=noise[2:])
     T = draw(3, 4, 2, seed=12)
     for one, two in zip(once(T), twice(T), strict=True):
         torch.testing.assert_close(one, two)
@@ -103,7 +103,7 @@ def test_conditioning_twice_is_conditioning_on_both() -> None:
 
 def test_nothing_observed_in_batches_is_the_process_in_batches() -> None:
     process = JointPosterior(fitted(KERNELS["rbf"]))
-    empty = process.conditioned(draw(0, 2), draw(7, 0, 2), noise=draw(0, 2))
+    empty = process.condition_on(draw(0, 2), draw(7, 0, 2), noise=draw(0, 2))
     assert empty.batch_shape == (7,)
     T = draw(4, 2, seed=12)
     mean, cov = empty(T)
@@ -124,7 +124,7 @@ def test_gradients_reach_new_rows_observed_rows_and_observations() -> None:
 
 def test_it_follows_its_parts_to_another_dtype() -> None:
     noise = torch.full((5, 2), 0.2).double()
-    process = JointPosterior(fitted(KERNELS["rbf"])).conditioned(
+    process = JointPosterior(fitted(KERNELS["rbf"])).condition_on(
         draw(5, 2), draw(5, 2), noise=noise
     )
     T = draw(3, 2, seed=4)

@@ -5,7 +5,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from helpers.latent_problems import latent
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, NotPositiveDefiniteError
-from winnowgp.models import LatentVariableGP, expected_kernel
+from winnowgp.models import LatentVariableGP
+from winnowgp.models.kernels import expected_kernel
 
 NOISES = [0.3, torch.tensor([0.3, 0.1, 0.9], dtype=torch.float64)]
 noises = pytest.mark.parametrize("noise", NOISES, ids=["shared", "a column"])

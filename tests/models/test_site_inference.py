@@ -221,7 +221,9 @@ def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
     gp, data, near = large_counts(level, every, likelihood)
     with torch.no_grad():
         chunks = whitened(gp, data)
-        search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN)
+        search = partial(
+            best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN
+        )
         far, close = search(), search(start=near)
     assert far.converged
     assert close.converged

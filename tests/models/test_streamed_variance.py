@@ -7,7 +7,8 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel
 from torch import Tensor
 
-from winnowgp.models import chunked_greedy_variance, greedy_variance
+from winnowgp.models import greedy_variance
+from winnowgp.models.candidates import chunked_greedy_variance
 
 
 def rows(N: int, seed: int = 0) -> Tensor:

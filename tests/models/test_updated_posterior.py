@@ -9,7 +9,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import Posterior, SparseGP, updated_posterior
+from winnowgp.models import Posterior, SparseGP
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -30,7 +30,7 @@ def model(P: int = 2) -> tuple[SparseGP, Dataset, Dataset]:
 def test_it_is_the_fit_of_all_rows(P: int) -> None:
     made, first, more = model(P)
     together = Dataset(torch.cat([first.X, more.X]), torch.cat([first.Y, more.Y]))
-    found = updated_posterior(made.posterior(first), more)
+    found = made.posterior(first).condition_on(more)
     # K_*u (K_uu + K_uf K_fu/σ²)⁻¹ K_uf (y − mean)/σ², and the covariance likewise, by dense solves.
     T, s2 = 3 * draw(9, 2, seed=5), made.noise.detach()
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_each_output_may_have_a_covariance_of_its_own() -> None:
         q_mean=draw(M, 2, seed=4),
         q_factor=factors,
     )
-    found = updated_posterior(q, more)
+    found = q.condition_on(more)
     V = torch.linalg.solve(q.L, q.kernel(q.Z, more.X).to_dense())
     for p in range(2):
         prior = factors[p] @ factors[p].mT
@@ -72,9 +72,9 @@ def test_each_output_may_have_a_covariance_of_its_own() -> None:
 
 def test_in_two_steps_as_in_one() -> None:
     made, first, more = model(1)
-    whole = updated_posterior(made.posterior(first), more)
-    half = updated_posterior(made.posterior(first), Dataset(more.X[:4], more.Y[:4]))
-    steps = updated_posterior(half, Dataset(more.X[4:], more.Y[4:]))
+    whole = made.posterior(first).condition_on(more)
+    half = made.posterior(first).condition_on(Dataset(more.X[:4], more.Y[:4]))
+    steps = half.condition_on(Dataset(more.X[4:], more.Y[4:]))
     torch.testing.assert_close(whole.q_mean, steps.q_mean)
     torch.testing.assert_close(whole.gain.abs().sum(), steps.gain.abs().sum())
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_updated_says_so() -> None:
     made, first, more = model(1)
     q = made.posterior(first)
     with pytest.raises(InputError, match="must have 1 target columns; got 2"):
-        updated_posterior(q, Dataset(more.X, more.Y.expand(-1, 2)))
+        q.condition_on(Dataset(more.X, more.Y.expand(-1, 2)))
     counts = Posterior(
         RBFKernel().double(),
         q.Z,
@@ -93,5 +93,5 @@ def test_what_cannot_be_updated_says_so() -> None:
         q_factor=q.q_factor,
     )
     with pytest.raises(InputError, match="PoissonLikelihood"):
-        updated_posterior(counts, more)
+        counts.condition_on(more)
     assert isinstance(q.likelihood, GaussianLikelihood)

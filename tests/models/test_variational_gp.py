@@ -22,8 +22,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.models import VariationalGP, kernel_blocks
-from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.models import VariationalGP
+from winnowgp.models.kernels import covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import observation_model
 
 SEEN: dict[str, tuple[Likelihood, int]] = {

@@ -21,7 +21,9 @@ from torch.distributions import Normal
 from helpers.oracles import collapsed, log_normal, tighter
 from helpers.problems import problem
 from winnowgp.data import Dataset
-from winnowgp.models import DeepGP, DeepLayer, InducingModel, SparseGP, VariationalGP, deep_sites
+from winnowgp.models import DeepGP, DeepLayer, SparseGP, VariationalGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.typing import Scalar
 

@@ -35,7 +35,8 @@ from winnowgp import (
     VariationalGP,
     fit_table,
 )
-from winnowgp.models import Latents, SampledLatentGP, deep_layers, gaussian_noise
+from winnowgp.models import Latents, SampledLatentGP, deep_layers
+from winnowgp.models.gplvm import gaussian_noise
 
 N = 40
 X = rows(N, 2, seed=0)

@@ -73,7 +73,8 @@ from winnowgp import (
 )
 from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shared
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction
-from winnowgp.models import SampledLatentGP, deep_layers, gaussian_noise
+from winnowgp.models import SampledLatentGP, deep_layers
+from winnowgp.models.gplvm import gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     DeepFast,

@@ -8,7 +8,7 @@ import torch
 
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
-from winnowgp.models import deep_sites
+from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import (
     DeepFast,
     DeepFit,

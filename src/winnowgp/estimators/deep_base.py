@@ -33,7 +33,8 @@ from winnowgp.estimators.validation import (
     whole,
 )
 from winnowgp.io import save
-from winnowgp.models import HIDDEN_MEANS, DeepGP, DeepLayer, Prediction, deep_layers
+from winnowgp.models import DeepGP, DeepLayer, Prediction, deep_layers
+from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
     Checkpoint,

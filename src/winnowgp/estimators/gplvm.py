@@ -31,7 +31,7 @@ from winnowgp.estimators.validation import (
     varying_columns,
 )
 from winnowgp.io import save
-from winnowgp.models import fill_with_observed
+from winnowgp.models.likelihoods import fill_with_observed
 from winnowgp.training import (
     LatentFit,
     OnProgress,

@@ -59,7 +59,7 @@ def packed_settings(model: BaseEstimator) -> Packed:
     found = Packed("Settings")
     for name, value in model.get_params(deep=False).items():
         if name not in _LEFT_OUT:
-            found.about[_NAMES_IN_FILES.get(name, name)] = _packed(name, value, found)
+            found.about[_NAMES_IN_FILES.get(str(name), str(name))] = _packed(name, value, found)
     return found
 
 

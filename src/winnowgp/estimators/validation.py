@@ -28,8 +28,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE
 from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.training import Checkpoint, CheckpointLog, open_checkpoint, warn_not_sharded
 
 # From what users bring to tensors.

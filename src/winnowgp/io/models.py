@@ -24,18 +24,17 @@ from winnowgp.models import (
     DeepGP,
     DeepLayer,
     DeepPosterior,
-    ExpectedPosterior,
-    InducingModel,
-    LatentModel,
     LatentPosterior,
     Latents,
     LatentVariableGP,
     Posterior,
     SampledLatentGP,
-    SampledPosterior,
     SparseGP,
     VariationalGP,
 )
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.gplvm_posterior import ExpectedPosterior, SampledPosterior
 from winnowgp.models.likelihoods import observation_model
 
 # How models and their posteriors are packed.

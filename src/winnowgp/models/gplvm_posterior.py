@@ -1,4 +1,4 @@
-"""Posteriors of the GP-LVM and the bound of a new row."""
+"""Posteriors of latent-variable models, and the ELBO of a row as a function of its q(x)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -18,13 +18,16 @@ from winnowgp.models.likelihoods import Prediction, fill_with_observed, observat
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quadrature import normal_nodes
 
-# Rows of a table, each as a function of its own place in latent space.
+# Quasi-random nodes for integrals over q(x); each is used with its reflection. Fewer while the
+# latent position of a row is inferred.
+NODES, INFERENCE_NODES = 64, 8
 
 
 class RowELBO(ABC):
-    """A lower bound on log p(y_i) of each row's observed entries, given the functions.
+    """Lower bounds on log p(y_i) of the observed entries of each row, as functions of q(x_i).
 
-    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, as a function of q(x_i).
+    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, with the functions held.
+    Maximising it infers the latent position of a row.
     """
 
     @property
@@ -34,37 +37,37 @@ class RowELBO(ABC):
 
     @abstractmethod
     def of(self, rows: Int[Tensor, " B"]) -> "RowELBO":
-        """Some of the rows."""
+        """Return the bounds of some of the rows."""
 
     @abstractmethod
     def __call__(
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
     ) -> Float[Tensor, " B"]:
-        """Nats of some rows at these places, differentiable in them."""
+        """Return the nats of some rows at these q(x), differentiable in them."""
 
     @abstractmethod
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """Nats of every row at each of J places."""
+        """Return the nats of every row at each of J q(x)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ExpectedRowELBO(RowELBO):
-    """Rows with Gaussian noise, by psi statistics.
+    """Row ELBOs with Gaussian noise, by psi statistics.
 
         Σ_p E log N(y_ip | f_p(x_i), σ_p²) − KL[q(x_i) ‖ N(0, I)]
           = constant_i + ⟨first_i, ψ1_i⟩ − ½ (precision_i ψ0_i + ⟨second_i, Ψ2_i⟩) − KL_i
 
-    At a training row's own q(x_i) its gradient is that of the model's bound, since q(u) is the best
-    one there. Rows with the same entries observed share `second`.
+    At the q(x_i) of a training row the gradient is that of the model's bound, since q(u) is optimal
+    there. Rows with the same observed entries share `second`.
 
     Attributes:
-        constant: −½ Σ_p [log 2πσ_p² + y_ip²/σ_p²] over what is observed.
+        constant: −½ Σ_p [log 2πσ_p² + y_ip²/σ_p²] over observed entries.
         first: Σ_p (y_ip/σ_p²) a_p.
-        second: Σ_p A_p/σ_p² for each of H patterns, by pairs of points.
-        pattern: which of them each row has.
+        second: Σ_p A_p/σ_p² for each of H patterns of observed entries, by pairs of points.
+        pattern: index of the pattern of each row.
         precision: Σ_p 1/σ_p².
     """
 
@@ -82,7 +85,7 @@ class ExpectedRowELBO(RowELBO):
         return len(self.constant)
 
     def of(self, rows: Int[Tensor, " B"]) -> "ExpectedRowELBO":
-        """Some of the rows."""
+        """Return the bounds of some of the rows."""
         return replace(
             self,
             constant=self.constant[rows],
@@ -94,7 +97,7 @@ class ExpectedRowELBO(RowELBO):
     def __call__(
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
     ) -> Float[Tensor, " B"]:
-        """Nats of some rows at these places, differentiable in them; O(M²) a row."""
+        """Return the nats of some rows at these q(x), differentiable; O(M²) per row."""
         psi1 = self.kernel.psi1(mean, variance, Z=self.Z)
         psi2 = self.kernel.psi2_rows(mean, variance, Z=self.Z)
         linear = (self.first[rows] * psi1.mT).sum(1)
@@ -106,22 +109,15 @@ class ExpectedRowELBO(RowELBO):
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """Nats of every row at each of J places; O(N M J) where rows share their patterns."""
+        """Return the nats of every row at each of J q(x); O(N M J) if rows share patterns."""
         linear = self.first @ self.kernel.psi1(mean, variance, Z=self.Z)
         square = (self.second @ self.kernel.psi2_rows(mean, variance, Z=self.Z).mT)[self.pattern]
         square = square + self.precision[:, None] * self.kernel.psi0(mean, variance)
         return self.constant[:, None] + linear - 0.5 * square - latent_kl(mean, variance)
 
 
-# A fitted latent-variable model, asked about rows whose place is uncertain.
-
-
-# Quasi-random nodes for integrals over a place; each counts twice, as itself and reflected.
-NODES = 64
-
-
 class LatentPosterior(nn.Module, ABC):
-    """q(f) of a latent-variable model, averaged over q(x).
+    """q(f) of a latent-variable model, integrated over q(x).
 
     Args:
         function: q(f) given the inputs.
@@ -144,15 +140,15 @@ class LatentPosterior(nn.Module, ABC):
         *,
         observed: bool = False,
     ) -> Prediction:
-        """Mean and variance of the functions where x ~ N(mean, diag variance).
+        """Return mean and variance of the functions at x ~ N(mean, diag variance).
 
         Args:
-            observed: whether they are those of an entry, noise included.
+            observed: whether to predict an entry of the table, with noise.
         """
 
     @abstractmethod
     def row_elbo(self, table: MaskedMatrix) -> RowELBO:
-        """What each row of a table is worth as a function of its own q(x)."""
+        """Return the ELBO of each row of a table as a function of its q(x)."""
 
     @torch.no_grad()
     def log_density(
@@ -161,26 +157,23 @@ class LatentPosterior(nn.Module, ABC):
         mean: Float[Tensor, "N Q"],
         variance: Float[Tensor, "N Q"],
     ) -> Float[Tensor, "N P"]:
-        """log ∫ p(y | x) q(x) dx of each entry, in nats, by 128 quasi-random places a row."""
+        """Return log ∫ p(y | x) q(x) dx of each entry in nats, by 128 quasi-random nodes."""
         observation_model(self.function.likelihood).check_targets(Y)
-        places = nodes_at(mean, variance)
-        nats = torch.stack([self.function.log_density(x, Y) for x in places])
-        return nats.logsumexp(0) - log(len(places))
+        nodes = nodes_at(mean, variance)
+        nats = torch.stack([self.function.log_density(x, Y) for x in nodes])
+        return nats.logsumexp(0) - log(len(nodes))
 
 
 def nodes_at(
     mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"], count: int = NODES
 ) -> Float[Tensor, "T N Q"]:
-    """Places of equal weight under q(x) of each row, the same standard ones for every row."""
+    """Return nodes of equal weight under q(x) of each row, from the same standard nodes."""
     return mean + variance.sqrt() * normal_nodes(count, mean.shape[1]).to(mean)[:, None]
-
-
-# Predictions at uncertain inputs in closed form, for Gaussian noise and kernels with averages.
 
 
 @final
 class ExpectedPosterior(LatentPosterior):
-    """q(f) of a Gaussian latent-variable model, averaged over q(x) by psi statistics.
+    """q(f) of a GP-LVM with Gaussian noise, integrated over q(x) by psi statistics.
 
     With a_p = L⁻ᵀ m_p and A_p = a_p a_pᵀ + L⁻ᵀ (F_p F_pᵀ − I) L⁻¹, an input x ~ N(μ, diag s) has
 
@@ -211,7 +204,7 @@ class ExpectedPosterior(LatentPosterior):
         *,
         observed: bool = False,
     ) -> Prediction:
-        """Mean and variance of the functions at uncertain inputs; O(P M²) a row."""
+        """Return mean and variance at x ~ N(mean, diag variance); O(P M²) per row."""
         kernel, Z = expected_kernel(self.function.kernel, self.Q), self.function.Z
         first = kernel.psi1(mean, variance, Z=Z).mT @ self.function.weights
         pairs = kernel.psi2_rows(mean, variance, Z=Z) @ self.second.mT
@@ -221,7 +214,7 @@ class ExpectedPosterior(LatentPosterior):
 
     @torch.no_grad()
     def row_elbo(self, table: MaskedMatrix) -> ExpectedRowELBO:
-        """What each row of a table is worth as a function of its own q(x)."""
+        """Return the ELBO of each row of a table as a function of its q(x)."""
         noise = self.noise.expand(table.P)
         precision = table.observed / noise
         pattern, which = torch.unique(table.observed, dim=0, return_inverse=True)
@@ -238,16 +231,9 @@ class ExpectedPosterior(LatentPosterior):
         )
 
 
-# Predictions at uncertain inputs by quasi-random places, for any kernel and likelihood.
-
-
-# Places that an integral over q(x) is a mean of, while a row is being placed.
-PLACING = 8
-
-
 @final
 class SampledPosterior(LatentPosterior):
-    """q(f) averaged over q(x) by the same standard places for every row: nothing is random."""
+    """q(f) for any kernel and likelihood, integrated over q(x) by fixed quasi-random nodes."""
 
     def predict(
         self,
@@ -256,14 +242,14 @@ class SampledPosterior(LatentPosterior):
         *,
         observed: bool = False,
     ) -> Prediction:
-        """Mean and variance at uncertain inputs: Var y = E Var[y | x] + Var E[y | x]."""
-        parts = [self.function.predict(x, observed=observed) for x in nodes_at(mean, variance)]
-        means = torch.stack([part.mean for part in parts])
-        inner = torch.stack([part.variance for part in parts]).mean(0)
+        """Return mean and variance, with Var y = E Var[y | x] + Var E[y | x]."""
+        at_nodes = [self.function.predict(x, observed=observed) for x in nodes_at(mean, variance)]
+        means = torch.stack([prediction.mean for prediction in at_nodes])
+        inner = torch.stack([prediction.variance for prediction in at_nodes]).mean(0)
         return Prediction(means.mean(0), inner + means.var(0, correction=0))
 
     def row_elbo(self, table: MaskedMatrix) -> "SampledRowELBO":
-        """What each row of a table is worth as a function of its own q(x)."""
+        """Return the ELBO of each row of a table as a function of its q(x)."""
         observation_model(self.function.likelihood).check_targets(fill_with_observed(table))
         return SampledRowELBO(self.function, fill_with_observed(table), table.observed)
 
@@ -271,11 +257,11 @@ class SampledPosterior(LatentPosterior):
 @final
 @dataclass(frozen=True, slots=True)
 class SampledRowELBO(RowELBO):
-    """Rows under any likelihood, by a mean over places.
+    """Row ELBOs under any likelihood, by a mean over nodes of q(x).
 
     Attributes:
-        Y: the table, with something possible where an entry is missing.
-        observed: where it is not.
+        Y: the table, with a possible value in place of missing entries.
+        observed: which entries are observed.
     """
 
     function: Posterior
@@ -293,15 +279,15 @@ class SampledRowELBO(RowELBO):
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
     ) -> Float[Tensor, " B"]:
         Y, observed = self.Y[rows], self.observed[rows]
-        places = nodes_at(mean, variance, PLACING)
-        nats = torch.stack([self._nats(Y, x) * observed for x in places])
+        nodes = nodes_at(mean, variance, INFERENCE_NODES)
+        nats = torch.stack([self._nats(Y, x) * observed for x in nodes])
         return nats.mean(0).sum(1) - latent_kl(mean, variance)
 
     @torch.no_grad()
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """At the centres of the places alone, which is enough to compare them."""
+        """Evaluate at the means of the q(x) only, which is enough to compare them."""
         latent, likelihood = self.function.predict(mean), self.function.likelihood
         columns = []
         for f, v in zip(latent.mean, latent.variance, strict=True):

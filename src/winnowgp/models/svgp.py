@@ -201,7 +201,9 @@ class VariationalGP(InducingModel):
         if tighter:
             raise InputError("`tighter` needs Gaussian noise; use `SparseGP`.")
         self.check(data)
-        return self._profiled(data.in_memory("`VariationalGP`"), self.candidates, gain=TRAINING_GAIN)
+        return self._profiled(
+            data.in_memory("`VariationalGP`"), self.candidates, gain=TRAINING_GAIN
+        )
 
     def chunked_cost(self, data: Source) -> float:
         # Two updates of q(u) with two passes each, and the gradient.

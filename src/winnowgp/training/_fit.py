@@ -6,7 +6,7 @@ import torch
 
 from winnowgp.data import Source, StandardisedSource
 from winnowgp.errors import InputError
-from winnowgp.models import Model
+from winnowgp.models.base import Model
 from winnowgp.training.callbacks import OnProgress, silent
 from winnowgp.training.checkpoint import Checkpoint, row_identity
 from winnowgp.training.context import training_context

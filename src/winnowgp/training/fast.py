@@ -10,8 +10,10 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, ProcessGroup, Source, sampled_rows
 from winnowgp.errors import InputError, TrainingError
-from winnowgp.models import LEAST_NOISE, InducingModel, Model, SparseGP, greedy_variance
+from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     Frontier,

@@ -14,9 +14,10 @@ from torch.nn.functional import one_hot
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
-from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites, layer_sites
+from winnowgp.models import DeepGP, DeepLayer
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.models.deep_layer import layer_inputs, linear_map
+from winnowgp.models.deep_sites import LayerSites, deep_sites, layer_sites
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, path_frontier, select_naturally
 from winnowgp.training.adam import Adam, Parts

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, TrainingError
-from winnowgp.models import Latent, LatentVariableGP, RowELBO, greedy_variance
+from winnowgp.models import LatentVariableGP, greedy_variance
+from winnowgp.models.gplvm import Latent
+from winnowgp.models.gplvm_posterior import RowELBO
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, alpha_at, path_frontier, select_naturally
 from winnowgp.training.batched_bfgs import maximise_each

@@ -11,7 +11,8 @@ import torch
 
 from winnowgp.data import Source
 from winnowgp.errors import InputError
-from winnowgp.models import InducingModel, Posterior, SparseGP
+from winnowgp.models import Posterior, SparseGP
+from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.selection import Frontier, strongest_alpha
 

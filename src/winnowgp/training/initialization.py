@@ -22,7 +22,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import TrainingError
-from winnowgp.models import InducingModel, Model
+from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, climb

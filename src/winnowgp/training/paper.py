@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP, Latent, LatentModel, Model
+from winnowgp.models import DeepGP
+from winnowgp.models.base import Model
+from winnowgp.models.gplvm import Latent, LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Parts

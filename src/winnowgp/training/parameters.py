@@ -12,7 +12,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.models import InducingModel, LatentModel
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
 
 _FARTHEST = 30.0
 # In spreads of an input. All rows are then independent of each other, and squared distances in

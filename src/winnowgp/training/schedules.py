@@ -12,7 +12,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, DeepPosterior, Latent, LatentPosterior, Model, Posterior
+from winnowgp.models import DeepGP, DeepPosterior, LatentPosterior, Posterior
+from winnowgp.models.base import Model
+from winnowgp.models.gplvm import Latent
 from winnowgp.selection import Selection
 from winnowgp.training.callbacks import OnProgress, Progress, silent
 from winnowgp.training.checkpoint import Checkpoint

@@ -19,8 +19,10 @@ from torch import Tensor
 from winnowgp.bounds import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE, SparseGP, chunked_greedy_variance, greedy_variance
+from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models.candidates import chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, path_frontier, subset_statistics
 
 # Of the mean prior variance, where nobody says what the noise is.

@@ -18,7 +18,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
-from winnowgp.models import JointPosterior, Posterior, updated_posterior
+from winnowgp.models import JointPosterior, Posterior
 
 
 @final
@@ -135,7 +135,7 @@ class SparseGPModel(Model, FantasizeMixin):
         self._check(X, "X")
         self._check_outcomes(X, Y)
         return SparseGPModel(
-            self._own_process().conditioned(
+            self._own_process().condition_on(
                 self._x_scaler.forward(X),
                 self._y_scaler.forward(Y),
                 noise=self._noise(noise, X.shape[-2]) / self.y_scale.square(),
@@ -148,7 +148,7 @@ class SparseGPModel(Model, FantasizeMixin):
         """The model that has seen more rows through the same inducing points, for good.
 
         What fitting all rows together would give at the same parameters, without the old rows; see
-        `updated_posterior`. It costs O(M² (M + n)) and forgets the rows, so that it may go on for
+        `Posterior.condition_on`. It costs O(M² (M + n)) and forgets the rows, so that it may go on for
         ever, but values where inducing points are far are hardly believed:
         `condition_on_observations` is for those.
         """
@@ -158,7 +158,7 @@ class SparseGPModel(Model, FantasizeMixin):
         self._check_outcomes(X, Y)
         data = Dataset.of(self._x_scaler.forward(X), self._y_scaler.forward(Y))
         return SparseGPModel(
-            updated_posterior(self.process.posterior, data),
+            self.process.posterior.condition_on(data),
             inputs=self._x_scaler,
             targets=self._y_scaler,
         )
