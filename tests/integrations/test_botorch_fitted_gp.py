@@ -309,9 +309,9 @@ def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
         model.posterior(X.float())
     with pytest.raises(InputError, match=r"`Y` must be \[..., 4, 1\].* got \[4, 2\]"):
         model.condition_on_observations(X, X)
-    with pytest.raises(InputError, match=r"takes `noise` alone; got \['strict'\]"):
+    with pytest.raises(InputError, match=r"accepts `noise` only; got \['strict'\]"):
         model.condition_on_observations(X, outcomes(X, 1), strict=True)
-    with pytest.raises(InputError, match="update the model first"):
+    with pytest.raises(InputError, match="cannot be updated; call `updated` first"):
         model.condition_on_observations(X, outcomes(X, 1)).updated(X, outcomes(X, 1))
     with pytest.raises(NotFittedError):
         SparseGPModel.of(SparseGPRegressor())
@@ -369,7 +369,7 @@ def test_a_model_conditioned_on_rows_with_a_history_can_be_copied(
     model = SparseGPModel.of(double).condition_on_observations(2 * X - X, outcomes(X.detach(), 2))
     copy = deepcopy(model)
     torch.testing.assert_close(copy.posterior(new).mean, model.posterior(new).mean.detach())
-    assert copy.likelihood is copy.process.posterior.likelihood
+    assert copy.likelihood is copy.joint.posterior.likelihood
     assert copy.likelihood is not model.likelihood
     assert not copy.posterior(new).mean.requires_grad
     (slope,) = torch.autograd.grad(model.posterior(new).mean.sum(), X)

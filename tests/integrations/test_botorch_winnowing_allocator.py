@@ -286,7 +286,7 @@ def test_the_kernel_is_left_alone_and_float32_works() -> None:
     [
         ({"noise": 0.0}, "`noise` is a variance"),
         ({"noise": float("nan")}, "`noise` is a variance"),
-        ({"tolerance": -1.0}, "`tolerance` must be nats a row"),
+        ({"tolerance": -1.0}, "`tolerance` must be nats per observation"),
         ({"n_candidates": 0}, "`n_candidates` must be at least 1"),
     ],
 )
@@ -301,7 +301,7 @@ def test_inputs_that_cannot_be_are_refused() -> None:
         WinnowingAllocator(targets=X[:9, 0]).allocate_inducing_points(X, k, 5, NONE)
     with pytest.raises(InputError, match="`num_inducing` must be at least 1; got 0"):
         WinnowingAllocator().allocate_inducing_points(X, k, 0, NONE)
-    with pytest.raises(InputError, match="no rows"):
+    with pytest.raises(InputError, match="at least one row"):
         WinnowingAllocator().allocate_inducing_points(X[:0], k, 5, NONE)
     with pytest.raises(InputError, match="GPyTorch kernel; got Linear"):
         WinnowingAllocator().allocate_inducing_points(X, torch.nn.Linear(2, 2), 5, NONE)  # pyright: ignore[reportArgumentType]

@@ -42,7 +42,7 @@ from helpers.gpytorch_models import (
 )
 from winnowgp.gradients import ScoreFunction, all_masks
 from winnowgp.integrations.gpytorch import subset_objective
-from winnowgp.integrations.gpytorch.pruning import pruned
+from winnowgp.integrations.gpytorch.distribution import prune_model
 from winnowgp.point_processes import Bernoulli
 
 K, N = 5, 14
@@ -135,7 +135,7 @@ def test_the_empty_set_is_the_prior(strategy: Any, distribution: Any) -> None:
 def test_with_everything_kept_predictions_are_the_same(strategy: Any, distribution: Any) -> None:
     model, (x, _) = single(strategy, distribution), curve(N)
     sets = model.variational_strategy.inducing_points.shape[:-2].numel()
-    same = pruned(model, [torch.ones(sets, K, dtype=torch.bool)])
+    same = prune_model(model, [torch.ones(sets, K, dtype=torch.bool)])
     with torch.no_grad():
         before, after = model.eval()(x), same.eval()(x)
     torch.testing.assert_close(after.mean, before.mean, rtol=0, atol=1e-9)
@@ -192,7 +192,7 @@ def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
     value = subset_objective(model, likelihood, (x, y)).value(mask[None]).item()
     sets = model.variational_strategy
     Z = getattr(sets, "base_variational_strategy", sets).inducing_points
-    smaller = pruned(model, [mask.expand(Z.shape[:-2].numel(), -1)])
+    smaller = prune_model(model, [mask.expand(Z.shape[:-2].numel(), -1)])
     bound = elbo(likelihood, smaller, N)
     # Each function of a batch has a bound of its own.
     expected = N * bound(smaller(x), y).sum().item()
@@ -246,14 +246,14 @@ def test_layers_are_those_of_the_pruned_deep_model(skip: bool) -> None:
     mask = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1, 1]).bool()
     objective = subset_objective(model, likelihood, (x, y), seed=3)
     value = objective.value(mask[None]).item()
-    smaller = pruned(model, [mask[None, :K].expand(2, -1), mask[None, K:]])
+    smaller = prune_model(model, [mask[None, :K].expand(2, -1), mask[None, K:]])
     assert smaller.hidden.variational_strategy.inducing_points.shape == (2, 3, 1)
     assert smaller.last.variational_strategy.inducing_points.shape[0] == 4
     bound = elbo(likelihood, smaller, N)
     torch.manual_seed(3)
     with torch.no_grad(), gpytorch.settings.num_likelihood_samples(1):
-        draws = [N * bound(smaller(x), y).item() for _ in range(objective.evidence.passes)]
-    assert objective.evidence.passes == 8
+        draws = [N * bound(smaller(x), y).item() for _ in range(objective.elbo.passes)]
+    assert objective.elbo.passes == 8
     assert value == pytest.approx(sum(draws) / 8, abs=1e-6)
 
 
@@ -264,15 +264,15 @@ def test_columns_are_those_of_the_pruned_latent_model() -> None:
     mask = torch.tensor([True, False, True, True, False])
     objective = subset_objective(model, likelihood, Y, seed=3)
     value = objective.value(mask[None]).item()
-    smaller = pruned(model, [mask.expand(3, -1)])
+    smaller = prune_model(model, [mask.expand(3, -1)])
     torch.manual_seed(3)
     total = 0.0
     with torch.no_grad():
-        for _ in range(objective.evidence.passes):
+        for _ in range(objective.elbo.passes):
             f = smaller(smaller.sample_latent_variable())
             nats = likelihood.expected_log_prob(Y.mT, f).sum()
             total += (nats - smaller.variational_strategy.kl_divergence().sum()).item()
-    assert value == pytest.approx(total / objective.evidence.passes, abs=1e-6)
+    assert value == pytest.approx(total / objective.elbo.passes, abs=1e-6)
 
 
 def test_the_score_function_learns_from_it(generator: torch.Generator) -> None:

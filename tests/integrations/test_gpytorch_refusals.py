@@ -187,7 +187,7 @@ def test_a_latent_model_wants_its_table_alone() -> None:
         ({"alpha": -1.0}, "`alpha` must be positive or 'auto'"),
         ({"tolerance": 0.0}, "`tolerance` must be positive"),
         ({"max_points": 0}, "`max_points` must be at least 1"),
-        ({"max_points": 3, "alpha": 0.1}, "in one way only"),
+        ({"max_points": 3, "alpha": 0.1}, "exclude each other"),
         ({"max_points": 3.5}, "`max_points` must be a whole number.*got 3.5"),
         ({"alpha": None}, "`alpha` must be positive or 'auto'; got None"),
         ({"tolerance": "small"}, "`tolerance` must be positive nats.*got 'small'"),

@@ -28,15 +28,17 @@ from helpers.gpytorch_models import (
 )
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
-from winnowgp.integrations.gpytorch.pruning import pruned
-from winnowgp.integrations.gpytorch.selection import Refit, refitted
-from winnowgp.integrations.gpytorch.sites import Evidence, _hidden, _sites
+from winnowgp.integrations.gpytorch.distribution import prune_model
+from winnowgp.integrations.gpytorch.selection import RefittedModel, refit_q
+from winnowgp.integrations.gpytorch.sites import ModelELBO, _hidden, _sites
 from winnowgp.models import VariationalGP
 
 
-def settled(model: Any, likelihood: Likelihood, x: Any, y: Any, *, steps: int = 50) -> Refit:
-    evidence = Evidence.of(model, likelihood, x, y, seed=0)
-    return refitted(evidence, evidence.bound(), steps=steps)
+def settled(
+    model: Any, likelihood: Likelihood, x: Any, y: Any, *, steps: int = 50
+) -> RefittedModel:
+    elbo = ModelELBO.of(model, likelihood, x, y, seed=0)
+    return refit_q(elbo, elbo.bound(), steps=steps)
 
 
 def twin(model: Model, x: Tensor, y: Tensor, noise: float, mask: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ def test_with_gaussian_noise_every_subset_is_scored_by_its_collapsed_bound(strat
     x, y = curve(40)
     model = with_random_q(Model(points(5), strategy=strategy))
     found = settled(model, gaussian(), x, y, steps=1)
-    (statistics,) = found.totals[0].statistics(found.bound)
+    (statistics,) = found.sites[0].statistics(found.bound)
     masks = all_masks(5)[1:]
     dense = torch.stack([twin(model, x, y, 0.02, mask) for mask in masks])
     # GPyTorch's jitter on the rows, 1e-6/2σ² a row, is in ours.
@@ -69,11 +71,11 @@ def test_one_step_reaches_the_best_q_of_regression() -> None:
     x, y = curve(40)
     model = with_random_q(Model(points(5)))
     first = settled(model, gaussian(), x, y, steps=1)
-    best = first.totals[0].best_q()
-    now = first.totals[0].frame.read()
+    best = first.sites[0].best_q()
+    now = first.sites[0].whitening.read()
     torch.testing.assert_close(now.mean, best.mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(now.lower(), best.lower(), rtol=0, atol=1e-6)
-    assert first.totals[0].excess(now, best.mean, point=False) == pytest.approx(0, abs=1e-6)
+    assert first.sites[0].excess(now, best.mean, point=False) == pytest.approx(0, abs=1e-6)
 
 
 def test_what_a_step_promises_is_what_it_gains() -> None:
@@ -82,8 +84,8 @@ def test_what_a_step_promises_is_what_it_gains() -> None:
     model = with_random_q(Model(points(5)))
     before = settled(model, gaussian(), x, y, steps=0)
     after = settled(model, gaussian(), x, y, steps=1)
-    (totals,) = before.totals
-    promised = totals.excess(totals.frame.read(), totals.best_q().mean, point=False)
+    (totals,) = before.sites
+    promised = totals.excess(totals.whitening.read(), totals.best_q().mean, point=False)
     assert promised == pytest.approx(after.bound - before.bound, rel=1e-6)
 
 
@@ -105,12 +107,12 @@ def test_a_mean_field_q_ends_at_the_best_diagonal() -> None:
     model = with_random_q(Model(points(5), distribution=MeanFieldVariationalDistribution))
     found = settled(model, gaussian(), x, y)
     for change in (0.99, 1.01):
-        moved = deepcopy(found.evidence.model)
-        deviation = moved.get_submodule(found.evidence.strategies[0].name).get_parameter(
+        moved = deepcopy(found.elbo.model)
+        deviation = moved.get_submodule(found.elbo.strategies[0].name).get_parameter(
             "_variational_distribution._variational_stddev"
         )
         deviation.data[2] *= change
-        assert found.evidence.with_model(moved).bound() < found.bound
+        assert found.elbo.with_model(moved).bound() < found.bound
 
 
 def test_decoupled_means_and_covariances_are_scored_with_their_own_points() -> None:
@@ -118,13 +120,13 @@ def test_decoupled_means_and_covariances_are_scored_with_their_own_points() -> N
     x, y = curve(40)
     model = with_random_q(Model(points(5), strategy=BatchDecoupledVariationalStrategy, prior=(1,)))
     found = settled(model, gaussian(), x, y)
-    means, covariances = found.totals[0].statistics(found.bound)
+    means, covariances = found.sites[0].statistics(found.bound)
     masks = all_masks(5)
     # Subsets of as many points: {0, 1, 2} and {2, 3, 4}, and so on.
     for one, other in ((7, 28), (13, 19), (3, 24)):
         keep = torch.stack([masks[one], masks[other]])
-        smaller = found.evidence.with_model(pruned(found.evidence.model, [keep]))
-        reached = refitted(smaller, smaller.bound()).bound
+        smaller = found.elbo.with_model(prune_model(found.elbo.model, [keep]))
+        reached = refit_q(smaller, smaller.bound()).bound
         promised = means.value(keep[:1]).item() + covariances.value(keep[1:]).item()
         assert promised == pytest.approx(reached, abs=1e-4)
 
@@ -133,7 +135,7 @@ def test_hidden_precisions_are_squared_slopes_of_what_is_above() -> None:
     """Against a constant added to one hidden function: the change of the top mean of each row."""
     x, y = curve(20)
     model = with_random_q(Deep(6, linear=False))
-    seen = Evidence.of(model, gaussian(), x, y, seed=0)
+    seen = ModelELBO.of(model, gaussian(), x, y, seed=0)
 
     def evaluated(shift: float, function: int) -> Any:
         constant = seen.model.hidden.mean_module.constant

@@ -92,7 +92,9 @@ def test_linear_maps_of_no_outputs_are_empty() -> None:
 
 def test_bad_widths_and_means_are_named() -> None:
     for widths in ((), (2, 0), (-1, 1)):
-        with pytest.raises(InputError, match=r"`widths` must be one positive number per layer; got"):
+        with pytest.raises(
+            InputError, match=r"`widths` must be one positive number per layer; got"
+        ):
             layers(*widths)
     with pytest.raises(InputError, match=r"`hidden_mean` must be one of identity, zero; got 'id'"):
         layers(2, 1, hidden_mean="id")

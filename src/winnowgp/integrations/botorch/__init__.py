@@ -1,5 +1,4 @@
-"""BoTorch: chosen inducing points for its models, and our fitted models for its acquisition
-functions."""
+"""BoTorch integration: inducing points for its models, and fitted models as BoTorch models."""
 
 from winnowgp.errors import MissingExtraError
 

@@ -1,4 +1,4 @@
-"""GPyTorch's own models, with fewer inducing points; and ours as GPyTorch's.
+"""GPyTorch integration: fewer inducing points for its models, and conversion of fitted models.
 
 >>> from winnowgp.integrations.gpytorch import winnow
 >>> result = winnow(model, likelihood, (train_x, train_y))  # doctest: +SKIP
@@ -6,8 +6,13 @@
 """
 
 from winnowgp.integrations.gpytorch.conversion import ConvertedGP, to_gpytorch
-from winnowgp.integrations.gpytorch.objective import PrunedObjective, subset_objective
-from winnowgp.integrations.gpytorch.selection import Winnowed, WinnowedSet, winnow
+from winnowgp.integrations.gpytorch.selection import (
+    PrunedObjective,
+    Winnowed,
+    WinnowedSet,
+    subset_objective,
+    winnow,
+)
 
 __all__ = [
     "ConvertedGP",
