@@ -97,7 +97,7 @@ def each(posterior: Any, P: int) -> Tensor:
 @pytest.mark.parametrize("P", [1, 2])
 @pytest.mark.parametrize("observed", [False, True])
 @pytest.mark.parametrize("q", [1, 3])
-def test_batches_are_what_the_regressor_predicts(
+def test_posterior_batches_equal_regressor(
     P: int, observed: bool, q: int, single: SparseGPRegressor, double: SparseGPRegressor
 ) -> None:
     found = single if P == 1 else double
@@ -110,14 +110,14 @@ def test_batches_are_what_the_regressor_predicts(
         torch.testing.assert_close(each(posterior, P)[i, j], cov)
 
 
-def test_noise_may_be_given(double: SparseGPRegressor) -> None:
+def test_posterior_accepts_given_noise(double: SparseGPRegressor) -> None:
     X, model = rows(3, 4), SparseGPModel.of(double)
     noise = rows(3, 4, seed=3).abs()
     difference = model.posterior(X, observation_noise=noise).variance - model.posterior(X).variance
     torch.testing.assert_close(difference, noise)
 
 
-def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
+def test_posterior_output_indices_and_transforms(double: SparseGPRegressor) -> None:
     X, model = rows(3, 4), SparseGPModel.of(double)
     both = model.posterior(X)
     for posterior in (
@@ -138,7 +138,7 @@ def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
     )
 
 
-def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
+def test_posterior_has_gradients_in_rows(single: SparseGPRegressor) -> None:
     model = SparseGPModel.of(single)
 
     def moments(X: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_conditioning_is_that_of_the_joint_prediction(
+def test_condition_equals_joint_prediction(
     P: int, single: SparseGPRegressor, double: SparseGPRegressor
 ) -> None:
     found = single if P == 1 else double
@@ -170,7 +170,7 @@ def test_conditioning_is_that_of_the_joint_prediction(
             torch.testing.assert_close(each(posterior, P)[p], left, rtol=1e-6, atol=1e-9)
 
 
-def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) -> None:
+def test_fantasize_equals_conditioning_on_samples(single: SparseGPRegressor) -> None:
     model = SparseGPModel.of(single)
     X, T = rows(5, 2, seed=7), rows(4, 5, 3, seed=8)
     sampler = SobolQMCNormalSampler(torch.Size([4]), seed=1)
@@ -186,7 +186,7 @@ def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) 
     assert model.fantasize(X[:, :0], sampler).posterior(T).mean.shape == (4, 5, 3, 1)
 
 
-def test_a_value_far_from_all_points_is_believed_there(single: SparseGPRegressor) -> None:
+def test_condition_far_from_points_takes_effect(single: SparseGPRegressor) -> None:
     model = SparseGPModel.of(single)
     far = torch.tensor([[60.0, -4.0]], dtype=torch.float64)
     told = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
@@ -196,7 +196,7 @@ def test_a_value_far_from_all_points_is_believed_there(single: SparseGPRegressor
     assert abs(updated.posterior(far).mean.item() - model.posterior(far).mean.item()) < 1e-6
 
 
-def test_an_update_is_a_fit_of_all_rows_at_the_same_parameters() -> None:
+def test_updated_equals_fit_of_all_rows() -> None:
     X = rows(40)
     Y = outcomes(X, 1)
     x_scaler, y_scaler = Standardiser.of(X), Standardiser.of(Y)
@@ -210,7 +210,7 @@ def test_an_update_is_a_fit_of_all_rows_at_the_same_parameters() -> None:
     torch.testing.assert_close(model.posterior(T).variance, whole.posterior(T).variance)
 
 
-def test_a_model_without_units_is_in_its_own() -> None:
+def test_model_without_scalers_is_in_posterior_units() -> None:
     X = rows(30) / 10
     data = Dataset.of(X, torch.sin(3 * X[:, 0]))
     fitted = fit(SparseGP(ScaleKernel(RBFKernel()), X[:8], noise=0.1), data)
@@ -220,7 +220,7 @@ def test_a_model_without_units_is_in_its_own() -> None:
     torch.testing.assert_close(posterior.variance, wanted.variance)
 
 
-def test_closed_acquisition_functions_have_their_textbook_values(
+def test_analytic_acquisitions_have_textbook_values(
     single: SparseGPRegressor,
 ) -> None:
     X, model = rows(60, 1, seed=11), SparseGPModel.of(single)
@@ -251,9 +251,7 @@ ACQUISITIONS = {
 
 
 @pytest.mark.parametrize(("q", "acquisition"), ACQUISITIONS.values(), ids=ACQUISITIONS.keys())
-def test_acquisition_functions_can_be_climbed(
-    q: int, acquisition: Any, single: SparseGPRegressor
-) -> None:
+def test_acquisitions_can_be_optimised(q: int, acquisition: Any, single: SparseGPRegressor) -> None:
     torch.manual_seed(0)
     function = acquisition(SparseGPModel.of(single))
     X, value = optimize_acqf(
@@ -269,7 +267,7 @@ def test_acquisition_functions_can_be_climbed(
         assert value.item() >= function(drawn).median().item()
 
 
-def test_knowledge_gradient_is_the_mean_of_the_best_of_each_fantasy(
+def test_knowledge_gradient_equals_mean_of_fantasy_maxima(
     single: SparseGPRegressor,
 ) -> None:
     model = SparseGPModel.of(single)
@@ -284,7 +282,7 @@ def test_knowledge_gradient_is_the_mean_of_the_best_of_each_fantasy(
     assert function(X[None]).item() == pytest.approx(np.mean(values), rel=1e-8)
 
 
-def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegressor) -> None:
+def test_student_t_has_function_but_no_gaussian_noise(single: SparseGPRegressor) -> None:
     X, q = rows(6), single.posterior_
     heavy = Posterior(
         q.kernel,
@@ -305,7 +303,7 @@ def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegre
     assert bool((told.variance < 0.1 + 1e-9).all())
 
 
-def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
+def test_model_invalid_arguments_raise(single: SparseGPRegressor) -> None:
     model, X = SparseGPModel.of(single), rows(4)
     with pytest.raises(InputError, match=r"must be \[..., q, 2\] of torch.float64.* got \[4, 1\]"):
         model.posterior(X[:, :1])
@@ -323,7 +321,7 @@ def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
         SparseGPModel.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
 
 
-def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_without_botorch_names_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("winnowgp.integrations.botorch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "botorch", None)
@@ -331,7 +329,7 @@ def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -
         import_module("winnowgp.integrations.botorch")
 
 
-def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegressor) -> None:
+def test_model_to_dtype_leaves_regressor(single: SparseGPRegressor) -> None:
     before, X = SparseGPModel.of(single), rows(3)
     expected, mean = single.predict(X.numpy()), before.posterior(X).mean
     SparseGPModel.of(single).float()
@@ -342,12 +340,12 @@ def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegres
 @pytest.mark.parametrize(
     "noise", [torch.zeros(3, 5, 1), torch.tensor(-0.1), torch.zeros(4, 3)], ids=str
 )
-def test_noise_that_does_not_fit_is_refused(single: SparseGPRegressor, noise: Tensor) -> None:
+def test_noise_of_wrong_shape_raises(single: SparseGPRegressor, noise: Tensor) -> None:
     with pytest.raises(InputError, match="the noise must be variances"):
         SparseGPModel.of(single).posterior(rows(4), observation_noise=noise)
 
 
-def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPRegressor) -> None:
+def test_noise_number_is_accepted_and_missing_outcomes_raise(single: SparseGPRegressor) -> None:
     model, X = SparseGPModel.of(single), rows(2)
     Y = outcomes(X, 1)
     one, each = (model.condition_on_observations(X, Y, noise=n) for n in (0.1, 0 * Y + 0.1))
@@ -356,7 +354,7 @@ def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPR
         model.condition_on_observations(X, Y * torch.nan)
 
 
-def test_moving_a_conditioned_model_leaves_its_parent(single: SparseGPRegressor) -> None:
+def test_conditioned_model_to_dtype_leaves_parent(single: SparseGPRegressor) -> None:
     X, model = rows(3), SparseGPModel.of(single)
     before = model.posterior(X)
     child = model.condition_on_observations(X, outcomes(X, 1)).float()
@@ -366,7 +364,7 @@ def test_moving_a_conditioned_model_leaves_its_parent(single: SparseGPRegressor)
     assert torch.equal(after.variance, before.variance)
 
 
-def test_a_model_conditioned_on_rows_with_a_history_can_be_copied(
+def test_conditioned_model_with_history_can_be_copied(
     double: SparseGPRegressor,
 ) -> None:
     X, new = rows(3).requires_grad_(), rows(4, seed=5)
@@ -410,7 +408,7 @@ def start() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_a_loop_with_a_fitted_regressor_finds_the_top() -> None:
+def test_loop_with_fitted_regressor_finds_maximum() -> None:
     torch.manual_seed(0)
     X, y = start()
     for _ in range(5):
@@ -424,7 +422,7 @@ def test_a_loop_with_a_fitted_regressor_finds_the_top() -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_with_the_allocator_finds_the_top() -> None:
+def test_loop_with_allocator_finds_maximum() -> None:
     torch.manual_seed(0)
     X, y = start()
     kernel: Kernel | None = None

@@ -101,12 +101,12 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore:Tried to import faiss")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_done_is_refused_by_name(name: str) -> None:
+def test_strategy_unsupported_raises_with_name(name: str) -> None:
     with pytest.raises(InputError, match=rf"`variational_strategy` must .*got {name}"):
         winnow(Wrapped(REFUSED[name]), gaussian(), curve(20))
 
 
-def test_models_without_a_strategy_are_refused_by_name() -> None:
+def test_model_without_strategy_raises_with_name() -> None:
     class Exact(ExactGP):
         pass
 
@@ -128,7 +128,7 @@ def test_models_without_a_strategy_are_refused_by_name() -> None:
             winnow(model, gaussian(), (x, y))  # pyright: ignore[reportArgumentType]
 
 
-def test_functions_without_a_q_of_their_own_are_refused() -> None:
+def test_functions_without_own_q_raise() -> None:
     x, Y = tasks(20)
     with pytest.raises(InputError, match=r"batch_shape=torch.Size\(\[3\]\)"):
         winnow(Model(points(8), prior=[3]), gaussian(), (x, Y.mT))
@@ -152,12 +152,12 @@ def test_functions_without_a_q_of_their_own_are_refused() -> None:
         ((curve(9)[0].repeat(1, 2), curve(9)[1]), r"`train_x` \[9, 2\] and targets \[9\]: Run"),
     ],
 )
-def test_senseless_data_are_refused(data: Any, words: str) -> None:
+def test_data_invalid_raises(data: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         winnow(Model(points(8)), gaussian(), data)
 
 
-def test_tasks_have_a_column_each() -> None:
+def test_tasks_without_column_each_raise() -> None:
     x, Y = tasks(20)
     model = Model(points(8), batch=[3], around=independent)
     with pytest.raises(InputError, match=r"`train_y` must be \[20 T\].*got \[3, 20\]"):
@@ -166,13 +166,13 @@ def test_tasks_have_a_column_each() -> None:
         winnow(Model(points(8), batch=[3]), gaussian(), (x, Y.mT.expand(2, 3, 20)))
 
 
-def test_a_likelihood_is_a_likelihood() -> None:
+def test_likelihood_of_wrong_type_raises() -> None:
     model: Any = Model(points(8))
     with pytest.raises(InputError, match=r"`likelihood` must be a Likelihood.*got VariationalELBO"):
         winnow(model, elbo(gaussian(), model, 20), curve(20))
 
 
-def test_a_model_that_keeps_its_losses_cannot_be_copied() -> None:
+def test_model_that_stores_losses_raises() -> None:
     x, y = curve(20)
     model: Any = Model(points(8))
     model.losses = [elbo(gaussian(), model, 20)(model(x), y)]
@@ -180,7 +180,7 @@ def test_a_model_that_keeps_its_losses_cannot_be_copied() -> None:
         winnow(model, gaussian(), (x, y))
 
 
-def test_a_latent_model_wants_its_table_alone() -> None:
+def test_latent_model_needs_its_table_only() -> None:
     x, Y = tasks(20)
     model = Latent(x / 3 - 1, 3, 6)
     with pytest.raises(InputError, match="each of the model's 20 latent inputs; got 15 rows"):
@@ -202,7 +202,7 @@ def test_a_latent_model_wants_its_table_alone() -> None:
         ({"tolerance": "small"}, "`tolerance` must be positive nats.*got 'small'"),
     ],
 )
-def test_senseless_requests_are_refused(request_: Any, words: str) -> None:
+def test_winnow_invalid_parameters_raise(request_: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         winnow(Model(points(8)), gaussian(), curve(20), **request_)
 
@@ -211,7 +211,7 @@ pytestmark = pytest.mark.unchecked
 
 
 @pytest.mark.parametrize("generator", [0, 1.5, "seed", np.random.default_rng(0)])
-def test_a_generator_is_torchs(generator: Any) -> None:
+def test_generator_of_wrong_type_raises(generator: Any) -> None:
     with pytest.raises(InputError, match=r"`generator` must be a torch\.Generator.*manual_seed"):
         winnow(Model(points(8)), gaussian(), curve(20), generator=generator)
 
@@ -234,7 +234,7 @@ class OwnDraws(Deep):
 
 
 @pytest.mark.parametrize("kind", [OwnNumber, OwnDraws])
-def test_a_deep_model_must_leave_the_number_of_samples_to_gpytorch(kind: Any) -> None:
+def test_deep_model_with_own_sample_number_raises(kind: Any) -> None:
     words = r"`last.variational_strategy` must see one sample.*shape \[4\].*num_likelihood_samples"
     with pytest.raises(InputError, match=words):
         winnow(kind(4), gaussian(), curve(20))
@@ -281,13 +281,13 @@ class OwnSum(LMCVariationalStrategy):
         (GrandChild, "prior_distribution"),
     ],
 )
-def test_a_strategy_with_a_way_of_its_own_hears_which(kind: Any, method: str) -> None:
+def test_strategy_with_overridden_methods_raises(kind: Any, method: str) -> None:
     words = rf"`variational_strategy` must .* got {kind.__name__}, which has its own `{method}`"
     with pytest.raises(InputError, match=words):
         winnow(Model(points(8), strategy=kind), gaussian(), curve(20))
 
 
-def test_a_multitask_strategy_with_a_kl_of_its_own_hears_so() -> None:
+def test_multitask_strategy_with_own_kl_raises() -> None:
     def around(strategy: Any) -> OwnSum:
         return OwnSum(strategy, num_tasks=3, num_latents=2)
 
@@ -307,18 +307,18 @@ class Correlated(Model):
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def test_tasks_belong_into_the_strategy() -> None:
+def test_tasks_in_forward_raise() -> None:
     with pytest.raises(InputError, match=r"got MultitaskMultivariateNormal.*LMCVariationalStrat"):
         winnow(Correlated(points(8)), task_noise(), tasks(20))
 
 
-def test_noise_that_is_known_is_that_of_the_rows() -> None:
+def test_fixed_noise_of_other_rows_raises() -> None:
     likelihood = FixedNoiseGaussianLikelihood(torch.full((15,), 0.1).double())
     with pytest.raises(InputError, match=r"noise for each of the 20 rows; got 15"):
         winnow(Model(points(8)), likelihood, curve(20))
 
 
-def test_classes_need_a_function_each() -> None:
+def test_softmax_without_function_per_class_raises() -> None:
     x, y = curve(20)
     data = (x, (y > 0).long())
     softmax = SoftmaxLikelihood(num_features=4, num_classes=3)
@@ -328,20 +328,20 @@ def test_classes_need_a_function_each() -> None:
         winnow(Model(points(8), batch=[3], around=independent), softmax, data)
 
 
-def test_targets_that_the_likelihood_cannot_have_are_refused_in_one_line() -> None:
+def test_impossible_targets_raise_in_one_line() -> None:
     with pytest.raises(InputError, match=r"ValueError: .* within the support.*Beta") as refused:
         winnow(Model(points(8)), BetaLikelihood().double(), curve(20))
     assert "\n" not in str(refused.value)
 
 
-def test_what_cannot_be_copied_is_refused() -> None:
+def test_model_that_cannot_be_copied_raises() -> None:
     model: Any = Model(points(8))
     model.lock = Lock()
     with pytest.raises(InputError, match=r"Model cannot be copied.*lock"):
         winnow(model, gaussian(), curve(20))
 
 
-def test_an_objective_wants_a_likelihood_too() -> None:
+def test_subset_objective_likelihood_of_wrong_type_raises() -> None:
     model: Any = Model(points(8))
     with pytest.raises(InputError, match=r"`likelihood` must be a Likelihood.*got VariationalELBO"):
         subset_objective(model, elbo(gaussian(), model, 20), curve(20))

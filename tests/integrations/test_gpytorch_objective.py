@@ -113,7 +113,7 @@ def dense_elbo(model: Model, x: Tensor, y: Tensor, noise: float, mask: Tensor) -
 
 
 @pairs
-def test_value_is_the_dense_bound_of_every_subset(strategy: Any, distribution: Any) -> None:
+def test_subset_objective_equals_dense_bound(strategy: Any, distribution: Any) -> None:
     model, (x, y) = single(strategy, distribution), curve(N)
     masks = all_masks(K)
     values = subset_objective(model, gaussian(0.3), (x, y)).value(masks)
@@ -122,7 +122,7 @@ def test_value_is_the_dense_bound_of_every_subset(strategy: Any, distribution: A
 
 
 @pairs
-def test_the_empty_set_is_the_prior(strategy: Any, distribution: Any) -> None:
+def test_subset_objective_empty_set_is_prior(strategy: Any, distribution: Any) -> None:
     model, (x, y) = single(strategy, distribution), curve(N)
     value = subset_objective(model, gaussian(0.3), (x, y)).value(all_masks(K)[:1]).item()
     variance = model.covar_module.outputscale.flatten()
@@ -132,7 +132,7 @@ def test_the_empty_set_is_the_prior(strategy: Any, distribution: Any) -> None:
 
 
 @pairs
-def test_with_everything_kept_predictions_are_the_same(strategy: Any, distribution: Any) -> None:
+def test_prune_model_keeping_all_predicts_the_same(strategy: Any, distribution: Any) -> None:
     model, (x, _) = single(strategy, distribution), curve(N)
     sets = model.variational_strategy.inducing_points.shape[:-2].numel()
     same = prune_model(model, [torch.ones(sets, K, dtype=torch.bool)])
@@ -184,7 +184,7 @@ MANY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
+def test_subset_objective_equals_gpytorch_bound_of_pruned_model(name: str) -> None:
     made, likelihood, (x, y) = MANY[name]
     model, likelihood = made(), likelihood().double()
     y = y.double()
@@ -199,7 +199,7 @@ def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
     assert value == pytest.approx(expected, abs=1e-6)
 
 
-def test_softmax_is_integrated_by_nodes() -> None:
+def test_subset_objective_softmax_uses_fixed_nodes() -> None:
     """GPyTorch draws samples; the mean of very many is what we compute."""
     x, y = curve(N)
     labels = three_classes(y)
@@ -220,7 +220,7 @@ def sampled_bounds(model: Any, likelihood: Any, x: Tensor, labels: Tensor, sampl
 
 
 @pytest.mark.parametrize("kind", ["softmax", "own"])
-def test_mixed_tasks_are_sampled_as_in_training(kind: str) -> None:
+def test_subset_objective_mixed_tasks_sample_as_in_training(kind: str) -> None:
     """GPyTorch's bound takes the tasks of a row to be independent; in eval mode it does not."""
 
     class Own(Likelihood):
@@ -240,7 +240,7 @@ def test_mixed_tasks_are_sampled_as_in_training(kind: str) -> None:
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_layers_are_those_of_the_pruned_deep_model(skip: bool) -> None:
+def test_subset_objective_deep_equals_pruned_model(skip: bool) -> None:
     model, (x, y) = with_random_q(Deep(K, skip=skip)), curve(N)
     likelihood = gaussian()
     mask = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1, 1]).bool()
@@ -257,7 +257,7 @@ def test_layers_are_those_of_the_pruned_deep_model(skip: bool) -> None:
     assert value == pytest.approx(sum(draws) / 8, abs=1e-6)
 
 
-def test_columns_are_those_of_the_pruned_latent_model() -> None:
+def test_subset_objective_latent_equals_pruned_model() -> None:
     _, Y = tasks(N)
     model = with_random_q(Latent(curve(N)[0] / 3 - 1, 3, K))
     likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=torch.Size([3])).double()
@@ -275,7 +275,7 @@ def test_columns_are_those_of_the_pruned_latent_model() -> None:
     assert value == pytest.approx(total / objective.elbo.passes, abs=1e-6)
 
 
-def test_the_score_function_learns_from_it(generator: torch.Generator) -> None:
+def test_subset_objective_score_function_learns(generator: torch.Generator) -> None:
     model, (x, y) = single(*PAIRS[0]), curve(N)
     objective = subset_objective(model, gaussian(), (x, y))
     logits = torch.zeros(K, dtype=torch.float64, requires_grad=True)
@@ -288,7 +288,7 @@ def test_the_score_function_learns_from_it(generator: torch.Generator) -> None:
     assert logits.grad.abs().max() > 0
 
 
-def test_nothing_that_was_given_changes() -> None:
+def test_subset_objective_leaves_arguments() -> None:
     model, (x, y) = single(*PAIRS[0]), curve(N)
     likelihood = gaussian()
     before, random = state(model), torch.get_rng_state()

@@ -48,7 +48,7 @@ from winnowgp.models import SparseGP
 
 @pytest.mark.parametrize("strategy", [VariationalStrategy, UnwhitenedVariationalStrategy])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_kernel_mean_and_likelihood_stay_bit_for_bit(strategy: Any, distribution: Any) -> None:
+def test_winnow_keeps_other_parameters_bit_for_bit(strategy: Any, distribution: Any) -> None:
     x, y = curve(50)
     model = Model(points(24), strategy=strategy, distribution=distribution)
     likelihood = gaussian()
@@ -68,7 +68,7 @@ def test_kernel_mean_and_likelihood_stay_bit_for_bit(strategy: Any, distribution
     assert torch.equal(kept, points(24)[result.sets[0].selection.mask])
 
 
-def test_the_bound_is_that_of_the_model_that_comes_out() -> None:
+def test_winnow_bound_is_that_of_returned_model() -> None:
     x, y = curve(50)
     model, likelihood = Model(points(24)), gaussian()
     result = winnow(model, likelihood, (x, y))
@@ -82,7 +82,7 @@ def test_the_bound_is_that_of_the_model_that_comes_out() -> None:
     assert result.original < result.reference
 
 
-def test_words_say_how_many() -> None:
+def test_winnow_parameters_determine_number_of_points() -> None:
     x, y = curve(50)
     model, likelihood = Model(points(24)), gaussian()
     weak, strong = (winnow(model, likelihood, (x, y), alpha=a) for a in (0.01, 1.0))
@@ -101,7 +101,7 @@ def test_words_say_how_many() -> None:
     assert f"24 points, {loose.n_inducing} kept" in str(loose)
 
 
-def test_the_users_own_loop_trains_what_comes_out() -> None:
+def test_winnow_result_trains_in_user_loop() -> None:
     x, y = curve(50)
     likelihood = gaussian()
     result = winnow(Model(points(24)), likelihood, (x, y), max_points=6)
@@ -122,7 +122,7 @@ def test_the_users_own_loop_trains_what_comes_out() -> None:
         assert torch.equal(fresh.eval()(x).mean, model.eval()(x).mean)
 
 
-def test_locations_that_are_not_learnt_stay_so() -> None:
+def test_winnow_keeps_fixed_locations_fixed() -> None:
     x, y = curve(50)
     result = winnow(Model(points(24), learnt=False), gaussian(), (x, y))
     strategy = result.model.variational_strategy
@@ -130,7 +130,7 @@ def test_locations_that_are_not_learnt_stay_so() -> None:
     assert "variational_strategy.inducing_points" in result.model.state_dict()
 
 
-def test_single_precision_stays_single() -> None:
+def test_winnow_keeps_single_precision() -> None:
     x, y = curve(200, dtype=torch.float32)
     model, likelihood = Model(points(40).float()), gaussian(dtype=torch.float32)
     result = winnow(model, likelihood, (x, y))
@@ -142,7 +142,7 @@ def test_single_precision_stays_single() -> None:
 
 
 @pytest.mark.parametrize("name", ["classes", "softmax", "counts", "own"])
-def test_other_likelihoods_lose_little(name: str) -> None:
+def test_winnow_other_likelihoods_lose_little(name: str) -> None:
     x, y = curve(80)
 
     class Own(Likelihood):
@@ -170,7 +170,7 @@ def test_other_likelihoods_lose_little(name: str) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [0.05, 0.5])
-def test_a_tolerance_is_kept_where_scores_are_of_first_order(tolerance: float) -> None:
+def test_winnow_tolerance_holds_for_first_order_scores(tolerance: float) -> None:
     """Sites promise that five points, and one, will do; the pruned models lose more than that."""
     x, y = curve(80)
     labels = (y > 0).double()
@@ -179,7 +179,7 @@ def test_a_tolerance_is_kept_where_scores_are_of_first_order(tolerance: float) -
     assert result.elbo_gap <= tolerance * 80
 
 
-def test_a_tolerance_that_is_not_kept_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winnow_exceeded_tolerance_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites promise that five points lose 0.05 nats a row; one try is not enough."""
     module = import_module("winnowgp.integrations.gpytorch.selection")
     monkeypatch.setattr(module, "_TRIES", 1)
@@ -193,7 +193,7 @@ def test_a_tolerance_that_is_not_kept_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert f"with {result.n_inducing} inducing points" in str(said[0].message)
 
 
-def test_rows_that_are_the_points_are_rows_like_others() -> None:
+def test_winnow_rows_equal_to_points_are_ordinary_rows() -> None:
     """GPyTorch's unwhitened strategy takes another way there, with another jitter in its KL."""
     x, y = curve(20)
     kinds: Any = (VariationalStrategy, UnwhitenedVariationalStrategy)
@@ -203,7 +203,7 @@ def test_rows_that_are_the_points_are_rows_like_others() -> None:
     assert plain.bound <= plain.reference
 
 
-def test_a_model_of_before_whitening_comes_out_whitened() -> None:
+def test_winnow_unwhitened_state_is_returned_whitened() -> None:
     """As from an old file: GPyTorch whitens its q(u) at the first call, and ours only once."""
     x, y = curve(50)
     model, likelihood = with_random_q(Model(points(12))), gaussian()
@@ -220,7 +220,7 @@ def test_a_model_of_before_whitening_comes_out_whitened() -> None:
 
 @pytest.mark.parametrize("prior", [[], [3]])
 @pytest.mark.parametrize("own", [False, True])
-def test_tasks_share_their_points_or_have_as_many_each(prior: list[int], own: bool) -> None:
+def test_winnow_tasks_share_points_or_have_equal_numbers(prior: list[int], own: bool) -> None:
     x, Y = tasks(60)
     Z = points(20)
     Z = torch.stack([Z, Z + 0.1, Z - 0.1]) if own else Z
@@ -238,7 +238,7 @@ def test_tasks_share_their_points_or_have_as_many_each(prior: list[int], own: bo
     assert result.bound == pytest.approx(60 * bound(smaller(x), Y).sum().item(), abs=1e-5)
 
 
-def test_tasks_with_their_own_points_keep_their_own_sets() -> None:
+def test_winnow_tasks_with_own_points_select_own_sets() -> None:
     x, Y = tasks(60)
     model = Model(points(20).repeat(3, 1, 1), batch=[3], prior=[3], around=independent)
     result = winnow(model, task_noise(), (x, Y), max_points=8)
@@ -250,7 +250,7 @@ def test_tasks_with_their_own_points_keep_their_own_sets() -> None:
     assert [each.name[-3:] for each in result.sets] == ["[0]", "[1]", "[2]"]
 
 
-def test_mixed_tasks_lose_little() -> None:
+def test_winnow_mixed_tasks_lose_little() -> None:
     x, Y = tasks(60)
     model = Model(points(20).repeat(3, 1, 1), batch=[3], prior=[3], around=mixed)
     result = winnow(model, task_noise(), (x, Y))
@@ -267,7 +267,7 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnowgp.integrations.gpytorch.sites._MOST_SAMPLES", 2)
 
 
-def test_a_generator_makes_it_repeatable(few_samples: None) -> None:
+def test_winnow_generator_makes_it_reproducible(few_samples: None) -> None:
     model, (x, y) = with_random_q(Deep(3)), curve(4)
     runs = [
         winnow(
@@ -283,7 +283,7 @@ def test_a_generator_makes_it_repeatable(few_samples: None) -> None:
     assert torch.equal(runs[0].inclusion, runs[1].inclusion)
 
 
-def test_layers_of_a_deep_model_lose_points(few_samples: None) -> None:
+def test_winnow_deep_model_prunes_all_layers(few_samples: None) -> None:
     x, y = curve(30)
     model, likelihood = Deep(6), gaussian(0.05)
     bound = elbo(likelihood, model, 30)
@@ -309,7 +309,7 @@ def test_layers_of_a_deep_model_lose_points(few_samples: None) -> None:
     assert (f - g).abs().max() < 0.3
 
 
-def test_columns_of_a_latent_model_lose_points(few_samples: None) -> None:
+def test_winnow_latent_model_prunes_all_columns(few_samples: None) -> None:
     x, Y = tasks(60)
     model = Latent(x / 3 - 1, 3, 15)
     likelihood = GaussianLikelihood(batch_shape=torch.Size([3])).double()

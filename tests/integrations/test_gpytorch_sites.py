@@ -55,7 +55,7 @@ def twin(model: Model, x: Tensor, y: Tensor, noise: float, mask: Tensor) -> Tens
 
 
 @pytest.mark.parametrize("strategy", [VariationalStrategy, UnwhitenedVariationalStrategy])
-def test_with_gaussian_noise_every_subset_is_scored_by_its_collapsed_bound(strategy: Any) -> None:
+def test_sites_gaussian_subsets_equal_collapsed_bound(strategy: Any) -> None:
     x, y = curve(40)
     model = with_random_q(Model(points(5), strategy=strategy))
     found = settled(model, gaussian(), x, y, steps=1)
@@ -67,7 +67,7 @@ def test_with_gaussian_noise_every_subset_is_scored_by_its_collapsed_bound(strat
     assert found.bound == pytest.approx(dense[-1].item(), abs=2e-3)
 
 
-def test_one_step_reaches_the_best_q_of_regression() -> None:
+def test_refit_q_one_step_reaches_optimum_of_regression() -> None:
     x, y = curve(40)
     model = with_random_q(Model(points(5)))
     first = settled(model, gaussian(), x, y, steps=1)
@@ -78,7 +78,7 @@ def test_one_step_reaches_the_best_q_of_regression() -> None:
     assert first.sites[0].excess(now, best.mean, point=False) == pytest.approx(0, abs=1e-6)
 
 
-def test_what_a_step_promises_is_what_it_gains() -> None:
+def test_refit_q_promised_gain_equals_actual_gain() -> None:
     """With Gaussian noise, for the sites stay as they are."""
     x, y = curve(40)
     model = with_random_q(Model(points(5)))
@@ -89,7 +89,7 @@ def test_what_a_step_promises_is_what_it_gains() -> None:
     assert promised == pytest.approx(after.bound - before.bound, rel=1e-6)
 
 
-def test_for_other_likelihoods_the_best_q_is_found() -> None:
+def test_refit_q_other_likelihoods_reach_optimum() -> None:
     x, y = curve(50)
     y = (y > 0).double()
     model = with_random_q(Model(points(12)))
@@ -101,7 +101,7 @@ def test_for_other_likelihoods_the_best_q_is_found() -> None:
     assert bound == pytest.approx(ours.fixed_bound(Dataset.of(x, y)), abs=0.1)
 
 
-def test_a_mean_field_q_ends_at_the_best_diagonal() -> None:
+def test_refit_q_mean_field_reaches_best_diagonal() -> None:
     """S_kk = 1/(I + C)_kk maximises log|S| − tr(S (I + C)) among diagonal S."""
     x, y = curve(40)
     model = with_random_q(Model(points(5), distribution=MeanFieldVariationalDistribution))
@@ -115,7 +115,7 @@ def test_a_mean_field_q_ends_at_the_best_diagonal() -> None:
         assert found.elbo.with_model(moved).bound() < found.bound
 
 
-def test_decoupled_means_and_covariances_are_scored_with_their_own_points() -> None:
+def test_sites_decoupled_roles_are_scored_separately() -> None:
     """The bound of any pair of subsets is what refitting the pruned model reaches."""
     x, y = curve(40)
     model = with_random_q(Model(points(5), strategy=BatchDecoupledVariationalStrategy, prior=(1,)))
@@ -131,7 +131,7 @@ def test_decoupled_means_and_covariances_are_scored_with_their_own_points() -> N
         assert promised == pytest.approx(reached, abs=1e-4)
 
 
-def test_hidden_precisions_are_squared_slopes_of_what_is_above() -> None:
+def test_sites_hidden_precisions_are_gauss_newton() -> None:
     """Against a constant added to one hidden function: the change of the top mean of each row."""
     x, y = curve(20)
     model = with_random_q(Deep(6, linear=False))

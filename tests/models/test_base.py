@@ -78,7 +78,7 @@ STILL = torch.arange(6)
 
 
 @battery
-def test_one_value_a_mask_whatever_else_is_in_the_batch(build, generator) -> None:
+def test_objective_value_of_mask_ignores_rest_of_batch(build, generator) -> None:
     objective = build(STILL)
     masks = torch.rand(9, objective.K, generator=generator) < 0.5
     together = objective.value(masks)
@@ -88,7 +88,7 @@ def test_one_value_a_mask_whatever_else_is_in_the_batch(build, generator) -> Non
 
 
 @battery
-def test_empty_full_and_no_masks_have_values(build) -> None:
+def test_objective_empty_full_and_no_masks_have_values(build) -> None:
     objective = build(STILL)
     empty = torch.zeros(1, objective.K, dtype=torch.bool)
     assert torch.isfinite(objective.value(empty)).all()
@@ -97,7 +97,7 @@ def test_empty_full_and_no_masks_have_values(build) -> None:
 
 
 @battery
-def test_permuting_candidates_changes_nothing(build, generator) -> None:
+def test_objective_permuted_candidates_give_equal_values(build, generator) -> None:
     order = torch.tensor([4, 2, 5, 0, 1, 3])
     masks = torch.rand(9, 6, generator=generator) < 0.5
     torch.testing.assert_close(
@@ -106,7 +106,7 @@ def test_permuting_candidates_changes_nothing(build, generator) -> None:
 
 
 @battery
-def test_relaxed_values_agree_at_the_corners(build, generator) -> None:
+def test_objective_relaxed_values_agree_at_corners(build, generator) -> None:
     objective = build(STILL)
     if not isinstance(objective, RelaxedObjective):
         return
@@ -117,7 +117,7 @@ def test_relaxed_values_agree_at_the_corners(build, generator) -> None:
 
 
 @battery
-def test_flips_are_differences_of_values(build, generator) -> None:
+def test_statistics_gains_equal_differences_of_values(build, generator) -> None:
     objective = build(STILL)
     if not isinstance(objective, MarginalGainObjective):
         return
@@ -138,7 +138,7 @@ models = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
 
 
 @models
-def test_every_question_about_the_best_q_has_one_answer(build) -> None:
+def test_model_fixed_bound_statistics_and_optimisers_agree(build) -> None:
     """To 1e-5 nats a row where q is found while climbing."""
     gp, data = build(STILL)
     assert isinstance(gp, InducingModel)
@@ -159,7 +159,7 @@ def test_every_question_about_the_best_q_has_one_answer(build) -> None:
 
 
 @models
-def test_a_pruned_model_has_the_candidates_that_the_mask_keeps(build) -> None:
+def test_prune_keeps_candidates_of_mask(build) -> None:
     gp, data = build(STILL)
     mask = torch.tensor([True, False, True, True, False, False])
     pruned = gp.prune(mask)
@@ -172,7 +172,7 @@ def test_a_pruned_model_has_the_candidates_that_the_mask_keeps(build) -> None:
 
 
 @models
-def test_the_chunked_bound_follows_the_parameters(build) -> None:
+def test_chunked_bound_follows_changed_parameters(build) -> None:
     gp, data = build(STILL)
     value = gp.chunked_bound(data)
     before = value().item()

@@ -37,7 +37,7 @@ def left(kernel: Kernel, X: Tensor, S: Tensor) -> Tensor:
 @kernels
 @pytest.mark.parametrize("M", [0, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_row_is_the_one_known_least_from_those_before(kernel, M: int, seed: int) -> None:
+def test_greedy_variance_selects_largest_conditional_variance(kernel, M: int, seed: int) -> None:
     k, X, given = kernel().double(), rows(seed=seed), rows(M, seed=seed + 10)
     chosen = greedy_variance(k, X, 10, given=given)
     assert len(chosen) == 10
@@ -48,20 +48,20 @@ def test_each_row_is_the_one_known_least_from_those_before(kernel, M: int, seed:
 
 @kernels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_a_row_and_its_duplicates_are_chosen_once(kernel, dtype: torch.dtype) -> None:
+def test_greedy_variance_selects_duplicates_once(kernel, dtype: torch.dtype) -> None:
     X = rows(20).to(dtype).repeat(3, 1)
     chosen = greedy_variance(kernel().to(dtype), X, 60, given=X[:0])
     assert len(X[chosen].unique(dim=0)) == len(chosen) == 20
 
 
 @kernels
-def test_given_points_are_not_chosen_again(kernel) -> None:
+def test_greedy_variance_skips_given_points(kernel) -> None:
     X = rows(12)
     chosen = greedy_variance(kernel().double(), X, 12, given=X[:5])
     assert sorted(chosen.tolist()) == list(range(5, 12))
 
 
-def test_duplicates_among_the_given_points_do_no_harm() -> None:
+def test_greedy_variance_accepts_duplicate_given_points() -> None:
     X = rows(12)
     kernel = MaternKernel(nu=0.5).double()
     once = greedy_variance(kernel, X, 4, given=X[:3])
@@ -70,24 +70,24 @@ def test_duplicates_among_the_given_points_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("K", [0, 1, 9, 10, 50])
-def test_no_more_rows_than_asked_for_and_than_there_are(K: int) -> None:
+def test_greedy_variance_returns_at_most_k_rows(K: int) -> None:
     X = rows(10)
     chosen = greedy_variance(MaternKernel(nu=0.5).double(), X, K, given=X[:0])
     assert len(set(chosen.tolist())) == len(chosen) == min(K, 10)
 
 
-def test_a_kernel_of_low_rank_is_soon_exhausted() -> None:
+def test_greedy_variance_low_rank_kernel_stops_early() -> None:
     """A linear function of two inputs is known from two rows."""
     X = rows(20)
     assert len(greedy_variance(LinearKernel().double(), X, 20, given=X[:0])) == 2
 
 
-def test_it_takes_no_gradient() -> None:
+def test_greedy_variance_takes_no_gradient() -> None:
     X = rows(5).requires_grad_()
     assert not greedy_variance(ScaleKernel(RBFKernel()).double(), X, 3, given=X[:1]).requires_grad
 
 
-def test_a_row_without_prior_variance_is_passed_over() -> None:
+def test_greedy_variance_skips_rows_without_variance() -> None:
     """A linear function is zero at zero; there is nothing to learn there, elsewhere there is."""
     X = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     assert len(greedy_variance(LinearKernel().double(), X, 3, given=X[:0])) == 1
@@ -95,7 +95,7 @@ def test_a_row_without_prior_variance_is_passed_over() -> None:
 
 @pytest.mark.parametrize("kernel", [RBFKernel, lambda: ScaleKernel(RBFKernel())], ids=["1", "s"])
 @pytest.mark.parametrize("M", [0, 3])
-def test_rows_and_kernel_may_differ_in_precision(kernel, M: int) -> None:
+def test_greedy_variance_accepts_mixed_precision(kernel, M: int) -> None:
     X = rows(12)
     expected = greedy_variance(kernel().double(), X, 6, given=X[:M])
     for k, A in ((kernel().double(), X.float()), (kernel(), X)):
@@ -103,7 +103,7 @@ def test_rows_and_kernel_may_differ_in_precision(kernel, M: int) -> None:
 
 
 @pytest.mark.slow
-def test_rows_in_float32_may_be_more_than_it_can_count() -> None:
+def test_greedy_variance_float32_handles_large_indices() -> None:
     """Seventeen million, of which the last is the only one that is not known."""
     X = torch.zeros(2**24 + 2, 1)
     X[-1] = 3
@@ -129,7 +129,7 @@ class Watched(Kernel):
         return self.inner.forward(x1, x2, diag=diag, **params)
 
 
-def test_with_few_rows_it_is_the_greedy_choice() -> None:
+def test_chunked_greedy_few_rows_equals_greedy() -> None:
     X, kernel = rows_streamed_variance(60), MaternKernel(nu=1.5).double()
     assert torch.equal(
         chunked_greedy_variance(kernel, X, 12, rows=60), greedy_variance(kernel, X, 12, given=X[:0])
@@ -137,7 +137,7 @@ def test_with_few_rows_it_is_the_greedy_choice() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_in_parts_it_leaves_little_more_variance_than_all_rows_at_once(seed: int) -> None:
+def test_chunked_greedy_blocks_leave_little_more_variance(seed: int) -> None:
     X, kernel = rows_streamed_variance(300, seed), MaternKernel(nu=1.5).double()
     X = X[X[:, 0].argsort()]
 
@@ -154,7 +154,7 @@ def test_in_parts_it_leaves_little_more_variance_than_all_rows_at_once(seed: int
     assert left(greedy_variance(kernel, X[:40], 25, given=X[:0])) > 1.3 * at_once
 
 
-def test_rows_of_every_part_can_be_kept() -> None:
+def test_chunked_greedy_selects_rows_of_every_block() -> None:
     """A far cluster in the last part must not be missed, nor one in the first be forgotten."""
     X = torch.cat(
         [
@@ -168,13 +168,13 @@ def test_rows_of_every_part_can_be_kept() -> None:
     assert bool((chosen >= 80).any())
 
 
-def test_duplicates_across_parts_are_kept_once() -> None:
+def test_chunked_greedy_selects_duplicates_across_blocks_once() -> None:
     X = rows_streamed_variance(8).repeat(4, 1)
     chosen = chunked_greedy_variance(MaternKernel(nu=1.5).double(), X, 30, rows=8)
     assert len(X[chosen].unique(dim=0)) == len(chosen) == 8
 
 
-def test_no_block_is_larger_than_a_part_with_what_is_kept() -> None:
+def test_chunked_greedy_evaluates_no_larger_blocks() -> None:
     kernel = Watched()
     chunked_greedy_variance(kernel, rows_streamed_variance(2000), 10, rows=50)
     assert 0 < kernel.largest <= 10 + 50

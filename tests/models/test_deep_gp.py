@@ -61,7 +61,7 @@ def shallow(seen: str) -> tuple[DeepGP, VariationalGP]:
 
 
 @battery
-def test_one_layer_is_a_variational_gp(seen: str) -> None:
+def test_deep_gp_one_layer_equals_variational_gp(seen: str) -> None:
     model, gp = shallow(seen)
     data, test, masks = rows(seen), rows(seen, N=5, seed=30), all_masks(5)
     close(model.bound(data), gp.bound(data))
@@ -81,7 +81,7 @@ def test_one_layer_is_a_variational_gp(seen: str) -> None:
 
 @battery
 @pytest.mark.parametrize("skip_connections", [False, True])
-def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, skip_connections: bool) -> None:
+def test_deep_gp_bound_equals_dense_pass_of_samples(seen: str, skip_connections: bool) -> None:
     model, data = deep(seen, widths=(3,), skip_connections=skip_connections), rows(seen)
     noise = model.noise(data.N, 5, seeded())
     ours = model.evaluated(data, noise=noise)
@@ -99,7 +99,7 @@ def test_the_bound_is_the_dense_pass_of_the_same_samples(seen: str, skip_connect
 
 
 @pytest.mark.parametrize("skip_connections", [False, True])
-def test_three_layers_are_three_dense_passes(skip_connections: bool) -> None:
+def test_deep_gp_three_layers_equal_dense_passes(skip_connections: bool) -> None:
     model = deep(widths=(3, 2), K=(4, 3, 5), skip_connections=skip_connections)
     data = rows()
     noise = model.noise(data.N, 4, seeded())
@@ -113,7 +113,7 @@ def test_three_layers_are_three_dense_passes(skip_connections: bool) -> None:
     assert widths == ([2, 5, 4] if skip_connections else [2, 3, 2])
 
 
-def test_one_noise_for_all_rows_is_the_same_for_each() -> None:
+def test_deep_gp_shared_eps_equals_repeated_eps() -> None:
     model, data = deep(widths=(3,)), rows()
     shared = normal(4, 1, 3, seed=1)
     found = model.evaluated(data, noise=[shared]).bound
@@ -156,7 +156,7 @@ def draws(model: DeepGP, data: Dataset, *, sd: float = 1.0) -> Tensor:
         return torch.stack([model.evaluated(data, noise=noise).bound for noise in noises])
 
 
-def test_the_bound_is_unbiased_for_quadrature_over_the_hidden_sample() -> None:
+def test_deep_gp_bound_is_unbiased_against_quadrature() -> None:
     model, data = line()
     expected = integrated_bound(model, data)
     # 60 draws of 400; the standard error is a small part of what sampling changes.
@@ -166,14 +166,14 @@ def test_the_bound_is_unbiased_for_quadrature_over_the_hidden_sample() -> None:
     assert abs(means_only.item() - expected) > 10 * found.std() / math.sqrt(60)
 
 
-def test_the_same_check_is_red_on_a_biased_twin() -> None:
+def test_deep_gp_unbiasedness_check_rejects_biased_twin() -> None:
     """A twin whose samples have 1.2 times the standard deviation of q."""
     model, data = line()
     assert abs(z_score(draws(model, data, sd=1.2), integrated_bound(model, data))) > 4
 
 
 @pytest.mark.parametrize("seen", ["gaussian", "bernoulli"])
-def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str) -> None:
+def test_deep_gp_minibatches_average_to_bound_and_gradient(seen: str) -> None:
     model, data = deep(seen, skip_connections=True), rows(seen, N=12)
     noise = model.noise(12, 3, seeded())
     order = torch.randperm(12, generator=seeded(1))
@@ -194,7 +194,7 @@ def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str)
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 
-def test_the_gradient_is_that_of_the_samples_path() -> None:
+def test_deep_gp_gradient_equals_pathwise_gradient() -> None:
     """With ε held, autograd agrees with finite differences in every parameter."""
     model, data = deep(skip_connections=True, K=(3, 3)), rows(N=5)
     noise = model.noise(5, 2, seeded())
@@ -216,7 +216,7 @@ def test_the_gradient_is_that_of_the_samples_path() -> None:
     assert torch.autograd.gradcheck(bound, start, eps=1e-6, atol=1e-5, rtol=1e-4)
 
 
-def test_a_variance_of_zero_has_a_gradient() -> None:
+def test_deep_gp_zero_variance_has_finite_gradient() -> None:
     """A linear function without a level is known at zero."""
     first = DeepLayer(LinearKernel(), normal(2, 2, seed=0), outputs=2)
     model = DeepGP([first, layer(2, 1, seed=10)], likelihood=GaussianLikelihood())
@@ -228,7 +228,7 @@ def test_a_variance_of_zero_has_a_gradient() -> None:
         assert torch.isfinite(gradient).all()
 
 
-def test_layers_and_likelihood_are_copies() -> None:
+def test_deep_gp_copies_layers_and_likelihood() -> None:
     made, likelihood = layer(2, 2), GaussianLikelihood()
     model = DeepGP([made], likelihood=likelihood, targets=2)
     with torch.no_grad():
@@ -239,7 +239,7 @@ def test_layers_and_likelihood_are_copies() -> None:
     assert pruned.likelihood is not model.likelihood
 
 
-def test_pruning_keeps_likelihood_connections_and_frozen_points() -> None:
+def test_deep_gp_prune_keeps_skips_likelihood_and_freezing() -> None:
     model = deep(skip_connections=True)
     model.layers[1].candidates.requires_grad_(False)
     masks = [torch.tensor([True, False, True, True]), torch.tensor([False, True, True])]
@@ -251,7 +251,7 @@ def test_pruning_keeps_likelihood_connections_and_frozen_points() -> None:
     assert [each.candidates.requires_grad for each in pruned.layers] == [True, False]
 
 
-def test_single_precision_serves_too() -> None:
+def test_deep_gp_single_precision_agrees() -> None:
     model, data = deep(skip_connections=True).float(), rows()
     few = Dataset.of(data.X.float(), data.Y.float())
     bound = model.bound(few, samples=2, generator=seeded())
@@ -261,7 +261,7 @@ def test_single_precision_serves_too() -> None:
     assert bound.item() == pytest.approx(exact.item(), rel=1e-3)
 
 
-def test_what_each_layer_saw_is_told() -> None:
+def test_deep_gp_propagation_returns_inputs_of_each_layer() -> None:
     model, data = deep(widths=(3,), skip_connections=True), rows()
     noise = model.noise(data.N, 2, seeded())
     points = [made.points() for made in model.layers]
@@ -273,7 +273,7 @@ def test_what_each_layer_saw_is_told() -> None:
     assert torch.equal(passed.inputs[1][..., 3:], data.X.expand(2, -1, -1))
 
 
-def test_layers_that_do_not_fit_together_are_named() -> None:
+def test_deep_gp_mismatched_layers_raise() -> None:
     one, two, likelihood = layer(2, 3), layer(3, 1), GaussianLikelihood()
     with pytest.raises(InputError, match="at least one layer"):
         DeepGP([], likelihood=likelihood)
@@ -287,7 +287,7 @@ def test_layers_that_do_not_fit_together_are_named() -> None:
         DeepGP([one], likelihood=LIKELIHOODS["softmax"][0], targets=2)
 
 
-def test_data_that_do_not_fit_are_refused_by_every_question() -> None:
+def test_deep_gp_mismatched_data_raise_in_every_method() -> None:
     model, data = deep("bernoulli"), rows("bernoulli")
     wide = Dataset.of(data.X.repeat(1, 2), data.Y)
     more = Dataset.of(data.X, data.Y.repeat(1, 2))
@@ -300,7 +300,7 @@ def test_data_that_do_not_fit_are_refused_by_every_question() -> None:
             ask(Dataset.of(data.X, data.Y + 1))
 
 
-def test_a_kernel_may_be_any() -> None:
+def test_deep_gp_accepts_any_kernel() -> None:
     model, data = deep(matern=True, skip_connections=True), rows()
     noise = model.noise(data.N, 2, seeded())
     ours = model.evaluated(data, noise=noise).bound.detach()
@@ -335,7 +335,7 @@ MASKS = torch.tensor(
 
 @pytest.mark.parametrize("seen", ["gaussian", "bernoulli", "softmax"])
 @pytest.mark.parametrize("skip_connections", [False, True])
-def test_subsets_score_what_the_pruned_model_scores(seen: str, skip_connections: bool) -> None:
+def test_deep_objective_subsets_equal_pruned_models(seen: str, skip_connections: bool) -> None:
     model, data = deep(seen, skip_connections=skip_connections), rows(seen)
     noise = model.noise(data.N, 3, seeded_deep_objective())
     subsets = objective(model, data, total=30)
@@ -353,7 +353,7 @@ def test_subsets_score_what_the_pruned_model_scores(seen: str, skip_connections:
     torch.testing.assert_close(together[-1], whole, rtol=1e-9, atol=1e-9)
 
 
-def test_three_layers_and_a_kernel_of_any_kind() -> None:
+def test_deep_objective_three_layers_and_any_kernel() -> None:
     model = deep(widths=(2, 3), K=(2, 3, 2), matern=True)
     data = rows()
     noise = model.noise(data.N, 3, seeded_deep_objective())
@@ -362,14 +362,14 @@ def test_three_layers_and_a_kernel_of_any_kind() -> None:
     torch.testing.assert_close(found, torch.stack(exact), rtol=1e-8, atol=1e-8)
 
 
-def test_one_value_a_mask_whatever_else_is_in_the_batch() -> None:
+def test_deep_objective_value_ignores_rest_of_batch() -> None:
     subsets = objective(deep(), rows())
     alone = torch.cat([subsets.value(mask[None]) for mask in MASKS])
     torch.testing.assert_close(subsets.value(MASKS), alone, rtol=1e-9, atol=1e-9)
     assert subsets.value(MASKS[:0]).shape == (0,)
 
 
-def test_permuting_the_candidates_of_a_layer_changes_nothing() -> None:
+def test_deep_objective_permuted_candidates_give_equal_values() -> None:
     model, data = deep(), rows()
     order = torch.tensor([2, 0, 3, 1])
     first = model.layers[0]
@@ -390,7 +390,7 @@ def test_permuting_the_candidates_of_a_layer_changes_nothing() -> None:
     )
 
 
-def test_all_masks_and_all_calls_meet_the_same_samples() -> None:
+def test_deep_objective_masks_and_calls_share_samples() -> None:
     model, data = deep(), rows()
     subsets = objective(model, data, samples=1)
     twice = subsets.value(MASKS[[4, 4]])
@@ -400,7 +400,7 @@ def test_all_masks_and_all_calls_meet_the_same_samples() -> None:
     assert (other.value(MASKS) - subsets.value(MASKS)).abs().min() > 1e-3
 
 
-def test_scores_are_differentiable_in_every_parameter() -> None:
+def test_deep_objective_is_differentiable_in_all_parameters() -> None:
     model = deep(skip_connections=True)
     objective(model, rows()).value(MASKS[[3, 4]]).sum().backward()
     for name, parameter in model.named_parameters():
@@ -424,7 +424,7 @@ def exact_gradient(logits: Tensor, table: Tensor) -> Tensor:
     return torch.autograd.grad((probability * table).sum(), logits)[0]
 
 
-def test_the_expectation_and_its_gradient_are_sums_over_all_subsets() -> None:
+def test_deep_objective_expectation_equals_enumeration() -> None:
     subsets, logits, table = small()
     found = Enumeration().step(Bernoulli(logits), subsets.value).surrogate
     (gradient,) = torch.autograd.grad(found, logits)
@@ -453,9 +453,9 @@ def z_scores(*, biased: bool = False) -> Tensor:
     return error / (samples.std(0) / math.sqrt(len(samples)))
 
 
-def test_the_score_function_is_unbiased_in_the_logits_of_both_layers() -> None:
+def test_deep_objective_score_function_is_unbiased() -> None:
     assert (z_scores().abs() < 4).all()
 
 
-def test_the_same_check_is_red_on_a_biased_twin_deep_objective() -> None:
+def test_deep_objective_unbiasedness_check_rejects_biased_twin() -> None:
     assert (z_scores(biased=True).abs() > 4).any()

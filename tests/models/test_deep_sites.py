@@ -93,7 +93,7 @@ settings = pytest.mark.parametrize("given", SETTINGS.values(), ids=SETTINGS.keys
 
 
 @settings
-def test_linear_terms_are_slopes_of_the_bound_in_the_means(given) -> None:
+def test_deep_sites_linear_terms_are_gradients_in_means(given) -> None:
     model, data, noise = setting(**given, N=4)
     found = deep_sites(model, data, noise=noise)
     assert len(found) == len(model.layers)
@@ -112,7 +112,7 @@ def test_linear_terms_are_slopes_of_the_bound_in_the_means(given) -> None:
 
 
 @pytest.mark.parametrize("given", [SETTINGS["two layers"], SETTINGS["three layers"]])
-def test_hidden_precisions_are_those_of_gauss_and_newton(given) -> None:
+def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
     model, data, noise = setting(**given, N=3)
     found = deep_sites(model, data, noise=noise)
     # Of the likelihood, a third of a sample's each.
@@ -133,7 +133,7 @@ def test_hidden_precisions_are_those_of_gauss_and_newton(given) -> None:
         torch.testing.assert_close(found[number].sites.precision, precision, rtol=1e-5, atol=1e-8)
 
 
-def test_with_several_samples_a_precision_is_a_sum_of_squares_and_not_a_square_of_sums() -> None:
+def test_deep_sites_precisions_sum_squares_over_samples() -> None:
     """The twin that differentiates the average mean would be told apart by these numbers."""
     model, data, noise = setting(N=3)
     like = torch.zeros(1, 3, 2, dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_with_several_samples_a_precision_is_a_sum_of_squares_and_not_a_square_o
     assert (wrong - right).abs().max() > 0.02 * right.max()
 
 
-def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
+def test_deep_sites_last_layer_has_likelihood_curvature() -> None:
     model, data, noise = setting("bernoulli")
     last = deep_sites(model, data, noise=noise)[-1]
     mean, variance = shifted_pass(model, data.X, noise, -1, torch.zeros(1).double())
@@ -160,7 +160,7 @@ def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
 
 
 @settings
-def test_the_gradient_in_every_layers_mean_is_that_of_its_sites(given) -> None:
+def test_deep_sites_gradient_in_means_equals_sites(given) -> None:
     """∂bound/∂m = V (λ − w ∘ μ) − m, for m moves means and no variances."""
     model, data, noise = setting(**given)
     bound = model.evaluated(data, noise=noise).bound
@@ -175,7 +175,7 @@ def test_the_gradient_in_every_layers_mean_is_that_of_its_sites(given) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_part_of_the_rows_stands_for_all() -> None:
+def test_deep_sites_minibatch_is_scaled_to_all_rows() -> None:
     model, data, noise = setting()
     found = deep_sites(model, data, noise=noise)
     more = deep_sites(model, data, total=30, noise=noise)
@@ -198,7 +198,7 @@ def regression(
 
 
 @pytest.mark.parametrize("widths", [(2,), (2, 3)])
-def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> None:
+def test_natural_step_at_rate_one_is_collapsed_optimum(widths) -> None:
     model, data, noise = setting(widths=widths)
     found = deep_sites(model, data, noise=noise)[-1]
     better = found.improved(model.layers[-1])
@@ -217,7 +217,7 @@ def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> 
     torch.testing.assert_close(after.detach(), expected, rtol=1e-8, atol=1e-8)
 
 
-def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
+def test_natural_step_last_layer_has_maximal_bound() -> None:
     model, data, noise = setting()
     better = deep_sites(model, data, noise=noise)[-1].improved(model.layers[-1])
     improved = model.with_layers([*model.layers[:-1], better])
@@ -240,7 +240,7 @@ def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_part_of_a_step_averages_natural_parameters(number: int) -> None:
+def test_natural_step_partial_averages_natural_parameters(number: int) -> None:
     model, data, noise = setting()
     layer = model.layers[number]
     found = deep_sites(model, data, noise=noise)[number]
@@ -254,7 +254,7 @@ def test_part_of_a_step_averages_natural_parameters(number: int) -> None:
 
 
 @settings
-def test_a_short_step_of_any_layer_raises_the_bound(given) -> None:
+def test_natural_step_short_step_raises_bound(given) -> None:
     model, data, noise = setting(**given)
     before = model.evaluated(data, noise=noise).bound
     for number, found in enumerate(deep_sites(model, data, noise=noise)):
@@ -263,7 +263,7 @@ def test_a_short_step_of_any_layer_raises_the_bound(given) -> None:
         assert model.with_layers(layers).evaluated(data, noise=noise).bound > before
 
 
-def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
+def test_natural_step_result_is_triangular_and_keeps_rest() -> None:
     model, data, noise = setting()
     layer = model.layers[0]
     layer.candidates.requires_grad_(False)
@@ -276,7 +276,7 @@ def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
         assert not torch.equal(better.q_mean, layer.q_mean)
 
 
-def test_statistics_of_the_last_layer_are_collapsed_bounds_given_its_inputs() -> None:
+def test_layer_statistics_last_layer_are_collapsed_bounds() -> None:
     model, data, noise = setting(N=8)
     found = deep_sites(model, data, noise=noise)[-1]
     last, masks = model.layers[-1], all_masks(3)
@@ -291,7 +291,7 @@ def test_statistics_of_the_last_layer_are_collapsed_bounds_given_its_inputs() ->
 @pytest.mark.parametrize(
     ("seen", "number"), [("gaussian", 0), ("bernoulli", 0), ("bernoulli", 1), ("softmax", 1)]
 )
-def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number: int) -> None:
+def test_layer_statistics_equal_evidence_of_sites(seen: str, number: int) -> None:
     """Of regression on λ/w with noise 1/w, function by function."""
     model, data, noise = setting(seen)
     found = deep_sites(model, data, noise=noise)[number]
@@ -323,7 +323,7 @@ def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number
     torch.testing.assert_close(marginal_gains, values[-1] - values[codes], rtol=1e-6, atol=1e-6)
 
 
-def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
+def test_deep_sites_one_layer_equals_shallow_sites() -> None:
     model = deep(widths=(), K=(5,))
     data = rows()
     (found,) = deep_sites(model, data, noise=[])
@@ -333,7 +333,7 @@ def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
     torch.testing.assert_close(found.sites.linear, Y / noise_of(model), rtol=1e-9, atol=1e-9)
 
 
-def test_frozen_layers_have_the_same_sites() -> None:
+def test_deep_sites_frozen_layers_have_same_sites() -> None:
     model, data, noise = setting()
     before = deep_sites(model, data, noise=noise)
     model.layers[0].requires_grad_(False)

@@ -17,7 +17,7 @@ NOISE = torch.tensor([0.3, 0.1, 0.9], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kind", ["rbf", "linear"])
-def test_predictions_at_uncertain_inputs_are_averages(kind) -> None:
+def test_latent_posterior_predictions_are_expectations(kind) -> None:
     p = latent(linear(), M=2) if kind == "linear" else latent()
     posterior = p.model(noise=NOISE).posterior(p.table)
     found = posterior.predict(p.mean, p.variance, observed=True)
@@ -30,7 +30,7 @@ def test_predictions_at_uncertain_inputs_are_averages(kind) -> None:
         torch.testing.assert_close(found.variance[i], variance, rtol=1e-5, atol=1e-6)
 
 
-def test_a_row_is_worth_its_expected_log_likelihood_less_its_kl() -> None:
+def test_row_elbo_is_expected_log_likelihood_less_kl() -> None:
     p = latent(missing=True)
     posterior = p.model(noise=NOISE).posterior(p.table)
     bound = posterior.row_elbo(p.table)
@@ -48,7 +48,7 @@ def test_a_row_is_worth_its_expected_log_likelihood_less_its_kl() -> None:
     torch.testing.assert_close(bound.of(ROWS[2:4]).everywhere(p.mean, p.variance), grid[2:4])
 
 
-def test_at_a_training_row_the_gradient_is_that_of_the_model() -> None:
+def test_row_elbo_gradient_at_training_row_equals_model() -> None:
     """q(u) is the best one, so that moving it with q(x) gains nothing to first order."""
     p = latent(missing=True)
     model = p.model(noise=NOISE)
@@ -63,7 +63,7 @@ def test_at_a_training_row_the_gradient_is_that_of_the_model() -> None:
     )
 
 
-def test_densities_integrate_to_one() -> None:
+def test_latent_posterior_densities_integrate_to_one() -> None:
     p = latent()
     posterior = p.model().posterior(p.table)
     y = torch.linspace(-8, 8, 800, dtype=torch.float64)
@@ -86,7 +86,7 @@ def sampled(likelihood, Y: torch.Tensor) -> tuple[SampledLatentGP, MaskedMatrix]
     return SampledLatentGP(function, p.model().latents), MaskedMatrix.of(Y)
 
 
-def test_sampled_and_expected_rows_agree() -> None:
+def test_row_elbo_sampled_and_expected_agree() -> None:
     """The same functions, noise and rows, once by places and once by psi statistics."""
     p = latent(missing=True)
     expected: LatentPosterior = p.model(noise=NOISE).posterior(p.table)
@@ -112,7 +112,7 @@ def test_sampled_and_expected_rows_agree() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, torch.tensor([0, 2, 5])], ids=["all", "some"])
-def test_a_sampled_bound_is_unbiased_with_gaussian_noise(rows) -> None:
+def test_sampled_bound_is_unbiased_with_gaussian_noise(rows) -> None:
     """Against the closed form: E[(y − f)²] by psi statistics, at the model's own q(u)."""
     p = latent(missing=True)
     model, table = sampled(gaussian_noise(NOISE), p.Y)
@@ -138,7 +138,7 @@ def test_a_sampled_bound_is_unbiased_with_gaussian_noise(rows) -> None:
     assert abs(z.item()) < 4
 
 
-def test_counts_have_a_sampled_model() -> None:
+def test_sampled_latent_gp_accepts_counts() -> None:
     p = latent()
     counts = (2 * p.Y + 2).round()
     counts[1, 1] = float("nan")
@@ -158,7 +158,7 @@ def test_counts_have_a_sampled_model() -> None:
     torch.testing.assert_close(whole, model.bound(table, generator=g[1]))
 
 
-def test_kernels_without_averages_have_a_sampled_model() -> None:
+def test_sampled_latent_gp_accepts_kernels_without_psi() -> None:
     p = latent()
     function = VariationalGP(
         ScaleKernel(MaternKernel()), p.Z, likelihood=gaussian_noise(NOISE), targets=3

@@ -92,7 +92,7 @@ def log_probability(likelihood: Likelihood, Y: Tensor, f: Tensor) -> Tensor:
 
 
 @one_latent
-def test_expected_log_probabilities_are_the_integrals(name: str) -> None:
+def test_expected_log_prob_equals_integral(name: str) -> None:
     likelihood, Y = ONE_LATENT[name]
     expected = on_a_grid(lambda f: log_probability(likelihood, Y, f))
     ours = observation_model(likelihood).expected_log_prob(Y, MEAN, VARIANCE)
@@ -100,7 +100,7 @@ def test_expected_log_probabilities_are_the_integrals(name: str) -> None:
 
 
 @one_latent
-def test_densities_are_the_integrals(name: str) -> None:
+def test_log_density_equals_integral(name: str) -> None:
     likelihood, Y = ONE_LATENT[name]
     expected = on_a_grid(lambda f: log_probability(likelihood, Y, f).exp()).log()
     ours = observation_model(likelihood).log_density(Y, MEAN, VARIANCE)
@@ -108,7 +108,7 @@ def test_densities_are_the_integrals(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ONE_LATENT if name != "own"])
-def test_moments_of_an_observation_are_the_integrals(name: str) -> None:
+def test_predict_equals_moments_of_integral(name: str) -> None:
     likelihood, _ = ONE_LATENT[name]
     if isinstance(likelihood, GaussianLikelihood):
         noise = likelihood.noise
@@ -124,7 +124,7 @@ def test_moments_of_an_observation_are_the_integrals(name: str) -> None:
     torch.testing.assert_close(ours.variance, square - mean.square(), rtol=1e-8, atol=1e-8)
 
 
-def test_the_two_classes_of_bernoulli_share_all_probability() -> None:
+def test_bernoulli_probabilities_sum_to_one() -> None:
     likelihood, Y = ONE_LATENT["bernoulli"]
     one, other = (
         observation_model(likelihood).log_density(y, MEAN, VARIANCE).exp() for y in (Y, 1 - Y)
@@ -135,7 +135,7 @@ def test_the_two_classes_of_bernoulli_share_all_probability() -> None:
 
 
 @pytest.mark.parametrize("name", ["poisson", "negative binomial"])
-def test_counts_share_all_probability(name: str) -> None:
+def test_count_probabilities_sum_to_one(name: str) -> None:
     Y = torch.arange(150, dtype=torch.float64)[:, None].expand(150, 3)
     mean, variance = MEAN[:, 0].expand(150, 3), VARIANCE[:, 0].expand(150, 3)
     total = observation_model(ONE_LATENT[name][0]).log_density(Y, mean, variance).exp().sum(0)
@@ -143,7 +143,7 @@ def test_counts_share_all_probability(name: str) -> None:
 
 
 @one_latent
-def test_a_batch_of_latents_is_a_loop_and_has_gradients(name: str) -> None:
+def test_observations_batch_equals_loop_with_gradients(name: str) -> None:
     likelihood, Y = ONE_LATENT[name]
     mean, variance = torch.stack([MEAN, MEAN.flip(0)]), torch.stack([VARIANCE, 2 * VARIANCE])
     together = observation_model(likelihood).expected_log_prob(Y, mean, variance)
@@ -159,7 +159,7 @@ def test_a_batch_of_latents_is_a_loop_and_has_gradients(name: str) -> None:
     assert all(torch.isfinite(slope).all() for slope in slopes)
 
 
-def test_nothing_is_drawn_at_random() -> None:
+def test_observations_draw_no_random_numbers() -> None:
     likelihood, (mean, variance, Y) = softmax(True), latents(4)
     before = torch.get_rng_state()
     first = observation_model(likelihood).log_density(Y, mean, variance)
@@ -171,7 +171,7 @@ def test_nothing_is_drawn_at_random() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
+def test_copy_likelihood_is_copy_with_exact_nodes() -> None:
     theirs = Bell()
     ours = copy_likelihood(theirs).double()
     assert theirs.quadrature.locations.dtype == torch.float32
@@ -192,12 +192,12 @@ def test_an_owned_likelihood_is_a_copy_with_exact_nodes() -> None:
     ],
     ids=lambda likelihood: type(likelihood).__name__,
 )
-def test_other_likelihoods_are_refused_by_name(likelihood: Likelihood) -> None:
+def test_copy_likelihood_unsupported_raise(likelihood: Likelihood) -> None:
     with pytest.raises(InputError, match=f"`likelihood`.*got {type(likelihood).__name__}"):
         copy_likelihood(likelihood)
 
 
-def test_softmax_has_latents_for_classes_or_features_and_others_for_columns() -> None:
+def test_num_latents_softmax_has_classes_or_features() -> None:
     assert observation_model(softmax(False)).num_latents(1) == 3
     assert observation_model(SoftmaxLikelihood(num_features=2, num_classes=5)).num_latents(1) == 2
     assert observation_model(PoissonLikelihood()).num_latents(4) == 4
@@ -222,7 +222,7 @@ def test_softmax_has_latents_for_classes_or_features_and_others_for_columns() ->
         (BetaLikelihood(), 1.0, "strictly between 0 and 1; got 1"),
     ],
 )
-def test_targets_without_probability_are_named(
+def test_check_targets_impossible_targets_raise(
     likelihood: Likelihood, bad: float, words: str
 ) -> None:
     good = 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0
@@ -233,14 +233,14 @@ def test_targets_without_probability_are_named(
         observation_model(likelihood).check_targets(Y)
 
 
-def test_any_number_is_a_target_of_regression() -> None:
+def test_check_targets_regression_accepts_any_number() -> None:
     for name in ("gaussian", "student", "laplace", "own"):
         observation_model(ONE_LATENT[name][0]).check_targets(REAL)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1, 0.02])
 @pytest.mark.parametrize("likelihood", [StudentTLikelihood(), LaplaceLikelihood()])
-def test_densities_much_narrower_than_the_latent_are_exact(likelihood, scale: float) -> None:
+def test_log_density_narrow_likelihood_is_exact(likelihood, scale: float) -> None:
     narrow = built(likelihood, noise=scale**2)
     f = torch.linspace(-12, 12, 600_001, dtype=torch.float64)
     weight = Normal(0.2, 1.0).log_prob(f).exp() * (f[1] - f[0])
@@ -253,7 +253,7 @@ def test_densities_much_narrower_than_the_latent_are_exact(likelihood, scale: fl
         assert density == pytest.approx((weight * log_prob.exp()).sum().log().item(), abs=1e-5)
 
 
-def test_components_of_a_mixture_may_be_rougher() -> None:
+def test_log_density_mixture_components_may_use_fewer_nodes() -> None:
     """Sixteen nodes and their reflections each, for 64 components: to 2e-3 in probability."""
     likelihood = softmax(False)
     mean, variance, Y = latents(64)
@@ -280,7 +280,7 @@ def log_shares(likelihood: SoftmaxLikelihood, mean: Tensor, variance: Tensor, t:
 # 4 rows, and as many rows as there are classes or latents, which GPyTorch takes for a transpose.
 @pytest.mark.parametrize("N", [3, 4, 5])
 @pytest.mark.parametrize("mixing", [False, True])
-def test_softmax_agrees_with_a_product_of_quadratures(mixing: bool, N: int) -> None:
+def test_softmax_agrees_with_product_quadrature(mixing: bool, N: int) -> None:
     """64 and 512 nodes and their reflections: to 0.006 nats in expectation, 1e-3 in probability."""
     likelihood, (mean, variance, Y) = softmax(mixing), latents(N)
     log_p, weight = log_shares(likelihood, mean, variance)
@@ -314,7 +314,7 @@ def test_softmax_agrees_with_random_draws(mixing: bool, generator: torch.Generat
 
 
 @pytest.mark.parametrize("mixing", [False, True])
-def test_the_classes_of_softmax_share_all_probability(mixing: bool) -> None:
+def test_softmax_probabilities_sum_to_one(mixing: bool) -> None:
     likelihood, (mean, variance, Y) = softmax(mixing), latents(5)
     total = sum(
         observation_model(likelihood).log_density(torch.full_like(Y, c), mean, variance).exp()
@@ -327,7 +327,7 @@ def test_the_classes_of_softmax_share_all_probability(mixing: bool) -> None:
 
 
 @pytest.mark.parametrize("mixing", [False, True])
-def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
+def test_softmax_accepts_batches_and_certain_latents(mixing: bool) -> None:
     likelihood, (mean, variance, Y) = softmax(mixing), latents(3)
     means, variances = torch.stack([mean, -mean]), torch.stack([variance, 2 * variance])
     together = observation_model(likelihood).expected_log_prob(Y, means, variances)
@@ -344,7 +344,7 @@ def test_softmax_takes_batches_and_certain_latents(mixing: bool) -> None:
 
 
 @pytest.mark.parametrize("mixing", [False, True])
-def test_the_coupling_of_latents_is_the_negative_second_derivative(mixing: bool) -> None:
+def test_softmax_coupling_is_negative_second_derivative(mixing: bool) -> None:
     likelihood, (mean, variance, Y) = softmax(mixing), latents(4)
     ours = observation_model(likelihood).coupling(mean, variance)
     assert ours is not None
@@ -363,7 +363,7 @@ def test_the_coupling_of_latents_is_the_negative_second_derivative(mixing: bool)
     assert observation_model(BernoulliLikelihood()).coupling(mean, variance) is None
 
 
-def test_a_class_far_out_of_reach_still_has_a_density() -> None:
+def test_softmax_far_class_has_finite_density() -> None:
     mean = torch.tensor([[800.0, 0.0, 0.0]], dtype=torch.float64)
     Y = torch.tensor([[2.0]], dtype=torch.float64)
     # log E e^(f₂ − f₀) = −800 + ½ (0.1 + 0.1)
@@ -371,7 +371,7 @@ def test_a_class_far_out_of_reach_still_has_a_density() -> None:
     torch.testing.assert_close(ours, torch.full_like(Y, -799.9), rtol=0, atol=0.01)
 
 
-def test_classes_a_part_at_a_time_are_the_same_as_all_at_once(monkeypatch) -> None:
+def test_softmax_row_blocks_give_equal_results(monkeypatch) -> None:
     likelihood, (mean, variance, Y) = softmax(True), latents(7)
     whole = observation_model(likelihood).predict(mean, variance).mean
     expected = observation_model(softmax(False)).expected_log_prob(Y, mean, variance)
@@ -421,7 +421,7 @@ class Exponential(GaussianLikelihood):
 
 
 @pytest.mark.parametrize("kind", [ToldAll, ToldBell])
-def test_a_likelihood_that_defines_its_expectation_is_believed(kind: type[Likelihood]) -> None:
+def test_user_likelihood_own_methods_take_precedence(kind: type[Likelihood]) -> None:
     ours, gaussian = built(kind()), built(GaussianLikelihood(), noise=0.25)
     assert observation_model(ours).num_latents(2) == 2
     observation_model(ours).check_targets(REAL)
@@ -436,7 +436,7 @@ def test_a_likelihood_that_defines_its_expectation_is_believed(kind: type[Likeli
     torch.testing.assert_close(seen.variance, expected.variance)
 
 
-def test_what_such_a_likelihood_does_not_say_is_named() -> None:
+def test_user_likelihood_missing_methods_are_named() -> None:
     ours = built(Told())
     with pytest.raises(InputError, match=r"must define `forward`.*or `log_marginal`; Told has"):
         observation_model(ours).log_density(REAL, MEAN, VARIANCE)
@@ -444,7 +444,7 @@ def test_what_such_a_likelihood_does_not_say_is_named() -> None:
         observation_model(ours).predict(MEAN, VARIANCE)
 
 
-def test_an_expectation_of_another_shape_is_refused() -> None:
+def test_user_likelihood_wrong_shape_raises() -> None:
     class Summed(Told):
         def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
             return function_dist.mean.sum(-1)
@@ -453,7 +453,7 @@ def test_an_expectation_of_another_shape_is_refused() -> None:
         observation_model(built(Summed())).expected_log_prob(REAL, MEAN, VARIANCE)
 
 
-def test_a_subclass_of_gaussian_noise_is_not_taken_for_its_parent() -> None:
+def test_user_likelihood_gaussian_subclass_uses_own_forward() -> None:
     ours = built(Exponential(), noise=0.3)
     expected = on_a_grid(lambda f: ours.forward(f).log_prob(REAL))
     torch.testing.assert_close(
@@ -463,7 +463,7 @@ def test_a_subclass_of_gaussian_noise_is_not_taken_for_its_parent() -> None:
     torch.testing.assert_close(seen, (MEAN + VARIANCE / 2).exp())
 
 
-def test_a_softmax_of_ones_own_is_refused() -> None:
+def test_copy_likelihood_user_softmax_raises() -> None:
     class Tempered(SoftmaxLikelihood):
         def forward(self, function_samples: Tensor, *params: Any, **kwargs: Any):
             return torch.distributions.Categorical(logits=2 * function_samples)
@@ -475,6 +475,6 @@ def test_a_softmax_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     "kind", [GaussianLikelihood, StudentTLikelihood, LaplaceLikelihood, BetaLikelihood]
 )
-def test_batches_of_likelihoods_are_refused(kind: Any) -> None:
+def test_copy_likelihood_batch_shape_raises(kind: Any) -> None:
     with pytest.raises(InputError, match=f"must not have a batch shape; got {kind.__name__}.*2, 1"):
         copy_likelihood(kind(batch_shape=torch.Size([2])))

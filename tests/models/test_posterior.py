@@ -39,7 +39,7 @@ def exact_prediction(gp: SparseGP, rows: Dataset, X: Tensor) -> tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("P", [1, 3])
-def test_points_at_the_data_give_the_exact_posterior(P: int) -> None:
+def test_posterior_points_at_data_equal_exact_gp(P: int) -> None:
     gp, rows, posterior = fitted(P)
     X = torch.linspace(-1, 7, 20, dtype=torch.float64)[:, None]
     mean, covariance = exact_prediction(gp, rows, X)
@@ -53,7 +53,7 @@ def test_points_at_the_data_give_the_exact_posterior(P: int) -> None:
     torch.testing.assert_close(full[-1], covariance, rtol=1e-6, atol=1e-7)
 
 
-def test_an_observation_has_the_noise_on_top() -> None:
+def test_posterior_observed_adds_noise() -> None:
     gp, rows, posterior = fitted(K=6)
     latent, observed = posterior.predict(rows.X), posterior.predict(rows.X, observed=True)
     torch.testing.assert_close(observed.variance - latent.variance, gp.noise.expand(15, 1))
@@ -61,14 +61,14 @@ def test_an_observation_has_the_noise_on_top() -> None:
     torch.testing.assert_close(full[:, None], observed.variance)
 
 
-def test_log_density_is_that_of_a_normal() -> None:
+def test_posterior_log_density_is_normal() -> None:
     _, rows, posterior = fitted(P=2, K=6)
     p = posterior.predict(rows.X, observed=True)
     expected = torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(rows.Y)
     torch.testing.assert_close(posterior.log_density(rows.X, rows.Y), expected)
 
 
-def test_samples_have_the_posteriors_moments(generator: torch.Generator) -> None:
+def test_posterior_samples_have_its_moments(generator: torch.Generator) -> None:
     _, _, posterior = fitted(P=2, K=6)
     X = torch.tensor([[0.5], [2.0], [9.0]], dtype=torch.float64)
     draws = posterior.sample(X, 20_000, generator=generator)
@@ -82,7 +82,7 @@ def test_samples_have_the_posteriors_moments(generator: torch.Generator) -> None
         )
 
 
-def test_it_owns_what_it_needs() -> None:
+def test_posterior_owns_copies() -> None:
     gp, rows, posterior = fitted(K=6)
     before = posterior.predict(rows.X).mean
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_it_owns_what_it_needs() -> None:
     assert not any(p.requires_grad for p in posterior.parameters())
 
 
-def test_train_and_eval_mode_make_no_difference() -> None:
+def test_posterior_ignores_train_and_eval_mode() -> None:
     _, rows, posterior = fitted(K=6)
     first = posterior.train().predict(rows.X)
     second = posterior.eval().predict(rows.X)
@@ -100,7 +100,7 @@ def test_train_and_eval_mode_make_no_difference() -> None:
     assert torch.equal(first.variance, second.variance)
 
 
-def test_gradients_with_respect_to_inputs_are_there() -> None:
+def test_posterior_has_gradients_in_inputs() -> None:
     _, _, posterior = fitted(K=6)
     X = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
     posterior.predict(X).variance.sum().backward()
@@ -108,7 +108,7 @@ def test_gradients_with_respect_to_inputs_are_there() -> None:
     assert X.grad.abs().sum() > 0
 
 
-def test_no_points_at_all_give_the_prior() -> None:
+def test_posterior_without_points_is_prior() -> None:
     gp, rows, _ = fitted()
     empty = gp.prune(torch.zeros(15, dtype=torch.bool)).posterior(rows)
     p = empty.predict(rows.X)
@@ -118,7 +118,7 @@ def test_no_points_at_all_give_the_prior() -> None:
     assert torch.isfinite(empty.sample(rows.X, 2)).all()
 
 
-def test_variances_are_clipped_by_rounding_alone() -> None:
+def test_posterior_variances_are_clipped_by_rounding_only() -> None:
     """Thirty points on a short line: k − ‖V‖² + ‖FᵀV‖² is negative by rounding at the most."""
     X = torch.linspace(0, 1, 30, dtype=torch.float64)[:, None]
     gp = SparseGP(RBFKernel(), X, noise=1e-4)
@@ -128,14 +128,14 @@ def test_variances_are_clipped_by_rounding_alone() -> None:
     assert (posterior.predict(X).variance >= 0).all()
 
 
-def test_wrong_columns_are_named() -> None:
+def test_posterior_wrong_columns_raise() -> None:
     _, _, posterior = fitted()
     with pytest.raises(InputError, match="1 columns"):
         posterior.predict(torch.zeros(3, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_the_quick_covariance_is_the_kernel_s_own(offset: float) -> None:
+def test_cross_covariance_equals_kernel(offset: float) -> None:
     kernel: Any = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
     starts: Any = {"outputscale": 2.5, "base_kernel.lengthscale": torch.tensor([[0.6, 0.8, 1.1]])}
     kernel.initialize(**starts)
@@ -155,7 +155,7 @@ def test_the_quick_covariance_is_the_kernel_s_own(offset: float) -> None:
 
 
 @pytest.mark.parametrize("wide", [0.1, 1.7])
-def test_variances_are_those_of_the_definition_even_if_q_is_wider_than_the_prior(
+def test_posterior_variances_equal_definition_for_wide_q(
     wide: float,
 ) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -185,7 +185,7 @@ def test_variances_are_those_of_the_definition_even_if_q_is_wider_than_the_prior
 
 
 @pytest.mark.parametrize(("D", "lengthscale", "noise"), [(1, 1.0, 1e-2), (2, 1.0, 1e-4)])
-def test_one_product_is_as_accurate_as_a_solve_in_single_precision(
+def test_posterior_single_precision_product_equals_solve(
     D: int, lengthscale: float, noise: float
 ) -> None:
     """128 points so close that cond(K_uu) is 1e13: what limits both is k(x, Z) in seven digits.
@@ -264,7 +264,7 @@ def conditional(
 @kernels
 @pytest.mark.parametrize("own_factors", [False, True])
 @pytest.mark.parametrize("q", [1, 3])
-def test_each_batch_is_joint_over_its_rows(kernel, own_factors: bool, q: int) -> None:
+def test_joint_posterior_batches_are_joint_over_rows(kernel, own_factors: bool, q: int) -> None:
     posterior = fitted_joint_process(kernel, own_factors=own_factors)
     X = 2 * draw(4, 5, q, 2, seed=7)
     mean, cov = JointPosterior(posterior)(X)
@@ -279,7 +279,9 @@ def test_each_batch_is_joint_over_its_rows(kernel, own_factors: bool, q: int) ->
 @kernels
 @pytest.mark.parametrize("own_factors", [False, True])
 @pytest.mark.parametrize("q", [1, 3])
-def test_observed_rows_count_as_in_a_joint_normal(kernel, own_factors: bool, q: int) -> None:
+def test_joint_posterior_conditioning_equals_joint_normal(
+    kernel, own_factors: bool, q: int
+) -> None:
     """Rows in three batches, four fantasies of each, noise of each row and output."""
     posterior = fitted_joint_process(kernel, own_factors=own_factors)
     seen, Y = 2 * draw(3, 5, 2, seed=8), draw(4, 3, 5, 2, seed=9)
@@ -298,7 +300,7 @@ def test_observed_rows_count_as_in_a_joint_normal(kernel, own_factors: bool, q: 
     torch.testing.assert_close(everywhere[0][1, 2], wanted[0])
 
 
-def test_conditioning_twice_is_conditioning_on_both() -> None:
+def test_joint_posterior_conditioning_twice_equals_once() -> None:
     process = JointPosterior(fitted_joint_process(KERNELS["matern"]))
     X, Y, noise = draw(5, 2, seed=8), draw(5, 2, seed=9), torch.full((5, 2), 0.2).double()
     once = process.condition_on(X, Y, noise=noise)
@@ -309,7 +311,7 @@ def test_conditioning_twice_is_conditioning_on_both() -> None:
         torch.testing.assert_close(one, two)
 
 
-def test_nothing_observed_in_batches_is_the_process_in_batches() -> None:
+def test_joint_posterior_no_observations_keeps_batches() -> None:
     process = JointPosterior(fitted_joint_process(KERNELS["rbf"]))
     empty = process.condition_on(draw(0, 2), draw(7, 0, 2), noise=draw(0, 2))
     assert empty.batch_shape == (7,)
@@ -319,7 +321,7 @@ def test_nothing_observed_in_batches_is_the_process_in_batches() -> None:
     torch.testing.assert_close(cov, process(T)[1].expand(7, 2, 4, 4))
 
 
-def test_gradients_reach_new_rows_observed_rows_and_observations() -> None:
+def test_joint_posterior_gradients_reach_all_inputs() -> None:
     posterior = fitted_joint_process(KERNELS["rbf"])
     noise = torch.full((2, 2), 0.2).double()
 
@@ -330,7 +332,7 @@ def test_gradients_reach_new_rows_observed_rows_and_observations() -> None:
     assert torch.autograd.gradcheck(outcome, [a.requires_grad_() for a in arguments])
 
 
-def test_it_follows_its_parts_to_another_dtype() -> None:
+def test_joint_posterior_follows_dtype() -> None:
     noise = torch.full((5, 2), 0.2).double()
     process = JointPosterior(fitted_joint_process(KERNELS["rbf"])).condition_on(
         draw(5, 2), draw(5, 2), noise=noise
@@ -361,7 +363,7 @@ def model(P: int = 2) -> tuple[SparseGP, Dataset, Dataset]:
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_it_is_the_fit_of_all_rows(P: int) -> None:
+def test_condition_on_equals_fit_of_all_rows(P: int) -> None:
     made, first, more = model(P)
     together = Dataset(torch.cat([first.X, more.X]), torch.cat([first.Y, more.Y]))
     found = made.posterior(first).condition_on(more)
@@ -378,7 +380,7 @@ def test_it_is_the_fit_of_all_rows(P: int) -> None:
     torch.testing.assert_close(found.covariance(T)[0], cov, rtol=1e-7, atol=1e-7)
 
 
-def test_each_output_may_have_a_covariance_of_its_own() -> None:
+def test_condition_on_outputs_with_own_covariances() -> None:
     """Against Bayes' rule for u with u's own covariance matrices, output by output."""
     made, _, more = model(2)
     M = made.K
@@ -406,7 +408,7 @@ def test_each_output_may_have_a_covariance_of_its_own() -> None:
         torch.testing.assert_close(factor @ factor.mT, prior - gain @ V.mT @ prior)
 
 
-def test_in_two_steps_as_in_one() -> None:
+def test_condition_on_two_steps_equal_one() -> None:
     made, first, more = model(1)
     whole = made.posterior(first).condition_on(more)
     half = made.posterior(first).condition_on(Dataset(more.X[:4], more.Y[:4]))
@@ -415,7 +417,7 @@ def test_in_two_steps_as_in_one() -> None:
     torch.testing.assert_close(whole.gain.abs().sum(), steps.gain.abs().sum())
 
 
-def test_what_cannot_be_updated_says_so() -> None:
+def test_condition_on_unsupported_raise() -> None:
     made, first, more = model(1)
     q = made.posterior(first)
     with pytest.raises(InputError, match="must have 1 target columns; got 2"):

@@ -63,7 +63,7 @@ def log_count(likelihood: Likelihood, y: float, f: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", COUNTING)
 @pytest.mark.parametrize(("y", "m", "s", "known"), WIDE)
-def test_counts_are_integrated_however_wide_the_latent_is(
+def test_counts_wide_latents_equal_dense_integral(
     name: str, y: float, m: float, s: float, known: float | None
 ) -> None:
     """Against 200,000 trapezia; the logarithm of a density to 1e-4 nats, found to 2e-5."""
@@ -82,7 +82,7 @@ def test_counts_are_integrated_however_wide_the_latent_is(
 
 @pytest.mark.parametrize("name", COUNTING)
 @pytest.mark.parametrize(("y", "m", "s"), [(40.0, 10.0, 30.0), (0.0, -5.0, 8.0), (3.0, 2.0, 0.4)])
-def test_integrals_of_counts_have_the_slopes_of_central_differences(
+def test_counts_gradients_equal_central_differences(
     name: str, y: float, m: float, s: float
 ) -> None:
     likelihood, Y = COUNTING[name], torch.full((1, 1), y, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_integrals_of_counts_have_the_slopes_of_central_differences(
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("shift", [-4.0, 0.0, 3.0])
-def test_moments_are_those_of_the_gaussian(shift: float, scale: float) -> None:
+def test_graded_nodes_have_gaussian_moments(shift: float, scale: float) -> None:
     """Wherever the nodes are dense, within a few deviations of the mean."""
     mean, deviation = (torch.full((2, 1), v, dtype=torch.float64) for v in (5.0, 20.0))
     centre = mean + shift * deviation
@@ -119,7 +119,7 @@ def test_moments_are_those_of_the_gaussian(shift: float, scale: float) -> None:
 
 
 @pytest.mark.parametrize("width", [1e-3, 1.0, 1e4])
-def test_a_narrow_bump_is_seen(width: float) -> None:
+def test_graded_nodes_resolve_narrow_bump(width: float) -> None:
     """∫ N(f; 0, 100²) N(c; f, w²) df = N(c; 0, 100² + w²)."""
     zero = torch.zeros(1, dtype=torch.float64)
     deviation, centre = zero + 100, zero + 150
@@ -141,7 +141,7 @@ class Expectation(nn.Module):
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.7, 50.0])
-def test_slopes_of_students_t_are_those_of_central_differences(
+def test_student_gradients_equal_central_differences(
     noise: float, generator: torch.Generator
 ) -> None:
     Y = torch.randn(6, 2, generator=generator, dtype=torch.float64)
@@ -176,7 +176,7 @@ def rule(T: int) -> dict[str, Tensor]:
     }
 
 
-def test_value_and_derivatives_are_those_of_the_sum_over_nodes() -> None:
+def test_probit_value_and_gradients_equal_sum_over_nodes() -> None:
     sign, mean, variance = problem()
     how = rule(20)
     ours_at = mean.clone().requires_grad_(), variance.clone().requires_grad_()
@@ -194,7 +194,7 @@ def test_value_and_derivatives_are_those_of_the_sum_over_nodes() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_value_and_derivatives_are_those_of_the_integral() -> None:
+def test_probit_value_and_gradients_equal_integral() -> None:
     """A fine grid, and its central differences."""
     sign, mean, variance = problem()
     z = np.linspace(-12, 12, 20_001)
@@ -217,7 +217,7 @@ def test_value_and_derivatives_are_those_of_the_integral() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_certain_latent_has_finite_slopes(dtype: torch.dtype) -> None:
+def test_probit_certain_latent_has_finite_gradients(dtype: torch.dtype) -> None:
     sign, mean, variance = (part.to(dtype) for part in problem())
     at = mean.requires_grad_(), (0 * variance).requires_grad_()
     nats = probit_expectation(sign, *at, **{k: v.to(dtype) for k, v in rule(20).items()})
@@ -228,7 +228,7 @@ def test_a_certain_latent_has_finite_slopes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("mean", [-1e3, -1e5, -1e8])
-def test_slopes_keep_their_digits_far_out(mean: float) -> None:
+def test_probit_gradients_are_accurate_in_the_tails(mean: float) -> None:
     """h(z) = −z − 1/z + 2/z³ − …, and E h = h of the mean where f is all but certain."""
     at = torch.tensor([mean], dtype=torch.float64, requires_grad=True)
     certain = torch.tensor([1e-20], dtype=torch.float64)
@@ -256,7 +256,7 @@ def slow(classes: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("rows", [3, 512])
 @pytest.mark.parametrize("C", [2, 3, 10])
-def test_value_and_derivatives_are_those_of_the_sum_over_nodes_softmax_expectation(
+def test_softmax_value_and_gradients_equal_sum_over_nodes(
     C: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(softmax_expectation_module, "_ROWS", rows)
@@ -276,7 +276,7 @@ def test_value_and_derivatives_are_those_of_the_sum_over_nodes_softmax_expectati
         torch.testing.assert_close(softmax_expectation(classes, mean, variance), ours.detach())
 
 
-def test_derivatives_of_two_classes_are_those_of_a_fine_grid() -> None:
+def test_softmax_two_classes_equal_fine_grid() -> None:
     """Only the difference of two latents counts: one integral, and its central differences."""
     classes, mean, variance = problem_softmax_expectation(C=2)
     keep = slice(1, None)
@@ -304,7 +304,7 @@ def test_derivatives_of_two_classes_are_those_of_a_fine_grid() -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 512])
-def test_the_coupling_is_the_negative_second_derivative(
+def test_softmax_coupling_equals_second_derivative(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(softmax_expectation_module, "_ROWS", rows)
@@ -318,7 +318,7 @@ def test_the_coupling_is_the_negative_second_derivative(
         torch.testing.assert_close(ours[i], expected, rtol=1e-9, atol=1e-11)
 
 
-def test_a_certain_latent_has_finite_slopes_softmax_expectation() -> None:
+def test_softmax_certain_latent_has_finite_gradients() -> None:
     classes, mean, variance = problem_softmax_expectation()
     at = mean.clone().requires_grad_(), (0 * variance).requires_grad_()
     nats = softmax_expectation(classes, *at)

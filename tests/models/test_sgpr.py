@@ -46,7 +46,7 @@ def model(candidates: Tensor, **arguments) -> SparseGP:
 
 
 @pytest.mark.parametrize("P", [1, 3])
-def test_a_subset_scores_what_the_pruned_model_scores(P: int) -> None:
+def test_collapsed_objective_subset_equals_pruned_bound(P: int) -> None:
     rows = data(P=P)
     gp, masks = model(rows.X[:5]), all_masks(5)
     values = gp.subset_objective(rows).value(masks)
@@ -56,14 +56,14 @@ def test_a_subset_scores_what_the_pruned_model_scores(P: int) -> None:
     torch.testing.assert_close(weights, pruned, rtol=1e-10, atol=1e-10)
 
 
-def test_all_ones_is_the_ordinary_bound() -> None:
+def test_collapsed_objective_all_ones_is_ordinary_bound() -> None:
     rows = data()
     gp = model(rows.X[:7])
     everything = gp.subset_objective(rows).value(torch.ones(1, 7, dtype=torch.bool))
     torch.testing.assert_close(everything[0], gp.bound(rows))
 
 
-def test_scores_are_differentiable_in_every_parameter() -> None:
+def test_collapsed_objective_is_differentiable() -> None:
     rows = data()
     gp = model(rows.X[:4], mean=ConstantMean())
     masks = torch.tensor([[True, False, True, True], [False, True, False, False]])
@@ -73,7 +73,7 @@ def test_scores_are_differentiable_in_every_parameter() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_bounds_enclose_the_evidence_and_meet_it_at_the_data() -> None:
+def test_sparse_gp_bounds_enclose_evidence() -> None:
     rows = data()
     few, all_rows = model(rows.X[:6]), model(rows.X)
     kernel = few.kernel(rows.X).to_dense()
@@ -87,14 +87,14 @@ def test_bounds_enclose_the_evidence_and_meet_it_at_the_data() -> None:
     [RBFKernel(), MaternKernel(nu=1.5), LinearKernel(), RBFKernel() + LinearKernel()],
     ids=["rbf", "matern", "linear", "sum"],
 )
-def test_any_gpytorch_kernel_serves(kernel) -> None:
+def test_sparse_gp_accepts_any_kernel(kernel) -> None:
     rows = data()
     gp = SparseGP(kernel, rows.X[:5])
     assert torch.isfinite(gp.bound(rows))
     assert torch.isfinite(gp.posterior(rows).predict(rows.X).variance).all()
 
 
-def test_pruning_leaves_the_original_alone() -> None:
+def test_sparse_gp_prune_leaves_original() -> None:
     rows = data()
     gp = model(rows.X[:4])
     pruned = gp.prune(torch.tensor([True, False, False, True]))
@@ -106,14 +106,14 @@ def test_pruning_leaves_the_original_alone() -> None:
     assert pruned.K == 2
 
 
-def test_duplicate_candidates_are_legal() -> None:
+def test_sparse_gp_duplicate_candidates_are_legal() -> None:
     rows = data()
     once, twice = model(rows.X[:5]), model(rows.X[:5].repeat(2, 1))
     torch.testing.assert_close(once.bound(rows), twice.bound(rows), rtol=1e-8, atol=0)
     assert torch.isfinite(twice.posterior(rows).predict(rows.X).mean).all()
 
 
-def test_bad_arguments_are_named() -> None:
+def test_sparse_gp_invalid_arguments_raise() -> None:
     good = torch.zeros(3, 2, dtype=torch.float64)
     with pytest.raises(InputError, match="`candidates`"):
         model(good * float("nan"))
@@ -123,7 +123,7 @@ def test_bad_arguments_are_named() -> None:
         SparseGP(RBFKernel(), good, noise=-1.0)
 
 
-def test_the_users_kernel_and_mean_are_copied() -> None:
+def test_sparse_gp_copies_kernel_and_mean() -> None:
     kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
     gp = SparseGP(kernel, torch.zeros(2, 1, dtype=torch.float64), mean=mean)
     assert kernel.raw_outputscale.dtype == torch.float32
@@ -165,7 +165,7 @@ def direct(gp: SparseGP, rows: Dataset, *, tighter: bool) -> Tensor:
 
 @pytest.mark.parametrize("tighter", [False, True], ids=["collapsed", "tighter"])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
-def test_value_and_gradients_are_those_of_the_ordinary_bound(kernel, tighter: bool) -> None:
+def test_chunked_bound_equals_ordinary_bound_and_gradients(kernel, tighter: bool) -> None:
     rows = data_chunked_bound()
     gp = model_chunked_bound(kernel(), rows)
     value, expected = gp.chunked_bound(rows, tighter=tighter)(), direct(gp, rows, tighter=tighter)
@@ -177,7 +177,7 @@ def test_value_and_gradients_are_those_of_the_ordinary_bound(kernel, tighter: bo
 
 @pytest.mark.parametrize("tighter", [False, True])
 @pytest.mark.parametrize(("chunk", "keep"), [(5, 0), (5, 10**9), (100, 0)])
-def test_chunks_and_what_is_kept_change_nothing(chunk: int, keep: int, tighter: bool) -> None:
+def test_chunked_bound_ignores_chunk_and_cache_sizes(chunk: int, keep: int, tighter: bool) -> None:
     rows = data_chunked_bound()
     results = []
     for c, k in ((chunk, keep), (1_000, 10**9)):
@@ -199,14 +199,14 @@ def test_chunks_and_what_is_kept_change_nothing(chunk: int, keep: int, tighter: 
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
-def test_only_a_plain_scaled_rbf_takes_the_short_way() -> None:
+def test_chunked_kernel_only_plain_rbf_is_specialised() -> None:
     assert is_scaled_rbf(ScaleKernel(RBFKernel(ard_num_dims=3)))
     assert not is_scaled_rbf(RBFKernel())
     assert not is_scaled_rbf(ScaleKernel(RBFKernel(active_dims=(0,))))
     assert not is_scaled_rbf(ScaleKernel(MaternKernel()))
 
 
-def test_frozen_locations_get_no_gradient() -> None:
+def test_chunked_bound_frozen_locations_get_no_gradient() -> None:
     rows = data_chunked_bound()
     for kernel in KERNELS.values():
         gp = model_chunked_bound(kernel(), rows)
@@ -216,14 +216,14 @@ def test_frozen_locations_get_no_gradient() -> None:
         assert gp.likelihood.raw_noise.grad is not None
 
 
-def test_no_points_at_all() -> None:
+def test_chunked_bound_without_points_is_finite() -> None:
     rows = data_chunked_bound()
     gp = model_chunked_bound(ScaleKernel(RBFKernel()), rows, M=0)
     torch.testing.assert_close(gp.chunked_bound(rows)(), gp.bound(rows))
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
-def test_the_evidence_and_its_gradients_are_exact(kernel) -> None:
+def test_evidence_value_and_gradients_are_exact(kernel) -> None:
     rows = data_chunked_bound()
     gp = model_chunked_bound(kernel(), rows, M=0)
     Kff = kernel_blocks(gp.kernel, rows.X, rows.X).Kuf
@@ -239,7 +239,7 @@ def test_the_evidence_and_its_gradients_are_exact(kernel) -> None:
 
 
 @pytest.mark.parametrize("lengthscale", [1e-7, 1e-8, 1e-9])
-def test_tiny_lengthscales_never_give_more_than_the_variance(lengthscale: float) -> None:
+def test_chunked_rbf_tiny_lengthscales_stay_below_variance(lengthscale: float) -> None:
     rows = data_chunked_bound(1)
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.initialize(**{"outputscale": 1.3, "base_kernel.lengthscale": lengthscale})
@@ -314,7 +314,7 @@ def worst(found: dict[str, Tensor], gradients: dict[str, Tensor], N: int) -> flo
 @pytest.mark.parametrize("weighted", [False, True], ids=["once", "weighted"])
 @pytest.mark.parametrize("tighter", [False, True], ids=["collapsed", "tighter"])
 @pytest.mark.parametrize("kernel", KERNELS_MIXED_PRECISION.values(), ids=KERNELS_MIXED_PRECISION)
-def test_bound_and_gradient_are_those_of_double_precision(
+def test_mixed_precision_bound_and_gradient_equal_double(
     kernel: Callable[[], Kernel],
     tighter: bool,
     weighted: bool,
@@ -334,7 +334,7 @@ def test_bound_and_gradient_are_those_of_double_precision(
     assert worst(found, gradients, data.N) < GRADIENT
 
 
-def test_points_that_nearly_coincide_cost_digits_and_not_the_direction() -> None:
+def test_mixed_precision_coincident_points_keep_direction() -> None:
     """K_uu is as good as singular, and 1e-8 of jitter is all that keeps it from being so."""
     data = rows()
     double, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data, K=40)
@@ -349,7 +349,7 @@ def test_points_that_nearly_coincide_cost_digits_and_not_the_direction() -> None
         assert float(cosine) > 0.98, name
 
 
-def test_errors_do_not_grow_with_the_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_precision_errors_do_not_grow_with_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over blocks are in float64: in float32 gradients would be off by 5e-6."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 20)
     data = rows(40_000)
@@ -361,7 +361,7 @@ def test_errors_do_not_grow_with_the_number_of_blocks(monkeypatch: pytest.Monkey
     assert worst(found, gradients, data.N) < 2e-6
 
 
-def test_what_has_as_many_columns_as_a_block_is_float32() -> None:
+def test_mixed_precision_row_blocks_are_float32() -> None:
     """The point of it all: what the kernel hands back, and is handed, is in single precision."""
     data = rows(50)
     _, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data)
@@ -384,7 +384,7 @@ def test_what_has_as_many_columns_as_a_block_is_float32() -> None:
 
 
 @pytest.mark.parametrize("lengthscale", [1.0, 0.5, 0.1, 0.01])
-def test_covariances_are_known_to_the_digits_of_float32_at_any_lengthscale(
+def test_mixed_precision_covariances_are_accurate(
     lengthscale: float,
 ) -> None:
     """Of close neighbours far from the centre, exponents in float32 would be off by 1e-3."""
@@ -402,7 +402,7 @@ def test_covariances_are_known_to_the_digits_of_float32_at_any_lengthscale(
     torch.testing.assert_close(rounded.double(), exact, rtol=0, atol=4e-6)
 
 
-def test_what_is_reported_is_in_double_precision() -> None:
+def test_mixed_precision_reports_are_in_double() -> None:
     data = rows()
     double, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data)
     assert mixed.fixed_bound(data) == double.fixed_bound(data)
@@ -416,14 +416,14 @@ def test_what_is_reported_is_in_double_precision() -> None:
     assert torch.equal(*means)
 
 
-def test_a_fit_ends_with_a_bound_as_good() -> None:
+def test_mixed_precision_fit_reaches_same_bound() -> None:
     data = rows(200)
     models = pair(KERNELS_MIXED_PRECISION["rbf"](), data, K=0)
     bounds = [fit(model, data).bound for model in models]
     assert bounds[1] == pytest.approx(bounds[0], rel=1e-3)
 
 
-def test_copies_keep_the_precision_and_others_are_refused() -> None:
+def test_precision_is_copied_and_validated() -> None:
     data = rows(20)
     _, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data)
     assert mixed.prune(torch.arange(12) < 3).precision == "mixed"

@@ -29,7 +29,7 @@ from winnowgp.models.svgp import FINAL_GAIN, best_q
 cases = pytest.mark.parametrize("case", CASES)
 
 
-def test_with_gaussian_noise_every_answer_is_that_of_sparse_regression() -> None:
+def test_infer_sites_gaussian_equals_sparse_regression() -> None:
     sparse, gp, data = regression()
     best = gp.with_best_q(data)
     expected = sparse.bound(data).detach()
@@ -57,7 +57,7 @@ def test_with_gaussian_noise_every_answer_is_that_of_sparse_regression() -> None
 
 
 @cases
-def test_the_best_q_is_stationary_and_optimisers_find_no_better(case: str) -> None:
+def test_infer_sites_optimum_is_stationary(case: str) -> None:
     gp, data = built(case)
     best = gp.with_best_q(data)
     start = best.bound(data)
@@ -81,7 +81,7 @@ def test_the_best_q_is_stationary_and_optimisers_find_no_better(case: str) -> No
 
 
 @cases
-def test_optimisers_from_the_prior_arrive_at_the_best_q(case: str) -> None:
+def test_infer_sites_equals_optimiser_from_prior(case: str) -> None:
     gp, data = built(case)
     expected = gp.fixed_bound(data)
     optimiser = torch.optim.LBFGS(
@@ -116,7 +116,7 @@ def found(case: str, **arguments):
 
 
 @cases
-def test_chunks_change_the_way_but_not_the_end(case: str) -> None:
+def test_infer_sites_chunks_do_not_change_optimum(case: str) -> None:
     whole, parts = found(case), found(case, chunk=5, keep=0)
     assert parts.bound == pytest.approx(whole.bound, abs=1e-6)
     torch.testing.assert_close(parts.mean, whole.mean, rtol=0, atol=1e-4)
@@ -124,7 +124,7 @@ def test_chunks_change_the_way_but_not_the_end(case: str) -> None:
 
 
 @cases
-def test_at_the_end_the_likelihood_asks_for_the_sites_it_has(case: str) -> None:
+def test_infer_sites_optimum_has_implied_sites(case: str) -> None:
     at = found(case)
     torch.testing.assert_close(at.implied.precision, at.sites.precision, rtol=0, atol=1e-4)
     torch.testing.assert_close(at.implied.linear, at.sites.linear, rtol=0, atol=1e-4)
@@ -132,14 +132,14 @@ def test_at_the_end_the_likelihood_asks_for_the_sites_it_has(case: str) -> None:
     assert at.sums.evidence().item() + at.constant() == pytest.approx(at.bound, abs=1e-9)
 
 
-def test_outliers_of_a_heavy_tail_have_negative_precision() -> None:
+def test_infer_sites_heavy_tails_have_negative_precisions() -> None:
     precision = found("student").sites.precision
     assert (precision[::6] < 0).any()
     assert (precision > 0).any()
 
 
 @cases
-def test_statistics_give_all_candidates_the_true_bound(case: str) -> None:
+def test_site_statistics_all_candidates_equal_bound(case: str) -> None:
     gp, data = built(case)
     everything = torch.ones(1, 5, dtype=torch.bool)
     value = gp.subset_statistics(data).value(everything).item()
@@ -147,7 +147,7 @@ def test_statistics_give_all_candidates_the_true_bound(case: str) -> None:
     assert value == pytest.approx(gp.fixed_bound(data), abs=1e-5 * N)
 
 
-def test_a_subset_is_worth_the_evidence_at_the_same_sites() -> None:
+def test_site_statistics_subset_equals_evidence_of_sites() -> None:
     """To first order: less than a tenth of a nat from the subset's own best q here."""
     gp, data = built("bernoulli")
     masks = all_masks(5)[[0b11110, 0b01111, 0b10111]]
@@ -156,7 +156,7 @@ def test_a_subset_is_worth_the_evidence_at_the_same_sites() -> None:
     assert (values - torch.tensor(own, dtype=torch.float64)).abs().max().item() < 0.1
 
 
-def test_starting_sites_without_a_covariance_are_forgotten() -> None:
+def test_infer_sites_invalid_start_is_ignored() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():
         chunks = whitened(gp, data)
@@ -172,7 +172,7 @@ def test_starting_sites_without_a_covariance_are_forgotten() -> None:
     assert at.bound == pytest.approx(gp.fixed_bound(data), abs=1e-7)
 
 
-def test_a_likelihood_without_finite_slopes_is_an_error() -> None:
+def test_infer_sites_infinite_slopes_raise() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():
         chunks = whitened(gp, data)
@@ -216,7 +216,7 @@ def large_counts(
         (5e4, 3, Rough()),
     ],
 )
-def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
+def test_infer_sites_far_from_prior_ignores_start(
     level: float, every: int, likelihood: Likelihood
 ) -> None:
     gp, data, near = large_counts(level, every, likelihood)
@@ -231,7 +231,7 @@ def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
     assert far.bound == pytest.approx(close.bound, rel=1e-8)
 
 
-def test_a_search_that_runs_out_of_rounds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_q_without_convergence_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
     monkeypatch.setattr(svgp, "infer_sites", partial(infer_sites, max_rounds=2))
     with pytest.warns(UnsettledWarning, match=r"has not converged.*kernel variance"):
@@ -251,7 +251,7 @@ class Told(Likelihood):
         return nats - function_dist.variance / 0.3
 
 
-def test_a_likelihood_of_ones_own_that_defines_its_expectation_is_enough() -> None:
+def test_best_q_user_likelihood_needs_expectation_only() -> None:
     sparse, gp, data = regression()
     ours = VariationalGP(gp.kernel, gp.candidates, likelihood=Told(), targets=2, mean=gp.mean)
     assert ours.fixed_bound(data) == pytest.approx(sparse.fixed_bound(data), abs=1e-6)
@@ -301,7 +301,7 @@ def step_of(coupled: bool, chunk: int):
 
 @pytest.mark.parametrize("chunk", [ROWS, 4])
 @pytest.mark.parametrize("coupled", [False, True])
-def test_the_step_solves_newtons_equations(
+def test_mean_step_solves_newton_equations(
     coupled: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mean_step_module, "_PRECISE", 1e-10)
@@ -318,7 +318,7 @@ def test_the_step_solves_newtons_equations(
 
 @pytest.mark.parametrize("precise", [0.5, 1e-10])
 @pytest.mark.parametrize("coupled", [False, True])
-def test_however_rough_the_step_is_of_the_form_that_sites_have(
+def test_mean_step_inexact_has_form_of_sites(
     coupled: bool, precise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mean_step_module, "_PRECISE", precise)

@@ -102,7 +102,7 @@ def dense_bound(gp: VariationalGP, rows: Dataset) -> Tensor:
 
 
 @battery
-def test_the_bound_is_the_dense_definition(seen: str) -> None:
+def test_variational_bound_equals_dense_definition(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     ours = gp.bound(rows).detach()
     torch.testing.assert_close(ours, dense_bound(gp, rows), rtol=1e-9, atol=1e-9)
@@ -113,7 +113,7 @@ def test_the_bound_is_the_dense_definition(seen: str) -> None:
 
 
 @battery
-def test_a_new_model_has_the_prior_for_its_q(seen: str) -> None:
+def test_variational_gp_starts_at_prior(seen: str) -> None:
     gp, rows = model(seen, random=False), data(seen)
     prediction = gp.posterior(rows).predict(rows.X)
     torch.testing.assert_close(prediction.mean, torch.full_like(prediction.mean, constant(gp)))
@@ -131,7 +131,7 @@ def gradients(value: Tensor, gp: VariationalGP) -> list[Tensor]:
 
 
 @battery
-def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str) -> None:
+def test_variational_minibatches_average_to_bound_and_gradient(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     batches = parts(rows, 6)
     assert len(batches) == 3
@@ -144,7 +144,7 @@ def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str)
 
 
 @battery
-def test_batches_of_a_partition_average_to_the_scores_of_subsets(seen: str) -> None:
+def test_variational_minibatches_average_to_subset_scores(seen: str) -> None:
     gp, rows, masks = model(seen), data(seen), all_masks(5)[::4]
     whole = gp.subset_objective(rows)
     batches = [gp.subset_objective(batch, total=rows.N) for batch in parts(rows, 6)]
@@ -159,7 +159,7 @@ def test_batches_of_a_partition_average_to_the_scores_of_subsets(seen: str) -> N
 
 
 @battery
-def test_a_subset_scores_what_the_pruned_model_scores(seen: str) -> None:
+def test_uncollapsed_objective_subset_equals_pruned_bound(seen: str) -> None:
     gp, rows, masks = model(seen, K=4), data(seen), all_masks(4)
     together = gp.subset_objective(rows).value(masks).detach()
     for mask, value in zip(masks, together, strict=True):
@@ -171,7 +171,7 @@ def test_a_subset_scores_what_the_pruned_model_scores(seen: str) -> None:
     torch.testing.assert_close(weighted, together, rtol=1e-9, atol=1e-9)
 
 
-def test_pruning_keeps_the_marginal_of_u() -> None:
+def test_variational_prune_keeps_marginal_of_u() -> None:
     gp, mask = model("poisson"), torch.tensor([True, False, True, True, False])
     m, S, _ = dense_q(gp)
     pruned_m, pruned_S, _ = dense_q(gp.prune(mask))
@@ -179,7 +179,7 @@ def test_pruning_keeps_the_marginal_of_u() -> None:
     torch.testing.assert_close(pruned_S, S[:, mask][:, :, mask], rtol=1e-9, atol=1e-9)
 
 
-def test_scores_are_differentiable_in_every_parameter() -> None:
+def test_uncollapsed_objective_is_differentiable() -> None:
     gp, rows = model(), data()
     masks = all_masks(5)[[0b10110, 0b01000]]
     gp.subset_objective(rows).value(masks).sum().backward()
@@ -189,7 +189,7 @@ def test_scores_are_differentiable_in_every_parameter() -> None:
 
 
 @battery
-def test_other_candidates_keep_the_process_at_their_locations(seen: str) -> None:
+def test_with_candidates_keeps_process_at_new_locations(seen: str) -> None:
     gp = model(seen)
     Z = 4 * torch.rand(4, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     moved = gp.with_candidates(Z)
@@ -203,14 +203,14 @@ def test_other_candidates_keep_the_process_at_their_locations(seen: str) -> None
 
 
 @battery
-def test_the_same_candidates_in_any_order_keep_the_bound(seen: str) -> None:
+def test_with_candidates_permutation_keeps_bound(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     for order in (torch.arange(5), torch.tensor([3, 0, 4, 1, 2])):
         same = gp.with_candidates(gp.candidates.detach()[order])
         torch.testing.assert_close(same.bound(rows), gp.bound(rows), rtol=1e-8, atol=1e-8)
 
 
-def test_more_candidates_keep_the_process_everywhere() -> None:
+def test_with_candidates_superset_keeps_process() -> None:
     gp, rows = model(), data()
     more = gp.with_candidates(torch.cat([gp.candidates.detach(), rows.X[9:12]]))
     X = 4 * torch.rand(6, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_more_candidates_keep_the_process_everywhere() -> None:
 
 
 @battery
-def test_the_posterior_is_the_dense_one(seen: str) -> None:
+def test_variational_posterior_equals_dense_one(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     posterior = gp.posterior(rows)
     mean, cov = dense_marginals(gp, rows.X)
@@ -240,7 +240,7 @@ def test_the_posterior_is_the_dense_one(seen: str) -> None:
 
 
 @battery
-def test_models_made_of_a_model_are_its_equals_and_leave_it_alone(seen: str) -> None:
+def test_variational_derived_models_are_independent(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     before = gp.bound(rows).item()
     gp.candidates.requires_grad_(False)
@@ -265,7 +265,7 @@ def test_models_made_of_a_model_are_its_equals_and_leave_it_alone(seen: str) -> 
 
 
 @battery
-def test_it_survives_pickling_and_copying(seen: str) -> None:
+def test_variational_gp_survives_pickle_and_deepcopy(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     gp.bound(rows).backward()
     for other in (pickle.loads(pickle.dumps(gp)), deepcopy(gp)):
@@ -278,7 +278,7 @@ def test_it_survives_pickling_and_copying(seen: str) -> None:
 
 
 @battery
-def test_its_state_can_be_saved_and_loaded(seen: str) -> None:
+def test_variational_gp_state_dict_round_trip(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     fresh = model(seen, random=False)
     fresh.load_state_dict(gp.state_dict())
@@ -286,7 +286,7 @@ def test_its_state_can_be_saved_and_loaded(seen: str) -> None:
 
 
 @battery
-def test_single_precision_agrees_with_double(seen: str) -> None:
+def test_variational_single_precision_agrees(seen: str) -> None:
     double, rows = model(seen, random=False), data(seen)
     likelihood, targets = SEEN[seen]
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
@@ -318,7 +318,7 @@ def test_single_precision_agrees_with_double(seen: str) -> None:
     assert torch.isfinite(relaxed).all()
 
 
-def test_no_points_at_all_are_the_prior() -> None:
+def test_variational_no_points_is_prior() -> None:
     rows = data()
     gp = model().prune(torch.zeros(5, dtype=torch.bool))
     assert gp.K == 0
@@ -333,7 +333,7 @@ def test_no_points_at_all_are_the_prior() -> None:
     torch.testing.assert_close(back.bound(rows).detach(), nats)
 
 
-def test_the_bound_grows_with_the_points_and_has_no_upper_one() -> None:
+def test_variational_bound_grows_with_points() -> None:
     rows, gp = data(), model()
     few, all_rows = gp.fixed_bound(rows), gp.dense_bound(rows)().item()
     assert few < all_rows < 0
@@ -341,7 +341,7 @@ def test_the_bound_grows_with_the_points_and_has_no_upper_one() -> None:
     assert gp.chunked_cost(rows) > 0
 
 
-def test_any_kernel_serves() -> None:
+def test_variational_gp_accepts_any_kernel() -> None:
     rows = data()
     gp = VariationalGP(MaternKernel(nu=1.5), rows.X[:4], likelihood=BernoulliLikelihood())
     best = gp.with_best_q(rows)
@@ -351,7 +351,7 @@ def test_any_kernel_serves() -> None:
     assert torch.isfinite(gp.candidates.grad).all()
 
 
-def test_frozen_locations_get_no_gradient() -> None:
+def test_variational_frozen_locations_get_no_gradient() -> None:
     rows, gp = data(), model()
     gp.candidates.requires_grad_(False)
     gp.chunked_bound(rows)().backward()
@@ -359,7 +359,7 @@ def test_frozen_locations_get_no_gradient() -> None:
     assert gp.mean.raw_constant.grad is not None
 
 
-def test_the_users_parts_are_copied() -> None:
+def test_variational_gp_copies_its_parts() -> None:
     kernel, mean, likelihood = ScaleKernel(RBFKernel()), ConstantMean(), GaussianLikelihood()
     Z = torch.zeros(2, 1, dtype=torch.float64)
     gp = VariationalGP(kernel, Z, likelihood=likelihood, mean=mean)
@@ -370,7 +370,7 @@ def test_the_users_parts_are_copied() -> None:
     assert (Z == 0).all()
 
 
-def test_bad_arguments_are_named() -> None:
+def test_variational_gp_invalid_arguments_raise() -> None:
     rows, Z = data(), torch.zeros(3, 2, dtype=torch.float64)
     with pytest.raises(InputError, match=r"`likelihood`.*MultitaskGaussianLikelihood"):
         VariationalGP(RBFKernel(), Z, likelihood=MultitaskGaussianLikelihood(num_tasks=2))
@@ -396,7 +396,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS.keys())
-def test_data_that_do_not_fit_are_refused_by_every_question(ask) -> None:
+def test_variational_mismatched_data_raise_in_every_method(ask) -> None:
     rows = data()
     with pytest.raises(InputError, match="has 1 target columns and the data have 2"):
         ask(model(), Dataset.of(rows.X, rows.Y.repeat(1, 2)))
@@ -404,7 +404,7 @@ def test_data_that_do_not_fit_are_refused_by_every_question(ask) -> None:
         ask(model(), Dataset.of(rows.X, rows.Y + 1))
 
 
-def test_with_gaussian_noise_the_profile_has_the_gradient_of_sparse_regression() -> None:
+def test_profiled_bound_gaussian_gradient_equals_regression() -> None:
     sparse, gp, data = regression()
     for model in (sparse, gp):
         model.chunked_bound(data)().backward()
@@ -424,7 +424,7 @@ PROFILED = {
 
 
 @pytest.mark.parametrize(("case", "kernel"), PROFILED.values(), ids=PROFILED.keys())
-def test_the_gradient_of_the_profile_is_that_of_central_differences(
+def test_profiled_bound_gradient_equals_central_differences(
     case: str, kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(variational_gp, "TRAINING_GAIN", 1e-13)
@@ -451,7 +451,7 @@ def test_the_gradient_of_the_profile_is_that_of_central_differences(
         torch.testing.assert_close(ours, expected, rtol=2e-5, atol=2e-5, msg=f"{name}: {ours}")
 
 
-def test_an_optimiser_that_moves_gets_the_values_of_one_that_does_not() -> None:
+def test_profiled_bound_moving_values_equal_fresh_values() -> None:
     """Values do not depend on the calls before, but to 1e-5 nats a row."""
     gp, data = built("softmax")
     bound = gp.chunked_bound(data)
@@ -464,7 +464,7 @@ def test_an_optimiser_that_moves_gets_the_values_of_one_that_does_not() -> None:
     assert bound().item() == pytest.approx(gp.fixed_bound(data), abs=1e-5 * N)
 
 
-def test_an_optimiser_that_moves_gets_the_gradient_of_where_it_is(
+def test_profiled_bound_moving_gradients_equal_fresh_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(variational_gp, "TRAINING_GAIN", 1e-13)
@@ -497,7 +497,7 @@ def prior(gp: VariationalGP, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return K, 2 * data.Y[:, 0].numpy() - 1
 
 
-def test_with_every_row_a_point_the_bound_is_the_best_of_all_gaussians(
+def test_dense_bound_is_optimum_over_gaussians(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two rows: a maximum over mean and covariance, with expectations on a grid."""
@@ -523,7 +523,7 @@ def test_with_every_row_a_point_the_bound_is_the_best_of_all_gaussians(
     assert gp.with_candidates(data.X).fixed_bound(data) == pytest.approx(best, abs=1e-7)
 
 
-def test_the_bound_is_below_the_evidence_of_a_grid() -> None:
+def test_dense_bound_is_below_grid_evidence() -> None:
     gp, data = two_rows()
     K, sign = prior(gp, data)
     axis = np.linspace(-12, 12, 801)
@@ -537,7 +537,7 @@ def test_the_bound_is_below_the_evidence_of_a_grid() -> None:
 
 
 @pytest.mark.parametrize("draw", range(4))
-def test_where_the_kernel_overflows_a_climb_takes_a_shorter_step(draw: int) -> None:
+def test_profiled_bound_kernel_overflow_shortens_step(draw: int) -> None:
     """Exponents of an RBF kernel are differences of numbers as large as x²/ℓ²: here 1e19."""
     g = torch.Generator().manual_seed(draw)
     X = 4 * torch.rand(20, 1, generator=g, dtype=torch.float64) - 2

@@ -103,18 +103,18 @@ def assert_alike(model: InducingModel, a: Scalar, b: Scalar, tolerance: float = 
         torch.testing.assert_close(found[name], slope, atol=atol, rtol=tolerance, msg=name)
 
 
-def test_the_bound_and_its_gradient(case) -> None:
+def test_weights_bound_and_gradient_equal_repeated_rows(case) -> None:
     model, data = case
     assert_alike(model, model.bound(data), model.bound(repeated(data)))
 
 
-def test_the_bound_with_the_best_q(case) -> None:
+def test_weights_optimal_q_equals_repeated_rows(case) -> None:
     model, data = case
     assert model.fixed_bound(data) == pytest.approx(model.fixed_bound(repeated(data)), abs=1e-7)
     assert model.upper_bound(data) == pytest.approx(model.upper_bound(repeated(data)), abs=1e-7)
 
 
-def test_what_optimisers_climb(case) -> None:
+def test_weights_chunked_bound_equals_repeated_rows(case) -> None:
     model, data = case
 
     def climbed(rows: Dataset) -> Scalar:
@@ -128,7 +128,7 @@ def test_what_optimisers_climb(case) -> None:
     assert_alike(model, climbed(data), climbed(repeated(data)), tolerance)
 
 
-def test_every_row_a_point(case) -> None:
+def test_weights_dense_bound_equals_repeated_rows(case) -> None:
     model, data = case
     if isinstance(model, SparseGP):
         assert_alike(model, model.dense_bound(data)(), model.dense_bound(repeated(data))(), 1e-7)
@@ -138,7 +138,7 @@ def test_every_row_a_point(case) -> None:
     assert model.dense_bound(data)().item() == pytest.approx(wanted, abs=2e-3)
 
 
-def test_every_subset_and_every_flip(case) -> None:
+def test_weights_subsets_and_gains_equal_repeated_rows(case) -> None:
     model, data = case
     masks = torch.rand(6, model.K, generator=torch.Generator().manual_seed(2)) < 0.6
     masks[0] = False
@@ -156,7 +156,7 @@ def test_every_subset_and_every_flip(case) -> None:
     assert a.N == b.N == COUNTS.sum()
 
 
-def test_predictions(case) -> None:
+def test_weights_predictions_equal_repeated_rows(case) -> None:
     model, data = case
     rows = problem(N=7, seed=3).X
     a, b = (
@@ -167,7 +167,7 @@ def test_predictions(case) -> None:
     torch.testing.assert_close(a.variance, b.variance, atol=1e-6, rtol=1e-6)
 
 
-def test_fractions_are_powers_of_the_density() -> None:
+def test_weights_fractions_are_powers_of_density() -> None:
     """Against dense covariances: N(y | f, σ²)^w is N(y | f, σ²/w) but for a factor."""
     model, data = sparse(), weighted(fractions=True)
     assert data.weights is not None
@@ -189,7 +189,7 @@ def test_fractions_are_powers_of_the_density() -> None:
         assert wanted < exact < model.upper_bound(data)
 
 
-def test_the_tighter_bound_of_repeated_rows() -> None:
+def test_weights_tighter_bound_equals_repeated_rows() -> None:
     model, data = sparse(), weighted()
     a = model.chunked_bound(data, tighter=True)()
     assert_alike(model, a, model.chunked_bound(repeated(data), tighter=True)())
@@ -211,7 +211,7 @@ def deep() -> DeepGP:
     return DeepGP(layers, likelihood=StudentTLikelihood().double())
 
 
-def test_layers() -> None:
+def test_weights_deep_gp_equals_repeated_rows() -> None:
     """The same samples of the hidden layer for equal rows: then nothing is left to chance."""
     model, data = deep(), weighted(problem(N=12, P=1).Y)
     noise = model.noise(12, 3, torch.Generator().manual_seed(0))
