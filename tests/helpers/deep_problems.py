@@ -1,4 +1,4 @@
-"""Small deep models with some q(u) that is neither the prior nor the best, and their slow twins."""
+"""Small deep models whose q(u) is neither prior nor optimal, and dense references for them."""
 
 from collections.abc import Sequence
 
@@ -53,7 +53,7 @@ def layer(
     slope: bool = True,
     spread: float = 1.0,
 ) -> DeepLayer:
-    """Outputs that differ in mean and covariance, a linear map, a level."""
+    """Return a layer whose outputs differ in mean and covariance, with slope and level."""
     if kernel is None:
         base = RBFKernel(ard_num_dims=D)
         base.lengthscale = torch.linspace(1.0, 1.4, D)
@@ -158,7 +158,7 @@ def dense_bound(
     *,
     scale: float = 1.0,
 ) -> Tensor:
-    """Average over samples of scale · Σ_i E[log p(y_i | f_i)], less one KL a layer."""
+    """Average over samples of scale · Σ_i E[log p(y_i | f_i)], less one KL per layer."""
     mean, variance = dense_pass(model, data.X, noise, masks)
     with torch.no_grad():
         pairs = zip(mean, variance, strict=True)
@@ -191,7 +191,7 @@ def integrated_density(model: DeepGP, X: Tensor, Y: Tensor, count: int = 200) ->
 
 
 def step_data(seen: str = "gaussian", *, N: int = 40) -> Dataset:
-    """A step, which one smooth layer cannot follow."""
+    """Return a step function, which one smooth layer cannot fit."""
     X = torch.linspace(-1, 1, N, dtype=torch.float64)[:, None]
     f = torch.where(X > 0.1, 1.0, -1.0).double() + 0.05 * normal(N, 1, seed=2)
     Y = {
@@ -212,13 +212,13 @@ def started(
     hidden_mean: str = "identity",
     skip_connections: bool = False,
 ) -> DeepGP:
-    """A model as a user would start it."""
+    """Return a model in its initial state."""
     data = step_data(seen) if data is None else data
     likelihood, _ = LIKELIHOODS[seen]
     outputs = 3 if seen == "softmax" else data.P
 
     def kernel(*given: int) -> Kernel:
-        # The last number given is that of the inputs.
+        # The second argument is the number of inputs.
         return ScaleKernel(RBFKernel(ard_num_dims=given[-1]))
 
     layers = deep_layers(

@@ -1,4 +1,4 @@
-"""Models of every kind of likelihood on few rows, which tests of sites share."""
+"""Models of every kind of likelihood on few rows, for tests of sites."""
 
 from collections.abc import Callable
 

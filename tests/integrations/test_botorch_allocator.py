@@ -1,4 +1,4 @@
-"""Which rows the allocator picks, and how many, and that it never asks for all of the kernel."""
+"""Rows that the allocator selects, their number, and the blocks of the kernel it evaluates."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def standardised(Y: Tensor) -> Tensor:
 
 
 def which(points: Tensor, X: Tensor) -> list[int]:
-    """Row numbers of points that must be rows."""
+    """Return the indices of points that must be rows."""
     matches = (points[:, None] == X[None]).all(-1)
     assert bool(matches.any(1).all())
     return matches.int().argmax(1).tolist()
@@ -76,7 +76,7 @@ def test_allocator_with_targets_stays_within_tolerance(tolerance: float) -> None
     every = dense_bound(k, X, list(range(40)), Y, 0.02)
     elbo_gap = every - dense_bound(k, X, chosen, Y, 0.02)
     assert elbo_gap <= tolerance * 40 + 1e-6
-    # One fewer of them, whichever it is, would be too few.
+    # Any subset with one point fewer exceeds the tolerance.
     fewer = [dense_bound(k, X, [c for c in chosen if c != gone], Y, 0.02) for gone in chosen]
     assert every - max(fewer) > tolerance * 40
 
@@ -122,7 +122,7 @@ def test_allocator_bound_exceeds_greedy_variance() -> None:
 
 
 def test_allocator_equal_candidates_reduce_to_greedy_variance() -> None:
-    """Nothing to winnow: the candidates are the greedy choice, and all of them are wanted."""
+    """With as many points as candidates, the selection is that of greedy variance."""
     X, k = rows(60), kernel(0.1)
     allocator = WinnowingAllocator(tolerance=0, n_candidates=1)
     theirs = allocated(GreedyVarianceReduction(), X, k, 12)
@@ -130,7 +130,7 @@ def test_allocator_equal_candidates_reduce_to_greedy_variance() -> None:
 
 
 class Blocks:
-    """The largest block of a kernel, remembered by all copies of it."""
+    """A kernel that records its largest block, shared by all copies."""
 
     def __init__(self) -> None:
         self.largest = 0
@@ -161,7 +161,7 @@ def test_allocator_memory_does_not_grow_with_rows(given: bool) -> None:
         assert len(allocator.allocate_inducing_points(X, Watched(blocks), 30, NONE)) <= 30
         seen.append(blocks.largest)
     assert seen[0] == seen[1] <= 40 * 4096
-    # What BoTorch's own asks for is counted too.
+    # Blocks of BoTorch's own allocator are recorded too.
     blocks = Blocks()
     GreedyVarianceReduction().allocate_inducing_points(rows(300), Watched(blocks), 30, NONE)
     assert blocks.largest == 300**2
@@ -238,7 +238,7 @@ def test_allocator_outputs_share_union_of_points() -> None:
     ]
     allocator = WinnowingAllocator(targets=Y, noise=0.05)
     assert allocated(allocator, X, k, 60) == sorted({*own[0], *own[1]})
-    # Too many together: as many of each as fit, the same number.
+    # If the union is too large, outputs get equal shares.
     unions = [
         {
             row

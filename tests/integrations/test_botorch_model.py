@@ -42,7 +42,7 @@ BOX = torch.tensor([[10.0, -5.0], [20.0, -3.0]], dtype=torch.float64)
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
-    """Uniform in the box."""
+    """Return rows that are uniform in the box."""
     g = torch.Generator().manual_seed(seed)
     unit = torch.rand(*shape, 2, generator=g, dtype=torch.float64)
     return BOX[0] + (BOX[1] - BOX[0]) * unit
@@ -73,7 +73,7 @@ def double() -> SparseGPRegressor:
 
 
 def joint(found: SparseGPRegressor, X: Tensor, *, observed: bool = False) -> tuple[Tensor, Tensor]:
-    """What scikit-learn's face says of the rows: mean `[n P]` and covariances `[P n n]`."""
+    """Return the regressor's mean `[n P]` and covariances `[P n n]` of the rows."""
     mean, cov = found.predict(X.numpy(), return_cov=True, observed=observed)
     mean, cov = torch.from_numpy(mean), torch.from_numpy(cov)
     if mean.dim() == 1:
@@ -82,7 +82,7 @@ def joint(found: SparseGPRegressor, X: Tensor, *, observed: bool = False) -> tup
 
 
 def each(posterior: Any, P: int) -> Tensor:
-    """Covariance of each outcome, `[*b P q q]`, of a joint normal without ties between outcomes."""
+    """Covariance of each outcome, `[*b P q q]`, of a joint normal with independent outcomes."""
     dense = posterior.distribution.covariance_matrix
     if P == 1:
         return dense[..., None, :, :]
@@ -189,9 +189,9 @@ def test_fantasize_equals_conditioning_on_samples(single: SparseGPRegressor) -> 
 def test_condition_far_from_points_takes_effect(single: SparseGPRegressor) -> None:
     model = SparseGPModel.of(single)
     far = torch.tensor([[60.0, -4.0]], dtype=torch.float64)
-    told = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
-    assert abs(told.posterior(far).mean.item() - 40) < 1
-    # Through the same inducing points it cannot be seen.
+    conditioned = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
+    assert abs(conditioned.posterior(far).mean.item() - 40) < 1
+    # An update through the same inducing points has no effect there.
     updated = model.updated(far, torch.tensor([[40.0]], dtype=torch.float64))
     assert abs(updated.posterior(far).mean.item() - model.posterior(far).mean.item()) < 1e-6
 
@@ -299,8 +299,8 @@ def test_student_t_has_function_but_no_gaussian_noise(single: SparseGPRegressor)
     with pytest.raises(InputError, match="StudentTLikelihood"):
         model.condition_on_observations(X, outcomes(X, 1))
     noise = torch.full((6, 1), 0.1, dtype=torch.float64)
-    told = model.condition_on_observations(X, outcomes(X, 1), noise=noise).posterior(X)
-    assert bool((told.variance < 0.1 + 1e-9).all())
+    conditioned = model.condition_on_observations(X, outcomes(X, 1), noise=noise).posterior(X)
+    assert bool((conditioned.variance < 0.1 + 1e-9).all())
 
 
 def test_model_invalid_arguments_raise(single: SparseGPRegressor) -> None:
@@ -412,7 +412,7 @@ def test_loop_with_fitted_regressor_finds_maximum() -> None:
     torch.manual_seed(0)
     X, y = start()
     for _ in range(5):
-        # Units of the user's: outcomes far from zero and in thousands.
+        # Outcomes are far from zero and in thousands.
         model = SparseGPModel.of(
             SparseGPRegressor(random_state=0).fit(X.numpy(), 5e3 + 1e3 * y.numpy())
         )

@@ -217,7 +217,7 @@ def test_generator_of_wrong_type_raises(generator: Any) -> None:
 
 
 class OwnNumber(Deep):
-    """Says by itself how many samples are drawn."""
+    """A model that sets the number of samples itself."""
 
     def forward(self, x: Tensor) -> Any:
         with settings.num_likelihood_samples(4):
@@ -225,7 +225,7 @@ class OwnNumber(Deep):
 
 
 class OwnDraws(Deep):
-    """Draws them by itself."""
+    """A model that draws samples itself."""
 
     def forward(self, x: Tensor) -> Any:
         h = self.hidden(x)
@@ -263,7 +263,7 @@ class OwnPrior(VariationalStrategy):
 
 
 class GrandChild(OwnPrior):
-    """Inherits what its parent does in its own way."""
+    """A strategy that inherits an overridden method."""
 
 
 class OwnSum(LMCVariationalStrategy):
@@ -296,7 +296,7 @@ def test_multitask_strategy_with_own_kl_raises() -> None:
 
 
 class Correlated(Model):
-    """Tasks in the kernel, as an exact GP has them."""
+    """A model with tasks in the kernel, as in an exact GP."""
 
     def __init__(self, Z: Tensor) -> None:
         super().__init__(Z)

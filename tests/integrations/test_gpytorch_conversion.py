@@ -1,4 +1,4 @@
-"""A fitted winnowgp model predicts the same as a model of GPyTorch's."""
+"""Fitted models predict the same after conversion to GPyTorch."""
 
 import sys
 from typing import Any
@@ -20,7 +20,7 @@ from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import ThreePhases
 
-# Fits that stop long before they are good: what is tested is that predictions agree.
+# Short fits: only agreement of predictions is tested.
 QUICK: Any = {
     "schedule": "paper",
     "alpha": 0.02,
@@ -149,7 +149,7 @@ def test_to_gpytorch_model_can_be_trained_and_winnowed() -> None:
 
 
 def test_integration_does_not_shadow_gpytorch() -> None:
-    """Both are called gpytorch; imports are absolute."""
+    """The subpackage and the library are both called gpytorch; imports are absolute."""
     door = sys.modules[to_gpytorch.__module__.rpartition(".")[0]]
     assert door.__name__ == "winnowgp.integrations.gpytorch"
     assert gpytorch is sys.modules["gpytorch"]

@@ -1,4 +1,4 @@
-"""The bound of a user's model with some of its points, against dense twins of every strategy."""
+"""The ELBO of subsets of a GPyTorch model against dense references of every strategy."""
 
 from math import log, pi
 from typing import Any
@@ -200,7 +200,7 @@ def test_subset_objective_equals_gpytorch_bound_of_pruned_model(name: str) -> No
 
 
 def test_subset_objective_softmax_uses_fixed_nodes() -> None:
-    """GPyTorch draws samples; the mean of very many is what we compute."""
+    """GPyTorch draws samples, whose mean converges to the fixed nodes."""
     x, y = curve(N)
     labels = three_classes(y)
     likelihood = SoftmaxLikelihood(num_features=3, num_classes=3, mixing_weights=False)
@@ -235,7 +235,7 @@ def test_subset_objective_mixed_tasks_sample_as_in_training(kind: str) -> None:
     likelihood: Any = softmax if kind == "softmax" else Own()
     value = subset_objective(model, likelihood, (x, labels)).value(torch.ones(1, K).bool()).item()
     draws = sampled_bounds(model, likelihood, x, labels, samples=6400)
-    # Ours has 64 samples too, or nodes.
+    # The objective uses 64 samples too, or fixed nodes.
     assert abs(value - draws.mean()) < 4 * draws.std()
 
 
@@ -292,7 +292,7 @@ def test_subset_objective_leaves_arguments() -> None:
     model, (x, y) = single(*PAIRS[0]), curve(N)
     likelihood = gaussian()
     before, random = state(model), torch.get_rng_state()
-    # As after a step of training, when GPyTorch remembers tensors that have a history.
+    # As after a training step, when GPyTorch caches tensors with a history.
     model.train()
     elbo(likelihood, model, N)(model(x), y).backward()
     subset_objective(model, likelihood, (x, y)).value(all_masks(K)[:3])

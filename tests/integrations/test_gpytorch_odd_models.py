@@ -34,7 +34,7 @@ from helpers.gpytorch_models import (
 from winnowgp.errors import ToleranceWarning
 from winnowgp.integrations.gpytorch import Winnowed, winnow
 
-# Shapes are checked by the tests of everyday models.
+# Shapes are checked by the tests of ordinary models.
 pytestmark = pytest.mark.unchecked
 N = 20
 
@@ -67,7 +67,7 @@ def test_winnow_ignores_torch_grad_modes(mode: Any) -> None:
         inside = winnow(model, gaussian(), (x, y), max_points=5)
     assert inside.bound == outside.bound
     assert torch.equal(inside.inclusion, outside.inclusion)
-    # It can be trained on.
+    # The result can be trained further.
     smaller = inside.model.train()
     elbo(gaussian(), smaller, N)(smaller(x), y).backward()
     assert all(p.grad is not None for p in smaller.parameters())

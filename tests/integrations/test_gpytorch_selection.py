@@ -187,14 +187,14 @@ def test_winnow_exceeded_tolerance_warns(monkeypatch: pytest.MonkeyPatch) -> Non
     labels = (y > 0).double()
     with pytest.warns(
         ToleranceWarning, match=r"0\.05 nats .* the best of 1 tries, the ELBO gap is 0\."
-    ) as said:
+    ) as warned:
         result = winnow(Model(points(20)), BernoulliLikelihood(), (x, labels), tolerance=0.05)
     assert result.elbo_gap > 0.05 * 80
-    assert f"with {result.n_inducing} inducing points" in str(said[0].message)
+    assert f"with {result.n_inducing} inducing points" in str(warned[0].message)
 
 
 def test_winnow_rows_equal_to_points_are_ordinary_rows() -> None:
-    """GPyTorch's unwhitened strategy takes another way there, with another jitter in its KL."""
+    """GPyTorch's unwhitened strategy has a special case for them, with another jitter in its KL."""
     x, y = curve(20)
     kinds: Any = (VariationalStrategy, UnwhitenedVariationalStrategy)
     whitened, plain = (winnow(Model(x, strategy=s), gaussian(0.1), (x, y)) for s in kinds)
@@ -204,12 +204,12 @@ def test_winnow_rows_equal_to_points_are_ordinary_rows() -> None:
 
 
 def test_winnow_unwhitened_state_is_returned_whitened() -> None:
-    """As from an old file: GPyTorch whitens its q(u) at the first call, and ours only once."""
+    """GPyTorch whitens the q(u) of an old file at the first call; it is not whitened again."""
     x, y = curve(50)
     model, likelihood = with_random_q(Model(points(12))), gaussian()
     model.variational_strategy.updated_strategy.fill_(False)
     with warnings.catch_warnings():
-        # GPyTorch says that it does so.
+        # GPyTorch warns about it.
         warnings.simplefilter("ignore")
         result = winnow(model, likelihood, (x, y))
         smaller = result.model.train()
@@ -234,7 +234,7 @@ def test_winnow_tasks_share_points_or_have_equal_numbers(prior: list[int], own: 
     assert result.elbo_gap <= 0.01 * 60
     smaller = result.model.train()
     bound = elbo(task_noise(), smaller, 60)
-    # Where tasks are independent, sites are exact and one step is the optimum.
+    # With independent tasks sites are exact, and one step reaches the optimum.
     assert result.bound == pytest.approx(60 * bound(smaller(x), Y).sum().item(), abs=1e-5)
 
 
@@ -263,7 +263,7 @@ def test_winnow_mixed_tasks_lose_little() -> None:
 
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of each row, where eight are drawn by default."""
+    """Use two samples per row instead of eight."""
     monkeypatch.setattr("winnowgp.integrations.gpytorch.sites._MOST_SAMPLES", 2)
 
 

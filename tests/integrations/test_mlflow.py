@@ -1,4 +1,4 @@
-"""What MLflow itself has of a fit that was watched."""
+"""Runs that MLflow records from the callback."""
 
 import sys
 from copy import deepcopy
@@ -20,7 +20,7 @@ def step(number: int, objective: float = 0.0) -> Progress:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     pytest.importorskip("mlflow", reason="needs winnowgp[mlflow]")
-    # Files rather than a server or a data base, which the slim package has not.
+    # Files, because the slim package has neither server nor data base.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return (tmp_path / "runs").as_uri()
 
@@ -40,7 +40,7 @@ def run_of(callback: MLflow) -> Any:
 
 def test_mlflow_run_has_metrics_and_parameters(runs: str) -> None:
     with MLflow("hills", run_name="first", tracking_uri=runs, params={"alpha": 0.5}) as callback:
-        # More than are sent at once.
+        # More than one request holds.
         for number in range(1, 301):
             callback(step(number, float(number)))
     run = run_of(callback)

@@ -1,4 +1,4 @@
-"""What TensorBoard itself reads of a fit that was watched."""
+"""Events that TensorBoard reads from the callback."""
 
 import pickle
 from copy import deepcopy
@@ -27,7 +27,7 @@ def step(number: int, phase: str = "inclusion", objective: float = 0.0) -> Progr
 
 def read(folder: Path) -> Any:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    # Zero stands for all of them.
+    # Zero loads all of them.
     found = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
     found.Reload()
     return found
@@ -70,7 +70,7 @@ def test_tensorboard_resumed_fit_writes_no_step_twice(tmp_path: Path) -> None:
 
 
 class Stopped(Exception):
-    """Something else than the library would raise."""
+    """An exception that the library does not raise."""
 
 
 def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list[str]:

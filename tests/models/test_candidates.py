@@ -24,7 +24,7 @@ def rows(N: int = 30, seed: int = 0) -> Tensor:
 
 
 def left(kernel: Kernel, X: Tensor, S: Tensor) -> Tensor:
-    """Share of each row's prior variance that is left once f(S) is known."""
+    """Return the conditional variance of each row given f(S), relative to its prior variance."""
     with torch.no_grad():
         prior = kernel(X).to_dense().diagonal()
         if len(S) == 0:
@@ -88,7 +88,7 @@ def test_greedy_variance_takes_no_gradient() -> None:
 
 
 def test_greedy_variance_skips_rows_without_variance() -> None:
-    """A linear function is zero at zero; there is nothing to learn there, elsewhere there is."""
+    """A linear function has no variance at zero."""
     X = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     assert len(greedy_variance(LinearKernel().double(), X, 3, given=X[:0])) == 1
 
@@ -104,7 +104,7 @@ def test_greedy_variance_accepts_mixed_precision(kernel, M: int) -> None:
 
 @pytest.mark.slow
 def test_greedy_variance_float32_handles_large_indices() -> None:
-    """Seventeen million, of which the last is the only one that is not known."""
+    """Of seventeen million rows only the last has conditional variance."""
     X = torch.zeros(2**24 + 2, 1)
     X[-1] = 3
     assert greedy_variance(RBFKernel(), X, 1, given=X[:1]).tolist() == [2**24 + 1]
@@ -116,7 +116,7 @@ def rows_streamed_variance(N: int, seed: int = 0) -> Tensor:
 
 
 class Watched(Kernel):
-    """A Matérn kernel that remembers the largest block asked of it."""
+    """A Matérn kernel that records the largest block it evaluates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,12 +150,12 @@ def test_chunked_greedy_blocks_leave_little_more_variance(seed: int) -> None:
     assert len(set(parts.tolist())) == 25
     at_once = left(greedy_variance(kernel, X, 25, given=X[:0]))
     assert left(parts) < 1.15 * at_once
-    # A part alone would be far off.
+    # One block alone would be far off.
     assert left(greedy_variance(kernel, X[:40], 25, given=X[:0])) > 1.3 * at_once
 
 
 def test_chunked_greedy_selects_rows_of_every_block() -> None:
-    """A far cluster in the last part must not be missed, nor one in the first be forgotten."""
+    """Far clusters in the first and the last block are both selected."""
     X = torch.cat(
         [
             rows_streamed_variance(20) + 100,

@@ -53,7 +53,7 @@ def shallow(seen: str) -> tuple[DeepGP, VariationalGP]:
         mean=mean,
     )
     with torch.no_grad():
-        # A mean is held in single precision until it is copied.
+        # A mean is in single precision until it is copied.
         made.level.fill_(torch.tensor(0.4).item())
         gp.q_mean.copy_(made.q_mean)
         gp.q_factor.copy_(made.q_factor)
@@ -123,7 +123,7 @@ def test_deep_gp_shared_eps_equals_repeated_eps() -> None:
 
 
 def line() -> tuple[DeepGP, Dataset]:
-    """Two layers with one hidden output, where E over ε is one integral a row."""
+    """Two layers with one hidden output, where E over ε is one integral per row."""
     layers = [layer(1, 1, K=3, seed=0), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
@@ -149,7 +149,7 @@ def z_score(samples: Tensor, mean: Tensor) -> float:
 
 
 def draws(model: DeepGP, data: Dataset, *, sd: float = 1.0) -> Tensor:
-    """60 estimates of 400 samples a row."""
+    """60 estimates of 400 samples per row."""
     g = seeded(4)
     with torch.no_grad():
         noises = [[sd * e for e in model.noise(data.N, 400, g)] for _ in range(60)]
@@ -167,7 +167,7 @@ def test_deep_gp_bound_is_unbiased_against_quadrature() -> None:
 
 
 def test_deep_gp_unbiasedness_check_rejects_biased_twin() -> None:
-    """A twin whose samples have 1.2 times the standard deviation of q."""
+    """The biased twin has samples of 1.2 times the standard deviation of q."""
     model, data = line()
     assert abs(z_score(draws(model, data, sd=1.2), integrated_bound(model, data))) > 4
 
@@ -217,7 +217,7 @@ def test_deep_gp_gradient_equals_pathwise_gradient() -> None:
 
 
 def test_deep_gp_zero_variance_has_finite_gradient() -> None:
-    """A linear function without a level is known at zero."""
+    """A linear function without an intercept has no variance at zero."""
     first = DeepLayer(LinearKernel(), normal(2, 2, seed=0), outputs=2)
     model = DeepGP([first, layer(2, 1, seed=10)], likelihood=GaussianLikelihood())
     X = torch.cat([torch.zeros(1, 2, dtype=torch.float64), normal(3, 2, seed=1)])
@@ -319,7 +319,7 @@ def objective(
     )
 
 
-# Of a layer of four and a layer of three candidates: nothing, one layer empty, all sizes, all.
+# Masks of four and three candidates: none, one layer empty, all sizes, all.
 MASKS = torch.tensor(
     [
         [0, 0, 0, 0, 0, 0, 0],
@@ -419,7 +419,7 @@ def small() -> tuple[DeepObjective, Tensor, Tensor]:
 
 
 def exact_gradient(logits: Tensor, table: Tensor) -> Tensor:
-    """Of Σ_Z q(Z) L(Z), in the logits of both layers."""
+    """Gradients of Σ_Z q(Z) L(Z) in the logits of both layers."""
     probability = Bernoulli(logits).log_prob(all_masks(4)).exp()
     return torch.autograd.grad((probability * table).sum(), logits)[0]
 
@@ -432,13 +432,13 @@ def test_deep_objective_expectation_equals_enumeration() -> None:
 
 
 def z_scores(*, biased: bool = False) -> Tensor:
-    """Of 1,000 score-function gradients of 4 samples each, for every logit."""
+    """Return z-scores of 1,000 score-function gradients of 4 samples each, for every logit."""
     subsets, logits, table = small()
     with torch.no_grad():
         values = subsets.value(all_masks(4))
 
     def value(mask: Tensor) -> Tensor:
-        # Looked up for speed. The twin takes the layers' masks for each other's.
+        # A table of scores, for speed. The biased twin swaps the masks of the layers.
         seen = mask.roll(2, 1) if biased else mask
         return values[(seen * 2 ** torch.arange(4)).sum(1)]
 

@@ -69,7 +69,7 @@ def test_deep_layer_subset_uses_marginal_of_u() -> None:
 
 
 def test_deep_layer_indexing_whitened_q_differs() -> None:
-    """The twin that takes sub-vectors of v would be told apart by these numbers."""
+    """An implementation that takes sub-vectors of v has other marginals."""
     made, X, keep = layer(2, 3), normal(6, 2, seed=5), MASKS[4]
     wrong = made.with_q(
         made.candidates[keep], made.q_mean[keep], made.q_factor.tril()[:, keep][:, :, keep]
@@ -151,7 +151,7 @@ Z = X[:5]
 
 
 def rbf(*given: int) -> Kernel:
-    """The last number given is that of the inputs."""
+    """Build layers of the given widths; `kernel` gets the number of inputs."""
     return ScaleKernel(RBFKernel(ard_num_dims=given[-1]))
 
 
@@ -188,7 +188,7 @@ def test_deep_layers_widths_pad_or_use_principal_components() -> None:
     A = narrow.slope
     torch.testing.assert_close(A.mT @ A, torch.eye(2).double())
     centred = X - X.mean(0)
-    # Of all plane projections the one that keeps most of the variance: the two largest eigenvalues.
+    # The plane projection of largest variance: the two largest eigenvalues.
     kept = (centred @ A).square().sum()
     torch.testing.assert_close(kept, torch.linalg.eigvalsh(centred.mT @ centred)[-2:].sum())
     torch.testing.assert_close(last.candidates.detach(), Z @ A)

@@ -39,7 +39,7 @@ def line(*, spread: float = 1.0, noise: float = 0.3) -> DeepGP:
 
 
 def mixture(model: DeepGP, points: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Dense components `[T N P]` at the nodes that the posterior documents."""
+    """Return dense components `[T N P]` at the documented nodes."""
     widths = [made.P for made in model.layers[:-1]]
     nodes = normal_nodes(samples // 2, sum(widths))
     noise = [each[:, None].expand(-1, len(points), -1) for each in nodes.split(widths, dim=1)]
@@ -72,7 +72,7 @@ def test_deep_posterior_observations_and_densities_equal_mixture(seen: str) -> N
     posterior = model.posterior(samples=16)
     pairs = list(zip(*mixture(model, X, 16), strict=True))
     with torch.no_grad():
-        # Of softmax each component has fewer nodes than a Gaussian by itself.
+        # Components of a mixture use fewer softmax nodes than a single Gaussian.
         how = {"components": len(pairs)}
         parts = [observation_model(model.likelihood).predict(m, v, **how) for m, v in pairs]
         nats = torch.stack(
@@ -102,7 +102,7 @@ def test_deep_posterior_density_converges_to_quadrature() -> None:
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 10
     assert errors[2] < 1e-3
-    # What the hidden variance does is much larger than these errors.
+    # The effect of the hidden variance is much larger than these errors.
     certain = line(spread=1e-6)
     assert (integrated_density(certain, points, Y) - exact).abs().max() > 0.1
 
@@ -164,7 +164,7 @@ def test_predict_matched_is_exact_for_linear_next_layer(skip_connections: bool) 
 
 
 def test_predict_matched_is_close_for_small_hidden_variance() -> None:
-    # One output in the middle, or what the layer after it sees would be correlated.
+    # One output in the middle, otherwise the inputs of the next layer would be correlated.
     for widths in ((2,), (1, 1)):
         model = deep(widths=widths, K=(4, 3, 4), skip_connections=True)
         with torch.no_grad():
@@ -175,7 +175,7 @@ def test_predict_matched_is_close_for_small_hidden_variance() -> None:
         exact, found = posterior.predict(X), posterior.predict_matched(X)
         none = [torch.zeros(1, 6, P).double() for P in widths]
         mean, variance = (each[0] for each in dense_pass(model, X, none))
-        # The errors are a small part of what the hidden doubt adds.
+        # The errors are a small part of the variance that the hidden layer adds.
         for ours, right, without in (
             (found.mean, exact.mean, mean),
             (found.variance, exact.variance, variance),
@@ -213,7 +213,7 @@ def test_quantiles_of_one_component_are_gaussian() -> None:
 
 
 def test_quantiles_of_certain_function_are_its_value() -> None:
-    """A linear function without a level is zero at zero."""
+    """A linear function without an intercept is zero at zero."""
     made = DeepLayer(LinearKernel(), normal(2, 2, seed=0), outputs=1)
     posterior = DeepGP([made], likelihood=GaussianLikelihood()).posterior()
     origin = torch.zeros(1, 2, dtype=torch.float64)
@@ -252,7 +252,7 @@ def test_deep_posterior_predictions_repeat_and_ignore_other_rows() -> None:
 
 @pytest.mark.parametrize(("samples", "widths"), [(64, (2,)), (1, (2,)), (7, (1,)), (10, (3, 2))])
 def test_deep_posterior_uses_at_least_requested_samples(samples: int, widths) -> None:
-    """Rounded up, never down; a mixture of one would have no spread."""
+    """The number of samples is rounded up; one component would have no spread."""
     model = deep(widths=widths, K=(3, 3, 3))
     parts = model.posterior(samples=samples).components(X)
     assert len(parts.mean) % 2 == 0

@@ -1,4 +1,4 @@
-"""Every layer as regression on its sites, against dense algebra and finite differences."""
+"""Sites of deep layers against dense algebra and finite differences."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ def noise_of(model: DeepGP) -> Tensor:
 def shifted_pass(
     model: DeepGP, X: Tensor, noise: list[Tensor], number: int, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A dense pass with something added to the means of one layer's outputs, `[T N P]`."""
+    """Return a dense pass with a shift `[T N P]` added to the means of one layer's outputs."""
     means, variances = [], []
     for t in range(len(noise[0])):
         mean, variance = dense_marginals(model.layers[0], X)
@@ -115,7 +115,7 @@ def test_deep_sites_linear_terms_are_gradients_in_means(given) -> None:
 def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
     model, data, noise = setting(**given, N=3)
     found = deep_sites(model, data, noise=noise)
-    # Of the likelihood, a third of a sample's each.
+    # Precisions of the likelihood, divided among three samples.
     top = 1 / (3 * noise_of(model))
     torch.testing.assert_close(
         found[-1].sites.precision, top.expand_as(found[-1].sites.precision), rtol=1e-9, atol=0
@@ -127,14 +127,14 @@ def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
         def means(shift: Tensor, number: int = number) -> Tensor:
             return shifted_pass(model, data.X, noise, number, shift)[0]
 
-        # [T N P, T N O]: rows and samples do not meet, so summing over them changes nothing.
+        # [T N P, T N O]: rows and samples are independent, so that sums over them are exact.
         J = differences(means, like, 1e-5)
         precision = (J.square() * top).sum((-3, -2, -1)).flatten(0, 1)
         torch.testing.assert_close(found[number].sites.precision, precision, rtol=1e-5, atol=1e-8)
 
 
 def test_deep_sites_precisions_sum_squares_over_samples() -> None:
-    """The twin that differentiates the average mean would be told apart by these numbers."""
+    """An implementation that differentiates the average mean has other precisions."""
     model, data, noise = setting(N=3)
     like = torch.zeros(1, 3, 2, dtype=torch.float64)
     J = differences(
@@ -187,7 +187,7 @@ def test_deep_sites_minibatch_is_scaled_to_all_rows() -> None:
 def regression(
     model: DeepGP, data: Dataset, found: LayerSites, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The last layer given its inputs: K_uu, K_uf, K_ff, targets, and noise T σ² a row."""
+    """The last layer given its inputs: K_uu, K_uf, K_ff, targets, and noise T σ² per row."""
     last = model.layers[-1]
     keep = torch.ones(last.K, dtype=torch.bool) if keep is None else keep
     with torch.no_grad():
@@ -234,7 +234,7 @@ def test_natural_step_last_layer_has_maximal_bound() -> None:
         moved = last.with_q(last.candidates, *q)
         other = model.with_layers([*model.layers[:-1], moved])
         assert other.evaluated(data, noise=noise).bound < best
-    # A second step from there stays there.
+    # A second step changes nothing.
     again = deep_sites(improved, data, noise=noise)[-1].improved(last, rate=0.5)
     torch.testing.assert_close(dense_q(again)[0], dense_q(last)[0], rtol=1e-7, atol=1e-7)
 
@@ -292,7 +292,7 @@ def test_layer_statistics_last_layer_are_collapsed_bounds() -> None:
     ("seen", "number"), [("gaussian", 0), ("bernoulli", 0), ("bernoulli", 1), ("softmax", 1)]
 )
 def test_layer_statistics_equal_evidence_of_sites(seen: str, number: int) -> None:
-    """Of regression on λ/w with noise 1/w, function by function."""
+    """Statistics equal those of regression on λ/w with noise 1/w, for each function."""
     model, data, noise = setting(seen)
     found = deep_sites(model, data, noise=noise)[number]
     layer = model.layers[number]
@@ -316,7 +316,7 @@ def test_layer_statistics_equal_evidence_of_sites(seen: str, number: int) -> Non
     assert (found.sites.precision > 1e-6).all()
     exact = torch.stack([evidence(keep) for keep in masks[1:]])
     torch.testing.assert_close(values[1:] - 3.0, exact - exact[-1], rtol=1e-6, atol=1e-6)
-    # Flips come with them.
+    # Marginal gains are available too.
     marginal_gains = found.statistics(layer, bound=3.0, N=data.N).marginal_gains(masks[-1])
     without = ~torch.eye(layer.K, dtype=torch.bool)
     codes = (without * 2 ** torch.arange(layer.K)).sum(1)

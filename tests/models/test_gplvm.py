@@ -64,7 +64,7 @@ def test_latent_bound_has_exact_gradients() -> None:
 
 
 def test_latent_fixed_bound_survives_rounding() -> None:
-    """Hardly any noise and points on top of each other: I + C is indefinite to rounding."""
+    """With tiny noise and coincident points I + C is indefinite by rounding."""
     p = latent(N=40, M=5)
     close = torch.cat([p.Z + 1e-5 * k for k in range(4)])
     model = p.model(noise=1e-5).with_candidates(close)

@@ -49,7 +49,7 @@ def test_row_elbo_is_expected_log_likelihood_less_kl() -> None:
 
 
 def test_row_elbo_gradient_at_training_row_equals_model() -> None:
-    """q(u) is the best one, so that moving it with q(x) gains nothing to first order."""
+    """q(u) is optimal, so that its change with q(x) has no first-order effect."""
     p = latent(missing=True)
     model = p.model(noise=NOISE)
     model.bound(p.table).backward()
@@ -70,7 +70,7 @@ def test_latent_posterior_densities_integrate_to_one() -> None:
     mean, variance = p.mean[:1].expand(800, 2), p.variance[:1].expand(800, 2)
     density = posterior.log_density(y[:, None].expand(800, 3), mean, variance).exp()
     torch.testing.assert_close(density.sum(0) * (y[1] - y[0]), torch.ones(3, dtype=y.dtype))
-    # Its mean is that of the closed form, up to what 128 places can tell.
+    # Its mean equals the closed form, to the accuracy of 128 nodes.
     found = (density * y[:, None]).sum(0) * (y[1] - y[0])
     torch.testing.assert_close(
         found, posterior.predict(p.mean[:1], p.variance[:1]).mean[0], rtol=0.02, atol=0.02
@@ -87,7 +87,7 @@ def sampled(likelihood, Y: torch.Tensor) -> tuple[SampledLatentGP, MaskedMatrix]
 
 
 def test_row_elbo_sampled_and_expected_agree() -> None:
-    """The same functions, noise and rows, once by places and once by psi statistics."""
+    """The same functions, noise and rows, by quasi-random nodes and by psi statistics."""
     p = latent(missing=True)
     expected: LatentPosterior = p.model(noise=NOISE).posterior(p.table)
     twin = SampledPosterior(expected.function)
@@ -101,7 +101,7 @@ def test_row_elbo_sampled_and_expected_agree() -> None:
     a, b = (m.predict(p.mean, small, observed=True) for m in (twin, expected))
     torch.testing.assert_close(a.mean, b.mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(a.variance, b.variance, rtol=1e-3, atol=1e-3)
-    # Places are compared by their centres, less the KL of each.
+    # `everywhere` evaluates at the means of q(x), less the KL of each.
     tiny = torch.full_like(small, 1e-14)
     centres = twin.row_elbo(p.table)(ROWS, p.mean, tiny) + latent_kl(p.mean, tiny)
     grid = twin.row_elbo(p.table).everywhere(p.mean, small)
@@ -151,7 +151,7 @@ def test_sampled_latent_gp_accepts_counts() -> None:
     assert pruned.function.q_mean.grad is not None
     nats = model.posterior(table).row_elbo(table)(ROWS, p.mean, p.variance)
     assert torch.isfinite(nats).all()
-    # Sub-vectors of whitened coordinates would be another q(u): the subset's is the marginal.
+    # The marginal q(u) of a subset is not a sub-vector of whitened coordinates.
     every = torch.ones(1, 5, dtype=torch.bool)
     g = [torch.Generator().manual_seed(1) for _ in range(2)]
     whole = model.subset_objective(table, generator=g[0]).value(every)[0]

@@ -34,28 +34,28 @@ SHARES = torch.tensor([[0.2, 0.7], [0.93, 0.05], [0.5, 0.4]], dtype=torch.float6
 
 
 class Cauchy(_OneDimensionalLikelihood):
-    """A user's own, without a mean or a variance."""
+    """A user-defined likelihood without mean and variance."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return torch.distributions.Cauchy(function_samples, torch.ones_like(function_samples))
 
 
 class Bell(_OneDimensionalLikelihood):
-    """A user's own, whose expectation has a closed form."""
+    """A user-defined likelihood whose expectation has a closed form."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return Normal(function_samples, torch.ones_like(function_samples))
 
 
 class Logit(BernoulliLikelihood):
-    """A user's own link in a class of GPyTorch's."""
+    """A subclass of a GPyTorch likelihood with another link."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return torch.distributions.Bernoulli(logits=function_samples)
 
 
 class LogPoisson(PoissonLikelihood):
-    """Another, of counts."""
+    """A subclass of a count likelihood with another link."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return torch.distributions.Poisson(function_samples.exp())
@@ -73,11 +73,11 @@ ONE_LATENT: dict[str, tuple[Likelihood, Tensor]] = {
     "own logit": (built(Logit()), BINARY),
     "own log link": (built(LogPoisson()), COUNTS),
 }
-# How far from the truth twenty nodes of Gauss and Hermite are, in nats, where it is more than 1e-9:
+# Errors of twenty Gauss-Hermite nodes, in nats, if they exceed 1e-9:
 # the logarithm of a Cauchy density has poles one scale off the real line. The grid below is within
 # 1e-7 of |y − f|, which has a kink.
 EXPECTED_TO = {"laplace": 1e-6, "own": 2e-6}
-# How far a hundred are, where it is more than 1e-10.
+# Errors of a hundred nodes, if they exceed 1e-10.
 DENSITY_TO = {"laplace": 1e-6, "own": 1e-9}
 one_latent = pytest.mark.parametrize("name", ONE_LATENT)
 
@@ -277,7 +277,7 @@ def log_shares(likelihood: SoftmaxLikelihood, mean: Tensor, variance: Tensor, t:
     return f.log_softmax(-1), torch.cartesian_prod(weight, weight, weight).prod(1)
 
 
-# 4 rows, and as many rows as there are classes or latents, which GPyTorch takes for a transpose.
+# 4 rows, and as many rows as classes or latents, which GPyTorch mistakes for a transpose.
 @pytest.mark.parametrize("N", [3, 4, 5])
 @pytest.mark.parametrize("mixing", [False, True])
 def test_softmax_agrees_with_product_quadrature(mixing: bool, N: int) -> None:
@@ -385,8 +385,8 @@ def test_softmax_row_blocks_give_equal_results(monkeypatch) -> None:
     torch.testing.assert_close(observation_model(softmax(False)).coupling(mean, variance), coupling)
 
 
-class Told(Likelihood):
-    """A user's own that knows its integrals: Gaussian noise of variance 0.25."""
+class UserGaussian(Likelihood):
+    """A user-defined likelihood with its own expectation: Gaussian noise of variance 0.25."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         raise NotImplementedError
@@ -396,8 +396,8 @@ class Told(Likelihood):
         return nats - 2 * function_dist.variance
 
 
-class ToldAll(Told):
-    """And its predictions."""
+class UserGaussianAll(UserGaussian):
+    """A user-defined likelihood with its own expectation and predictions."""
 
     def log_marginal(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
         return self.marginal(function_dist).log_prob(observations)
@@ -406,8 +406,8 @@ class ToldAll(Told):
         return Normal(function_dist.mean, (function_dist.variance + 0.25).sqrt())
 
 
-class ToldBell(Told):
-    """Predictions by quadrature of what it says of f."""
+class UserGaussianBell(UserGaussian):
+    """A user-defined likelihood with predictions by quadrature of `forward`."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return Normal(function_samples, 0.5)
@@ -420,7 +420,7 @@ class Exponential(GaussianLikelihood):
         return Normal(function_samples.exp(), self.noise.sqrt())
 
 
-@pytest.mark.parametrize("kind", [ToldAll, ToldBell])
+@pytest.mark.parametrize("kind", [UserGaussianAll, UserGaussianBell])
 def test_user_likelihood_own_methods_take_precedence(kind: type[Likelihood]) -> None:
     ours, gaussian = built(kind()), built(GaussianLikelihood(), noise=0.25)
     assert observation_model(ours).num_latents(2) == 2
@@ -437,15 +437,17 @@ def test_user_likelihood_own_methods_take_precedence(kind: type[Likelihood]) -> 
 
 
 def test_user_likelihood_missing_methods_are_named() -> None:
-    ours = built(Told())
-    with pytest.raises(InputError, match=r"must define `forward`.*or `log_marginal`; Told has"):
+    ours = built(UserGaussian())
+    with pytest.raises(
+        InputError, match=r"must define `forward`.*or `log_marginal`; UserGaussian has"
+    ):
         observation_model(ours).log_density(REAL, MEAN, VARIANCE)
-    with pytest.raises(InputError, match=r"must define `forward`.*or `marginal`; Told has"):
+    with pytest.raises(InputError, match=r"must define `forward`.*or `marginal`; UserGaussian has"):
         observation_model(ours).predict(MEAN, VARIANCE)
 
 
 def test_user_likelihood_wrong_shape_raises() -> None:
-    class Summed(Told):
+    class Summed(UserGaussian):
         def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
             return function_dist.mean.sum(-1)
 

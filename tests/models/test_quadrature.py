@@ -27,7 +27,7 @@ from winnowgp.models.quadrature import (
 )
 
 WIDE = [
-    # Count, mean and standard deviation of f, and what a review found for Poisson counts.
+    # Count, mean and standard deviation of f, and reference values for Poisson counts.
     (1e6, 9e5, 1e6, -14.74),
     (7.0, -20.0, 100.0, -5.56),
     (0.0, -50.0, 1000.0, -0.654),
@@ -66,7 +66,7 @@ def log_count(likelihood: Likelihood, y: float, f: Tensor) -> Tensor:
 def test_counts_wide_latents_equal_dense_integral(
     name: str, y: float, m: float, s: float, known: float | None
 ) -> None:
-    """Against 200,000 trapezia; the logarithm of a density to 1e-4 nats, found to 2e-5."""
+    """Against 200,000 trapezia; the logarithm of a density to 1e-4 nats, measured 2e-5."""
     likelihood = COUNTING[name]
     z = torch.linspace(-14, 14, 200_001, dtype=torch.float64)
     log_weight = Normal(0.0, 1.0).log_prob(z) + (z[1] - z[0]).log()
@@ -106,7 +106,7 @@ def test_counts_gradients_equal_central_differences(
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("shift", [-4.0, 0.0, 3.0])
 def test_graded_nodes_have_gaussian_moments(shift: float, scale: float) -> None:
-    """Wherever the nodes are dense, within a few deviations of the mean."""
+    """For any centre within a few standard deviations of the mean."""
     mean, deviation = (torch.full((2, 1), v, dtype=torch.float64) for v in (5.0, 20.0))
     centre = mean + shift * deviation
     nodes = graded_nodes(
@@ -229,7 +229,7 @@ def test_probit_certain_latent_has_finite_gradients(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mean", [-1e3, -1e5, -1e8])
 def test_probit_gradients_are_accurate_in_the_tails(mean: float) -> None:
-    """h(z) = −z − 1/z + 2/z³ − …, and E h = h of the mean where f is all but certain."""
+    """h(z) = −z − 1/z + 2/z³ − …, and E h is h of the mean if f is nearly certain."""
     at = torch.tensor([mean], dtype=torch.float64, requires_grad=True)
     certain = torch.tensor([1e-20], dtype=torch.float64)
     nats = probit_expectation(torch.ones_like(certain), at, certain, **rule(20))
@@ -247,7 +247,7 @@ def problem_softmax_expectation(N: int = 7, C: int = 3) -> tuple[Tensor, Tensor,
 
 
 def slow(classes: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """The sum over the same nodes, left to automatic differentiation."""
+    """Return the sum over the same nodes, for automatic differentiation."""
     nodes = normal_nodes(SOFTMAX_NODES, mean.shape[1])
     f = mean + variance.sqrt() * nodes[:, None]
     chosen = f.log_softmax(-1).gather(-1, classes.expand(len(nodes), -1)[..., None])
@@ -277,7 +277,7 @@ def test_softmax_value_and_gradients_equal_sum_over_nodes(
 
 
 def test_softmax_two_classes_equal_fine_grid() -> None:
-    """Only the difference of two latents counts: one integral, and its central differences."""
+    """Only the difference of two latents matters: one integral, and its central differences."""
     classes, mean, variance = problem_softmax_expectation(C=2)
     keep = slice(1, None)
     classes, mean, variance = classes[keep], 0.5 * mean[keep], 0.3 * variance[keep]

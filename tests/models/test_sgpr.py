@@ -245,7 +245,7 @@ def test_chunked_rbf_tiny_lengthscales_stay_below_variance(lengthscale: float) -
     kernel.initialize(**{"outputscale": 1.3, "base_kernel.lengthscale": lengthscale})
     gp = SparseGP(kernel, rows.X[:20], noise=0.3)
     exact = gp.bound(rows).item()
-    # Rounding of the exponents costs something, and never gains.
+    # Rounding of the exponents never increases a covariance.
     assert -1e4 < gp.fixed_bound(rows) < exact + 1e-3
     block = next(iter(RowBlocks.of(rows)))
     blocks = ScaledRBFChunks(
@@ -287,7 +287,7 @@ def rows(N: int = 700, *, weighted: bool = False) -> Dataset:
 
 
 def pair(kernel: Kernel, data: Dataset, K: int = 12) -> tuple[SparseGP, SparseGP]:
-    """The same model, double and mixed."""
+    """Return the same model in double and in mixed precision."""
 
     def made(precision: str) -> SparseGP:
         Z = (data.X[:K] + 0.1).clone()
@@ -303,7 +303,7 @@ def evaluated(model: SparseGP, data: Dataset, **words: Any) -> tuple[Tensor, dic
 
 
 def worst(found: dict[str, Tensor], gradients: dict[str, Tensor], N: int) -> float:
-    """Largest error of a gradient, of its norm; what rows add to one that cancels is no smaller."""
+    """Return the largest error of a gradient, relative to its norm."""
     return max(
         float((found[name] - gradient).norm()) / max(float(gradient.norm()), 1e-2 * N)
         for name, gradient in gradients.items()
@@ -327,7 +327,7 @@ def test_mixed_precision_bound_and_gradient_equal_double(
     expected, gradients = evaluated(double, data, tighter=tighter)
     value, found = evaluated(mixed, data, tighter=tighter)
     assert value.dtype == torch.float64
-    # It is another number: something was computed in float32.
+    # The numbers differ, so that some part was computed in float32.
     assert value.item() != expected.item()
     torch.testing.assert_close(value, expected, rtol=VALUE, atol=0)
     assert all(gradient.dtype == torch.float64 for gradient in found.values())
@@ -335,7 +335,7 @@ def test_mixed_precision_bound_and_gradient_equal_double(
 
 
 def test_mixed_precision_coincident_points_keep_direction() -> None:
-    """K_uu is as good as singular, and 1e-8 of jitter is all that keeps it from being so."""
+    """K_uu is singular but for a jitter of 1e-8."""
     data = rows()
     double, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data, K=40)
     with torch.no_grad():
@@ -362,7 +362,7 @@ def test_mixed_precision_errors_do_not_grow_with_blocks(monkeypatch: pytest.Monk
 
 
 def test_mixed_precision_row_blocks_are_float32() -> None:
-    """The point of it all: what the kernel hands back, and is handed, is in single precision."""
+    """Blocks that the kernel returns and receives are in single precision."""
     data = rows(50)
     _, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data)
     blocks = RowBlocks.of(data)

@@ -64,7 +64,7 @@ def test_infer_sites_optimum_is_stationary(case: str) -> None:
     assert start.item() == pytest.approx(gp.fixed_bound(data), abs=1e-9)
     q = [best.q_mean, best.q_factor]
     for slope in torch.autograd.grad(start, q):
-        # A last step of 1e-9 nats a row leaves slopes of about the root of that.
+        # A last step of 1e-9 nats per row leaves slopes of about the square root of that.
         torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=2e-4)
     optimiser = torch.optim.LBFGS(
         q, max_iter=60, line_search_fn="strong_wolfe", tolerance_grad=1e-9, tolerance_change=0
@@ -143,12 +143,12 @@ def test_site_statistics_all_candidates_equal_bound(case: str) -> None:
     gp, data = built(case)
     everything = torch.ones(1, 5, dtype=torch.bool)
     value = gp.subset_statistics(data).value(everything).item()
-    # Statistics are made while climbing: to 1e-5 nats a row.
+    # Statistics use the tolerance of training, 1e-5 nats per row.
     assert value == pytest.approx(gp.fixed_bound(data), abs=1e-5 * N)
 
 
 def test_site_statistics_subset_equals_evidence_of_sites() -> None:
-    """To first order: less than a tenth of a nat from the subset's own best q here."""
+    """To first order: less than a tenth of a nat from the optimal q of the subset here."""
     gp, data = built("bernoulli")
     masks = all_masks(5)[[0b11110, 0b01111, 0b10111]]
     values = gp.subset_statistics(data).value(masks)
@@ -183,7 +183,7 @@ def test_infer_sites_infinite_slopes_raise() -> None:
 
 
 class Rough(PoissonLikelihood):
-    """Counts by quadrature that does not see what happens between its nodes."""
+    """Counts by Gauss-Hermite quadrature, which misses features between its nodes."""
 
     def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
         def log_prob(f: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Rough(PoissonLikelihood):
 def large_counts(
     level: float, every: int, likelihood: Likelihood
 ) -> tuple[VariationalGP, Dataset, Sites]:
-    """Counts far above a prior mean of zero, and sites as if they were seen with Gaussian noise."""
+    """Counts far above a prior mean of zero, and sites of Gaussian noise to start from."""
     X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
     Y = (level * (2 + torch.sin(2 * X))).round()
     kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
@@ -236,12 +236,12 @@ def test_best_q_without_convergence_warns(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(svgp, "infer_sites", partial(infer_sites, max_rounds=2))
     with pytest.warns(UnsettledWarning, match=r"has not converged.*kernel variance"):
         gp.fixed_bound(data)
-    # An optimiser on its way does not.
+    # `ProfiledBound` does not warn.
     gp.chunked_bound(data)()
 
 
-class Told(Likelihood):
-    """A user's own that defines its expectation: Gaussian noise of variance 0.15."""
+class UserGaussian(Likelihood):
+    """A user-defined likelihood with its own expectation: Gaussian noise of variance 0.15."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return Normal(function_samples, 0.15**0.5)
@@ -253,7 +253,9 @@ class Told(Likelihood):
 
 def test_best_q_user_likelihood_needs_expectation_only() -> None:
     sparse, gp, data = regression()
-    ours = VariationalGP(gp.kernel, gp.candidates, likelihood=Told(), targets=2, mean=gp.mean)
+    ours = VariationalGP(
+        gp.kernel, gp.candidates, likelihood=UserGaussian(), targets=2, mean=gp.mean
+    )
     assert ours.fixed_bound(data) == pytest.approx(sparse.fixed_bound(data), abs=1e-6)
     found = ours.with_best_q(data).posterior(data).predict(data.X, observed=True)
     expected = sparse.posterior(data).predict(data.X, observed=True)
@@ -275,7 +277,7 @@ def chunks(chunk: int) -> WhitenedChunks:
 
 
 def parts() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Precisions, positive-definite couplings with them on the diagonal, slopes and pulls."""
+    """Precisions, positive-definite couplings with them on the diagonal, slopes and α."""
     g = torch.Generator().manual_seed(1)
     A = torch.randn(ROWS, P, P, generator=g, dtype=torch.float64)
     H = 4 * A @ A.mT

@@ -53,7 +53,7 @@ def data(seen: str = "bernoulli", N: int = 18, dtype: torch.dtype = torch.float6
 
 
 def model(seen: str = "bernoulli", K: int = 5, *, random: bool = True) -> VariationalGP:
-    """With some q(u) that is neither the prior nor the best."""
+    """Return a model whose q(u) is neither the prior nor optimal."""
     likelihood, targets = SEEN[seen]
     mean = ConstantMean()
     mean.constant = 0.2
@@ -106,7 +106,7 @@ def test_variational_bound_equals_dense_definition(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     ours = gp.bound(rows).detach()
     torch.testing.assert_close(ours, dense_bound(gp, rows), rtol=1e-9, atol=1e-9)
-    # Above the diagonal of a factor there is nothing.
+    # The upper triangle of a factor is ignored.
     with torch.no_grad():
         gp.q_factor.add_(torch.ones_like(gp.q_factor).triu(1))
     torch.testing.assert_close(gp.bound(rows).detach(), ours)
@@ -452,7 +452,7 @@ def test_profiled_bound_gradient_equals_central_differences(
 
 
 def test_profiled_bound_moving_values_equal_fresh_values() -> None:
-    """Values do not depend on the calls before, but to 1e-5 nats a row."""
+    """Values depend on previous calls by at most 1e-5 nats per row."""
     gp, data = built("softmax")
     bound = gp.chunked_bound(data)
     bound()
@@ -552,9 +552,9 @@ def test_profiled_bound_kernel_overflow_shortens_step(draw: int) -> None:
     try:
         value = bound().item()
     except NotPositiveDefiniteError:
-        # Of most draws: an entry, and with it q(f), is infinite.
+        # With most seeds an entry, and with it q(f), is infinite.
         value = -inf
     assert value < start
-    # The sites of before are still good where the kernel is.
+    # The previous sites are still valid at the previous parameters.
     gp.kernel.initialize(**{"base_kernel.lengthscale": 0.6931})
     assert bound().item() == pytest.approx(start, abs=1e-2)

@@ -1,4 +1,4 @@
-"""A row of weight w is w equal rows, in everything that a model can be asked."""
+"""A row of weight w is equivalent to w equal rows, in all methods of all models."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ COUNTS = torch.tensor([1, 3, 1, 2, 5, 1, 1, 2, 4, 1, 1, 2])
 
 
 def weighted(Y: Tensor | None = None, *, fractions: bool = False) -> Dataset:
-    """A dozen rows that count once to five times, or 0.3 to 1.5 times."""
+    """Return a dozen rows with weights of 1 to 5, or of 0.3 to 1.5."""
     rows = problem(N=12, P=2)
     weights = COUNTS.double()
     return Dataset.of(
@@ -40,7 +40,7 @@ def weighted(Y: Tensor | None = None, *, fractions: bool = False) -> Dataset:
 
 
 def repeated(data: Dataset) -> Dataset:
-    """The definition."""
+    """Return the data with each row repeated as often as its weight."""
     assert data.weights is not None
     times = data.weights.round().long()
     return Dataset.of(data.X.repeat_interleave(times, 0), data.Y.repeat_interleave(times, 0))
@@ -94,7 +94,7 @@ def slopes(model: InducingModel, value: Scalar) -> dict[str, Tensor]:
 
 
 def assert_alike(model: InducingModel, a: Scalar, b: Scalar, tolerance: float = 1e-9) -> None:
-    """The same value and the same gradient."""
+    """Check that two functions have the same value and gradient."""
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
     found, wanted = slopes(model, a), slopes(model, b)
     assert found.keys() == wanted.keys() != set()
@@ -121,7 +121,7 @@ def test_weights_chunked_bound_equals_repeated_rows(case) -> None:
         if isinstance(model, SparseGP):
             return model.chunked_bound(rows)()
         assert isinstance(model, VariationalGP)
-        # To the end, where an optimiser would be content with less.
+        # To convergence, beyond the tolerance of training.
         return model._profiled(rows, model.candidates, gain=1e-12)()
 
     tolerance = 1e-9 if isinstance(model, SparseGP) else 1e-5
@@ -133,7 +133,7 @@ def test_weights_dense_bound_equals_repeated_rows(case) -> None:
     if isinstance(model, SparseGP):
         assert_alike(model, model.dense_bound(data)(), model.dense_bound(repeated(data))(), 1e-7)
         return
-    # Equal rows would be equal points: those of the distinct rows are as good.
+    # Equal rows would be duplicate points: distinct rows give the same bound.
     wanted = model.with_candidates(data.X).fixed_bound(repeated(data))
     assert model.dense_bound(data)().item() == pytest.approx(wanted, abs=2e-3)
 
@@ -212,7 +212,7 @@ def deep() -> DeepGP:
 
 
 def test_weights_deep_gp_equals_repeated_rows() -> None:
-    """The same samples of the hidden layer for equal rows: then nothing is left to chance."""
+    """With the same samples of the hidden layer for equal rows, the bounds are equal."""
     model, data = deep(), weighted(problem(N=12, P=1).Y)
     noise = model.noise(12, 3, torch.Generator().manual_seed(0))
     again = [eps.repeat_interleave(COUNTS, 1) for eps in noise]
