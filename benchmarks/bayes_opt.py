@@ -49,7 +49,7 @@ from torch import Tensor
 
 from records import RESULTS, Records, mean, recorded, table
 from winnowgp import SparseGPRegressor
-from winnowgp.integrations.botorch import FittedGP, WinnowingAllocator
+from winnowgp.integrations.botorch import SparseGPModel, WinnowingAllocator
 
 METHODS = ("greedy", "prior", "winnowing", "capped", "regressor")
 D, START, BATCH, TOTAL = 6, 20, 4, 100
@@ -76,7 +76,7 @@ class Surrogate:
                 X.numpy(), y.numpy()
             )
             self.points.append(found.n_inducing_)
-            return FittedGP.of(found)
+            return SparseGPModel.of(found)
         model: Any = SingleTaskVariationalGP(
             X,
             y[:, None],

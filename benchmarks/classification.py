@@ -34,7 +34,7 @@ from sklearn.model_selection import train_test_split
 from records import Records, Row, mean, recorded, table, timed
 from winnowgp import SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import Standardiser
-from winnowgp.models.likelihoods import log_density
+from winnowgp.models.likelihoods import observation_model
 
 PEERS = ("winnowgp", "all", "svgp")
 DATA = ("cancer", "wine", "digits", "counts", "outliers")
@@ -167,8 +167,8 @@ class Rival:
         self.model.eval()
         q = self.model(self.X_test)
         shape = (len(self.X_test), self.latents)
-        nats = log_density(
-            self.likelihood, self.y_test, q.mean.reshape(shape), q.variance.reshape(shape)
+        nats = observation_model(self.likelihood).log_density(
+            self.y_test, q.mean.reshape(shape), q.variance.reshape(shape)
         )
         return nats.mean().item() - float(np.log(self.scale))
 

@@ -32,7 +32,8 @@ from torch import Tensor
 from records import Records, Row, mean, recorded, table, timed
 from winnowgp.data import Standardiser, load_table
 from winnowgp.integrations.gpytorch import winnow
-from winnowgp.integrations.gpytorch.pruning import copied, pruned
+from winnowgp.integrations.gpytorch.distribution import prune_model
+from winnowgp.integrations.gpytorch.strategies import copy_module
 
 BATCH, POINTS, TEST = 1024, 500, 1000
 
@@ -81,7 +82,7 @@ class Example:
 
     def trained_on(self, model: ApproximateGP) -> float:
         """Log density after a fifth of the epochs more; copies are trained."""
-        again, likelihood = copied(model), copied(self.likelihood)
+        again, likelihood = copy_module(model), copy_module(self.likelihood)
         self.trained(again, likelihood, max(1, self.epochs // 5))
         return self.log_density(again, likelihood)
 
@@ -160,7 +161,7 @@ def measured(name: str, seed: int) -> Row:
             f"{goal}_M": found.n_inducing,
             f"{goal}_after": example.log_density(found.model),
             f"{goal}_on": example.trained_on(found.model),
-            f"{goal}_marginal": example.log_density(pruned(example.model, [mask[None]])),
+            f"{goal}_marginal": example.log_density(prune_model(example.model, [mask[None]])),
             f"{goal}_given_up": found.elbo_gap / len(example.train[1]),
             f"{goal}_gained": (found.reference - found.original) / len(example.train[1]),
             **seconds.row(f"{goal}_"),

@@ -23,7 +23,8 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky
-from winnowgp.models import SparseGP, kernel_blocks
+from winnowgp.models import SparseGP
+from winnowgp.models.kernels import kernel_blocks
 
 close: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 sizes = pytest.mark.parametrize("K", [0, 1, 6])

@@ -17,8 +17,7 @@ from winnowgp.bounds.row_blocks import (
 )
 from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky
-from winnowgp.models import kernel_blocks
-from winnowgp.models.kernels import KernelBlocks
+from winnowgp.models.kernels import KernelBlocks, kernel_blocks
 
 WIDTHS = [1, 5, 100, 200]
 """Numbers of inducing points: one panel, and several."""

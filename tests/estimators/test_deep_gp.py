@@ -107,7 +107,7 @@ def test_several_targets_layers_widths_and_kernels() -> None:
 
 def test_connected_layers_see_the_inputs() -> None:
     X, y = steps(40)
-    model = regressor(connected=True, hidden_mean="zero", epochs=(2, 6, 3)).fit(X, y)
+    model = regressor(skip_connections=True, hidden_mean="zero", epochs=(2, 6, 3)).fit(X, y)
     # Points of the first layer are in the units of X.
     assert 90 < model.inducing_points_[0].mean() < 120
     assert [p.shape[1] for p in model.inducing_points_] == [1, 2]

@@ -129,7 +129,7 @@ DEEP_REGRESSORS: dict[str, DeepGPRegressor] = {
         3,
         width=(2, 1),
         kernel=(ScaleKernel(MaternKernel(nu=1.5)), "rbf", "matern12"),
-        connected=True,
+        skip_connections=True,
         **LAYERS,
     ),
     "counts": DeepGPRegressor(likelihood="poisson", **DEEP),

@@ -1,4 +1,4 @@
-"""Small deep models with some q(u) that is neither the prior nor the best, and their slow twins."""
+"""Small deep models whose q(u) is neither prior nor optimal, and dense references for them."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from winnowgp.data import Dataset
-from winnowgp.models import DeepGP, DeepLayer, deep_layers, expected_log_prob
+from winnowgp.models import DeepGP, DeepLayer, deep_layers
+from winnowgp.models.likelihoods import observation_model
 
 LIKELIHOODS: dict[str, tuple[Likelihood, int]] = {
     "gaussian": (GaussianLikelihood(), 2),
@@ -52,7 +53,7 @@ def layer(
     slope: bool = True,
     spread: float = 1.0,
 ) -> DeepLayer:
-    """Outputs that differ in mean and covariance, a linear map, a level."""
+    """Return a layer whose outputs differ in mean and covariance, with slope and level."""
     if kernel is None:
         base = RBFKernel(ard_num_dims=D)
         base.lengthscale = torch.linspace(1.0, 1.4, D)
@@ -78,7 +79,7 @@ def deep(
     D: int = 2,
     widths: Sequence[int] = (2,),
     K: Sequence[int] = (4, 3),
-    connected: bool = False,
+    skip_connections: bool = False,
     matern: bool = False,
 ) -> DeepGP:
     likelihood, targets = LIKELIHOODS[seen]
@@ -87,8 +88,8 @@ def deep(
     for number, P in enumerate([*widths, outputs]):
         kernel = ScaleKernel(MaternKernel(nu=2.5)) if matern else None
         layers.append(layer(inputs, P, K=K[number], seed=10 * number, kernel=kernel))
-        inputs = P + D * connected
-    made = DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
+        inputs = P + D * skip_connections
+    made = DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
     if isinstance(made.likelihood, GaussianLikelihood):
         made.likelihood.initialize(noise=0.15)
     return made
@@ -141,7 +142,7 @@ def dense_pass(
         mean, variance = dense_marginals(model.layers[0], seen, masks[0])
         for number, made in enumerate(model.layers[1:], start=1):
             seen = mean + variance.sqrt() * noise[number - 1][t]
-            if model.connected:
+            if model.skip_connections:
                 seen = torch.cat([seen, X], dim=1)
             mean, variance = dense_marginals(made, seen, masks[number])
         means.append(mean)
@@ -157,11 +158,14 @@ def dense_bound(
     *,
     scale: float = 1.0,
 ) -> Tensor:
-    """Average over samples of scale · Σ_i E[log p(y_i | f_i)], less one KL a layer."""
+    """Average over samples of scale · Σ_i E[log p(y_i | f_i)], less one KL per layer."""
     mean, variance = dense_pass(model, data.X, noise, masks)
     with torch.no_grad():
         pairs = zip(mean, variance, strict=True)
-        nats = [expected_log_prob(model.likelihood, data.Y, m, v).sum() for m, v in pairs]
+        nats = [
+            observation_model(model.likelihood).expected_log_prob(data.Y, m, v).sum()
+            for m, v in pairs
+        ]
     masks = [None] * len(model.layers) if masks is None else masks
     kl = [dense_kl(made, keep) for made, keep in zip(model.layers, masks, strict=True)]
     return scale * torch.stack(nats).mean() - torch.stack(kl).sum()
@@ -187,7 +191,7 @@ def integrated_density(model: DeepGP, X: Tensor, Y: Tensor, count: int = 200) ->
 
 
 def step_data(seen: str = "gaussian", *, N: int = 40) -> Dataset:
-    """A step, which one smooth layer cannot follow."""
+    """Return a step function, which one smooth layer cannot fit."""
     X = torch.linspace(-1, 1, N, dtype=torch.float64)[:, None]
     f = torch.where(X > 0.1, 1.0, -1.0).double() + 0.05 * normal(N, 1, seed=2)
     Y = {
@@ -206,15 +210,15 @@ def started(
     K: int = 8,
     widths: Sequence[int] = (1,),
     hidden_mean: str = "identity",
-    connected: bool = False,
+    skip_connections: bool = False,
 ) -> DeepGP:
-    """A model as a user would start it."""
+    """Return a model in its initial state."""
     data = step_data(seen) if data is None else data
     likelihood, _ = LIKELIHOODS[seen]
     outputs = 3 if seen == "softmax" else data.P
 
     def kernel(*given: int) -> Kernel:
-        # The last number given is that of the inputs.
+        # The second argument is the number of inputs.
         return ScaleKernel(RBFKernel(ard_num_dims=given[-1]))
 
     layers = deep_layers(
@@ -223,6 +227,6 @@ def started(
         kernel=kernel,
         widths=(*widths, outputs),
         hidden_mean=hidden_mean,
-        connected=connected,
+        skip_connections=skip_connections,
     )
-    return DeepGP(layers, likelihood=likelihood, targets=data.P, connected=connected)
+    return DeepGP(layers, likelihood=likelihood, targets=data.P, skip_connections=skip_connections)

@@ -1,4 +1,4 @@
-"""Models as users of GPyTorch write them, and a little data for them."""
+"""Typical GPyTorch models, and small data sets for them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def curve(N: int = 60, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
 
 
 def tasks(N: int = 60, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Three targets a row, the third nearly the first."""
+    """Return three targets per row, the third close to the first."""
     x, y = curve(N, seed=seed)
     other = torch.cos(x[:, 0]) + 0.1 * (y - torch.sin(2 * x[:, 0])).roll(1)
     return x, torch.stack([y, other, 0.5 * y + 0.05 * torch.cos(9 * x[:, 0])], dim=1)
@@ -55,12 +55,12 @@ def three_classes(y: Tensor) -> Tensor:
 
 
 def points(count: int) -> Tensor:
-    """As far apart as can be where `curve` is."""
+    """Return equally spaced points on the range of `curve`."""
     return torch.linspace(0, 6, count, dtype=torch.float64)[:, None]
 
 
 def independent(strategy: Any) -> IndependentMultitaskVariationalStrategy:
-    """Three tasks, a function each."""
+    """Three tasks with one function each."""
     return IndependentMultitaskVariationalStrategy(strategy, num_tasks=3)
 
 
@@ -73,7 +73,7 @@ def mixed(strategy: Any) -> LMCVariationalStrategy:
 
 
 class Model(ApproximateGP):
-    """Batches of anything; kernels of a batch differ in their lengthscales."""
+    """A model with batches of any shape; kernels of a batch differ in lengthscales."""
 
     mean_module: Any
     covar_module: Any
@@ -121,7 +121,7 @@ class Layer(DeepGPLayer):
         self.covar_module = ScaleKernel(kernel, batch_shape=batch)
         self.double()
         if linear:
-            # GPyTorch draws them from the global generator; some draws miss all points.
+            # GPyTorch draws them from the global generator; some draws are far from all points.
             weights = self.mean_module.weights.data, self.mean_module.bias.data
             for each in weights:
                 each.normal_(generator=generator)
@@ -131,7 +131,7 @@ class Layer(DeepGPLayer):
 
 
 class Deep(DeepGP):
-    """Two hidden functions, which the last layer sees together with the inputs if `skip`."""
+    """Two hidden functions, which the last layer receives together with the inputs if `skip`."""
 
     hidden: Any
     last: Any
@@ -152,7 +152,7 @@ class Deep(DeepGP):
 
 
 class Latent(BayesianGPLVM):
-    """P columns, each with points of its own, of one latent input a row."""
+    """P columns, each with points of its own, of one latent input per row."""
 
     mean_module: Any
     covar_module: Any
@@ -190,7 +190,7 @@ def task_noise(noise: float = 0.01) -> MultitaskGaussianLikelihood:
 
 
 def with_random_q(model: Any, *, seed: int = 1) -> Any:
-    """Every parameter of q(u) somewhere that is no optimum, and locations that differ."""
+    """Move all parameters of q(u) away from the optimum, and locations apart."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(like: Tensor) -> Tensor:
@@ -217,13 +217,13 @@ def with_random_q(model: Any, *, seed: int = 1) -> Any:
 
 
 def elbo(likelihood: Any, model: Any, N: int) -> Any:
-    """GPyTorch's bound, a row."""
+    """Return GPyTorch's ELBO per row."""
     bound = VariationalELBO(likelihood, model, num_data=N)
     return DeepApproximateMLL(bound) if isinstance(model, DeepGP) else bound
 
 
 def trained(model: Any, bound: Any, x: Any, y: Any, steps: int) -> None:
-    """Steps of Adam on all rows; latent inputs where x is None."""
+    """Take Adam steps on all rows; x is None for latent inputs."""
     torch.manual_seed(0)
     optimiser = torch.optim.Adam(bound.parameters(), lr=0.05)
     for _ in range(steps):
@@ -238,5 +238,5 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def untouched(model: nn.Module) -> dict[str, Tensor]:
-    """The state but for points and q(u)."""
+    """Return the state without inducing points and q(u)."""
     return {n: v for n, v in state(model).items() if "variational_strategy" not in n}

@@ -1,4 +1,4 @@
-"""Latent functions, targets and likelihoods that tests of observations share."""
+"""Latent functions, targets and likelihoods for tests of observation models."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Normal
 
-from winnowgp.models.likelihoods import owned
+from winnowgp.models.likelihoods import copy_likelihood
 
 MEAN = torch.tensor([[-1.1, 0.2], [0.6, 1.4], [0.0, -0.4]], dtype=torch.float64)
 VARIANCE = torch.tensor([[0.3, 0.05], [0.6, 0.2], [0.1, 0.4]], dtype=torch.float64)
@@ -18,15 +18,15 @@ REAL = torch.tensor([[-1.5, 0.9], [3.0, 1.1], [-2.0, 0.4]], dtype=torch.float64)
 
 
 def built(likelihood: Likelihood, **parameters: float) -> Likelihood:
-    """As a model keeps it, in double precision."""
-    ours = owned(likelihood).double()
+    """Return the copy that a model would own, in double precision."""
+    ours = copy_likelihood(likelihood).double()
     for name, value in parameters.items():
         setattr(ours, name, value)
     return ours.requires_grad_(False)
 
 
 def on_a_grid(integrand: Callable[[Tensor], Tensor]) -> Tensor:
-    """E of a function of f under N(MEAN, VARIANCE), by 20,001 trapezia ten deviations each way."""
+    """Return E of a function of f under N(MEAN, VARIANCE), by 20,001 trapezia."""
     z = torch.linspace(-10, 10, 20_001, dtype=torch.float64)[:, None, None]
     density = Normal(0.0, 1.0).log_prob(z).exp()
     return torch.trapezoid(density * integrand(MEAN + VARIANCE.sqrt() * z), z, dim=0)

@@ -1,4 +1,4 @@
-"""Models of every kind of likelihood on few rows, which tests of sites share."""
+"""Models of every kind of likelihood on few rows, for tests of sites."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,8 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.models import LEAST_NOISE, SparseGP, VariationalGP
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.sgpr import LEAST_NOISE
 
 N = 24
 

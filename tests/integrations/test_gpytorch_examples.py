@@ -41,7 +41,7 @@ def log_density(model: Any, likelihood: Any, x: Tensor, y: Tensor) -> float:
         return likelihood.eval().log_marginal(y, model.eval()(x)).mean().item()
 
 
-def test_gpytorchs_regression_example_keeps_its_density_with_half_the_points() -> None:
+def test_winnow_regression_example_keeps_density_with_half() -> None:
     model, likelihood, train, test = example(100)
     result = winnow(model, likelihood, train)
     assert result.n_inducing <= 40
@@ -49,7 +49,7 @@ def test_gpytorchs_regression_example_keeps_its_density_with_half_the_points() -
     assert after > before - 0.02
 
 
-def test_gpytorchs_classification_example_keeps_its_density_with_half_the_points() -> None:
+def test_winnow_classification_example_keeps_density_with_half() -> None:
     x, test = torch.linspace(0, 1, 10), torch.linspace(0, 1, 101)
     y, labels = ((torch.cos(4 * torch.pi * v) > 0).float() for v in (x, test))
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def test_gpytorchs_classification_example_keeps_its_density_with_half_the_points
 
 
 @pytest.mark.slow
-def test_gpytorchs_regression_example_on_kin8nm(paper_data: None) -> None:
+def test_winnow_regression_example_on_kin8nm(paper_data: None) -> None:
     """As the documentation has it: 500 points, minibatches of 1,024, four epochs."""
     table = load_table("kin8nm").dataset()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The bound of a user's model with some of its points, against dense twins of every strategy."""
+"""The ELBO of subsets of a GPyTorch model against dense references of every strategy."""
 
 from math import log, pi
 from typing import Any
@@ -42,7 +42,7 @@ from helpers.gpytorch_models import (
 )
 from winnowgp.gradients import ScoreFunction, all_masks
 from winnowgp.integrations.gpytorch import subset_objective
-from winnowgp.integrations.gpytorch.pruning import pruned
+from winnowgp.integrations.gpytorch.distribution import prune_model
 from winnowgp.point_processes import Bernoulli
 
 K, N = 5, 14
@@ -113,7 +113,7 @@ def dense_elbo(model: Model, x: Tensor, y: Tensor, noise: float, mask: Tensor) -
 
 
 @pairs
-def test_value_is_the_dense_bound_of_every_subset(strategy: Any, distribution: Any) -> None:
+def test_subset_objective_equals_dense_bound(strategy: Any, distribution: Any) -> None:
     model, (x, y) = single(strategy, distribution), curve(N)
     masks = all_masks(K)
     values = subset_objective(model, gaussian(0.3), (x, y)).value(masks)
@@ -122,7 +122,7 @@ def test_value_is_the_dense_bound_of_every_subset(strategy: Any, distribution: A
 
 
 @pairs
-def test_the_empty_set_is_the_prior(strategy: Any, distribution: Any) -> None:
+def test_subset_objective_empty_set_is_prior(strategy: Any, distribution: Any) -> None:
     model, (x, y) = single(strategy, distribution), curve(N)
     value = subset_objective(model, gaussian(0.3), (x, y)).value(all_masks(K)[:1]).item()
     variance = model.covar_module.outputscale.flatten()
@@ -132,10 +132,10 @@ def test_the_empty_set_is_the_prior(strategy: Any, distribution: Any) -> None:
 
 
 @pairs
-def test_with_everything_kept_predictions_are_the_same(strategy: Any, distribution: Any) -> None:
+def test_prune_model_keeping_all_predicts_the_same(strategy: Any, distribution: Any) -> None:
     model, (x, _) = single(strategy, distribution), curve(N)
     sets = model.variational_strategy.inducing_points.shape[:-2].numel()
-    same = pruned(model, [torch.ones(sets, K, dtype=torch.bool)])
+    same = prune_model(model, [torch.ones(sets, K, dtype=torch.bool)])
     with torch.no_grad():
         before, after = model.eval()(x), same.eval()(x)
     torch.testing.assert_close(after.mean, before.mean, rtol=0, atol=1e-9)
@@ -184,7 +184,7 @@ MANY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
+def test_subset_objective_equals_gpytorch_bound_of_pruned_model(name: str) -> None:
     made, likelihood, (x, y) = MANY[name]
     model, likelihood = made(), likelihood().double()
     y = y.double()
@@ -192,15 +192,15 @@ def test_value_is_gpytorchs_own_bound_of_the_pruned_model(name: str) -> None:
     value = subset_objective(model, likelihood, (x, y)).value(mask[None]).item()
     sets = model.variational_strategy
     Z = getattr(sets, "base_variational_strategy", sets).inducing_points
-    smaller = pruned(model, [mask.expand(Z.shape[:-2].numel(), -1)])
+    smaller = prune_model(model, [mask.expand(Z.shape[:-2].numel(), -1)])
     bound = elbo(likelihood, smaller, N)
     # Each function of a batch has a bound of its own.
     expected = N * bound(smaller(x), y).sum().item()
     assert value == pytest.approx(expected, abs=1e-6)
 
 
-def test_softmax_is_integrated_by_nodes() -> None:
-    """GPyTorch draws samples; the mean of very many is what we compute."""
+def test_subset_objective_softmax_uses_fixed_nodes() -> None:
+    """GPyTorch draws samples, whose mean converges to the fixed nodes."""
     x, y = curve(N)
     labels = three_classes(y)
     likelihood = SoftmaxLikelihood(num_features=3, num_classes=3, mixing_weights=False)
@@ -220,7 +220,7 @@ def sampled_bounds(model: Any, likelihood: Any, x: Tensor, labels: Tensor, sampl
 
 
 @pytest.mark.parametrize("kind", ["softmax", "own"])
-def test_mixed_tasks_are_sampled_as_in_training(kind: str) -> None:
+def test_subset_objective_mixed_tasks_sample_as_in_training(kind: str) -> None:
     """GPyTorch's bound takes the tasks of a row to be independent; in eval mode it does not."""
 
     class Own(Likelihood):
@@ -235,47 +235,47 @@ def test_mixed_tasks_are_sampled_as_in_training(kind: str) -> None:
     likelihood: Any = softmax if kind == "softmax" else Own()
     value = subset_objective(model, likelihood, (x, labels)).value(torch.ones(1, K).bool()).item()
     draws = sampled_bounds(model, likelihood, x, labels, samples=6400)
-    # Ours has 64 samples too, or nodes.
+    # The objective uses 64 samples too, or fixed nodes.
     assert abs(value - draws.mean()) < 4 * draws.std()
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_layers_are_those_of_the_pruned_deep_model(skip: bool) -> None:
+def test_subset_objective_deep_equals_pruned_model(skip: bool) -> None:
     model, (x, y) = with_random_q(Deep(K, skip=skip)), curve(N)
     likelihood = gaussian()
     mask = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1, 1]).bool()
     objective = subset_objective(model, likelihood, (x, y), seed=3)
     value = objective.value(mask[None]).item()
-    smaller = pruned(model, [mask[None, :K].expand(2, -1), mask[None, K:]])
+    smaller = prune_model(model, [mask[None, :K].expand(2, -1), mask[None, K:]])
     assert smaller.hidden.variational_strategy.inducing_points.shape == (2, 3, 1)
     assert smaller.last.variational_strategy.inducing_points.shape[0] == 4
     bound = elbo(likelihood, smaller, N)
     torch.manual_seed(3)
     with torch.no_grad(), gpytorch.settings.num_likelihood_samples(1):
-        draws = [N * bound(smaller(x), y).item() for _ in range(objective.evidence.passes)]
-    assert objective.evidence.passes == 8
+        draws = [N * bound(smaller(x), y).item() for _ in range(objective.elbo.passes)]
+    assert objective.elbo.passes == 8
     assert value == pytest.approx(sum(draws) / 8, abs=1e-6)
 
 
-def test_columns_are_those_of_the_pruned_latent_model() -> None:
+def test_subset_objective_latent_equals_pruned_model() -> None:
     _, Y = tasks(N)
     model = with_random_q(Latent(curve(N)[0] / 3 - 1, 3, K))
     likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=torch.Size([3])).double()
     mask = torch.tensor([True, False, True, True, False])
     objective = subset_objective(model, likelihood, Y, seed=3)
     value = objective.value(mask[None]).item()
-    smaller = pruned(model, [mask.expand(3, -1)])
+    smaller = prune_model(model, [mask.expand(3, -1)])
     torch.manual_seed(3)
     total = 0.0
     with torch.no_grad():
-        for _ in range(objective.evidence.passes):
+        for _ in range(objective.elbo.passes):
             f = smaller(smaller.sample_latent_variable())
             nats = likelihood.expected_log_prob(Y.mT, f).sum()
             total += (nats - smaller.variational_strategy.kl_divergence().sum()).item()
-    assert value == pytest.approx(total / objective.evidence.passes, abs=1e-6)
+    assert value == pytest.approx(total / objective.elbo.passes, abs=1e-6)
 
 
-def test_the_score_function_learns_from_it(generator: torch.Generator) -> None:
+def test_subset_objective_score_function_learns(generator: torch.Generator) -> None:
     model, (x, y) = single(*PAIRS[0]), curve(N)
     objective = subset_objective(model, gaussian(), (x, y))
     logits = torch.zeros(K, dtype=torch.float64, requires_grad=True)
@@ -288,11 +288,11 @@ def test_the_score_function_learns_from_it(generator: torch.Generator) -> None:
     assert logits.grad.abs().max() > 0
 
 
-def test_nothing_that_was_given_changes() -> None:
+def test_subset_objective_leaves_arguments() -> None:
     model, (x, y) = single(*PAIRS[0]), curve(N)
     likelihood = gaussian()
     before, random = state(model), torch.get_rng_state()
-    # As after a step of training, when GPyTorch remembers tensors that have a history.
+    # As after a training step, when GPyTorch caches tensors with a history.
     model.train()
     elbo(likelihood, model, N)(model(x), y).backward()
     subset_objective(model, likelihood, (x, y)).value(all_masks(K)[:3])

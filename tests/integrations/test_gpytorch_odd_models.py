@@ -34,7 +34,7 @@ from helpers.gpytorch_models import (
 from winnowgp.errors import ConvergenceWarning
 from winnowgp.integrations.gpytorch import Winnowed, winnow
 
-# Shapes are checked by the tests of everyday models.
+# Shapes are checked by the tests of ordinary models.
 pytestmark = pytest.mark.unchecked
 N = 20
 
@@ -59,7 +59,7 @@ def agreed(model: Any, likelihood: Any, x: Tensor, y: Tensor, *, within: float) 
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_no_mode_of_torch_around_the_call_matters(mode: Any) -> None:
+def test_winnow_ignores_torch_grad_modes(mode: Any) -> None:
     x, y = curve(N)
     model = with_random_q(Model(points(8)))
     outside = winnow(model, gaussian(), (x, y), max_points=5)
@@ -67,13 +67,13 @@ def test_no_mode_of_torch_around_the_call_matters(mode: Any) -> None:
         inside = winnow(model, gaussian(), (x, y), max_points=5)
     assert inside.bound == outside.bound
     assert torch.equal(inside.inclusion, outside.inclusion)
-    # It can be trained on.
+    # The result can be trained further.
     smaller = inside.model.train()
     elbo(gaussian(), smaller, N)(smaller(x), y).backward()
     assert all(p.grad is not None for p in smaller.parameters())
 
 
-def test_data_made_in_inference_mode_are_data() -> None:
+def test_winnow_accepts_inference_tensors() -> None:
     """Counts are saved for the gradient that sites are."""
     model, likelihood = with_random_q(Model(points(6))), PoissonLikelihood()
     x, y = curve(N)
@@ -84,7 +84,7 @@ def test_data_made_in_inference_mode_are_data() -> None:
 
 
 @pytest.mark.parametrize(("kind", "shared"), [("point", False), ("map", True)])
-def test_latent_inputs_may_be_points(kind: str, shared: bool) -> None:
+def test_winnow_accepts_point_latent_inputs(kind: str, shared: bool) -> None:
     x, Y = tasks(N)
     model = Latent(x / 3 - 1, 3, 6)
     start = nn.Parameter(model.X.q_mu.detach().clone())
@@ -108,7 +108,7 @@ def test_latent_inputs_may_be_points(kind: str, shared: bool) -> None:
     assert result.bound == pytest.approx(bound.item(), abs=1e-6)
 
 
-def test_a_model_that_predicts_goes_on_predicting() -> None:
+def test_winnow_leaves_prediction_cache_of_model() -> None:
     """In eval mode GPyTorch remembers factors, here with a history."""
     x, y = curve(N)
     model, likelihood = with_random_q(Model(points(8))).eval(), gaussian().eval()
@@ -135,7 +135,7 @@ def test_a_model_that_predicts_goes_on_predicting() -> None:
         (torch.float64, torch.float64, torch.float32),
     ],
 )
-def test_precisions_may_differ(
+def test_winnow_accepts_mixed_precision(
     model_kind: torch.dtype, likelihood_kind: torch.dtype, data_kind: torch.dtype
 ) -> None:
     x, y = curve(N, dtype=data_kind)
@@ -144,7 +144,7 @@ def test_precisions_may_differ(
     assert {p.dtype for p in result.model.parameters()} == {model_kind}
 
 
-def test_kernels_may_see_some_columns_each() -> None:
+def test_winnow_accepts_kernels_on_some_columns() -> None:
     x, y = curve(N)
     x = torch.cat([x, x.roll(1), x.roll(2).square()], dim=1)
     model = Model(x[:8])
@@ -186,18 +186,18 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_tasks_may_be_made_of_functions_in_many_ways(name: str) -> None:
+def test_winnow_accepts_all_multitask_strategies(name: str) -> None:
     x, Y = tasks(N)
     agreed(with_random_q(Model(points(8), **TASKS[name])), task_noise(0.1), x, Y, within=1e-5)
 
 
-def test_batches_may_have_two_axes() -> None:
+def test_winnow_accepts_two_batch_axes() -> None:
     x, Y = tasks(N)
     model = with_random_q(Model(points(8), batch=[2, 3]))
     agreed(model, gaussian(0.1), x, torch.stack([Y.mT, -Y.mT]), within=1e-6)
 
 
-def test_means_that_are_decoupled_are_point_masses() -> None:
+def test_winnow_decoupled_means_are_point_masses() -> None:
     """GPyTorch's bound is ours but for ½ log 2π a point, which is a matter of units."""
     x, y = curve(N)
     model = Model(points(8), strategy=BatchDecoupledVariationalStrategy, learnt=False)
@@ -214,7 +214,7 @@ def test_means_that_are_decoupled_are_point_masses() -> None:
     "parent",
     [VariationalStrategy, LargeBatchVariationalStrategy, UnwhitenedVariationalStrategy],
 )
-def test_a_subclass_that_adds_to_its_parent_is_its_parent(parent: Any) -> None:
+def test_winnow_accepts_extending_subclass(parent: Any) -> None:
     class Mine(parent):
         def __init__(self, *args: Any, **words: Any) -> None:
             super().__init__(*args, **words)
@@ -230,7 +230,7 @@ def test_a_subclass_that_adds_to_its_parent_is_its_parent(parent: Any) -> None:
     assert strategy.note == "mine"
 
 
-def test_a_warning_is_where_the_user_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winnow_warning_points_to_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("winnowgp.integrations.gpytorch.selection")
     monkeypatch.setattr(module, "_TRIES", 1)
     x, y = curve(80)

@@ -1,4 +1,4 @@
-"""What MLflow itself has of a fit that was watched."""
+"""Runs that MLflow records from the callback."""
 
 import sys
 from copy import deepcopy
@@ -22,7 +22,7 @@ def step(number: int, objective: float = 0.0) -> Progress:
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     pytest.importorskip("mlflow", reason="needs winnowgp[mlflow]")
-    # Files rather than a server or a data base, which the slim package has not.
+    # Files, because the slim package has neither server nor data base.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return (tmp_path / "runs").as_uri()
 
@@ -40,9 +40,9 @@ def run_of(callback: MLflow) -> Any:
     return client(callback).get_run(callback.run_id)
 
 
-def test_metrics_and_words_are_in_the_run(runs: str) -> None:
+def test_mlflow_run_has_metrics_and_parameters(runs: str) -> None:
     with MLflow("hills", run_name="first", tracking_uri=runs, params={"alpha": 0.5}) as callback:
-        # More than are sent at once.
+        # More than one request holds.
         for number in range(1, 301):
             callback(step(number, float(number)))
     run = run_of(callback)
@@ -54,7 +54,7 @@ def test_metrics_and_words_are_in_the_run(runs: str) -> None:
     assert curve(callback, "points")[-1] == (300, 4.0)
 
 
-def test_a_run_that_fails_says_so(runs: str) -> None:
+def test_mlflow_failed_fit_marks_run_failed(runs: str) -> None:
     callback = MLflow("hills", tracking_uri=runs)
 
     def failing() -> None:
@@ -67,7 +67,7 @@ def test_a_run_that_fails_says_so(runs: str) -> None:
     assert run_of(callback).info.status == "FAILED"
 
 
-def test_a_fit_that_goes_on_goes_on_with_its_run(runs: str) -> None:
+def test_mlflow_resumed_fit_continues_run(runs: str) -> None:
     killed = MLflow("hills", tracking_uri=runs)
     for number in (1, 2):
         killed(step(number, float(number)))
@@ -81,7 +81,7 @@ def test_a_fit_that_goes_on_goes_on_with_its_run(runs: str) -> None:
     assert curve(again, "objective/inclusion") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_the_extra_that_is_missing_is_named(monkeypatch) -> None:
+def test_mlflow_missing_extra_raises(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'winnowgp\[mlflow\]'"):
         MLflow()

@@ -1,4 +1,4 @@
-"""What TensorBoard itself reads of a fit that was watched."""
+"""Events that TensorBoard reads from the callback."""
 
 import pickle
 from copy import deepcopy
@@ -27,7 +27,7 @@ def step(number: int, phase: str = "inclusion", objective: float = 0.0) -> Progr
 
 def read(folder: Path) -> Any:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    # Zero stands for all of them.
+    # Zero loads all of them.
     found = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
     found.Reload()
     return found
@@ -37,7 +37,7 @@ def curve(found: Any, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in found.Scalars(name)]
 
 
-def test_curves_and_histograms_are_where_tensorboard_looks_for_them(tmp_path: Path) -> None:
+def test_tensorboard_writes_curves_and_histograms(tmp_path: Path) -> None:
     callback = TensorBoard(tmp_path, histogram_every=10)
     for number in (1, 2):
         callback(step(number, "pre-train", objective=10.0 * number))
@@ -52,7 +52,7 @@ def test_curves_and_histograms_are_where_tensorboard_looks_for_them(tmp_path: Pa
     assert [event.step for event in found.Histograms("inclusion")] == [12, 22]
 
 
-def test_a_fit_that_goes_on_writes_no_step_twice(tmp_path: Path) -> None:
+def test_tensorboard_resumed_fit_writes_no_step_twice(tmp_path: Path) -> None:
     killed = TensorBoard(tmp_path)
     for number in range(1, 4):
         killed(step(number, objective=float(number)))
@@ -70,7 +70,7 @@ def test_a_fit_that_goes_on_writes_no_step_twice(tmp_path: Path) -> None:
 
 
 class Stopped(Exception):
-    """Something else than the library would raise."""
+    """An exception that the library does not raise."""
 
 
 def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list[str]:
@@ -132,7 +132,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], di
         ("last", 1000),
     ],
 )
-def test_a_fast_fit_that_goes_on_keeps_its_whole_curve(
+def test_tensorboard_resumed_fast_fit_keeps_whole_curve(
     moment: str, events: int, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step twice and none missing, whenever it was stopped and however often it was written."""
@@ -153,9 +153,7 @@ def test_a_fast_fit_that_goes_on_keeps_its_whole_curve(
     assert curves(tmp_path / "curves") == expected
 
 
-def test_a_fit_that_had_ended_tells_nobody_and_opens_no_file(
-    undisturbed: Any, tmp_path: Path
-) -> None:
+def test_tensorboard_finished_fit_opens_no_file(undisturbed: Any, tmp_path: Path) -> None:
     where, folder = Checkpoint(tmp_path / "kept"), tmp_path / "curves"
     assert fast_fit(folder, where) == undisturbed[0]
     files = {path: path.read_bytes() for path in folder.iterdir()}
@@ -166,7 +164,7 @@ def test_a_fit_that_had_ended_tells_nobody_and_opens_no_file(
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
-def test_a_watcher_can_be_copied_while_its_file_is_open(tmp_path: Path, copied: Any) -> None:
+def test_tensorboard_callback_can_be_copied_while_open(tmp_path: Path, copied: Any) -> None:
     """As `sklearn.clone` and `joblib` do."""
     callback = TensorBoard(tmp_path)
     callback(step(1))
@@ -177,12 +175,12 @@ def test_a_watcher_can_be_copied_while_its_file_is_open(tmp_path: Path, copied: 
     other.close()
 
 
-def test_senseless_intervals_are_refused(tmp_path: Path) -> None:
+def test_tensorboard_invalid_interval_raises(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`histogram_every`"):
         TensorBoard(tmp_path, histogram_every=0)
 
 
-def test_the_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch) -> None:
+def test_tensorboard_missing_extra_raises(tmp_path: Path, monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

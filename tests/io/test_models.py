@@ -83,7 +83,7 @@ def test_load_restores_a_deep_posterior_and_its_factors(likelihood: str, tmp_pat
     posterior = DeepPosterior(
         model.layers,
         likelihood=model.likelihood,
-        connected=model.connected,
+        skip_connections=model.skip_connections,
         samples=10,
         factors=[1.5 * L for L in plain.factors],
     )
@@ -115,7 +115,7 @@ def test_load_restores_a_latent_posterior(made: Any, tmp_path: Path) -> None:
     close(back.predict(*at, observed=True), posterior.predict(*at, observed=True))
     rows = torch.arange(5)
     torch.testing.assert_close(
-        back.row_bound(table)(rows, *at), posterior.row_bound(table)(rows, *at)
+        back.row_elbo(table)(rows, *at), posterior.row_elbo(table)(rows, *at)
     )
 
 

@@ -1,14 +1,17 @@
-"""One layer against dense matrices in u-space: marginals, subsets, and what is refused."""
+"""Layers of deep GPs against dense marginals, and their initial state."""
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from linear_operator import to_dense
+from torch import Tensor
 
-from helpers.deep_problems import dense_kl, dense_marginals, dense_q, layer, normal
+from helpers.deep_problems import dense_kl, dense_marginals, dense_q, layer, normal, rows
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.models import DeepLayer
+from winnowgp.models import DeepGP, DeepLayer, deep_layers
+from winnowgp.models.deep_layer import linear_map
 
 KERNELS = {
     "rbf": lambda: None,
@@ -18,7 +21,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
-def test_marginals_are_those_of_the_definition(kernel) -> None:
+def test_deep_layer_marginals_equal_definition(kernel) -> None:
     made, X = layer(2, 3, kernel=kernel()), 2 * normal(7, 2, seed=5)
     found = made.marginals(X, made.points())
     mean, variance = dense_marginals(made, X)
@@ -27,7 +30,7 @@ def test_marginals_are_those_of_the_definition(kernel) -> None:
     torch.testing.assert_close(made.points().kl().detach(), dense_kl(made), rtol=1e-9, atol=1e-9)
 
 
-def test_batches_of_inputs_are_so_many_rows() -> None:
+def test_deep_layer_batched_inputs_equal_flat_rows() -> None:
     made, X = layer(2, 3), normal(5, 4, 6, 2, seed=5)
     points = made.points()
     together = made.marginals(X, points.over_samples())
@@ -37,7 +40,7 @@ def test_batches_of_inputs_are_so_many_rows() -> None:
     torch.testing.assert_close(together.variance.reshape(-1, 3), alone.variance)
 
 
-def test_above_the_diagonal_of_a_factor_there_is_nothing() -> None:
+def test_deep_layer_ignores_upper_triangle_of_factor() -> None:
     made, X = layer(2, 2), normal(5, 2, seed=5)
     before = made.marginals(X, made.points())
     subset = made.subset_points(all_masks(4)[[0b0101]])
@@ -53,7 +56,7 @@ def test_above_the_diagonal_of_a_factor_there_is_nothing() -> None:
 MASKS = all_masks(4)[[0b0000, 0b0100, 0b1001, 0b0110, 0b1101, 0b1111]]
 
 
-def test_subsets_use_the_marginal_of_u_whatever_else_is_in_the_batch() -> None:
+def test_deep_layer_subset_uses_marginal_of_u() -> None:
     made, X = layer(2, 3), normal(6, 2, seed=5)
     points = made.subset_points(MASKS)
     found = made.marginals(X, points)
@@ -65,8 +68,8 @@ def test_subsets_use_the_marginal_of_u_whatever_else_is_in_the_batch() -> None:
         torch.testing.assert_close(kl[number], dense_kl(made, keep), rtol=1e-9, atol=1e-9)
 
 
-def test_whitened_coordinates_may_not_be_indexed() -> None:
-    """The twin that takes sub-vectors of v would be told apart by these numbers."""
+def test_deep_layer_indexing_whitened_q_differs() -> None:
+    """An implementation that takes sub-vectors of v has other marginals."""
     made, X, keep = layer(2, 3), normal(6, 2, seed=5), MASKS[4]
     wrong = made.with_q(
         made.candidates[keep], made.q_mean[keep], made.q_factor.tril()[:, keep][:, :, keep]
@@ -77,7 +80,7 @@ def test_whitened_coordinates_may_not_be_indexed() -> None:
     assert (twin.variance.detach() - variance).abs().max() > 0.01
 
 
-def test_no_points_are_the_prior_and_all_are_the_ordinary_layer() -> None:
+def test_deep_layer_no_points_is_prior_all_is_layer() -> None:
     made, X = layer(2, 3), normal(6, 2, seed=5)
     empty = made.subset_points(MASKS[:1])
     found = made.marginals(X, empty)
@@ -93,7 +96,7 @@ def test_no_points_are_the_prior_and_all_are_the_ordinary_layer() -> None:
     torch.testing.assert_close(ours.variance[0], theirs.variance, rtol=1e-8, atol=1e-9)
 
 
-def test_pruning_keeps_the_marginal_of_u_and_all_else() -> None:
+def test_deep_layer_prune_keeps_marginal_of_u() -> None:
     made, keep = layer(2, 3), MASKS[4]
     made.candidates.requires_grad_(False)
     pruned = made.prune(keep)
@@ -109,7 +112,7 @@ def test_pruning_keeps_the_marginal_of_u_and_all_else() -> None:
     assert made.K == 4
 
 
-def test_a_new_layer_is_its_prior_around_a_linear_map() -> None:
+def test_deep_layer_new_layer_is_prior_around_linear_map() -> None:
     X, slope = normal(6, 2, seed=5), normal(2, 3, seed=6)
     made = DeepLayer(ScaleKernel(RBFKernel()), normal(4, 2, seed=0), outputs=3, slope=slope)
     found = made.marginals(X, made.points())
@@ -122,7 +125,7 @@ def test_a_new_layer_is_its_prior_around_a_linear_map() -> None:
     assert doubtless.points().kl().item() == pytest.approx(expected)
 
 
-def test_subsets_are_differentiable_in_every_parameter() -> None:
+def test_deep_layer_subsets_are_differentiable() -> None:
     made, X = layer(2, 3), normal(6, 2, seed=5)
     points = made.subset_points(MASKS)
     found = made.marginals(X, points)
@@ -133,7 +136,7 @@ def test_subsets_are_differentiable_in_every_parameter() -> None:
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_bad_parts_are_named() -> None:
+def test_deep_layer_invalid_arguments_raise() -> None:
     kernel, Z = ScaleKernel(RBFKernel()), normal(4, 2, seed=0)
     with pytest.raises(InputError, match=r"`slope` must be \[2 3\].*got shape \[2, 2\]"):
         DeepLayer(kernel, Z, outputs=3, slope=torch.zeros(2, 2))
@@ -141,3 +144,92 @@ def test_bad_parts_are_named() -> None:
         DeepLayer(kernel, Z * float("nan"), outputs=1)
     with pytest.raises(InputError, match="batch shape"):
         DeepLayer(RBFKernel(batch_shape=torch.Size([2])), Z, outputs=1)
+
+
+X = normal(12, 3, seed=0) @ torch.diag(torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)) + 1
+Z = X[:5]
+
+
+def rbf(*given: int) -> Kernel:
+    """Build layers of the given widths; `kernel` gets the number of inputs."""
+    return ScaleKernel(RBFKernel(ard_num_dims=given[-1]))
+
+
+def layers(*widths: int, **options) -> list[DeepLayer]:
+    return deep_layers(X, Z, kernel=rbf, widths=widths, **options)
+
+
+def mean(layer: DeepLayer, inputs: Tensor) -> Tensor:
+    return layer.marginals(inputs, layer.points()).mean.detach()
+
+
+def test_deep_layers_hidden_start_as_certain_identity() -> None:
+    first, second, last = layers(3, 3, 2)
+    assert [(each.D, each.P, each.K) for each in (first, second, last)] == [
+        (3, 3, 5),
+        (3, 3, 5),
+        (3, 2, 5),
+    ]
+    torch.testing.assert_close(mean(first, X), X)
+    torch.testing.assert_close(mean(second, X), X)
+    assert not last.slope.any()
+    for each in (first, second):
+        assert torch.equal(each.q_factor[0], 1e-3 * torch.eye(5).double())
+        assert torch.equal(each.candidates, Z)
+        assert not each.level.requires_grad
+    assert torch.equal(last.q_factor[1], torch.eye(5).double())
+    assert last.level.requires_grad
+
+
+def test_deep_layers_widths_pad_or_use_principal_components() -> None:
+    wide, _ = layers(4, 1)
+    torch.testing.assert_close(mean(wide, X), torch.cat([X, torch.zeros(12, 1).double()], 1))
+    narrow, last = layers(2, 1)
+    A = narrow.slope
+    torch.testing.assert_close(A.mT @ A, torch.eye(2).double())
+    centred = X - X.mean(0)
+    # The plane projection of largest variance: the two largest eigenvalues.
+    kept = (centred @ A).square().sum()
+    torch.testing.assert_close(kept, torch.linalg.eigvalsh(centred.mT @ centred)[-2:].sum())
+    torch.testing.assert_close(last.candidates.detach(), Z @ A)
+
+
+def test_deep_layers_skip_connections_follow_hidden_outputs() -> None:
+    first, second, last = layers(2, 4, 1, skip_connections=True)
+    assert [each.D for each in (first, second, last)] == [3, 5, 7]
+    torch.testing.assert_close(second.candidates.detach(), torch.cat([Z @ first.slope, Z], dim=1))
+    seen = torch.cat([X @ first.slope, X], dim=1)
+    image = torch.cat([second.candidates.detach() @ second.slope, Z], dim=1)
+    torch.testing.assert_close(last.candidates.detach(), image)
+    torch.testing.assert_close(mean(second, seen)[:, :4], (seen @ second.slope)[:, :4])
+    model = DeepGP([first, second, last], likelihood=GaussianLikelihood(), skip_connections=True)
+    data = rows(D=3)
+    assert torch.isfinite(model.bound(type(data).of(data.X, data.Y[:, 0])))
+
+
+def test_deep_layers_zero_mean_has_no_slope() -> None:
+    first, last = layers(2, 1, hidden_mean="zero", q_scale=0.1)
+    assert not first.slope.any()
+    assert torch.equal(first.q_factor[1], 0.1 * torch.eye(5).double())
+    assert last.D == 2
+
+
+def test_deep_layers_one_width_is_shallow() -> None:
+    (only,) = layers(2)
+    assert not only.slope.any()
+    assert torch.equal(only.q_factor[0], torch.eye(5).double())
+
+
+def test_linear_map_of_no_outputs_is_empty() -> None:
+    assert linear_map(X, 0).shape == (3, 0)
+    assert torch.equal(linear_map(X, 3), torch.eye(3).double())
+
+
+def test_deep_layers_invalid_widths_and_means_raise() -> None:
+    for widths in ((), (2, 0), (-1, 1)):
+        with pytest.raises(
+            InputError, match=r"`widths` must be one positive number per layer; got"
+        ):
+            layers(*widths)
+    with pytest.raises(InputError, match=r"`hidden_mean` must be one of identity, zero; got 'id'"):
+        layers(2, 1, hidden_mean="id")

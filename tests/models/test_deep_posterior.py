@@ -22,7 +22,7 @@ from helpers.deep_problems import (
 )
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, DeepLayer
-from winnowgp.models.likelihoods import log_density, observation
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.quadrature import normal_nodes
 
 X = 1.3 * normal(6, 2, seed=40)
@@ -39,17 +39,17 @@ def line(*, spread: float = 1.0, noise: float = 0.3) -> DeepGP:
 
 
 def mixture(model: DeepGP, points: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """Dense components `[T N P]` at the nodes that the posterior documents."""
+    """Return dense components `[T N P]` at the documented nodes."""
     widths = [made.P for made in model.layers[:-1]]
     nodes = normal_nodes(samples // 2, sum(widths))
     noise = [each[:, None].expand(-1, len(points), -1) for each in nodes.split(widths, dim=1)]
     return dense_pass(model, points, noise)
 
 
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("skip_connections", [False, True])
 @pytest.mark.parametrize("widths", [(2,), (3, 1)])
-def test_predictions_are_the_moments_of_the_mixture(connected: bool, widths) -> None:
-    model = deep(widths=widths, K=(4, 3, 4), connected=connected)
+def test_deep_posterior_moments_equal_mixture(skip_connections: bool, widths) -> None:
+    model = deep(widths=widths, K=(4, 3, 4), skip_connections=skip_connections)
     posterior = model.posterior(samples=32)
     mean, variance = mixture(model, X, 32)
     assert mean.shape == (32, 6, 2)
@@ -67,15 +67,17 @@ def test_predictions_are_the_moments_of_the_mixture(connected: bool, widths) -> 
 
 
 @battery
-def test_observations_and_densities_are_mixtures_too(seen: str) -> None:
+def test_deep_posterior_observations_and_densities_equal_mixture(seen: str) -> None:
     model, Y = deep(seen), rows(seen, N=6).Y
     posterior = model.posterior(samples=16)
     pairs = list(zip(*mixture(model, X, 16), strict=True))
     with torch.no_grad():
-        # Of softmax each component has fewer nodes than a Gaussian by itself.
+        # Components of a mixture use fewer softmax nodes than a single Gaussian.
         how = {"components": len(pairs)}
-        parts = [observation(model.likelihood, m, v, **how) for m, v in pairs]
-        nats = torch.stack([log_density(model.likelihood, Y, m, v, **how) for m, v in pairs])
+        parts = [observation_model(model.likelihood).predict(m, v, **how) for m, v in pairs]
+        nats = torch.stack(
+            [observation_model(model.likelihood).log_density(Y, m, v, **how) for m, v in pairs]
+        )
     means = torch.stack([part.mean for part in parts])
     squares = torch.stack([part.variance for part in parts]) + means.square()
     found = posterior.predict(X, observed=True)
@@ -87,7 +89,7 @@ def test_observations_and_densities_are_mixtures_too(seen: str) -> None:
     torch.testing.assert_close(density, nats.exp().mean(0).log(), rtol=1e-7, atol=1e-8)
 
 
-def test_the_density_converges_to_quadrature() -> None:
+def test_deep_posterior_density_converges_to_quadrature() -> None:
     model = line()
     points = torch.linspace(-2, 2, 7, dtype=torch.float64)[:, None]
     Y = torch.sin(2 * points)
@@ -100,12 +102,12 @@ def test_the_density_converges_to_quadrature() -> None:
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 10
     assert errors[2] < 1e-3
-    # What the hidden variance does is much larger than these errors.
+    # The effect of the hidden variance is much larger than these errors.
     certain = line(spread=1e-6)
     assert (integrated_density(certain, points, Y) - exact).abs().max() > 0.1
 
 
-def test_moments_converge_to_quadrature() -> None:
+def test_deep_posterior_moments_converge_to_quadrature() -> None:
     model = line()
     points = torch.linspace(-2, 2, 7, dtype=torch.float64)[:, None]
     nodes, weights = hermite(150)
@@ -118,21 +120,26 @@ def test_moments_converge_to_quadrature() -> None:
     torch.testing.assert_close(found.variance, second - first.square(), atol=2e-3, rtol=0)
 
 
-def linear_top(connected: bool) -> tuple[DeepGP, Tensor, Tensor]:
+def linear_top(skip_connections: bool) -> tuple[DeepGP, Tensor, Tensor]:
     """A linear second layer: mean c + hᵀ a_p, variance a quadratic form of h, by its own algebra.
 
     Returns the model, the exact means and the exact variances at X.
     """
-    H, D = 2, 2 * connected
+    H, D = 2, 2 * skip_connections
     first = layer(2, H, K=4)
     kernel = LinearKernel()
     kernel.variance = 0.7
     second = layer(H + D, 2, K=H + D, seed=20, kernel=kernel)
-    model = DeepGP([first, second], likelihood=GaussianLikelihood(), targets=2, connected=connected)
+    model = DeepGP(
+        [first, second],
+        likelihood=GaussianLikelihood(),
+        targets=2,
+        skip_connections=skip_connections,
+    )
     made = model.layers[1]
     mean, variance = dense_marginals(model.layers[0], X)
     seen, spread = mean, variance
-    if connected:
+    if skip_connections:
         seen, spread = torch.cat([mean, X], 1), torch.cat([variance, torch.zeros_like(X)], 1)
     # As many points as inputs: f_p(x) = xᵀ w_p + c with w_p = Z⁻¹ u_p, exactly.
     with torch.no_grad():
@@ -147,19 +154,19 @@ def linear_top(connected: bool) -> tuple[DeepGP, Tensor, Tensor]:
     return model, expected, total
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_matched_moments_are_exact_where_the_next_layer_is_linear(connected: bool) -> None:
-    model, mean, variance = linear_top(connected)
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_predict_matched_is_exact_for_linear_next_layer(skip_connections: bool) -> None:
+    model, mean, variance = linear_top(skip_connections)
     posterior = model.posterior(samples=16)
     for found in (posterior.predict_matched(X), posterior.predict(X)):
         torch.testing.assert_close(found.mean, mean, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found.variance, variance, rtol=1e-6, atol=1e-6)
 
 
-def test_matched_moments_are_close_to_the_mixture_where_hidden_doubt_is_small() -> None:
-    # One output in the middle, or what the layer after it sees would be correlated.
+def test_predict_matched_is_close_for_small_hidden_variance() -> None:
+    # One output in the middle, otherwise the inputs of the next layer would be correlated.
     for widths in ((2,), (1, 1)):
-        model = deep(widths=widths, K=(4, 3, 4), connected=True)
+        model = deep(widths=widths, K=(4, 3, 4), skip_connections=True)
         with torch.no_grad():
             for made in model.layers[:-1]:
                 made.q_factor.mul_(0.2)
@@ -168,7 +175,7 @@ def test_matched_moments_are_close_to_the_mixture_where_hidden_doubt_is_small() 
         exact, found = posterior.predict(X), posterior.predict_matched(X)
         none = [torch.zeros(1, 6, P).double() for P in widths]
         mean, variance = (each[0] for each in dense_pass(model, X, none))
-        # The errors are a small part of what the hidden doubt adds.
+        # The errors are a small part of the variance that the hidden layer adds.
         for ours, right, without in (
             (found.mean, exact.mean, mean),
             (found.variance, exact.variance, variance),
@@ -183,7 +190,7 @@ PROBABILITIES = torch.tensor([0.001, 0.05, 0.3, 0.5, 0.9, 0.9999], dtype=torch.f
 
 
 @pytest.mark.parametrize("observed", [False, True])
-def test_at_a_quantile_the_mixture_has_that_probability_below(observed: bool) -> None:
+def test_quantiles_have_their_probability_below(observed: bool) -> None:
     model = deep()
     posterior = model.posterior(samples=16)
     found = posterior.quantiles(X, PROBABILITIES, observed=observed)
@@ -196,7 +203,7 @@ def test_at_a_quantile_the_mixture_has_that_probability_below(observed: bool) ->
     assert (found.diff(dim=0) > 0).all()
 
 
-def test_a_mixture_of_one_has_the_quantiles_of_a_gaussian() -> None:
+def test_quantiles_of_one_component_are_gaussian() -> None:
     model = DeepGP([layer(2, 2)], likelihood=GaussianLikelihood(), targets=2)
     posterior = model.posterior()
     f = posterior.predict(X)
@@ -205,8 +212,8 @@ def test_a_mixture_of_one_has_the_quantiles_of_a_gaussian() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_quantiles_of_a_function_that_is_known_are_its_value() -> None:
-    """A linear function without a level is zero at zero."""
+def test_quantiles_of_certain_function_are_its_value() -> None:
+    """A linear function without an intercept is zero at zero."""
     made = DeepLayer(LinearKernel(), normal(2, 2, seed=0), outputs=1)
     posterior = DeepGP([made], likelihood=GaussianLikelihood()).posterior()
     origin = torch.zeros(1, 2, dtype=torch.float64)
@@ -215,19 +222,19 @@ def test_quantiles_of_a_function_that_is_known_are_its_value() -> None:
     torch.testing.assert_close(found, torch.zeros(6, 1, 1).double(), rtol=0, atol=1e-9)
 
 
-def test_bad_probabilities_and_noise_without_quantiles_are_named() -> None:
+def test_quantiles_invalid_probabilities_or_likelihood_raise() -> None:
     posterior = deep().posterior()
     for bad in ([0.0, 0.5], [0.5, 1.0], [-0.1], [float("nan")]):
         with pytest.raises(InputError, match=r"`probabilities` must lie strictly between 0 and 1"):
             posterior.quantiles(X, torch.tensor(bad, dtype=torch.float64))
     student = deep("student").posterior()
-    with pytest.raises(InputError, match=r"not StudentTLikelihood.*`observed=False`"):
+    with pytest.raises(InputError, match=r"has a StudentTLikelihood.*`observed=False`"):
         student.quantiles(X, PROBABILITIES)
     assert student.quantiles(X, PROBABILITIES, observed=False).shape == (6, 6, 1)
 
 
-def test_predictions_repeat_and_do_not_depend_on_the_company() -> None:
-    posterior = deep(connected=True).posterior()
+def test_deep_posterior_predictions_repeat_and_ignore_other_rows() -> None:
+    posterior = deep(skip_connections=True).posterior()
     Y = rows(N=6).Y
     together = posterior.predict(X)
     assert torch.equal(posterior.predict(X).mean, together.mean)
@@ -244,16 +251,16 @@ def test_predictions_repeat_and_do_not_depend_on_the_company() -> None:
 
 
 @pytest.mark.parametrize(("samples", "widths"), [(64, (2,)), (1, (2,)), (7, (1,)), (10, (3, 2))])
-def test_there_are_at_least_as_many_samples_as_asked_for(samples: int, widths) -> None:
-    """Rounded up, never down; a mixture of one would have no spread."""
+def test_deep_posterior_uses_at_least_requested_samples(samples: int, widths) -> None:
+    """The number of samples is rounded up; one component would have no spread."""
     model = deep(widths=widths, K=(3, 3, 3))
     parts = model.posterior(samples=samples).components(X)
     assert len(parts.mean) % 2 == 0
     assert len(parts.mean) >= max(samples, 2 * sum(widths))
 
 
-def test_single_precision_serves_too() -> None:
-    posterior, Y = deep(connected=True).posterior(), rows(N=6).Y
+def test_deep_posterior_single_precision_agrees() -> None:
+    posterior, Y = deep(skip_connections=True).posterior(), rows(N=6).Y
     exact = posterior.predict(X), posterior.log_density(X, Y)
     posterior.to(torch.float32)
     found = posterior.predict(X.float())
@@ -267,7 +274,7 @@ def test_single_precision_serves_too() -> None:
     assert posterior.quantiles(X.float(), PROBABILITIES.float()).dtype == torch.float32
 
 
-def test_a_posterior_is_a_copy_that_needs_no_gradient_and_can_be_stored() -> None:
+def test_deep_posterior_is_storable_copy_without_gradients() -> None:
     model = deep()
     posterior = model.posterior()
     before = posterior.predict(X).mean
@@ -286,7 +293,7 @@ def test_a_posterior_is_a_copy_that_needs_no_gradient_and_can_be_stored() -> Non
     assert gradient.abs().sum() > 0
 
 
-def test_layers_without_points_predict_their_prior() -> None:
+def test_deep_posterior_without_points_predicts_prior() -> None:
     model = deep()
     empty = model.prune([torch.zeros(4).bool(), torch.zeros(3).bool()]).posterior()
     assert empty.M == (0, 0)
@@ -297,7 +304,7 @@ def test_layers_without_points_predict_their_prior() -> None:
     assert (found.variance > 0.8).all()
 
 
-def test_other_columns_than_in_training_are_named() -> None:
+def test_deep_posterior_wrong_columns_raise() -> None:
     posterior = deep().posterior()
     for ask in (
         posterior.predict,
@@ -311,13 +318,13 @@ def test_other_columns_than_in_training_are_named() -> None:
             ask(torch.zeros(6, 3, dtype=torch.float64))
 
 
-def test_the_layers_of_a_posterior_are_those_of_the_model() -> None:
+def test_deep_posterior_layers_equal_model_layers() -> None:
     posterior = deep(widths=(3, 1), K=(4, 3, 2)).posterior()
     assert all(isinstance(made, DeepLayer) for made in posterior.layers)
     assert [made.K for made in posterior.layers] == [4, 3, 2]
 
 
-def test_nodes_first_asked_for_without_gradients_serve_with_them() -> None:
+def test_normal_nodes_cached_without_gradients_support_them() -> None:
     with torch.inference_mode():
         nodes = normal_nodes(7, 3)
     scale = torch.ones(3, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Every layer as regression on its sites, against dense algebra and finite differences."""
+"""Sites of deep layers against dense algebra and finite differences."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,9 @@ from helpers import oracles
 from helpers.deep_problems import deep, dense_marginals, dense_q, normal, rows
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
-from winnowgp.models import DeepGP, DeepLayer, LayerSites, deep_sites, expected_log_prob
+from winnowgp.models import DeepGP, DeepLayer
+from winnowgp.models.deep_sites import LayerSites, deep_sites
+from winnowgp.models.likelihoods import observation_model
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -20,10 +22,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def setting(
-    seen: str = "gaussian", *, widths: tuple[int, ...] = (2,), connected: bool = True, N: int = 6
+    seen: str = "gaussian",
+    *,
+    widths: tuple[int, ...] = (2,),
+    skip_connections: bool = True,
+    N: int = 6,
 ) -> tuple[DeepGP, Dataset, list[Tensor]]:
-    model = deep(seen, widths=widths, K=(4, 3, 4), connected=connected)
-    return model, rows(seen, N=N), model.base_samples(N, 3, seeded())
+    model = deep(seen, widths=widths, K=(4, 3, 4), skip_connections=skip_connections)
+    return model, rows(seen, N=N), model.noise(N, 3, seeded())
 
 
 def noise_of(model: DeepGP) -> Tensor:
@@ -34,14 +40,14 @@ def noise_of(model: DeepGP) -> Tensor:
 def shifted_pass(
     model: DeepGP, X: Tensor, noise: list[Tensor], number: int, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A dense pass with something added to the means of one layer's outputs, `[T N P]`."""
+    """Return a dense pass with a shift `[T N P]` added to the means of one layer's outputs."""
     means, variances = [], []
     for t in range(len(noise[0])):
         mean, variance = dense_marginals(model.layers[0], X)
         for index, made in enumerate(model.layers):
             if index:
                 hidden = mean + variance.sqrt() * noise[index - 1][t]
-                inputs = torch.cat([hidden, X], 1) if model.connected else hidden
+                inputs = torch.cat([hidden, X], 1) if model.skip_connections else hidden
                 mean, variance = dense_marginals(made, inputs)
             if index == number:
                 mean = mean + shift[t % len(shift)]
@@ -55,7 +61,7 @@ def shifted_fit(
 ) -> Tensor:
     mean, variance = shifted_pass(model, data.X, noise, number, shift)
     with torch.no_grad():
-        nats = expected_log_prob(model.likelihood, data.Y, mean, variance)
+        nats = observation_model(model.likelihood).expected_log_prob(data.Y, mean, variance)
     return nats.sum((-2, -1)).mean()
 
 
@@ -79,7 +85,7 @@ def centred_means(layer: DeepLayer, sites: LayerSites) -> Tensor:
 SETTINGS = {
     "two layers": {},
     "three layers": {"widths": (2, 3)},
-    "unconnected": {"connected": False},
+    "no skip connections": {"skip_connections": False},
     "classes": {"seen": "softmax"},
     "labels": {"seen": "bernoulli"},
 }
@@ -87,7 +93,7 @@ settings = pytest.mark.parametrize("given", SETTINGS.values(), ids=SETTINGS.keys
 
 
 @settings
-def test_linear_terms_are_slopes_of_the_bound_in_the_means(given) -> None:
+def test_deep_sites_linear_terms_are_gradients_in_means(given) -> None:
     model, data, noise = setting(**given, N=4)
     found = deep_sites(model, data, eps=noise)
     assert len(found) == len(model.layers)
@@ -106,10 +112,10 @@ def test_linear_terms_are_slopes_of_the_bound_in_the_means(given) -> None:
 
 
 @pytest.mark.parametrize("given", [SETTINGS["two layers"], SETTINGS["three layers"]])
-def test_hidden_precisions_are_those_of_gauss_and_newton(given) -> None:
+def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
     model, data, noise = setting(**given, N=3)
-    found = deep_sites(model, data, eps=noise)
-    # Of the likelihood, a third of a sample's each.
+    found = deep_sites(model, data, noise=noise)
+    # Precisions of the likelihood, divided among three samples.
     top = 1 / (3 * noise_of(model))
     torch.testing.assert_close(
         found[-1].sites.precision, top.expand_as(found[-1].sites.precision), rtol=1e-9, atol=0
@@ -121,14 +127,14 @@ def test_hidden_precisions_are_those_of_gauss_and_newton(given) -> None:
         def means(shift: Tensor, number: int = number) -> Tensor:
             return shifted_pass(model, data.X, noise, number, shift)[0]
 
-        # [T N P, T N O]: rows and samples do not meet, so summing over them changes nothing.
+        # [T N P, T N O]: rows and samples are independent, so that sums over them are exact.
         J = differences(means, like, 1e-5)
         precision = (J.square() * top).sum((-3, -2, -1)).flatten(0, 1)
         torch.testing.assert_close(found[number].sites.precision, precision, rtol=1e-5, atol=1e-8)
 
 
-def test_with_several_samples_a_precision_is_a_sum_of_squares_and_not_a_square_of_sums() -> None:
-    """The twin that differentiates the average mean would be told apart by these numbers."""
+def test_deep_sites_precisions_sum_squares_over_samples() -> None:
+    """An implementation that differentiates the average mean has other precisions."""
     model, data, noise = setting(N=3)
     like = torch.zeros(1, 3, 2, dtype=torch.float64)
     J = differences(
@@ -139,13 +145,13 @@ def test_with_several_samples_a_precision_is_a_sum_of_squares_and_not_a_square_o
     assert (wrong - right).abs().max() > 0.02 * right.max()
 
 
-def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
+def test_deep_sites_last_layer_has_likelihood_curvature() -> None:
     model, data, noise = setting("bernoulli")
     last = deep_sites(model, data, eps=noise)[-1]
     mean, variance = shifted_pass(model, data.X, noise, -1, torch.zeros(1).double())
     with torch.no_grad():
         up, down = (
-            expected_log_prob(model.likelihood, data.Y, mean, variance + step)
+            observation_model(model.likelihood).expected_log_prob(data.Y, mean, variance + step)
             for step in (1e-5, -1e-5)
         )
     precision = -2 * (up - down) / 2e-5 / 3
@@ -154,7 +160,7 @@ def test_sites_of_labels_have_the_curvature_of_their_likelihood() -> None:
 
 
 @settings
-def test_the_gradient_in_every_layers_mean_is_that_of_its_sites(given) -> None:
+def test_deep_sites_gradient_in_means_equals_sites(given) -> None:
     """∂bound/∂m = V (λ − w ∘ μ) − m, for m moves means and no variances."""
     model, data, noise = setting(**given)
     bound = model.evaluated(data, eps=noise).bound
@@ -169,7 +175,7 @@ def test_the_gradient_in_every_layers_mean_is_that_of_its_sites(given) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_part_of_the_rows_stands_for_all() -> None:
+def test_deep_sites_minibatch_is_scaled_to_all_rows() -> None:
     model, data, noise = setting()
     found = deep_sites(model, data, eps=noise)
     more = deep_sites(model, data, total=30, eps=noise)
@@ -181,7 +187,7 @@ def test_a_part_of_the_rows_stands_for_all() -> None:
 def regression(
     model: DeepGP, data: Dataset, found: LayerSites, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The last layer given its inputs: K_uu, K_uf, K_ff, targets, and noise T σ² a row."""
+    """The last layer given its inputs: K_uu, K_uf, K_ff, targets, and noise T σ² per row."""
     last = model.layers[-1]
     keep = torch.ones(last.K, dtype=torch.bool) if keep is None else keep
     with torch.no_grad():
@@ -192,7 +198,7 @@ def regression(
 
 
 @pytest.mark.parametrize("widths", [(2,), (2, 3)])
-def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> None:
+def test_natural_step_at_rate_one_is_collapsed_optimum(widths) -> None:
     model, data, noise = setting(widths=widths)
     found = deep_sites(model, data, eps=noise)[-1]
     better = found.improved(model.layers[-1])
@@ -211,7 +217,7 @@ def test_a_whole_step_is_the_collapsed_optimum_of_the_sampled_inputs(widths) -> 
     torch.testing.assert_close(after.detach(), expected, rtol=1e-8, atol=1e-8)
 
 
-def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
+def test_natural_step_last_layer_has_maximal_bound() -> None:
     model, data, noise = setting()
     better = deep_sites(model, data, eps=noise)[-1].improved(model.layers[-1])
     improved = model.with_layers([*model.layers[:-1], better])
@@ -227,14 +233,14 @@ def test_no_other_q_of_the_last_layer_has_a_higher_bound() -> None:
         )
         moved = last.with_q(last.candidates, *q)
         other = model.with_layers([*model.layers[:-1], moved])
-        assert other.evaluated(data, eps=noise).bound < best
-    # A second step from there stays there.
-    again = deep_sites(improved, data, eps=noise)[-1].improved(last, rate=0.5)
+        assert other.evaluated(data, noise=noise).bound < best
+    # A second step changes nothing.
+    again = deep_sites(improved, data, noise=noise)[-1].improved(last, rate=0.5)
     torch.testing.assert_close(dense_q(again)[0], dense_q(last)[0], rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_part_of_a_step_averages_natural_parameters(number: int) -> None:
+def test_natural_step_partial_averages_natural_parameters(number: int) -> None:
     model, data, noise = setting()
     layer = model.layers[number]
     found = deep_sites(model, data, eps=noise)[number]
@@ -248,7 +254,7 @@ def test_part_of_a_step_averages_natural_parameters(number: int) -> None:
 
 
 @settings
-def test_a_short_step_of_any_layer_raises_the_bound(given) -> None:
+def test_natural_step_short_step_raises_bound(given) -> None:
     model, data, noise = setting(**given)
     before = model.evaluated(data, eps=noise).bound
     for number, found in enumerate(deep_sites(model, data, eps=noise)):
@@ -257,7 +263,7 @@ def test_a_short_step_of_any_layer_raises_the_bound(given) -> None:
         assert model.with_layers(layers).evaluated(data, eps=noise).bound > before
 
 
-def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
+def test_natural_step_result_is_triangular_and_keeps_rest() -> None:
     model, data, noise = setting()
     layer = model.layers[0]
     layer.candidates.requires_grad_(False)
@@ -270,7 +276,7 @@ def test_what_is_improved_is_triangular_and_all_else_is_kept() -> None:
         assert not torch.equal(better.q_mean, layer.q_mean)
 
 
-def test_statistics_of_the_last_layer_are_collapsed_bounds_given_its_inputs() -> None:
+def test_layer_statistics_last_layer_are_collapsed_bounds() -> None:
     model, data, noise = setting(N=8)
     found = deep_sites(model, data, eps=noise)[-1]
     last, masks = model.layers[-1], all_masks(3)
@@ -285,8 +291,8 @@ def test_statistics_of_the_last_layer_are_collapsed_bounds_given_its_inputs() ->
 @pytest.mark.parametrize(
     ("seen", "number"), [("gaussian", 0), ("bernoulli", 0), ("bernoulli", 1), ("softmax", 1)]
 )
-def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number: int) -> None:
-    """Of regression on λ/w with noise 1/w, function by function."""
+def test_layer_statistics_equal_evidence_of_sites(seen: str, number: int) -> None:
+    """Statistics equal those of regression on λ/w with noise 1/w, for each function."""
     model, data, noise = setting(seen)
     found = deep_sites(model, data, eps=noise)[number]
     layer = model.layers[number]
@@ -310,14 +316,14 @@ def test_statistics_of_any_layer_are_the_evidence_of_its_sites(seen: str, number
     assert (found.sites.precision > 1e-6).all()
     exact = torch.stack([evidence(keep) for keep in masks[1:]])
     torch.testing.assert_close(values[1:] - 3.0, exact - exact[-1], rtol=1e-6, atol=1e-6)
-    # Flips come with them.
+    # Marginal gains are available too.
     marginal_gains = found.statistics(layer, bound=3.0, N=data.N).marginal_gains(masks[-1])
     without = ~torch.eye(layer.K, dtype=torch.bool)
     codes = (without * 2 ** torch.arange(layer.K)).sum(1)
     torch.testing.assert_close(marginal_gains, values[-1] - values[codes], rtol=1e-6, atol=1e-6)
 
 
-def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
+def test_deep_sites_one_layer_equals_shallow_sites() -> None:
     model = deep(widths=(), K=(5,))
     data = rows()
     (found,) = deep_sites(model, data, eps=[])
@@ -327,7 +333,7 @@ def test_one_layer_has_the_sites_of_a_shallow_model() -> None:
     torch.testing.assert_close(found.sites.linear, Y / noise_of(model), rtol=1e-9, atol=1e-9)
 
 
-def test_frozen_layers_have_the_same_sites() -> None:
+def test_deep_sites_frozen_layers_have_same_sites() -> None:
     model, data, noise = setting()
     before = deep_sites(model, data, eps=noise)
     model.layers[0].requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The best q(u): closed forms for regression, stationary elsewhere, and the profile's gradient."""
+"""Site inference against dense optima, and Newton steps of the means against dense solves."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 from torch.distributions import Normal
 
-import winnowgp.models.svgp as profiled_bound
+import winnowgp.models.site_inference as mean_step_module
+import winnowgp.models.svgp as svgp
 from helpers.site_problems import CASES, N, built, regression
 from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites
@@ -23,13 +24,13 @@ from winnowgp.errors import ConvergenceWarning, NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP
 from winnowgp.models.sgpr import chunked_kernel
-from winnowgp.models.site_inference import inferred
-from winnowgp.models.svgp import SETTLED, best_q
+from winnowgp.models.site_inference import infer_sites, mean_step
+from winnowgp.models.svgp import FINAL_GAIN, best_q
 
 cases = pytest.mark.parametrize("case", CASES)
 
 
-def test_with_gaussian_noise_every_answer_is_that_of_sparse_regression() -> None:
+def test_infer_sites_gaussian_equals_sparse_regression() -> None:
     sparse, gp, data = regression()
     best = gp.with_best_q(data)
     expected = sparse.bound(data).detach()
@@ -57,14 +58,14 @@ def test_with_gaussian_noise_every_answer_is_that_of_sparse_regression() -> None
 
 
 @cases
-def test_the_best_q_is_stationary_and_optimisers_find_no_better(case: str) -> None:
+def test_infer_sites_optimum_is_stationary(case: str) -> None:
     gp, data = built(case)
     best = gp.with_best_q(data)
     start = best.bound(data)
     assert start.item() == pytest.approx(gp.fixed_bound(data), abs=1e-9)
     q = [best.q_mean, best.q_factor]
     for slope in torch.autograd.grad(start, q):
-        # A last step of 1e-9 nats a row leaves slopes of about the root of that.
+        # A last step of 1e-9 nats per row leaves slopes of about the square root of that.
         torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=2e-4)
     optimiser = torch.optim.LBFGS(
         q, max_iter=60, line_search_fn="strong_wolfe", tolerance_grad=1e-9, tolerance_change=0
@@ -81,7 +82,7 @@ def test_the_best_q_is_stationary_and_optimisers_find_no_better(case: str) -> No
 
 
 @cases
-def test_optimisers_from_the_prior_arrive_at_the_best_q(case: str) -> None:
+def test_infer_sites_equals_optimiser_from_prior(case: str) -> None:
     gp, data = built(case)
     expected = gp.fixed_bound(data)
     optimiser = torch.optim.LBFGS(
@@ -112,11 +113,11 @@ def whitened(
 def found(case: str, **arguments):
     gp, data = built(case)
     chunks = whitened(gp, data, **arguments)
-    return best_q(chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
+    return best_q(chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN)
 
 
 @cases
-def test_chunks_change_the_way_but_not_the_end(case: str) -> None:
+def test_infer_sites_chunks_do_not_change_optimum(case: str) -> None:
     whole, parts = found(case), found(case, chunk=5, keep=0)
     assert parts.bound == pytest.approx(whole.bound, abs=1e-6)
     torch.testing.assert_close(parts.mean, whole.mean, rtol=0, atol=1e-4)
@@ -124,31 +125,31 @@ def test_chunks_change_the_way_but_not_the_end(case: str) -> None:
 
 
 @cases
-def test_at_the_end_the_likelihood_asks_for_the_sites_it_has(case: str) -> None:
+def test_infer_sites_optimum_has_implied_sites(case: str) -> None:
     at = found(case)
-    torch.testing.assert_close(at.better.precision, at.sites.precision, rtol=0, atol=1e-4)
-    torch.testing.assert_close(at.better.linear, at.sites.linear, rtol=0, atol=1e-4)
+    torch.testing.assert_close(at.implied.precision, at.sites.precision, rtol=0, atol=1e-4)
+    torch.testing.assert_close(at.implied.linear, at.sites.linear, rtol=0, atol=1e-4)
     # The bound is the evidence of the sites and what is left, which statistics add.
     assert at.sums.evidence().item() + at.constant() == pytest.approx(at.bound, abs=1e-9)
 
 
-def test_outliers_of_a_heavy_tail_have_negative_precision() -> None:
+def test_infer_sites_heavy_tails_have_negative_precisions() -> None:
     precision = found("student").sites.precision
     assert (precision[::6] < 0).any()
     assert (precision > 0).any()
 
 
 @cases
-def test_statistics_give_all_candidates_the_true_bound(case: str) -> None:
+def test_site_statistics_all_candidates_equal_bound(case: str) -> None:
     gp, data = built(case)
     everything = torch.ones(1, 5, dtype=torch.bool)
     value = gp.subset_statistics(data).value(everything).item()
-    # Statistics are made while climbing: to 1e-5 nats a row.
+    # Statistics use the tolerance of training, 1e-5 nats per row.
     assert value == pytest.approx(gp.fixed_bound(data), abs=1e-5 * N)
 
 
-def test_a_subset_is_worth_the_evidence_at_the_same_sites() -> None:
-    """To first order: less than a tenth of a nat from the subset's own best q here."""
+def test_site_statistics_subset_equals_evidence_of_sites() -> None:
+    """To first order: less than a tenth of a nat from the optimal q of the subset here."""
     gp, data = built("bernoulli")
     masks = all_masks(5)[[0b11110, 0b01111, 0b10111]]
     values = gp.subset_statistics(data).value(masks)
@@ -156,7 +157,7 @@ def test_a_subset_is_worth_the_evidence_at_the_same_sites() -> None:
     assert (values - torch.tensor(own, dtype=torch.float64)).abs().max().item() < 0.1
 
 
-def test_starting_sites_without_a_covariance_are_forgotten() -> None:
+def test_infer_sites_invalid_start_is_ignored() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():
         chunks = whitened(gp, data)
@@ -166,22 +167,24 @@ def test_starting_sites_without_a_covariance_are_forgotten() -> None:
             data,
             mean=gp.mean,
             likelihood=gp.likelihood,
-            gain=SETTLED,
+            gain=FINAL_GAIN,
             start=Sites(bad, bad),
         )
     assert at.bound == pytest.approx(gp.fixed_bound(data), abs=1e-7)
 
 
-def test_a_likelihood_without_finite_slopes_is_an_error() -> None:
+def test_infer_sites_infinite_slopes_raise() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():
         chunks = whitened(gp, data)
     with pytest.raises(NotPositiveDefiniteError):
-        inferred(chunks, lambda rows, mean, variance: (0 * mean * variance).sqrt(), P=1, gain=1e-6)
+        infer_sites(
+            chunks, lambda rows, mean, variance: (0 * mean * variance).sqrt(), P=1, gain=1e-6
+        )
 
 
 class Rough(PoissonLikelihood):
-    """Counts by quadrature that does not see what happens between its nodes."""
+    """Counts by Gauss-Hermite quadrature, which misses features between its nodes."""
 
     def expected_log_prob(self, observations: Tensor, function_dist: Any, *args: Any, **_: Any):
         def log_prob(f: Tensor) -> Tensor:
@@ -194,7 +197,7 @@ class Rough(PoissonLikelihood):
 def large_counts(
     level: float, every: int, likelihood: Likelihood
 ) -> tuple[VariationalGP, Dataset, Sites]:
-    """Counts far above a prior mean of zero, and sites as if they were seen with Gaussian noise."""
+    """Counts far above a prior mean of zero, and sites of Gaussian noise to start from."""
     X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
     Y = (level * (2 + torch.sin(2 * X))).round()
     kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
@@ -214,30 +217,32 @@ def large_counts(
         (5e4, 3, Rough()),
     ],
 )
-def test_far_from_the_prior_the_best_q_does_not_depend_on_the_start(
+def test_infer_sites_far_from_prior_ignores_start(
     level: float, every: int, likelihood: Likelihood
 ) -> None:
     gp, data, near = large_counts(level, every, likelihood)
     with torch.no_grad():
         chunks = whitened(gp, data)
-        search = partial(best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=SETTLED)
+        search = partial(
+            best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN
+        )
         far, close = search(), search(start=near)
-    assert far.settled
-    assert close.settled
+    assert far.converged
+    assert close.converged
     assert far.bound == pytest.approx(close.bound, rel=1e-8)
 
 
-def test_a_search_that_runs_out_of_rounds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_q_without_convergence_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
-    monkeypatch.setattr(profiled_bound, "inferred", partial(inferred, most=2))
-    with pytest.warns(ConvergenceWarning, match=r"the best q\(u\) was not found.*kernel variance"):
+    monkeypatch.setattr(svgp, "infer_sites", partial(infer_sites, max_rounds=2))
+    with pytest.warns(UnsettledWarning, match=r"has not converged.*kernel variance"):
         gp.fixed_bound(data)
-    # An optimiser on its way does not.
+    # `ProfiledBound` does not warn.
     gp.chunked_bound(data)()
 
 
-class Told(Likelihood):
-    """A user's own that defines its expectation: Gaussian noise of variance 0.15."""
+class UserGaussian(Likelihood):
+    """A user-defined likelihood with its own expectation: Gaussian noise of variance 0.15."""
 
     def forward(self, function_samples: Tensor, *args: Any, **kwargs: Any):
         return Normal(function_samples, 0.15**0.5)
@@ -247,11 +252,79 @@ class Told(Likelihood):
         return nats - function_dist.variance / 0.3
 
 
-def test_a_likelihood_of_ones_own_that_defines_its_expectation_is_enough() -> None:
+def test_best_q_user_likelihood_needs_expectation_only() -> None:
     sparse, gp, data = regression()
-    ours = VariationalGP(gp.kernel, gp.candidates, likelihood=Told(), targets=2, mean=gp.mean)
+    ours = VariationalGP(
+        gp.kernel, gp.candidates, likelihood=UserGaussian(), targets=2, mean=gp.mean
+    )
     assert ours.fixed_bound(data) == pytest.approx(sparse.fixed_bound(data), abs=1e-6)
     found = ours.with_best_q(data).posterior(data).predict(data.X, observed=True)
     expected = sparse.posterior(data).predict(data.X, observed=True)
     torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-6)
     torch.testing.assert_close(found.variance, expected.variance, rtol=0, atol=1e-6)
+
+
+ROWS, M, P = 11, 4, 3
+
+
+@torch.no_grad()
+def chunks(chunk: int) -> WhitenedChunks:
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(ROWS, 2, generator=g, dtype=torch.float64)
+    kernel = ScaleKernel(RBFKernel()).double()
+    blocks = RowBlocks.of(Dataset(X, X), size=chunk)
+    chunked, _ = chunked_kernel(kernel, X[:M], blocks)
+    return WhitenedChunks.for_values(chunked, blocks)
+
+
+def parts() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Precisions, positive-definite couplings with them on the diagonal, slopes and α."""
+    g = torch.Generator().manual_seed(1)
+    A = torch.randn(ROWS, P, P, generator=g, dtype=torch.float64)
+    H = 4 * A @ A.mT
+    slope, pull = torch.randn(2, ROWS, P, generator=g, dtype=torch.float64)
+    return H.diagonal(dim1=1, dim2=2).clone(), H, slope, pull
+
+
+def step_of(coupled: bool, chunk: int):
+    whitened = chunks(chunk)
+    V = torch.cat([part.V for part in whitened], 1)
+    precision, H, slope, pull = parts()
+    B = torch.stack([torch.eye(M).to(V) + (V * precision[:, p]) @ V.mT for p in range(P)])
+    step = mean_step(
+        whitened,
+        roots=torch.linalg.cholesky(B),
+        precision=precision,
+        residual=slope - pull,
+        lifted=V @ (slope - pull),
+        coupling=H if coupled else None,
+    )
+    return V, step
+
+
+@pytest.mark.parametrize("chunk", [ROWS, 4])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_mean_step_solves_newton_equations(
+    coupled: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mean_step_module, "_PRECISE", 1e-10)
+    V, step = step_of(coupled, chunk)
+    precision, H, slope, pull = parts()
+    if not coupled:
+        H = torch.diag_embed(precision)
+    # Over (point, latent function) pairs: I + Σ_i v_i v_iᵀ ⊗ H_i.
+    A = torch.einsum("mi,ni,ipq->mpnq", V, V, H).reshape(M * P, M * P)
+    A += torch.eye(M * P).to(A)
+    expected = torch.linalg.solve(A, (V @ (slope - pull)).flatten()).reshape(M, P)
+    torch.testing.assert_close(step.q_mean, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("precise", [0.5, 1e-10])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_mean_step_inexact_has_form_of_sites(
+    coupled: bool, precise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mean_step_module, "_PRECISE", precise)
+    V, step = step_of(coupled, 4)
+    torch.testing.assert_close(step.q_mean, V @ step.alpha, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(step.mean, V.mT @ step.q_mean, rtol=1e-9, atol=1e-9)

@@ -1,4 +1,4 @@
-"""A row of weight w is w equal rows, in everything that a model can be asked."""
+"""A row of weight w is equivalent to w equal rows, in all methods of all models."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,9 @@ from torch.distributions import Normal
 from helpers.oracles import collapsed, log_normal
 from helpers.problems import problem
 from winnowgp.data import Dataset
-from winnowgp.models import DeepGP, DeepLayer, InducingModel, SparseGP, VariationalGP, deep_sites
+from winnowgp.models import DeepGP, DeepLayer, SparseGP, VariationalGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.typing import Scalar
 
@@ -29,7 +31,7 @@ COUNTS = torch.tensor([1, 3, 1, 2, 5, 1, 1, 2, 4, 1, 1, 2])
 
 
 def weighted(Y: Tensor | None = None, *, fractions: bool = False) -> Dataset:
-    """A dozen rows that count once to five times, or 0.3 to 1.5 times."""
+    """Return a dozen rows with weights of 1 to 5, or of 0.3 to 1.5."""
     rows = problem(N=12, P=2)
     weights = COUNTS.double()
     return Dataset.of(
@@ -38,7 +40,7 @@ def weighted(Y: Tensor | None = None, *, fractions: bool = False) -> Dataset:
 
 
 def repeated(data: Dataset) -> Dataset:
-    """The definition."""
+    """Return the data with each row repeated as often as its weight."""
     assert data.weights is not None
     times = data.weights.round().long()
     return Dataset.of(data.X.repeat_interleave(times, 0), data.Y.repeat_interleave(times, 0))
@@ -92,7 +94,7 @@ def slopes(model: InducingModel, value: Scalar) -> dict[str, Tensor]:
 
 
 def assert_alike(model: InducingModel, a: Scalar, b: Scalar, tolerance: float = 1e-9) -> None:
-    """The same value and the same gradient."""
+    """Check that two functions have the same value and gradient."""
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
     found, wanted = slopes(model, a), slopes(model, b)
     assert found.keys() == wanted.keys() != set()
@@ -101,42 +103,42 @@ def assert_alike(model: InducingModel, a: Scalar, b: Scalar, tolerance: float = 
         torch.testing.assert_close(found[name], slope, atol=atol, rtol=tolerance, msg=name)
 
 
-def test_the_bound_and_its_gradient(case) -> None:
+def test_weights_bound_and_gradient_equal_repeated_rows(case) -> None:
     model, data = case
     assert_alike(model, model.bound(data), model.bound(repeated(data)))
 
 
-def test_the_bound_with_the_best_q(case) -> None:
+def test_weights_optimal_q_equals_repeated_rows(case) -> None:
     model, data = case
     assert model.fixed_bound(data) == pytest.approx(model.fixed_bound(repeated(data)), abs=1e-7)
     assert model.upper_bound(data) == pytest.approx(model.upper_bound(repeated(data)), abs=1e-7)
 
 
-def test_what_optimisers_climb(case) -> None:
+def test_weights_chunked_bound_equals_repeated_rows(case) -> None:
     model, data = case
 
     def climbed(rows: Dataset) -> Scalar:
         if isinstance(model, SparseGP):
             return model.chunked_bound(rows)()
         assert isinstance(model, VariationalGP)
-        # To the end, where an optimiser would be content with less.
+        # To convergence, beyond the tolerance of training.
         return model._profiled(rows, model.candidates, gain=1e-12)()
 
     tolerance = 1e-9 if isinstance(model, SparseGP) else 1e-5
     assert_alike(model, climbed(data), climbed(repeated(data)), tolerance)
 
 
-def test_every_row_a_point(case) -> None:
+def test_weights_dense_bound_equals_repeated_rows(case) -> None:
     model, data = case
     if isinstance(model, SparseGP):
         assert_alike(model, model.dense_bound(data)(), model.dense_bound(repeated(data))(), 1e-7)
         return
-    # Equal rows would be equal points: those of the distinct rows are as good.
+    # Equal rows would be duplicate points: distinct rows give the same bound.
     wanted = model.with_candidates(data.X).fixed_bound(repeated(data))
     assert model.dense_bound(data)().item() == pytest.approx(wanted, abs=2e-3)
 
 
-def test_every_subset_and_every_flip(case) -> None:
+def test_weights_subsets_and_gains_equal_repeated_rows(case) -> None:
     model, data = case
     masks = torch.rand(6, model.K, generator=torch.Generator().manual_seed(2)) < 0.6
     masks[0] = False
@@ -154,7 +156,7 @@ def test_every_subset_and_every_flip(case) -> None:
     assert a.N == b.N == COUNTS.sum()
 
 
-def test_predictions(case) -> None:
+def test_weights_predictions_equal_repeated_rows(case) -> None:
     model, data = case
     rows = problem(N=7, seed=3).X
     a, b = (
@@ -165,7 +167,7 @@ def test_predictions(case) -> None:
     torch.testing.assert_close(a.variance, b.variance, atol=1e-6, rtol=1e-6)
 
 
-def test_fractions_are_powers_of_the_density() -> None:
+def test_weights_fractions_are_powers_of_density() -> None:
     """Against dense covariances: N(y | f, σ²)^w is N(y | f, σ²/w) but for a factor."""
     model, data = sparse(), weighted(fractions=True)
     assert data.weights is not None
@@ -187,6 +189,19 @@ def test_fractions_are_powers_of_the_density() -> None:
         assert wanted < exact < model.upper_bound(data)
 
 
+def test_weights_tighter_bound_equals_repeated_rows() -> None:
+    model, data = sparse(), weighted()
+    a = model.chunked_bound(data, tighter=True)()
+    assert_alike(model, a, model.chunked_bound(repeated(data), tighter=True)())
+    rows = repeated(data)
+    with torch.no_grad():
+        Kuu = covariance(model.kernel, model.candidates, model.candidates)
+        Kuf = covariance(model.kernel, model.candidates, rows.X)
+        Kff = covariance(model.kernel, rows.X, rows.X)
+        wanted = tighter(Kuu, Kuf, Kff, rows.Y - prior_mean(model.mean, rows.X), model.noise)
+    assert a.item() == pytest.approx(wanted.item(), abs=1e-4)
+
+
 def deep() -> DeepGP:
     X = problem(K=5).Z
     layers = [
@@ -196,8 +211,8 @@ def deep() -> DeepGP:
     return DeepGP(layers, likelihood=StudentTLikelihood().double())
 
 
-def test_layers() -> None:
-    """The same samples of the hidden layer for equal rows: then nothing is left to chance."""
+def test_weights_deep_gp_equals_repeated_rows() -> None:
+    """With the same samples of the hidden layer for equal rows, the bounds are equal."""
     model, data = deep(), weighted(problem(N=12, P=1).Y)
     noise = model.base_samples(12, 3, torch.Generator().manual_seed(0))
     again = [eps.repeat_interleave(COUNTS, 1) for eps in noise]

@@ -35,7 +35,8 @@ from winnowgp import (
     VariationalGP,
     fit_table,
 )
-from winnowgp.models import Latents, SampledLatentGP, deep_layers, gaussian_noise
+from winnowgp.models import Latents, SampledLatentGP, deep_layers
+from winnowgp.models.gplvm import gaussian_noise
 
 N = 40
 X = rows(N, 2, seed=0)
@@ -97,10 +98,10 @@ def deep(likelihood: Likelihood, outputs: int = 1) -> DeepGP:
         inputs()[::6],
         kernel=lambda _, D: ScaleKernel(RBFKernel(ard_num_dims=D)),
         widths=(2, outputs),
-        connected=True,
+        skip_connections=True,
         hidden_mean="identity",
     )
-    model = DeepGP(layers, likelihood=likelihood, targets=1, connected=True)
+    model = DeepGP(layers, likelihood=likelihood, targets=1, skip_connections=True)
     for layer in model.layers:
         layer.q_mean.data.copy_(torch.sin(layer.candidates[:, : layer.P] + 1)[:, : layer.P])
     return model
@@ -172,7 +173,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "DeepGPRegressor-fast": lambda: DeepGPRegressor(**DEEP).fit(X, Y),
     "DeepGPRegressor-paper": lambda: DeepGPRegressor(**DEEP_PAPER).fit(X, Y),
     "DeepGPRegressor-connected": lambda: DeepGPRegressor(
-        3, width=1, connected=True, likelihood="student-t", hidden_mean="zero", **DEEP
+        3, width=1, skip_connections=True, likelihood="student-t", hidden_mean="zero", **DEEP
     ).fit(X, np.stack([Y, -Y], 1)),
     "DeepGPClassifier-fast": lambda: DeepGPClassifier(**DEEP).fit(X, Y > 0),
     "DeepGPClassifier-paper": lambda: DeepGPClassifier(**DEEP_PAPER).fit(X, LABELS),

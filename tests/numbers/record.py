@@ -71,7 +71,8 @@ from winnowgp import (
 )
 from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shard
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction
-from winnowgp.models import SampledLatentGP, deep_layers, gaussian_noise
+from winnowgp.models import SampledLatentGP, deep_layers
+from winnowgp.models.gplvm import gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     DeepTraining,
@@ -232,7 +233,9 @@ def variational_model(
     return fit_numbers(fit(model, data(y), schedule=schedule))
 
 
-def deep_model(schedule: Any, *, connected: bool = False, hidden_mean: str = "zero") -> Numbers:
+def deep_model(
+    schedule: Any, *, skip_connections: bool = False, hidden_mean: str = "zero"
+) -> Numbers:
     rows = data()
     layers = deep_layers(
         rows.X,
@@ -240,7 +243,10 @@ def deep_model(schedule: Any, *, connected: bool = False, hidden_mean: str = "ze
         kernel=lambda *sizes: ScaleKernel(RBFKernel(ard_num_dims=sizes[-1])),
         widths=(2, 1),
         hidden_mean=hidden_mean,
-        connected=connected,
+        skip_connections=skip_connections,
+    )
+    model = DeepGP(
+        layers, likelihood=GaussianLikelihood(), targets=1, skip_connections=skip_connections
     )
     model = DeepGP(layers, likelihood=GaussianLikelihood(), targets=1, connected=connected)
     return fit_numbers(fit(model, rows, schedule=schedule))
@@ -324,9 +330,9 @@ def botorch_allocation(*, with_targets: bool, **settings: Any) -> Numbers:
 
 
 def botorch_posterior() -> Numbers:
-    from winnowgp.integrations.botorch import FittedGP
+    from winnowgp.integrations.botorch import SparseGPModel
 
-    model = FittedGP.of(SparseGPRegressor(max_points=6, random_state=0).fit(X, Y))
+    model = SparseGPModel.of(SparseGPRegressor(max_points=6, random_state=0).fit(X, Y))
     at = torch.from_numpy(X[:12])
     found, updated = model.posterior(at), model.condition_on_observations(at[:2], at[:2, :1] / 6)
     return {
@@ -383,7 +389,7 @@ PROBLEMS: dict[str, Problem] = {
     "DeepGPRegressor fast": lambda: deep_regression(**DEEP),
     "DeepGPRegressor fast max_cost": lambda: deep_regression(max_cost=60, **DEEP),
     "DeepGPRegressor fast connected": lambda: deep_regression(
-        layers=3, width=1, connected=True, hidden_mean="identity", batch_size=40, **DEEP
+        layers=3, width=1, skip_connections=True, hidden_mean="identity", batch_size=40, **DEEP
     ),
     "DeepGPRegressor fast student-t": lambda: deep_regression(likelihood="student-t", **DEEP),
     "DeepGPRegressor fast laplace": lambda: deep_regression(likelihood="laplace", **DEEP),

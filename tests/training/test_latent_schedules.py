@@ -5,7 +5,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
-from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP, gaussian_noise
+from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP
+from winnowgp.models.gplvm import gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,
@@ -110,7 +111,7 @@ def test_rows_are_placed_where_their_bound_is_highest() -> None:
     fitted = fit(
         model(table), table, schedule=FastSchedule(n_candidates=10, rounds=1, iterations=30)
     )
-    bound = fitted.posterior.row_bound(table)
+    bound = fitted.posterior.row_elbo(table)
     latents = fitted.model.latents
     anchors = latents.mean.detach(), latents.variance.detach()
     found = infer_latents(bound, anchors=anchors)

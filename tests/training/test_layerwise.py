@@ -84,9 +84,9 @@ def test_a_layer_around_the_identity_is_left_as_it_is() -> None:
     assert {"q_mean", "q_factor", "candidates", "level"} <= changed[2]
 
 
-@pytest.mark.parametrize("connected", [False, True])
-def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
-    data, model = step_data(), started(hidden_mean="zero", connected=connected)
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_the_next_layers_points_begin_among_its_inputs(skip_connections: bool) -> None:
+    data, model = step_data(), started(hidden_mean="zero", skip_connections=skip_connections)
     seen: list[Tensor] = []
 
     def watch(progress: Progress) -> None:
@@ -95,7 +95,7 @@ def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
 
     trained(model, data, steps=5, told=watch)
     inputs = hidden_mean(model, data.X)
-    if connected:
+    if skip_connections:
         inputs = torch.cat([inputs, data.X], dim=1)
     (points,) = seen
     distance = (points[:, None] - inputs[None]).abs().amax(-1)

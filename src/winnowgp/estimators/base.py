@@ -35,7 +35,8 @@ from winnowgp.estimators.validation import (
     whole,
 )
 from winnowgp.io import save
-from winnowgp.models import InducingModel, Prediction, greedy_variance
+from winnowgp.models import Prediction, greedy_variance
+from winnowgp.models.base import InducingModel
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier
 from winnowgp.training import (

@@ -54,7 +54,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
             components), "zero" (trained on the targets first), or "auto" for the better of the two
             after a short run.
-        connected: whether every layer after the first also sees the inputs.
+        skip_connections: whether every layer after the first also receives the inputs.
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on each layer's M
             points; a tuple for one strength a layer.
         tolerance: nats per observation that all layers together may give up relative to all
@@ -100,7 +100,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf",
         likelihood: str | Likelihood = "gaussian",
         hidden_mean: str = "auto",
-        connected: bool = False,
+        skip_connections: bool = False,
         alpha: str | float | tuple[float, ...] = "auto",
         tolerance: float = 0.01,
         max_cost: float | None = None,
@@ -119,7 +119,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
         self.kernel = kernel
         self.likelihood = likelihood
         self.hidden_mean = hidden_mean
-        self.connected = connected
+        self.skip_connections = skip_connections
         self.alpha = alpha
         self.tolerance = tolerance
         self.max_cost = max_cost
@@ -225,7 +225,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
             components), "zero" (trained on the classes first), or "auto" for the better of the two
             after a short run.
-        connected: whether every layer after the first also sees the inputs.
+        skip_connections: whether every layer after the first also receives the inputs.
         alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on each layer's M
             points; a tuple for one strength a layer.
         tolerance: nats per observation that all layers together may give up relative to all
@@ -268,7 +268,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         width: int | tuple[int, ...] | None = None,
         kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf",
         hidden_mean: str = "auto",
-        connected: bool = False,
+        skip_connections: bool = False,
         alpha: str | float | tuple[float, ...] = "auto",
         tolerance: float = 0.01,
         max_cost: float | None = None,
@@ -286,7 +286,7 @@ class DeepGPClassifier(ClassifierMixin, DeepEstimator):
         self.width = width
         self.kernel = kernel
         self.hidden_mean = hidden_mean
-        self.connected = connected
+        self.skip_connections = skip_connections
         self.alpha = alpha
         self.tolerance = tolerance
         self.max_cost = max_cost

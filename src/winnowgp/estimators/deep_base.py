@@ -33,14 +33,9 @@ from winnowgp.estimators.validation import (
     whole,
 )
 from winnowgp.io import save
-from winnowgp.models import (
-    HIDDEN_MEANS,
-    DeepGP,
-    DeepLayer,
-    Prediction,
-    deep_layers,
-    latent_functions,
-)
+from winnowgp.models import DeepGP, DeepLayer, Prediction, deep_layers
+from winnowgp.models.deep_layer import HIDDEN_MEANS
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
     Callbacks,
     DeepTraining,
@@ -80,7 +75,7 @@ class LayersRequest:
     widths: tuple[int, ...] | None
     """Of the hidden layers; None for as many as there are inputs."""
     kernels: tuple[str | Kernel, ...]
-    connected: bool
+    skip_connections: bool
     n_candidates: int
     goal: Goal
     schedule: str
@@ -96,7 +91,7 @@ class LayersRequest:
         layers: Any,
         width: Any,
         kernel: Any,
-        connected: Any,
+        skip_connections: Any,
         alpha: Any,
         tolerance: Any,
         max_cost: Any,
@@ -115,7 +110,7 @@ class LayersRequest:
             layers=L,
             widths=_widths(width, L),
             kernels=_kernels(kernel, L),
-            connected=bool(connected),
+            skip_connections=bool(skip_connections),
             n_candidates=whole("n_candidates", n_candidates),
             goal=_goal(alpha, tolerance, max_cost, L, schedule),
             schedule=schedule,
@@ -148,10 +143,12 @@ class LayersRequest:
             points,
             kernel=kernel,
             widths=(*widths, outputs),
-            connected=self.connected,
+            skip_connections=self.skip_connections,
             hidden_mean=hidden_mean,
         )
-        model = DeepGP(layers, likelihood=likelihood, targets=data.P, connected=self.connected)
+        model = DeepGP(
+            layers, likelihood=likelihood, targets=data.P, skip_connections=self.skip_connections
+        )
         if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
             _lift(model.layers[-1], best_level(likelihood, data), likelihood, data)
         return model
@@ -285,7 +282,7 @@ class DeepEstimator(BaseEstimator, ABC):
     width: int | tuple[int, ...] | None
     kernel: str | Kernel | tuple[str | Kernel, ...]
     hidden_mean: str
-    connected: bool
+    skip_connections: bool
     alpha: str | float | tuple[float, ...]
     tolerance: float
     max_cost: float | None
@@ -311,7 +308,7 @@ class DeepEstimator(BaseEstimator, ABC):
             layers=self.layers,
             width=self.width,
             kernel=self.kernel,
-            connected=self.connected,
+            skip_connections=self.skip_connections,
             alpha=self.alpha,
             tolerance=self.tolerance,
             max_cost=self.max_cost,
@@ -340,7 +337,7 @@ class DeepEstimator(BaseEstimator, ABC):
         generator = torch.Generator().manual_seed(seed)
         units = Standardiser.of(rows.X, weights=rows.weights)
         data = replace(rows, X=units.forward(rows.X))
-        outputs = latent_functions(likelihood, data.P)
+        outputs = observation_model(likelihood).num_latents(data.P)
         names = HIDDEN_MEANS if self.hidden_mean == "auto" else (self.hidden_mean,)
         starts = [
             request.model(

@@ -269,7 +269,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if table.N != known.N:
             raise InputError(f"`X` has {table.N} rows and `given` {known.N}; pair them.")
         at = self._placed(known)
-        nats = self.posterior_.log_density(valid(table), at.mean, at.variance)
+        nats = self.posterior_.log_density(fill_with_observed(table), at.mean, at.variance)
         nats = nats - self._units.scale.log()
         return torch.where(table.observed, nats, torch.nan).numpy()
 

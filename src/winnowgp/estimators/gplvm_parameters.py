@@ -126,12 +126,14 @@ def sharpened(function: VariationalGP, latents: Latents, table: MaskedMatrix) ->
 
 def _levels(likelihood: Likelihood, table: MaskedMatrix) -> Float[Tensor, " P"]:
     """Of each column, on a grid: small numbers, and the column's own quantiles."""
-    Y, share = valid(table), torch.linspace(0, 1, 41, dtype=table.Y.dtype)
+    Y, share = fill_with_observed(table), torch.linspace(0, 1, 41, dtype=table.Y.dtype)
     own = _own(table).nanquantile(share, 0)
     grid = torch.cat([(8 * share - 4)[:, None].expand(-1, table.P), own])
     zero = torch.zeros_like(Y)
     nats = [
-        (expected_log_prob(likelihood, Y, zero + level, zero) * table.observed).sum(0)
+        (
+            observation_model(likelihood).expected_log_prob(Y, zero + level, zero) * table.observed
+        ).sum(0)
         for level in grid
     ]
     best = torch.stack(nats).nan_to_num(-torch.inf).argmax(0)

@@ -13,7 +13,7 @@ from scipy.stats import norm, poisson
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.models import LEAST_NOISE
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
 # Predictive distributions of observations, for intervals and calibration.

@@ -407,7 +407,7 @@ class TargetScaler:
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
             )
         Y = self.columns.forward(Y)
-        check_targets(likelihood, Y)
+        observation_model(likelihood).check_targets(Y)
         return Y
 
     def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:

@@ -55,8 +55,10 @@ def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best
     def kernel(number: int, inputs: int) -> Kernel:
         return kernel_from("rbf", inputs)
 
-    layers = deep_layers(X, X[: max(sizes)], kernel=kernel, widths=(8, 1), connected=connected)
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), connected=connected)
+    layers = deep_layers(
+        X, X[: max(sizes)], kernel=kernel, widths=(8, 1), skip_connections=connected
+    )
+    model = DeepGP(layers, likelihood=GaussianLikelihood(), skip_connections=connected)
     masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
     posterior = model.prune(masks).posterior(samples=samples)
     seconds = []
@@ -443,7 +445,7 @@ def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
         points,
         kernel=kernel,
         widths=(8, 1),
-        connected=connected,
+        skip_connections=connected,
         hidden_mean="zero" if connected else "identity",
     )
-    return DeepGP(layers, likelihood=likelihood, connected=connected).to(points.device)
+    return DeepGP(layers, likelihood=likelihood, skip_connections=connected).to(points.device)

@@ -1,4 +1,4 @@
-"""Other people's software, each in one file, each optional."""
+"""Optional integrations: experiment trackers, GPyTorch and BoTorch."""
 
 from winnowgp.integrations.trackers import MLflow, TensorBoard
 

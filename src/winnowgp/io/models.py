@@ -24,11 +24,13 @@ from winnowgp.models import (
     LatentVariableGP,
     Posterior,
     SampledLatentGP,
-    SampledPosterior,
     SparseGP,
     VariationalGP,
-    latent_functions,
 )
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.gplvm_posterior import ExpectedPosterior, SampledPosterior
+from winnowgp.models.likelihoods import observation_model
 
 _MAX_SAMPLES = 1_000_000
 """Samples per prediction of a deep GP: far more than a prediction needs."""

@@ -1,81 +1,29 @@
-"""Models: what has parameters, candidates and data, and can say what any subset is worth."""
+"""Models with parameters and candidate inducing points, and their posteriors."""
 
-from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.candidates import greedy_variance, streamed_variance
-from winnowgp.models.deep_gp import DeepEvaluation, DeepGP, DeepObjective
-from winnowgp.models.deep_layer import HIDDEN_MEANS, DeepLayer, deep_layers
+from winnowgp.models.candidates import greedy_variance
+from winnowgp.models.deep_gp import DeepGP
+from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
-from winnowgp.models.deep_sites import LayerSites, deep_sites, layer_sites
-from winnowgp.models.gplvm import (
-    Latent,
-    LatentModel,
-    LatentObjective,
-    Latents,
-    LatentVariableGP,
-    SampledLatentGP,
-    gaussian_noise,
-)
-from winnowgp.models.gplvm_posterior import (
-    ExpectedPosterior,
-    ExpectedRowBound,
-    LatentPosterior,
-    RowBound,
-    SampledPosterior,
-)
-from winnowgp.models.kernels import KernelBlocks, expected_kernel, has_psi, kernel_blocks
-from winnowgp.models.likelihoods import (
-    Prediction,
-    check_targets,
-    expected_log_prob,
-    latent_functions,
-    valid,
-)
-from winnowgp.models.posterior import JointProcess, Posterior, updated_posterior
-from winnowgp.models.sgpr import LEAST_NOISE, CollapsedObjective, SparseGP
-from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
+from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
+from winnowgp.models.gplvm_posterior import LatentPosterior
+from winnowgp.models.likelihoods import Prediction
+from winnowgp.models.posterior import JointPosterior, Posterior
+from winnowgp.models.sgpr import SparseGP
+from winnowgp.models.svgp import VariationalGP
 
 __all__ = [
-    "HIDDEN_MEANS",
-    "LEAST_NOISE",
-    "CollapsedObjective",
-    "DeepEvaluation",
     "DeepGP",
     "DeepLayer",
-    "DeepObjective",
     "DeepPosterior",
-    "ExpectedPosterior",
-    "ExpectedRowBound",
-    "InducingModel",
-    "JointProcess",
-    "KernelBlocks",
-    "Latent",
-    "LatentModel",
-    "LatentObjective",
+    "JointPosterior",
     "LatentPosterior",
     "LatentVariableGP",
     "Latents",
-    "LayerSites",
-    "Model",
     "Posterior",
     "Prediction",
-    "RowBound",
     "SampledLatentGP",
-    "SampledPosterior",
     "SparseGP",
-    "UncollapsedObjective",
     "VariationalGP",
-    "check_targets",
     "deep_layers",
-    "deep_sites",
-    "expected_kernel",
-    "expected_log_prob",
-    "gaussian_noise",
     "greedy_variance",
-    "has_psi",
-    "kernel_blocks",
-    "latent_functions",
-    "layer_sites",
-    "streamed_variance",
-    "updated_posterior",
-    "valid",
 ]

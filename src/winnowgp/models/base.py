@@ -1,9 +1,9 @@
-"""What every model with candidates for inducing points can do."""
+"""The interface of every model with candidate inducing points."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -16,24 +16,89 @@ from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.kernels import covariance
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection import RelaxedObjective, SubsetObjective, SubsetStatistics
 from winnowgp.typing import Mask, Scalar
 
-_Same = TypeVar("_Same", bound=nn.Module)
+_Data = TypeVar("_Data", contravariant=True)
+_Same = TypeVar("_Same", bound="SelectableModel[Any]")
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
-class InducingModel(nn.Module, ABC):
-    """A Gaussian process seen through K candidate inducing points.
+class SelectableModel(nn.Module, ABC, Generic[_Data]):
+    """A model whose inducing points can be selected among candidates.
 
-    Two ways to train it: `bound` and `subset_objective` are differentiable in everything the model
-    holds; the rest speaks of the bound with the best q(u) already put in, which depends on kernel,
-    mean, likelihood and locations alone.
+    Regression, classification and latent-variable models have one set of candidates, a deep model
+    has one per layer. `subset_objective` scores subsets of the candidates by the bound, `prune`
+    keeps a subset, and `posterior` is the predictor that is left.
+    """
+
+    likelihood: Likelihood
+
+    @property
+    @abstractmethod
+    def candidate_sets(self) -> tuple[nn.Parameter, ...]:
+        """Locations of the candidates, one tensor `[K D]` per set."""
+
+    @abstractmethod
+    def check(self, data: _Data) -> None:
+        """Raise an `InputError` if the model cannot have generated such data."""
+
+    @abstractmethod
+    def bound(self, data: _Data, *, generator: torch.Generator | None = None) -> Scalar:
+        """Return a lower bound on log p(Y) with all candidates, in nats, differentiable.
+
+        Args:
+            generator: source of randomness for models whose bound is estimated from samples.
+        """
+
+    @abstractmethod
+    def subset_objective(
+        self, data: _Data, *, generator: torch.Generator | None = None
+    ) -> SubsetObjective:
+        """Return the bound in nats as a function of the subset of candidates that is used.
+
+        Candidates of several sets are concatenated in the masks.
+        """
+
+    def prune(self: _Same, masks: Mask | Sequence[Tensor]) -> _Same:
+        """Return a new model with the same parameters and only the selected candidates.
+
+        Args:
+            masks: one Boolean mask `[K]` per candidate set; a single mask may be passed by itself.
+        """
+        each = (masks,) if isinstance(masks, Tensor) else tuple(masks)
+        if len(each) != len(self.candidate_sets):
+            raise InputError(
+                f"`masks` must hold one mask for each of the {len(self.candidate_sets)} candidate "
+                f"sets; got {len(each)}."
+            )
+        return self._pruned(*each)
+
+    @abstractmethod
+    def _pruned(self: _Same, *masks: Tensor) -> _Same:
+        """Prune each set by its mask."""
+
+    @abstractmethod
+    def posterior(self, data: _Data) -> nn.Module:
+        """Return the predictor, which does not depend on the data afterwards."""
+
+
+class InducingModel(SelectableModel[Any]):
+    """A sparse Gaussian process with K candidate inducing points and observed inputs.
+
+    It can be trained in two ways: `bound` and `subset_objective` are differentiable in all
+    parameters; the other bounds have the optimal q(u) substituted, and depend on kernel, mean,
+    likelihood and locations only.
     """
 
     kernel: Kernel
     mean: Mean
-    likelihood: Likelihood
     candidates: nn.Parameter
+
+    @property
+    def candidate_sets(self) -> tuple[nn.Parameter, ...]:
+        """Locations of the candidates, one tensor `[K D]`."""
+        return (self.candidates,)
 
     @property
     def K(self) -> int:
@@ -42,72 +107,88 @@ class InducingModel(nn.Module, ABC):
 
     @abstractmethod
     def check(self, data: Source) -> None:
-        """An error where the model cannot have produced such data."""
+        """Raise an `InputError` if the model cannot have generated such data."""
 
     @abstractmethod
-    def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
-        """Lower bound on log p(Y) with all candidates, in nats, differentiable.
+    def bound(
+        self,
+        data: Dataset,
+        *,
+        total: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Scalar:
+        """Return a lower bound on log p(Y) with all candidates, in nats, differentiable.
 
         Args:
-            total: if given, the rows are a random part of so many, and the result is an unbiased
-                estimate of the bound of all of them.
+            total: number of rows that the given ones are a random minibatch of; the result is then
+                an unbiased estimate of the bound of all of them.
+            generator: not used; the bound of a shallow model needs no samples.
         """
 
     @abstractmethod
-    def subset_objective(self, data: Dataset, *, total: int | None = None) -> RelaxedObjective:
-        """What is the bound, in nats, if only this subset of the candidates is used?"""
+    def subset_objective(
+        self,
+        data: Dataset,
+        *,
+        total: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> RelaxedObjective:
+        """Return the bound in nats as a function of the subset of candidates that is used."""
 
     @abstractmethod
     def subset_statistics(self, data: Source) -> SubsetStatistics:
-        """The same question at fixed parameters and the best q(u), answered without the data."""
+        """Return statistics that score subsets at fixed parameters and the optimal q(u).
+
+        Their cost does not depend on the number of rows.
+        """
 
     @abstractmethod
     def fixed_bound(self, data: Source) -> float:
-        """The bound with all candidates and the best q(u), as a number."""
+        """Return the bound with all candidates and the optimal q(u), as a number."""
 
     @abstractmethod
-    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
-        """The same bound as a function of the parameters when it is called, made for optimisers.
+    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
+        """Return the bound with the optimal q(u) as a function for optimisers.
 
-        Memory does not grow with N · K, and the jitter is 1e-8, part of the objective.
+        It reads the parameters when it is called. Memory does not grow with N · K, and the jitter
+        is 1e-8, part of the objective.
+
+        Args:
+            tighter: whether to use the tighter collapsed bound, if the model has one.
         """
 
     @abstractmethod
     def chunked_cost(self, data: Source) -> float:
-        """Floating-point operations that one value of it takes with its gradient, roughly."""
+        """Return the approximate floating-point operations of `chunked_bound` and its gradient."""
 
     @abstractmethod
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
-        """The same as if every row were an inducing point; O(N³)."""
+        """Return the bound with every row as an inducing point, as a function; O(N³)."""
 
     @abstractmethod
     def upper_bound(self, data: Source) -> float:
-        """Upper bound on log p(Y) at the same parameters, in nats; infinite if none is known."""
+        """Return an upper bound on log p(Y) at the same parameters; infinite if none is known."""
 
     @abstractmethod
     def with_candidates(self: _Same, candidates: Float[Tensor, "J D"]) -> _Same:
-        """A new model with the same parameters and other candidates."""
-
-    @abstractmethod
-    def prune(self: _Same, mask: Mask) -> _Same:
-        """A new model with the same parameters and only the candidates that `mask` keeps."""
+        """Return a new model with the same parameters and other candidates."""
 
     @abstractmethod
     def with_best_q(self: _Same, data: Source) -> _Same:
-        """A new model with the same parameters and the q(u) that is best for the data."""
+        """Return a new model with the same parameters and the optimal q(u) for the data."""
 
     @abstractmethod
     def posterior(self, data: Source) -> Posterior:
-        """q(f), small and independent of the data from then on."""
+        """Return q(f), which does not depend on the data afterwards."""
 
 
 Model = TypeVar("Model", bound=InducingModel)
 
-"""The kind of model that goes into a fit and comes out of it."""
+"""The class of model that a fit takes and returns."""
 
 
-def check_parts(kernel: Kernel, candidates: Tensor) -> None:
-    """Whether a model can be built of these."""
+def check_kernel(kernel: Kernel, candidates: Tensor) -> None:
+    """Raise an `InputError` if the kernel cannot be evaluated at the candidates."""
     floating = candidates.dtype.is_floating_point
     if candidates.dim() != 2 or not floating or not torch.isfinite(candidates).all():
         raise InputError(
@@ -127,3 +208,15 @@ def check_parts(kernel: Kernel, candidates: Tensor) -> None:
             f"`kernel` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
             f"`ard_num_dims={row.shape[1]}`, or none."
         ) from error
+
+
+def copy_with(model: _Module, candidates: Tensor, **parameters: Tensor) -> _Module:
+    """Return a copy of a model with other candidates, frozen if they were, and other parameters."""
+    copied = deepcopy(model)
+    learnt = model.get_parameter("candidates").requires_grad
+    copied.register_parameter(
+        "candidates", nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
+    )
+    for name, value in parameters.items():
+        copied.register_parameter(name, nn.Parameter(value.detach().contiguous().clone()))
+    return copied

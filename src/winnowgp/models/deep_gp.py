@@ -13,78 +13,76 @@ from torch import Tensor, nn
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.models.base import SelectableModel
 from winnowgp.models.deep_layer import DeepLayer, Propagation, propagated
 from winnowgp.models.deep_posterior import DeepPosterior
-from winnowgp.models.likelihoods import check_targets, expected_log_prob, latent_functions, owned
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
 from winnowgp.selection import SubsetObjective
 from winnowgp.typing import Masks, Nats, Scalar
-
-# A deep Gaussian process as a function of the subset that each of its layers uses.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DeepObjective(SubsetObjective):
-    """The bound of any combination of subsets, the candidates of all layers in one row.
+    """The bound of any combination of subsets, one per layer.
 
-    A mask holds those of the first layer, then those of the second, and so on. All S masks meet the
-    same ε (common random numbers), so that their scores differ by what the subsets are worth and
-    not by luck; each score is unbiased, and all are one batched pass.
+    A mask concatenates those of all layers, from the first to the last. All S masks use the same ε
+    (common random numbers), so that differences of scores have a small variance. Each score is
+    unbiased, and all are computed in one batched pass.
     """
 
     layers: Sequence[DeepLayer]
     X: Float[Tensor, "N D"]
     expected_log_prob: Callable[[Tensor, Tensor], Tensor]
-    """From means and variances `[S T N F]` to nats of each row and target."""
-    eps: Sequence[Tensor]
+    """A function from means and variances `[S T N F]` to nats of each row and target."""
+    noise: Sequence[Tensor]
     scale: float
-    """Rows that each row stands for."""
-    connected: bool
+    """Number of rows that each row represents."""
+    skip_connections: bool
 
     @property
     def K(self) -> int:
         return sum(layer.K for layer in self.layers)
 
     def value(self, mask: Masks) -> Nats:
-        parts = mask.split([layer.K for layer in self.layers], dim=1)
-        pairs = zip(self.layers, parts, strict=True)
-        points = [layer.subset_points(part) for layer, part in pairs]
-        found = propagated(self.layers, points, self.X, eps=self.eps, connected=self.connected).last
-        nats = self.expected_log_prob(found.mean, found.variance).sum((-2, -1)).mean(-1)
-        for used in points:
-            nats = nats - used.kl() / self.scale
+        masks = mask.split([layer.K for layer in self.layers], dim=1)
+        points = [layer.subset_points(m) for layer, m in zip(self.layers, masks, strict=True)]
+        top = propagated(
+            self.layers, points, self.X, noise=self.noise, skip_connections=self.skip_connections
+        ).last
+        nats = self.expected_log_prob(top.mean, top.variance).sum((-2, -1)).mean(-1)
+        for layer_points in points:
+            nats = nats - layer_points.kl() / self.scale
         return self.scale * nats
-
-
-# Deep Gaussian processes: layers of sparse GPs, inferred by propagated samples.
 
 
 @dataclass(frozen=True, slots=True)
 class DeepEvaluation:
-    """A bound and the pass through the layers behind it, all differentiable."""
+    """A bound and the forward pass it was computed from, differentiable."""
 
     fit: Scalar
     """Expected log-likelihood of all rows, in nats."""
     bound: Scalar
-    """The same less the KL of every layer."""
+    """The expected log-likelihood less the KL divergence of every layer."""
     passed: Propagation
 
 
 @final
-class DeepGP(nn.Module):
-    """Layers of Gaussian processes, each with candidates for inducing points of its own.
+class DeepGP(SelectableModel[Dataset]):
+    """A deep Gaussian process whose layers have candidate inducing points of their own.
 
         y ~ p(y | f_L(… f_2(f_1(x)))),  q = Π_l q(u_l)
 
-    Doubly stochastic inference (Salimbeni & Deisenroth 2017): each row is propagated by samples, so
-    the bound is estimated without bias from minibatches and a few samples a row.
+    Inference is doubly stochastic (Salimbeni & Deisenroth 2017): rows are propagated by samples,
+    and the bound is estimated without bias from minibatches and a few samples per row.
 
     Args:
-        layers: from the input to the output; copied. `deep_layers` makes them.
+        layers: from the input to the output; copied. `deep_layers` creates them.
         likelihood: as for `VariationalGP`; copied.
         targets: number of target columns.
-        connected: whether every layer after the first also sees the observed input, after the
-            outputs of the layer before (Duvenaud et al. 2014; the paper's kin8nm model).
+        skip_connections: whether every layer after the first also receives the observed input,
+            after the outputs of the previous layer (Duvenaud et al. 2014; the paper's kin8nm
+            model).
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> from gpytorch.likelihoods import GaussianLikelihood
@@ -106,19 +104,24 @@ class DeepGP(nn.Module):
         *,
         likelihood: Likelihood,
         targets: int = 1,
-        connected: bool = False,
+        skip_connections: bool = False,
     ) -> None:
         super().__init__()
-        _check(layers, latent_functions(likelihood, targets), connected)
+        _check(layers, observation_model(likelihood).num_latents(targets), skip_connections)
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers)
-        self.likelihood = owned(likelihood).to(layers[0].candidates)
+        self.likelihood = copy_likelihood(likelihood).to(layers[0].candidates)
         self.targets = targets
-        self.connected = connected
+        self.skip_connections = skip_connections
 
     @property
     def layers(self) -> list[DeepLayer]:
-        """From the input to the output."""
+        """Layers from the input to the output."""
         return [layer for layer in self._layers if isinstance(layer, DeepLayer)]
+
+    @property
+    def candidate_sets(self) -> tuple[nn.Parameter, ...]:
+        """Locations of the candidates, one tensor `[K D]` per layer."""
+        return tuple(layer.candidates for layer in self.layers)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -126,14 +129,14 @@ class DeepGP(nn.Module):
         return tuple(layer.K for layer in self.layers)
 
     def check(self, data: Dataset) -> None:
-        """An error where the model cannot have produced such data."""
+        """Raise an `InputError` if the model cannot have generated such data."""
         D = self.layers[0].D
         if data.D != D or self.targets != data.P:
             raise InputError(
-                f"the model was made for {D} inputs and {self.targets} target columns and the data "
-                f"have {data.D} and {data.P}."
+                f"the model has {D} inputs and {self.targets} target columns and the data have "
+                f"{data.D} and {data.P}; make them the same."
             )
-        check_targets(self.likelihood, data.Y)
+        observation_model(self.likelihood).check_targets(data.Y)
 
     def bound(
         self,
@@ -143,13 +146,13 @@ class DeepGP(nn.Module):
         samples: int = 1,
         generator: torch.Generator | None = None,
     ) -> Scalar:
-        """Unbiased estimate of the lower bound on log p(Y) with all candidates, in nats.
+        """Return an unbiased estimate of the lower bound on log p(Y) with all candidates, in nats.
 
         scale · Σ_i E[log p(y_i | f_i)] − Σ_l KL[q(u_l) ‖ p(u_l)], with scale = total / rows.
 
         Args:
-            total: if given, the rows are a random part of so many.
-            samples: propagated through the layers for each row.
+            total: number of rows that the given ones are a random minibatch of.
+            samples: number of samples that are propagated for each row.
         """
         return self.evaluated(
             data, total=total, eps=self.base_samples(data.N, samples, generator)
@@ -158,10 +161,12 @@ class DeepGP(nn.Module):
     def evaluated(
         self, data: Dataset, *, total: int | None = None, eps: Sequence[Tensor]
     ) -> "DeepEvaluation":
-        """The bound for given ε of the hidden layers, and all that was computed on the way."""
+        """Return the bound for given ε of the hidden layers, and the forward pass."""
         expected = self._expected(data)
         points = [layer.points() for layer in self.layers]
-        passed = propagated(self.layers, points, data.X, eps=eps, connected=self.connected)
+        passed = propagated(
+            self.layers, points, data.X, noise=noise, skip_connections=self.skip_connections
+        )
         nats = expected(passed.last.mean, passed.last.variance)
         scale = 1.0 if total is None else total / data.N
         fit = scale * nats.sum((-2, -1)).mean()
@@ -170,14 +175,13 @@ class DeepGP(nn.Module):
     def last_bound(
         self, data: Dataset, inputs: Float[Tensor, "T N D"], *, total: int | None = None
     ) -> Scalar:
-        """What the last layer's q(u) is worth given what the layer sees: the bound less the other
-        layers' KL."""
+        """Return the bound given the inputs of the last layer, without the other layers' KL."""
         last = self.layers[-1]
-        used = last.points()
-        found = last.marginals(inputs, used.over_samples())
-        nats = self._expected(data)(found.mean, found.variance)
+        points = last.points()
+        top = last.marginals(inputs, points.over_samples())
+        nats = self._expected(data)(top.mean, top.variance)
         scale = 1.0 if total is None else total / data.N
-        return scale * nats.sum((-2, -1)).mean() - used.kl()
+        return scale * nats.sum((-2, -1)).mean() - points.kl()
 
     def subset_objective(
         self,
@@ -188,7 +192,7 @@ class DeepGP(nn.Module):
         generator: torch.Generator | None = None,
         eps: Sequence[Tensor] | None = None,
     ) -> DeepObjective:
-        """What is the bound, in nats, if each layer uses only a subset of its candidates?
+        """Return the bound in nats as a function of the subsets of candidates that layers use.
 
         Args:
             eps: ε of the hidden layers, instead of drawing them.
@@ -199,7 +203,7 @@ class DeepGP(nn.Module):
             expected_log_prob=self._expected(data),
             eps=self.base_samples(data.N, samples, generator) if eps is None else eps,
             scale=1.0 if total is None else total / data.N,
-            connected=self.connected,
+            skip_connections=self.skip_connections,
         )
 
     def base_samples(self, N: int, samples: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -212,42 +216,53 @@ class DeepGP(nn.Module):
             for layer in self.layers[:-1]
         ]
 
-    def prune(self, masks: Sequence[Tensor]) -> "DeepGP":
-        """A new model with only the candidates that each layer's mask, `[K]`, keeps."""
+    def _pruned(self, *masks: Tensor) -> "DeepGP":
         pairs = zip(self.layers, masks, strict=True)
         return self.with_layers([layer.prune(mask) for layer, mask in pairs])
 
     def with_layers(self, layers: Sequence[DeepLayer]) -> "DeepGP":
-        """A new model with the same likelihood and other layers."""
+        """Return a new model with the same likelihood and other layers."""
         return DeepGP(
-            layers, likelihood=self.likelihood, targets=self.targets, connected=self.connected
+            layers,
+            likelihood=self.likelihood,
+            targets=self.targets,
+            skip_connections=self.skip_connections,
         )
 
-    def posterior(self, *, samples: int = 64) -> DeepPosterior:
-        """The predictor; the data are in q(u) already."""
+    def posterior(self, data: Dataset | None = None, *, samples: int = 64) -> DeepPosterior:
+        """Return the predictor. q(u) has been learnt from the data, which are not used.
+
+        Args:
+            samples: number of samples that predictions propagate for each row.
+        """
         return DeepPosterior(
-            self.layers, likelihood=self.likelihood, connected=self.connected, samples=samples
+            self.layers,
+            likelihood=self.likelihood,
+            skip_connections=self.skip_connections,
+            samples=samples,
         )
 
     def _expected(self, data: Dataset) -> Callable[[Tensor, Tensor], Tensor]:
         self.check(data)
 
+        observations = observation_model(self.likelihood)
+
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            return data.weighted(expected_log_prob(self.likelihood, data.Y, mean, variance))
+            return data.weighted(observations.expected_log_prob(data.Y, mean, variance))
 
         return expected
 
 
-def _check(layers: Sequence[DeepLayer], outputs: int, connected: bool) -> None:
+def _check(layers: Sequence[DeepLayer], outputs: int, skip_connections: bool) -> None:
     if not layers:
         raise InputError("`layers` must hold at least one layer; got none.")
     D = layers[0].D
     for number, (before, after) in enumerate(pairwise(layers), start=2):
-        expected = before.P + D * connected
+        expected = before.P + D * skip_connections
         if expected != after.D:
             raise InputError(
                 f"layer {number} must have {expected} inputs (the {before.P} outputs of the layer "
-                f"before{f' and {D} observed inputs' * connected}); it has {after.D}."
+                f"before{f' and {D} observed inputs' * skip_connections}); it has {after.D}."
             )
     if outputs != layers[-1].P:
         raise InputError(

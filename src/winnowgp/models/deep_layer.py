@@ -1,4 +1,4 @@
-"""One layer of a deep GP, and its initial state."""
+"""Layers of deep Gaussian processes: their q(f), initial state and propagation of samples."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -14,31 +14,34 @@ from winnowgp.bounds.collapsed import Subset
 from winnowgp.bounds.uncollapsed import marginals, subset_marginal, whitened_kl
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.base import check_parts
+from winnowgp.models.base import check_kernel, copy_with
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.likelihoods import Prediction
 from winnowgp.typing import Mask, Masks
 
-# One layer of a deep Gaussian process, and the points that a pass through it uses.
+HIDDEN_MEANS = ("identity", "zero")
+
+# A variance of zero has a square root without a derivative.
+_LEAST_VARIANCE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPoints:
-    """Inducing points and their q(v) as one pass sees them: all of them, or S subsets at once."""
+    """Inducing points of a layer and their q(v) in a forward pass: all of them, or S subsets."""
 
     Z: Float[Tensor, "*S M D"]
     L: Float[Tensor, "*S M M"]
     q_mean: Float[Tensor, "*S M P"]
     q_factor: Float[Tensor, "*S P M M"]
     present: Bool[Tensor, "*S M"]
-    """False where a place is padding."""
+    """False for padding of the smaller subsets."""
 
     def kl(self) -> Float[Tensor, "*S"]:
-        """Σ_p KL[q(u_p) ‖ p(u_p)] in nats."""
+        """Return Σ_p KL[q(u_p) ‖ p(u_p)] in nats."""
         return whitened_kl(self.q_mean, self.q_factor)
 
     def over_samples(self) -> "LayerPoints":
-        """The same for inputs that carry one more axis, of samples, after that of the subsets."""
+        """Add an axis for samples after the axis of the subsets."""
         return LayerPoints(
             self.Z.unsqueeze(-3),
             self.L.unsqueeze(-3),
@@ -50,17 +53,18 @@ class LayerPoints:
 
 @final
 class DeepLayer(nn.Module):
-    """P Gaussian processes that share kernel and candidates, around a fixed linear map.
+    """P Gaussian processes that share kernel and candidates, with a linear mean function.
 
         f_p(x) = xᵀ A_p + c_p + g_p(x),  g_p ~ GP(0, k),  q(v_p) = N(m_p, F_p F_pᵀ),  u = L v
 
     Args:
-        kernel: any GPyTorch kernel without batch shape; copied.
-        candidates: where inducing points may be, `[K D]`; copied, and learnt unless frozen.
-        outputs: P.
+        kernel: a GPyTorch kernel without batch shape; copied.
+        candidates: locations of the candidates, `[K D]`; copied, and learnt unless frozen.
+        outputs: number of outputs, P.
         slope: A, `[D P]`, held fixed; zero by default.
-        q_scale: starting value of F_p, times the identity. Small in hidden layers, so that a deep
-            model starts out as the deterministic map of its means (Salimbeni & Deisenroth 2017).
+        q_scale: initial F_p is this number times the identity. It is small in hidden layers, so
+            that a deep model starts as the deterministic map of its means (Salimbeni & Deisenroth
+            2017).
     """
 
     slope: Tensor
@@ -75,7 +79,7 @@ class DeepLayer(nn.Module):
         q_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        check_parts(kernel, candidates)
+        check_kernel(kernel, candidates)
         K, D = candidates.shape
         like = candidates.detach()
         slope = like.new_zeros(D, outputs) if slope is None else slope.to(like)
@@ -108,18 +112,18 @@ class DeepLayer(nn.Module):
         return self.level.shape[0]
 
     def centre(self, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N P"]:
-        """Prior mean of each row."""
+        """Return the prior mean of each row."""
         return X @ self.slope + self.level
 
     def points(self) -> LayerPoints:
-        """All candidates."""
+        """Return all candidates with their q(v)."""
         Kuu = covariance(self.kernel, self.candidates, self.candidates)
         everywhere = torch.ones(self.K, dtype=torch.bool, device=Kuu.device)
         factor = self.q_factor.tril()
         return LayerPoints(self.candidates, cholesky(Kuu).L, self.q_mean, factor, everywhere)
 
     def subset_points(self, mask: Masks) -> LayerPoints:
-        """S subsets, each with the marginal of q(u) on it; O(S M K² P)."""
+        """Return S subsets, each with its marginal of q(u); O(S M K² P)."""
         subset = Subset.of(mask)
         Kuu = covariance(self.kernel, self.candidates, self.candidates)
         mean, factor = subset_marginal(Kuu, self.q_mean, self.q_factor.tril(), mask=mask)
@@ -132,7 +136,7 @@ class DeepLayer(nn.Module):
         )
 
     def marginals(self, X: Float[Tensor, "*S N D"], points: LayerPoints) -> Prediction:
-        """q(f_p(x)) of each row: independent Gaussians, O(P N M²) a batch element."""
+        """Return q(f_p(x)) of each row: independent Gaussians, O(P N M²) per batch element."""
         Kuf = covariance(self.kernel, points.Z, X) * points.present[..., None]
         V = solve_lower(points.L, Kuf)
         mean, variance = marginals(
@@ -145,7 +149,7 @@ class DeepLayer(nn.Module):
 
     @torch.no_grad()
     def prune(self, mask: Mask) -> "DeepLayer":
-        """A new layer with only the candidates that `mask` keeps, and the marginal q(u) of them."""
+        """Return a new layer with only the selected candidates, and their marginal of q(u)."""
         points = self.subset_points(mask[None])
         return self.with_q(self.candidates[mask], points.q_mean[0], points.q_factor[0])
 
@@ -155,19 +159,8 @@ class DeepLayer(nn.Module):
         q_mean: Float[Tensor, "J P"],
         q_factor: Float[Tensor, "P J J"],
     ) -> "DeepLayer":
-        """A new layer with the same kernel and mean, and other points and q(u)."""
-        copied = deepcopy(self)
-        learnt = self.candidates.requires_grad
-        copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
-        copied.q_mean = nn.Parameter(q_mean.detach().contiguous().clone())
-        copied.q_factor = nn.Parameter(q_factor.detach().contiguous().clone())
-        return copied
-
-
-# Where a deep model starts: layers that together are nearly a shallow one.
-
-
-HIDDEN_MEANS = ("identity", "zero")
+        """Return a new layer with the same kernel and mean, and other candidates and q(u)."""
+        return copy_with(self, candidates, q_mean=q_mean, q_factor=q_factor)
 
 
 def deep_layers(
@@ -176,26 +169,27 @@ def deep_layers(
     *,
     kernel: Callable[[int, int], Kernel],
     widths: Sequence[int],
-    connected: bool = False,
+    skip_connections: bool = False,
     hidden_mean: str = "identity",
     q_scale: float = 1e-3,
 ) -> list[DeepLayer]:
-    """Layers whose hidden functions start as linear maps with almost no doubt about them.
+    """Return layers whose hidden functions start as nearly deterministic linear maps.
 
     Args:
         X: inputs, for their principal components.
-        points: candidates of the first layer; those of the next are their images.
-        kernel: makes the kernel of a layer from its number, 0 for the first, and its number of
-            inputs.
-        widths: number of outputs of each layer, the last that of the likelihood's functions.
-        connected: whether layers after the first also see the input.
-        hidden_mean: "identity", or "zero" for hidden functions that are to be pre-trained on the
-            targets instead (`training.train_layerwise`).
-        q_scale: standard deviation of the whitened q(u) in hidden layers at the start. Started at
-            that of the prior instead, the first steps drown what the last layer could learn.
+        points: candidates of the first layer; those of later layers are their images.
+        kernel: function that returns the kernel of a layer from its number, 0 for the first, and
+            its number of inputs.
+        widths: number of outputs of each layer; the last is the number of latent functions of the
+            likelihood.
+        skip_connections: whether layers after the first also receive the observed input.
+        hidden_mean: mean function of hidden layers: "identity", or "zero" for layers that are
+            pre-trained on the targets (`training.train_layerwise`).
+        q_scale: initial standard deviation of the whitened q(u) in hidden layers. With that of the
+            prior, the samples of the first steps hide the signal from the last layer.
     """
     if not widths or min(widths) < 1:
-        raise InputError(f"`widths` must be one positive number a layer; got {list(widths)}.")
+        raise InputError(f"`widths` must be one positive number per layer; got {list(widths)}.")
     if hidden_mean not in HIDDEN_MEANS:
         raise InputError(
             f"`hidden_mean` must be one of {', '.join(HIDDEN_MEANS)}; got {hidden_mean!r}."
@@ -211,55 +205,48 @@ def deep_layers(
             slope=None if last or hidden_mean == "zero" else slope,
             q_scale=1.0 if last else q_scale,
         )
-        # Hidden functions have no level of their own to learn: the next layer can take any.
+        # The level of a hidden function is not identified: the next layer can absorb it.
         layer.level.requires_grad_(last)
         layers.append(layer)
         inputs, Z = inputs @ slope, Z @ slope
-        if connected:
+        if skip_connections:
             inputs, Z = torch.cat([inputs, X], 1), torch.cat([Z, points], 1)
     return layers
 
 
 def linear_map(X: Float[Tensor, "N D"], width: int) -> Float[Tensor, "D P"]:
-    """The identity; padded by zeros to more outputs, principal components for fewer."""
+    """Return the identity, padded by zeros for more outputs, or principal components for fewer."""
     D = X.shape[1]
     if width < D:
-        # Few rows span too few directions: any that are orthogonal to them do for the rest.
-        found = torch.linalg.svd(X - X.mean(0), full_matrices=len(X) < width)
-        return found.Vh[:width].mT.contiguous()
+        # Few rows span too few directions; arbitrary orthogonal ones complete them.
+        Vh = torch.linalg.svd(X - X.mean(0), full_matrices=len(X) < width).Vh
+        return Vh[:width].mT.contiguous()
     return torch.eye(D, width, dtype=X.dtype, device=X.device)
-
-
-# Samples that travel through the layers of a deep Gaussian process.
-
-
-# A variance of zero has a square root without a derivative.
-_LEAST_VARIANCE = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
 class Propagation:
-    """What each layer saw and what it said; leading axes are subsets, then samples.
+    """Inputs and outputs of each layer; leading axes are subsets, then samples.
 
-    The first layer sees no samples, so its axis of samples has length one.
+    The input of the first layer is not sampled, so its axis of samples has length one.
     """
 
     inputs: list[Tensor]
-    """Of each layer, `[.. T N D]`."""
+    """Inputs of each layer, `[.. T N D]`."""
     outputs: list[Prediction]
     """q of each layer's functions given its inputs, `[.. T N P]`."""
 
     @property
     def last(self) -> Prediction:
-        """q of the functions that the likelihood sees, one Gaussian for each sample."""
+        """q of the last layer's functions, one Gaussian for each sample."""
         return self.outputs[-1]
 
 
 def layer_inputs(
-    hidden: Float[Tensor, "*S N H"], X: Float[Tensor, "N D"], *, connected: bool
+    hidden: Float[Tensor, "*S N H"], X: Float[Tensor, "N D"], *, skip_connections: bool
 ) -> Float[Tensor, "*S N I"]:
-    """What a layer after the first sees: the layer before, and the observed input if connected."""
-    if not connected:
+    """Return the inputs of a later layer: the previous outputs, then X if there are skips."""
+    if not skip_connections:
         return hidden
     return torch.cat([hidden, X.expand(*hidden.shape[:-1], X.shape[-1])], dim=-1)
 
@@ -269,26 +256,26 @@ def propagated(
     points: Sequence[LayerPoints],
     X: Float[Tensor, "N D"],
     *,
-    eps: Sequence[Tensor],
-    connected: bool,
+    noise: Sequence[Tensor],
+    skip_connections: bool,
 ) -> Propagation:
-    """T samples of every layer but the last, and q of the last layer's functions given them.
+    """Return T samples of every layer but the last, and q of the last layer's functions given them.
 
-    Each row travels alone: its marginal in a layer depends on its own place in the layer before and
-    on nothing else (Salimbeni & Deisenroth 2017), so a sample is h = mean + sd · ε row by row.
+    The marginal of a row depends on its own input to each layer only (Salimbeni & Deisenroth 2017),
+    so that samples h = mean + sd · ε are drawn row by row.
 
     Args:
-        points: of each layer, all with the same leading axes S.
-        eps: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
+        points: inducing points of each layer, all with the same leading axes S.
+        noise: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
     """
     inputs, outputs = X[None], []
     trail = [inputs]
     for number, (layer, used) in enumerate(zip(layers, points, strict=True)):
-        found = layer.marginals(inputs, used.over_samples())
-        outputs.append(found)
+        output = layer.marginals(inputs, used.over_samples())
+        outputs.append(output)
         if number < len(layers) - 1:
-            sd = found.variance.clamp_min(_LEAST_VARIANCE).sqrt()
-            hidden = found.mean + sd * eps[number]
-            inputs = layer_inputs(hidden, X, connected=connected)
+            sd = output.variance.clamp_min(_LEAST_VARIANCE).sqrt()
+            hidden = output.mean + sd * noise[number]
+            inputs = layer_inputs(hidden, X, skip_connections=skip_connections)
             trail.append(inputs)
     return Propagation(trail, outputs)

@@ -1,4 +1,4 @@
-"""What is left of a deep model once it is fitted: a mixture over propagated samples."""
+"""Predictors of deep models: mixtures of Gaussians over propagated samples."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -13,7 +13,7 @@ from torch.distributions import Normal
 
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, LayerPoints, layer_inputs, propagated
-from winnowgp.models.likelihoods import Prediction, log_density, observation
+from winnowgp.models.likelihoods import Prediction, observation_model
 from winnowgp.models.quadrature import normal_nodes
 
 _BISECTIONS = 60
@@ -23,15 +23,17 @@ _BISECTIONS = 60
 class DeepPosterior(nn.Module):
     """q(f_L(…f_1(x))) as an equal mixture of Gaussians, one for each propagated sample.
 
-    The samples are fixed quasi-random nodes, the same for every row: predictions are smooth in x,
-    repeat exactly, and do not depend on which rows are asked for together.
+    The samples are fixed quasi-random nodes, the same for every row. Predictions are therefore
+    smooth in x, reproducible, and independent of the other rows of a call.
 
     Args:
-        layers: copied.
-        samples: propagated for each row; rounded up to an even number, and to four times the number
-            of hidden outputs.
-        factors: of each layer's K_uu where they are known already, as of a posterior that was
-            saved.
+        layers: layers from the input to the output; copied.
+        likelihood: a GPyTorch likelihood; copied.
+        skip_connections: whether later layers also receive the observed input.
+        samples: number of samples per row; rounded up to an even number, and to four times the
+            number of hidden outputs.
+        factors: Cholesky factors of each layer's K_uu, if they are known, such as those of a saved
+            posterior.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class DeepPosterior(nn.Module):
         layers: Sequence[DeepLayer],
         *,
         likelihood: Likelihood,
-        connected: bool,
+        skip_connections: bool,
         samples: int = 64,
         factors: Sequence[Float[Tensor, "_ _"]] | None = None,
     ) -> None:
@@ -48,7 +50,7 @@ class DeepPosterior(nn.Module):
             raise InputError(f"`samples` must be at least 1; got {samples}.")
         self._layers = nn.ModuleList(deepcopy(layer) for layer in layers).requires_grad_(False)
         self.likelihood = deepcopy(likelihood).requires_grad_(False)
-        self.connected = connected
+        self.skip_connections = skip_connections
         self.samples = samples
         if factors is None:
             factors = [layer.points().L for layer in self.layers]
@@ -57,7 +59,7 @@ class DeepPosterior(nn.Module):
 
     @property
     def layers(self) -> list[DeepLayer]:
-        """From the input to the output."""
+        """Layers from the input to the output."""
         return [layer for layer in self._layers if isinstance(layer, DeepLayer)]
 
     @property
@@ -76,64 +78,69 @@ class DeepPosterior(nn.Module):
         return [self.get_buffer(f"_L{number}") for number in range(len(self._layers))]
 
     def components(self, X: Float[Tensor, "N D"]) -> Prediction:
-        """The Gaussians of the mixture, `[T N P]`: q(f_L | sample t) of each row."""
+        """Return the Gaussians of the mixture, `[T N P]`: q(f_L | sample t) of each row."""
         self._check(X)
         layers = self.layers
         widths = [layer.P for layer in layers[:-1]]
         eps: Sequence[Tensor] = []
         if widths:
             nodes = normal_nodes((self.samples + 1) // 2, sum(widths)).to(X)
-            eps = nodes[:, None].split(widths, dim=-1)
-        return propagated(layers, self._points(), X, eps=eps, connected=self.connected).last
+            noise = nodes[:, None].split(widths, dim=-1)
+        return propagated(
+            layers, self._points(), X, noise=noise, skip_connections=self.skip_connections
+        ).last
 
     def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
-        """Mean and variance of each row under the mixture.
+        """Return mean and variance of each row under the mixture.
 
         Args:
-            observed: whether they are those of an observation y rather than of f_L. A class is one
-                column, its mean a probability.
+            observed: whether to predict an observation y rather than f_L. Classes have one column
+                each, whose mean is a probability.
         """
-        parts = self.components(X)
-        return _mixed(self._observed(parts) if observed else parts)
+        components = self.components(X)
+        return _mixed(self._observed(components) if observed else components)
 
     def predict_matched(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
-        """Mean and variance with every layer's output taken for a Gaussian: quicker, approximate.
+        """Return mean and variance by moment matching: faster than `predict`, and approximate.
 
-        The moments of layer l + 1 under independent Gaussian inputs come from the spherical
-        cubature rule: 2H points at ±√H standard deviations along each of the H hidden outputs,
-        exact for cubic functions. 2H evaluations a layer instead of `samples`.
+        The output of every layer is approximated by independent Gaussians, whose moments in the
+        next layer follow from the spherical cubature rule: 2H points at ±√H standard deviations
+        along each of the H hidden outputs, exact for cubic functions. Each layer is evaluated 2H
+        times instead of `samples` times.
         """
         self._check(X)
         points = self._points()
-        found = self.layers[0].marginals(X, points[0])
-        for layer, used in zip(self.layers[1:], points[1:], strict=True):
-            H = found.mean.shape[-1]
+        output = self.layers[0].marginals(X, points[0])
+        for layer, layer_points in zip(self.layers[1:], points[1:], strict=True):
+            H = output.mean.shape[-1]
             axes = sqrt(H) * torch.eye(H, dtype=X.dtype, device=X.device)
             nodes = torch.cat([axes, -axes])[:, None]
-            hidden = found.mean + found.variance.sqrt() * nodes
-            inputs = layer_inputs(hidden, X, connected=self.connected)
-            found = _mixed(layer.marginals(inputs, used.over_samples()))
-        return observation(self.likelihood, found.mean, found.variance) if observed else found
+            hidden = output.mean + output.variance.sqrt() * nodes
+            inputs = layer_inputs(hidden, X, skip_connections=self.skip_connections)
+            output = _mixed(layer.marginals(inputs, layer_points.over_samples()))
+        if observed:
+            return observation_model(self.likelihood).predict(output.mean, output.variance)
+        return output
 
     def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        """log p(y) of each row and target under the mixture, in nats."""
-        parts = self.components(X)
-        nats = log_density(
-            self.likelihood,
-            Y.repeat(len(parts.mean), 1),
-            parts.mean.flatten(0, 1),
-            parts.variance.flatten(0, 1),
-            components=len(parts.mean),
+        """Return log p(y) of each row and target under the mixture, in nats."""
+        components = self.components(X)
+        T = len(components.mean)
+        nats = observation_model(self.likelihood).log_density(
+            Y.repeat(T, 1),
+            components.mean.flatten(0, 1),
+            components.variance.flatten(0, 1),
+            components=T,
         )
-        return nats.reshape(len(parts.mean), *Y.shape).logsumexp(0) - log(len(parts.mean))
+        return nats.reshape(T, *Y.shape).logsumexp(0) - log(T)
 
     def quantiles(
         self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
     ) -> Float[Tensor, "Q N P"]:
-        """Where the mixture's distribution function reaches each probability, by bisection.
+        """Return quantiles of the mixture, by bisection of its distribution function.
 
         Args:
-            observed: whether of an observation with Gaussian noise rather than of f_L.
+            observed: whether to include Gaussian observation noise.
         """
         if not bool(((probabilities > 0) & (probabilities < 1)).all()):
             raise InputError(
@@ -143,18 +150,17 @@ class DeepPosterior(nn.Module):
         if observed:
             if not isinstance(self.likelihood, GaussianLikelihood):
                 raise InputError(
-                    f"quantiles of observations need Gaussian noise, not "
-                    f"{type(self.likelihood).__name__}; ask for those of the function, with "
-                    "`observed=False`."
+                    "quantiles of observations need a GaussianLikelihood; the model has a "
+                    f"{type(self.likelihood).__name__}. Pass `observed=False` for those of the "
+                    "function."
                 )
             parts = self._observed(parts)
-        # Where f is known for certain, Normal wants a standard deviation all the same.
+        # Normal requires a positive standard deviation, also where f is deterministic.
         variance = parts.variance.clamp_min(torch.finfo(X.dtype).tiny)
         return _quantiles(Normal(parts.mean, variance.sqrt()), probabilities)
 
     def _observed(self, parts: Prediction) -> Prediction:
-        seen = observation(
-            self.likelihood,
+        seen = observation_model(self.likelihood).predict(
             parts.mean.flatten(0, 1),
             parts.variance.flatten(0, 1),
             components=len(parts.mean),
@@ -181,7 +187,7 @@ class DeepPosterior(nn.Module):
 
 
 def _mixed(parts: Prediction) -> Prediction:
-    """Mean and variance of an equal mixture over the first axis: E Var + Var E."""
+    """Return mean and variance of an equal mixture over the first axis: E Var + Var E."""
     mean = parts.mean.mean(0)
     spread = (parts.mean - mean).square().mean(0)
     return Prediction(mean, parts.variance.mean(0) + spread)
@@ -189,7 +195,7 @@ def _mixed(parts: Prediction) -> Prediction:
 
 def _quantiles(parts: Normal, probabilities: Float[Tensor, " Q"]) -> Float[Tensor, "Q N P"]:
     wanted = probabilities[:, None, None].to(parts.loc)
-    # The mixture's quantile lies between the least and the greatest of its components'.
+    # A quantile of the mixture lies between the extreme quantiles of its components.
     ends = parts.loc[:, None] + parts.scale[:, None] * torch.special.ndtri(wanted)
     low, high = ends.amin(0), ends.amax(0)
     for _ in range(_BISECTIONS):

@@ -1,13 +1,13 @@
-"""Each layer of a deep model as Gaussian regression on what the others leave it to do.
+"""Gaussian sites of each layer of a deep model, with the other layers held.
 
-Given samples of its inputs, a layer's functions meet the likelihood through the layers above. To
-first order the bound is then a sum over rows of λ f − ½ w f² (`bounds.sites`), and everything that
-regression can do — the best q(u) in closed form, exact flips of every candidate, backward
-elimination — can be done for one layer of a deep model while the others are held.
+Given samples of its inputs, a layer's functions enter the likelihood through the layers above. To
+first order the bound is then a sum over rows of λ f − ½ w f² (`bounds.sites`), and all methods of
+Gaussian regression (the optimal q(u) in closed form, exact marginal gains, backward elimination)
+apply to one layer of a deep model at a time.
 
-In the last layer the sites are those of the likelihood, exact where it is Gaussian. In a hidden one
-λ − w μ is the exact gradient of the bound in the mean of each row, and w is Gauss and Newton's:
-w_h = Σ_o (∂f_o/∂h)² w_o, never negative, where the exact curvature is noisy and has either sign.
+In the last layer the sites are those of the likelihood, exact if it is Gaussian. In a hidden layer
+λ − w μ is the exact gradient of the bound with respect to the mean of each row, and w is the
+Gauss-Newton precision (`site_inference.gauss_newton_precisions`).
 """
 
 from collections.abc import Sequence
@@ -27,27 +27,29 @@ from winnowgp.linalg import definite_cholesky
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.models.sgpr import chunked_kernel
-from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.models.site_inference import gauss_newton_precisions
+from winnowgp.selection import SubsetStatistics, subset_statistics
+
+_ALONE = ProcessGroup.alone()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LayerSites:
-    """One layer's inputs, all samples in one list of rows, and the sites of its functions there."""
+    """Inputs of one layer, with all samples as rows, and the sites of its functions at them."""
 
     inputs: Float[Tensor, "R D"]
     sites: Sites
-    """Of the functions less their prior mean, weighted so that all samples count once."""
+    """Sites of the functions less their prior mean, weighted so that all samples count once."""
 
     @torch.no_grad()
     def sums(
         self, layer: DeepLayer, *, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> tuple[WhitenedChunks, SiteSums]:
-        """What the sites add up to for a layer's candidates, O(P R K²).
+        """Return the sums of the sites for a layer's candidates, O(P R K²).
 
         Args:
-            ranks: processes with sites of their own, all of which are added.
+            process_group: processes over whose sites the sums are taken.
         """
         rows = Dataset(self.inputs, self.inputs[:, :0])
         blocks = RowBlocks.of(rows, points=layer.K, process_group=process_group)
@@ -56,16 +58,16 @@ class LayerSites:
         return chunks, site_sums(chunks, self.sites)
 
     def statistics(self, layer: DeepLayer, *, bound: float, N: int | float) -> SubsetStatistics:
-        """What any subset of a layer's candidates is worth, the other layers held.
+        """Return statistics that score subsets of a layer's candidates, with other layers held.
 
-        On the CPU: choosing is thousands of steps on small matrices, one after another.
+        They are on the CPU: selection takes thousands of sequential steps on small matrices.
 
         Args:
-            bound: of all candidates, in nats; values are relative to it.
-            N: observations.
+            bound: bound of all candidates, in nats, which anchors the values.
+            N: number of observations.
         """
-        chunks, found = self.sums(layer)
-        sums = SiteSums(found.roots.cpu(), found.D.cpu(), found.open.cpu())
+        chunks, on_device = self.sums(layer)
+        sums = SiteSums(on_device.roots.cpu(), on_device.D.cpu(), on_device.open.cpu())
         constant = bound - sums.evidence().item()
         return subset_statistics(chunks.L.cpu(), *site_moments(sums, constant=constant, N=N))
 
@@ -73,7 +75,9 @@ class LayerSites:
     def natural_step(
         self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = SINGLE_PROCESS
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
-        """Mean and factor of a layer's q(v) after a natural-gradient step; the best at rate one.
+        """Return mean and factor of a layer's q(v) after a natural-gradient step.
+
+        At rate one it is the optimal q(v) for these sites.
 
         B ← (1 − rate) Λ + rate B,  D ← (1 − rate) Λ m + rate D,  with Λ the precision of q.
         """
@@ -85,45 +89,42 @@ class LayerSites:
         return q_mean, torch.linalg.qr(factor.mT).R.mT
 
     def improved(self, layer: DeepLayer, *, rate: float = 1.0) -> DeepLayer:
-        """The layer after such a step; with the q(u) that is best for these sites at rate one."""
+        """Return the layer after a natural-gradient step of its q(u)."""
         return layer.with_q(layer.candidates, *self.natural_step(layer, rate=rate))
 
 
 def deep_sites(
     model: DeepGP, data: Dataset, *, total: int | None = None, eps: Sequence[Tensor]
 ) -> list[LayerSites]:
-    """The sites of every layer for given ε of the hidden ones.
+    """Return the sites of every layer for given ε of the hidden layers.
 
-    One pass up, one down for the gradient, and one down for each function of the last layer.
+    The cost is one forward pass, one backward pass for the gradient, and one backward pass for each
+    function of the last layer.
     """
     with torch.enable_grad():
         # A copy: sites are gradients in the means, also of layers whose parameters are frozen.
-        found = deepcopy(model).requires_grad_().evaluated(data, total=total, eps=eps)
-        outputs, inputs = found.passed.outputs, found.passed.inputs
+        evaluated = deepcopy(model).requires_grad_().evaluated(data, total=total, noise=noise)
+        outputs, inputs = evaluated.passed.outputs, evaluated.passed.inputs
         means = [output.mean for output in outputs]
         *slopes, curvature = torch.autograd.grad(
-            found.fit, [*means, outputs[-1].variance], retain_graph=True
+            evaluated.fit, [*means, outputs[-1].variance], retain_graph=True
         )
         precision = (-2 * curvature).clamp_min(0)
-        curvatures = _gauss_newton(model, means[-1], inputs[1:], precision)
-    pairs = zip(model.layers, inputs, means, slopes, [*curvatures, precision], strict=True)
-    return [layer_sites(*parts) for parts in pairs]
+        hidden = _hidden_precisions(model, means[-1], inputs[1:], precision)
+    layers = zip(model.layers, inputs, means, slopes, [*hidden, precision], strict=True)
+    return [layer_sites(*layer) for layer in layers]
 
 
-def _gauss_newton(
+def _hidden_precisions(
     model: DeepGP, top: Tensor, inputs: list[Tensor], precision: Tensor
 ) -> list[Tensor]:
-    """w of every hidden layer's outputs; the first layer's are the sum over all samples."""
+    """Return w of every hidden layer's outputs; those of the first layer sum over samples."""
     if not inputs:
         return []
-    totals: list[Tensor] = [torch.zeros(())] * len(inputs)
-    for o in range(top.shape[-1]):
-        slopes = torch.autograd.grad(top[..., o].sum(), inputs, retain_graph=True)
-        for number, (layer, slope) in enumerate(zip(model.layers, slopes, strict=False)):
-            J = slope[..., : layer.P]
-            totals[number] = totals[number].to(J) + J.square() * precision[..., o : o + 1]
-    first, *others = totals
-    return [first.sum(0, keepdim=True), *others]
+    totals = gauss_newton_precisions(top.unbind(-1), precision[..., None].unbind(-2), inputs)
+    # A later layer's inputs are the outputs of the layer below, then the skip connections.
+    w = [total[..., : layer.P] for total, layer in zip(totals, model.layers, strict=False)]
+    return [w[0].sum(0, keepdim=True), *w[1:]]
 
 
 def layer_sites(
@@ -133,7 +134,7 @@ def layer_sites(
     slope: Float[Tensor, "*T N P"],
     precision: Float[Tensor, "*T N P"],
 ) -> LayerSites:
-    """Sites from the gradient of the bound in a layer's means, and their precisions."""
+    """Return sites from the gradient of the bound in a layer's means, and their precisions."""
     rows = inputs.detach().flatten(0, -2)
     centred = mean.detach().flatten(0, -2) - layer.centre(rows).detach()
     weights = precision.detach().flatten(0, -2)
@@ -141,6 +142,7 @@ def layer_sites(
 
 
 def _towards(layer: DeepLayer, sums: SiteSums, rate: float) -> SiteSums:
+    """Interpolate between the natural parameters of the layer's q(v) and those of the sites."""
     eye = torch.eye(layer.K, dtype=sums.D.dtype, device=sums.D.device)
     inverse = torch.linalg.solve_triangular(layer.q_factor.tril(), eye, upper=False)
     old = inverse.mT @ inverse

@@ -1,6 +1,6 @@
-"""Bayesian GP-LVM: latent inputs with q(X), collapsed or sampled."""
+"""Bayesian GP-LVM: Gaussian processes of latent inputs with q(X), collapsed or sampled."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import TypeVar, final
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import MultitaskHomoskedasticNoise
 from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
@@ -22,30 +22,34 @@ from winnowgp.bounds.gplvm import (
     gplvm_bound,
     gplvm_moments,
     latent_kl,
-    whitening_factor,
+    latent_moments,
+    latent_posterior,
+    masked_blocks,
+    moment_bound,
+    whitening,
 )
 from winnowgp.bounds.moments import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
-from winnowgp.models.base import check_parts
+from winnowgp.models.base import SelectableModel, check_kernel, copy_with
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
 from winnowgp.models.kernels import expected_kernel, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import check_targets, expected_log_prob, valid
+from winnowgp.models.likelihoods import fill_with_observed, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
-from winnowgp.selection import RelaxedObjective, SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
-from winnowgp.typing import Mask, Masks, Nats, Scalar, Weights
-
-# Gaussian noise of one variance for all columns of a table, or one for each.
+from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.typing import Masks, Nats, Scalar, Weights
 
 
 def gaussian_noise(start: Float[Tensor, " columns"]) -> GaussianLikelihood:
-    """A Gaussian likelihood that learns as many variances as `start` has, one or P.
+    """Return a Gaussian likelihood with one noise variance for all columns, or one per column.
 
-    Its `noise` is a vector, which stands next to tables `[N P]` column by column.
+    Its `noise` is a vector, which broadcasts against tables `[N P]`.
+
+    Args:
+        start: initial variances, one or P.
     """
     if not bool((start > LEAST_NOISE).all()):
         raise InputError(
@@ -60,16 +64,13 @@ def gaussian_noise(start: Float[Tensor, " columns"]) -> GaussianLikelihood:
     return likelihood
 
 
-# Where the rows of a table lie in latent space, and how sure we are of it.
-
-
 @final
 class Latents(nn.Module):
-    """q(x_i) = N(μ_i, diag s_i) of N rows in Q dimensions, under a prior N(0, I).
+    """Latent positions q(x_i) = N(μ_i, diag s_i) of N rows in Q dimensions, with prior N(0, I).
 
     Args:
         mean: μ, `[N Q]`; copied and learnt.
-        variance: s, a number for all or `[N Q]`; learnt by its logarithm.
+        variance: s, one number or `[N Q]`; its logarithm is learnt.
     """
 
     def __init__(self, mean: Float[Tensor, "N Q"], *, variance: float | Tensor = 0.1) -> None:
@@ -97,16 +98,16 @@ class Latents(nn.Module):
 
     @property
     def variance(self) -> Float[Tensor, "N Q"]:
-        """s."""
+        """Variances s of the latent positions."""
         return self.log_variance.exp()
 
     def kl(self, rows: Int[Tensor, " B"] | None = None) -> Scalar:
-        """Σ_i KL[q(x_i) ‖ N(0, I)] in nats, of all rows or of some."""
+        """Return Σ_i KL[q(x_i) ‖ N(0, I)] in nats, of all rows or of some."""
         mean, variance = self.at(rows)
         return latent_kl(mean, variance).sum()
 
     def at(self, rows: Int[Tensor, " B"] | None) -> tuple[Tensor, Tensor]:
-        """Means and variances of some rows; of all if None."""
+        """Return means and variances of some rows, or of all rows if None."""
         if rows is None:
             return self.mean, self.variance
         return self.mean[rows], self.log_variance[rows].exp()
@@ -114,7 +115,7 @@ class Latents(nn.Module):
     def sample(
         self, rows: Int[Tensor, " B"] | None = None, *, generator: torch.Generator
     ) -> Float[Tensor, "B Q"]:
-        """One draw of each row, differentiable in mean and variance."""
+        """Return one sample of each row, differentiable in mean and variance."""
         mean, variance = self.at(rows)
         normal = torch.randn(
             mean.shape, generator=generator, dtype=mean.dtype, device=generator.device
@@ -122,23 +123,20 @@ class Latents(nn.Module):
         return mean + variance.sqrt() * normal.to(mean.device)
 
 
-# What every latent-variable model can do.
+class LatentModel(SelectableModel[MaskedMatrix]):
+    """A latent-variable model: the columns of a table as functions of latent inputs with q(X).
 
-
-_Same = TypeVar("_Same", bound=nn.Module)
-
-
-class LatentModel(nn.Module, ABC):
-    """A table seen as functions of a few unknown inputs a row, through K candidate points.
-
-    Where an `InducingModel` is given its inputs, a latent model holds q(X) itself: it is asked
-    about a table alone.
+    Unlike an `InducingModel`, it learns the inputs, so that its data are a table of targets.
     """
 
     kernel: Kernel
-    likelihood: Likelihood
     latents: Latents
     candidates: nn.Parameter
+
+    @property
+    def candidate_sets(self) -> tuple[nn.Parameter, ...]:
+        """Locations of the candidates, one tensor `[K Q]`."""
+        return (self.candidates,)
 
     @property
     def K(self) -> int:
@@ -148,58 +146,51 @@ class LatentModel(nn.Module, ABC):
     @abstractmethod
     def bound(
         self,
-        table: MaskedMatrix,
+        data: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Scalar:
-        """Lower bound on log p(Y) with all candidates, in nats, differentiable.
+        """Return a lower bound on log p(Y) with all candidates, in nats, differentiable.
 
         Args:
-            rows: if given, only these rows are looked at, and the result is an unbiased estimate
-                of the bound of all of them where they were drawn at random.
-            generator: for draws of the latents, where the model needs any; the result is then an
-                unbiased estimate too.
+            rows: a minibatch of rows; if it is random, the result is an unbiased estimate of the
+                bound of all rows.
+            generator: source of randomness for models that sample the latents; the result is then
+                an unbiased estimate.
         """
 
     @abstractmethod
     def subset_objective(
         self,
-        table: MaskedMatrix,
+        data: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
     ) -> RelaxedObjective:
-        """What is the bound, in nats, if only this subset of the candidates is used?"""
+        """Return the bound in nats as a function of the subset of candidates that is used."""
 
     @abstractmethod
-    def prune(self: _Same, mask: Mask) -> _Same:
-        """A new model with the same parameters and only the candidates that `mask` keeps."""
+    def posterior(self, data: MaskedMatrix) -> LatentPosterior:
+        """Return q(f), which does not depend on the table afterwards."""
 
-    @abstractmethod
-    def posterior(self, table: MaskedMatrix) -> LatentPosterior:
-        """q(f), small and independent of the table from then on."""
-
-    def check(self, table: MaskedMatrix) -> None:
-        """An error where the model was made for another table."""
-        if table.N != self.latents.N:
+    def check(self, data: MaskedMatrix) -> None:
+        """Raise an `InputError` if the table does not match the latents."""
+        if data.N != self.latents.N:
             raise InputError(
-                f"the model has latents for {self.latents.N} rows and the table has {table.N}; "
-                "make them alike."
+                f"the model has latents for {self.latents.N} rows and the table has {data.N}; "
+                "make them the same."
             )
-        if table.Y.dtype != self.candidates.dtype or table.Y.device != self.candidates.device:
+        if data.Y.dtype != self.candidates.dtype or data.Y.device != self.candidates.device:
             raise InputError(
                 f"the model is {self.candidates.dtype} on {self.candidates.device} and the table "
-                f"{table.Y.dtype} on {table.Y.device}; make them alike."
+                f"{data.Y.dtype} on {data.Y.device}; make them the same."
             )
 
 
 Latent = TypeVar("Latent", bound=LatentModel)
 
-"""The kind of latent-variable model that goes into a fit and comes out of it."""
-
-
-# A latent-variable model as a function of the subset: each score from the psi statistics.
+"""The class of latent-variable model that a fit takes and returns."""
 
 
 @final
@@ -207,15 +198,15 @@ Latent = TypeVar("Latent", bound=LatentModel)
 class LatentObjective(RelaxedObjective):
     """The collapsed bound of any subset, differentiable in latents, kernel, noise and locations.
 
-    Psi statistics are evaluated once for all candidates, O(N K² Q); a subset then costs O(M³) for
-    each pattern of missing entries, whatever N.
+    Psi statistics are evaluated once for all candidates, O(N K² Q). A subset then costs O(M³) for
+    each pattern of missing entries, for any N.
     """
 
     Kuu: Float[Tensor, "K K"]
     psi: Psi
     columns: ObservedColumns
     kl: Scalar
-    """KL of the latents, the same for every subset."""
+    """KL divergence of the latents, the same for every subset."""
 
     @property
     def K(self) -> int:
@@ -237,24 +228,21 @@ class LatentObjective(RelaxedObjective):
         return torch.sub(bound, self.kl)
 
 
-# The Bayesian GP-LVM with candidates for its inducing points.
-
-
 @final
 class LatentVariableGP(LatentModel):
-    """P columns as functions of Q latent inputs a row, with Gaussian noise (Titsias & Lawrence
-    2010).
+    """Bayesian GP-LVM with Gaussian noise: P columns as functions of Q latent inputs per row.
 
-    The columns share kernel and K candidate inducing points. q(x_i) is a Gaussian a row, averaged
-    over in closed form; q(u) is always the best one, so the parameters are latents, kernel, noise
-    and locations. Missing entries are left out exactly.
+    The columns share kernel and K candidate inducing points. Expectations over the Gaussian q(x_i)
+    of each row are closed-form (Titsias & Lawrence 2010); q(u) is always the optimal one, so that
+    the parameters are latents, kernel, noise and locations. Missing entries are marginalised
+    exactly.
 
     Args:
-        kernel: a GPyTorch RBFKernel (one lengthscale a dimension tells which dimensions matter) or
-            LinearKernel, scaled or not; copied.
-        latents: where the rows start, `[N Q]`, or a `Latents`; copied.
-        candidates: where inducing points may be, `[K Q]`; copied, and learnt unless frozen.
-        noise: starting variance, a number for all columns or `[P]` for one each.
+        kernel: a GPyTorch RBFKernel (with one lengthscale per dimension, inactive dimensions get
+            long ones) or LinearKernel, scaled or not; copied.
+        latents: initial latent means, `[N Q]`, or a `Latents`; copied.
+        candidates: locations of the candidates, `[K Q]`; copied, and learnt unless frozen.
+        noise: initial noise variance, one number for all columns or `[P]` for one per column.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> angle = torch.linspace(0, 3, 20, dtype=torch.float64)
@@ -274,7 +262,7 @@ class LatentVariableGP(LatentModel):
         noise: float | Float[Tensor, " P"] = 0.1,
     ) -> None:
         super().__init__()
-        check_parts(kernel, candidates)
+        check_kernel(kernel, candidates)
         self.latents = deepcopy(latents) if isinstance(latents, Latents) else Latents(latents)
         self.kernel = deepcopy(kernel).to(candidates)
         start = torch.as_tensor(noise, dtype=candidates.dtype, device=candidates.device)
@@ -284,20 +272,20 @@ class LatentVariableGP(LatentModel):
 
     @property
     def noise(self) -> Float[Tensor, " columns"]:
-        """Noise variance of each column, or one for all."""
+        """Noise variance of each column, or one for all columns."""
         assert isinstance(self.likelihood, GaussianLikelihood)
         return self.likelihood.noise
 
     def bound(
         self,
-        table: MaskedMatrix,
+        data: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Scalar:
-        """Lower bound on log p(Y) with all candidates and the best q(u), in nats; draws nothing."""
-        _refuse_part(rows)
-        kernel, columns = expected_kernel(self.kernel, self.latents.Q), self._columns(table)
+        """Return the collapsed bound on log p(Y) with all candidates, in nats; deterministic."""
+        _refuse_minibatch(rows)
+        kernel, columns = expected_kernel(self.kernel, self.latents.Q), self._columns(data)
         psi = kernel.psi(
             self.latents.mean, self.latents.variance, Z=self.candidates, weights=columns.weights
         )
@@ -307,14 +295,14 @@ class LatentVariableGP(LatentModel):
 
     def subset_objective(
         self,
-        table: MaskedMatrix,
+        data: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
     ) -> LatentObjective:
-        """What is the bound, in nats, if only this subset of the candidates is used?"""
-        _refuse_part(rows)
-        kernel, columns = expected_kernel(self.kernel, self.latents.Q), self._columns(table)
+        """Return the bound in nats as a function of the subset of candidates that is used."""
+        _refuse_minibatch(rows)
+        kernel, columns = expected_kernel(self.kernel, self.latents.Q), self._columns(data)
         psi = kernel.psi(
             self.latents.mean, self.latents.variance, Z=self.candidates, weights=columns.weights
         )
@@ -322,34 +310,31 @@ class LatentVariableGP(LatentModel):
 
     @torch.no_grad()
     def subset_statistics(self, table: MaskedMatrix) -> SubsetStatistics:
-        """The same question at fixed parameters, less the latents' KL, without the table.
+        """Return statistics that score subsets at fixed parameters, without the latents' KL.
 
-        With missing entries or a noise for each column there are statistics for each of them.
+        They have one term for each pattern of missing entries, or for each column if columns have
+        noise variances of their own.
         """
         return subset_statistics(*self._moments(table))
 
     @torch.no_grad()
     def fixed_bound(self, table: MaskedMatrix) -> float:
-        """The bound as a number, also where rounding keeps `bound` from being computed."""
-        fits = [moment_bound(m) for m in self._moments(table)[1:]]
-        return (torch.stack(fits).sum() - self.latents.kl()).item()
+        """Return the bound as a number; more robust to rounding than `bound`."""
+        terms = [moment_bound(m) for m in self._moments(table)[1:]]
+        return (torch.stack(terms).sum() - self.latents.kl()).item()
 
     def with_candidates(self, candidates: Float[Tensor, "J Q"]) -> "LatentVariableGP":
-        """A new model with the same parameters and other candidates."""
-        copied = deepcopy(self)
-        learnt = self.candidates.requires_grad
-        copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
-        return copied
+        """Return a new model with the same parameters and other candidates."""
+        return copy_with(self, candidates)
 
-    def prune(self, mask: Mask) -> "LatentVariableGP":
-        """A new model with the same parameters and only the candidates that `mask` keeps."""
-        return self.with_candidates(self.candidates[mask])
+    def _pruned(self, *masks: Tensor) -> "LatentVariableGP":
+        return self.with_candidates(self.candidates[masks[0]])
 
     @torch.no_grad()
-    def posterior(self, table: MaskedMatrix) -> ExpectedPosterior:
-        """q(f) given the table, small and independent of it from then on."""
-        L, *moments = self._moments(table)
-        q_mean, q_factor = moment_posterior(*moments)
+    def posterior(self, data: MaskedMatrix) -> ExpectedPosterior:
+        """Return q(f) given the table, on which it does not depend afterwards."""
+        L, *moments = self._moments(data)
+        q_mean, q_factor = latent_posterior(moments)
         function = Posterior(
             self.kernel,
             self.candidates.detach(),
@@ -362,7 +347,7 @@ class LatentVariableGP(LatentModel):
         return ExpectedPosterior(function)
 
     def _moments(self, table: MaskedMatrix) -> tuple[Tensor, *tuple[Moments, ...]]:
-        """The factor of the candidates' covariance, and the table's moments whitened with it."""
+        """Return the Cholesky factor of K_uu, and the moments of the table whitened with it."""
         objective = self.subset_objective(table)
         L = whitening_factor(objective.Kuu)
         return L, *gplvm_moments(L, objective.psi, objective.columns)
@@ -373,7 +358,7 @@ class LatentVariableGP(LatentModel):
         return ObservedColumns(table.filled(), observed.to(table.Y.dtype), pattern, self.noise)
 
 
-def _refuse_part(rows: Tensor | None) -> None:
+def _refuse_minibatch(rows: Tensor | None) -> None:
     if rows is not None:
         raise InputError(
             "the collapsed bound needs all rows at once; leave `rows` (or the batch size) out, or "
@@ -381,21 +366,18 @@ def _refuse_part(rows: Tensor | None) -> None:
         )
 
 
-# A latent-variable model for any kernel and likelihood: sampled latents, an explicit q(u).
-
-
 @final
 class SampledLatentGP(LatentModel):
-    """A `VariationalGP` whose inputs are drawn from q(X), one draw a step (Lalchand et al. 2022).
+    """GP-LVM for any kernel and likelihood: a `VariationalGP` of inputs sampled from q(X).
 
         scale · Σ_i { Σ_p E_q(f)[log p(y_ip | f_p(x_i))] − KL[q(x_i) ‖ N(0, I)] } − KL[q(u) ‖ p(u)]
 
-    with x_i ~ q(x_i) reparametrised: unbiased in value and gradient, on minibatches of rows too.
-    Missing entries are left out.
+    is estimated with one sample x_i ~ q(x_i) per step (Lalchand et al. 2022), reparametrised:
+    unbiased in value and gradient, also on minibatches of rows. Missing entries are left out.
 
     Args:
         function: kernel, likelihood, candidates and q(u) of the columns; copied.
-        latents: where the rows start, `[N Q]`, or a `Latents`; copied.
+        latents: initial latent means, `[N Q]`, or a `Latents`; copied.
 
     >>> from gpytorch.kernels import MaternKernel, ScaleKernel
     >>> from gpytorch.likelihoods import PoissonLikelihood
@@ -410,41 +392,32 @@ class SampledLatentGP(LatentModel):
     def __init__(self, function: VariationalGP, latents: Float[Tensor, "N Q"] | Latents) -> None:
         super().__init__()
         self.latents = deepcopy(latents) if isinstance(latents, Latents) else Latents(latents)
-        # Its parts are the function's own, under the names that every latent model has.
+        # The modules of the function, under the names that every latent model has.
         self.function = deepcopy(function)
         self.kernel, self.likelihood = self.function.kernel, self.function.likelihood
         self.candidates = self.function.candidates
 
     def bound(
         self,
-        table: MaskedMatrix,
+        data: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Scalar:
-        """An unbiased estimate of the bound at this q(u), from one draw of the latents."""
-        at = self.subset_objective(table, rows=rows, generator=generator)
-        return uncollapsed_bound(
-            at.blocks.Kuu,
-            at.blocks.Kuf,
-            kff=at.blocks.kff,
-            q_mean=at.q_mean,
-            q_factor=at.q_factor,
-            expected_log_prob=at.expected_log_prob,
-            scale=at.scale,
-        )
+        """Return an unbiased estimate of the bound at this q(u), from one sample of the latents."""
+        return self.subset_objective(data, rows=rows, generator=generator).whole()
 
     def subset_objective(
         self,
-        table: MaskedMatrix,
+        data: MaskedMatrix,
         *,
         rows: Int[Tensor, " B"] | None = None,
         generator: torch.Generator | None = None,
     ) -> UncollapsedObjective:
-        """What is the marginal q(u) of any subset worth, in nats, at one draw of the latents?"""
-        self.check(table)
-        check_targets(self.likelihood, valid(table))
-        part = table if rows is None else table.rows(rows)
+        """Return the bound of any subset at its marginal q(u), for one sample of the latents."""
+        self.check(data)
+        observation_model(self.likelihood).check_targets(fill_with_observed(data))
+        part = data if rows is None else data.rows(rows)
         generator = generator or torch.Generator(device=self.candidates.device).manual_seed(0)
         X = self.latents.sample(rows, generator=generator)
         return UncollapsedObjective(
@@ -452,26 +425,26 @@ class SampledLatentGP(LatentModel):
             q_mean=self.function.q_mean,
             q_factor=self.function.q_factor.tril(),
             expected_log_prob=self._expected(part, X, latent_kl(*self.latents.at(rows))),
-            scale=table.N / part.N,
+            scale=data.N / part.N,
         )
 
-    def prune(self, mask: Mask) -> "SampledLatentGP":
-        """A new model with only the candidates that `mask` keeps, and the marginal q(u) of them."""
-        return SampledLatentGP(self.function.prune(mask), self.latents)
+    def _pruned(self, *masks: Tensor) -> "SampledLatentGP":
+        return SampledLatentGP(self.function.prune(masks), self.latents)
 
-    def posterior(self, table: MaskedMatrix) -> SampledPosterior:
-        """q(f) of this q(u); the table is in it already."""
-        nothing = Dataset(self.candidates[:0].detach(), table.Y[:0])
+    def posterior(self, data: MaskedMatrix) -> SampledPosterior:
+        """Return q(f) of this q(u), which has been learnt from the table already."""
+        nothing = Dataset(self.candidates[:0].detach(), data.Y[:0])
         return SampledPosterior(self.function.posterior(nothing))
 
     def _expected(
         self, part: MaskedMatrix, X: Tensor, kl: Float[Tensor, " B"]
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        centre, Y = prior_mean(self.function.mean, X), valid(part)
+        centre, Y = prior_mean(self.function.mean, X), fill_with_observed(part)
+        observations = observation_model(self.likelihood)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            nats = expected_log_prob(self.likelihood, Y, centre + mean, variance)
-            # Each row's own KL, spread over its entries, is scaled with them.
+            nats = observations.expected_log_prob(Y, centre + mean, variance)
+            # The KL of each row is spread over its entries, and scaled with them.
             return nats * part.observed - kl[:, None] / part.P
 
         return expected

@@ -1,4 +1,4 @@
-"""Posteriors of the GP-LVM and the bound of a new row."""
+"""Posteriors of latent-variable models, and the ELBO of a row as a function of its q(x)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -15,17 +15,20 @@ from winnowgp.bounds.psi import ExpectedKernel, pair_weights
 from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel
-from winnowgp.models.likelihoods import Prediction, check_targets, expected_log_prob, valid
+from winnowgp.models.likelihoods import Prediction, fill_with_observed, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quadrature import normal_nodes
 
-# Rows of a table, each as a function of its own place in latent space.
+# Quasi-random nodes for integrals over q(x); each is used with its reflection. Fewer while the
+# latent position of a row is inferred.
+NODES, INFERENCE_NODES = 64, 8
 
 
-class RowBound(ABC):
-    """A lower bound on log p(y_i) of each row's observed entries, given the functions.
+class RowELBO(ABC):
+    """Lower bounds on log p(y_i) of the observed entries of each row, as functions of q(x_i).
 
-    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, as a function of q(x_i).
+    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, with the functions held.
+    Maximising it infers the latent position of a row.
     """
 
     @property
@@ -34,38 +37,38 @@ class RowBound(ABC):
         """Number of rows."""
 
     @abstractmethod
-    def of(self, rows: Int[Tensor, " B"]) -> "RowBound":
-        """Some of the rows."""
+    def of(self, rows: Int[Tensor, " B"]) -> "RowELBO":
+        """Return the bounds of some of the rows."""
 
     @abstractmethod
     def __call__(
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
     ) -> Float[Tensor, " B"]:
-        """Nats of some rows at these places, differentiable in them."""
+        """Return the nats of some rows at these q(x), differentiable in them."""
 
     @abstractmethod
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """Nats of every row at each of J places."""
+        """Return the nats of every row at each of J q(x)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ExpectedRowBound(RowBound):
-    """Rows with Gaussian noise, by psi statistics.
+class ExpectedRowELBO(RowELBO):
+    """Row ELBOs with Gaussian noise, by psi statistics.
 
         Σ_p E log N(y_ip | f_p(x_i), σ_p²) − KL[q(x_i) ‖ N(0, I)]
           = constant_i + ⟨first_i, ψ1_i⟩ − ½ (precision_i ψ0_i + ⟨second_i, Ψ2_i⟩) − KL_i
 
-    At a training row's own q(x_i) its gradient is that of the model's bound, since q(u) is the best
-    one there. Rows with the same entries observed share `second`.
+    At the q(x_i) of a training row the gradient is that of the model's bound, since q(u) is optimal
+    there. Rows with the same observed entries share `second`.
 
     Attributes:
-        constant: −½ Σ_p [log 2πσ_p² + y_ip²/σ_p²] over what is observed.
+        constant: −½ Σ_p [log 2πσ_p² + y_ip²/σ_p²] over observed entries.
         first: Σ_p (y_ip/σ_p²) a_p.
-        second: Σ_p A_p/σ_p² for each of H patterns, by pairs of points.
-        pattern: which of them each row has.
+        second: Σ_p A_p/σ_p² for each of H patterns of observed entries, by pairs of points.
+        pattern: index of the pattern of each row.
         precision: Σ_p 1/σ_p².
     """
 
@@ -82,8 +85,8 @@ class ExpectedRowBound(RowBound):
         """Number of rows."""
         return len(self.constant)
 
-    def of(self, rows: Int[Tensor, " B"]) -> "ExpectedRowBound":
-        """Some of the rows."""
+    def of(self, rows: Int[Tensor, " B"]) -> "ExpectedRowELBO":
+        """Return the bounds of some of the rows."""
         return replace(
             self,
             constant=self.constant[rows],
@@ -95,7 +98,7 @@ class ExpectedRowBound(RowBound):
     def __call__(
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
     ) -> Float[Tensor, " B"]:
-        """Nats of some rows at these places, differentiable in them; O(M²) a row."""
+        """Return the nats of some rows at these q(x), differentiable; O(M²) per row."""
         psi1 = self.kernel.psi1(mean, variance, Z=self.Z)
         psi2 = self.kernel.psi2_rows(mean, variance, Z=self.Z)
         linear = (self.first[rows] * psi1.mT).sum(1)
@@ -107,22 +110,15 @@ class ExpectedRowBound(RowBound):
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """Nats of every row at each of J places; O(N M J) where rows share their patterns."""
+        """Return the nats of every row at each of J q(x); O(N M J) if rows share patterns."""
         linear = self.first @ self.kernel.psi1(mean, variance, Z=self.Z)
         square = (self.second @ self.kernel.psi2_rows(mean, variance, Z=self.Z).mT)[self.pattern]
         square = square + self.precision[:, None] * self.kernel.psi0(mean, variance)
         return self.constant[:, None] + linear - 0.5 * square - latent_kl(mean, variance)
 
 
-# A fitted latent-variable model, asked about rows whose place is uncertain.
-
-
-# Quasi-random nodes for integrals over a place; each counts twice, as itself and reflected.
-NODES = 64
-
-
 class LatentPosterior(nn.Module, ABC):
-    """q(f) of a latent-variable model, averaged over q(x).
+    """q(f) of a latent-variable model, integrated over q(x).
 
     Args:
         function: q(f) given the inputs.
@@ -145,15 +141,15 @@ class LatentPosterior(nn.Module, ABC):
         *,
         observed: bool = False,
     ) -> Prediction:
-        """Mean and variance of the functions where x ~ N(mean, diag variance).
+        """Return mean and variance of the functions at x ~ N(mean, diag variance).
 
         Args:
-            observed: whether they are those of an entry, noise included.
+            observed: whether to predict an entry of the table, with noise.
         """
 
     @abstractmethod
-    def row_bound(self, table: MaskedMatrix) -> RowBound:
-        """What each row of a table is worth as a function of its own q(x)."""
+    def row_elbo(self, table: MaskedMatrix) -> RowELBO:
+        """Return the ELBO of each row of a table as a function of its q(x)."""
 
     @torch.no_grad()
     def log_density(
@@ -162,26 +158,23 @@ class LatentPosterior(nn.Module, ABC):
         mean: Float[Tensor, "N Q"],
         variance: Float[Tensor, "N Q"],
     ) -> Float[Tensor, "N P"]:
-        """log ∫ p(y | x) q(x) dx of each entry, in nats, by 128 quasi-random places a row."""
-        check_targets(self.function.likelihood, Y)
-        places = nodes_at(mean, variance)
-        nats = torch.stack([self.function.log_density(x, Y) for x in places])
-        return nats.logsumexp(0) - log(len(places))
+        """Return log ∫ p(y | x) q(x) dx of each entry in nats, by 128 quasi-random nodes."""
+        observation_model(self.function.likelihood).check_targets(Y)
+        nodes = nodes_at(mean, variance)
+        nats = torch.stack([self.function.log_density(x, Y) for x in nodes])
+        return nats.logsumexp(0) - log(len(nodes))
 
 
 def nodes_at(
     mean: Float[Tensor, "N Q"], variance: Float[Tensor, "N Q"], count: int = NODES
 ) -> Float[Tensor, "T N Q"]:
-    """Places of equal weight under q(x) of each row, the same standard ones for every row."""
+    """Return nodes of equal weight under q(x) of each row, from the same standard nodes."""
     return mean + variance.sqrt() * normal_nodes(count, mean.shape[1]).to(mean)[:, None]
-
-
-# Predictions at uncertain inputs in closed form, for Gaussian noise and kernels with averages.
 
 
 @final
 class ExpectedPosterior(LatentPosterior):
-    """q(f) of a Gaussian latent-variable model, averaged over q(x) by psi statistics.
+    """q(f) of a GP-LVM with Gaussian noise, integrated over q(x) by psi statistics.
 
     With a_p = L⁻ᵀ m_p and A_p = a_p a_pᵀ + L⁻ᵀ (F_p F_pᵀ − I) L⁻¹, an input x ~ N(μ, diag s) has
 
@@ -212,7 +205,7 @@ class ExpectedPosterior(LatentPosterior):
         *,
         observed: bool = False,
     ) -> Prediction:
-        """Mean and variance of the functions at uncertain inputs; O(P M²) a row."""
+        """Return mean and variance at x ~ N(mean, diag variance); O(P M²) per row."""
         kernel, Z = expected_kernel(self.function.kernel, self.Q), self.function.Z
         first = kernel.psi1(mean, variance, Z=Z).mT @ self.function.weights
         pairs = kernel.psi2_rows(mean, variance, Z=Z) @ self.second.mT
@@ -221,14 +214,14 @@ class ExpectedPosterior(LatentPosterior):
         return Prediction(first, spread + self.noise if observed else spread)
 
     @torch.no_grad()
-    def row_bound(self, table: MaskedMatrix) -> ExpectedRowBound:
-        """What each row of a table is worth as a function of its own q(x)."""
+    def row_elbo(self, table: MaskedMatrix) -> ExpectedRowELBO:
+        """Return the ELBO of each row of a table as a function of its q(x)."""
         noise = self.noise.expand(table.P)
         precision = table.observed / noise
         pattern, which = torch.unique(table.observed, dim=0, return_inverse=True)
         Y = table.filled()
         density = (2 * torch.pi * noise).log() * table.observed + Y.square() * precision
-        return ExpectedRowBound(
+        return ExpectedRowELBO(
             kernel=expected_kernel(self.function.kernel, self.Q),
             Z=self.function.Z,
             constant=-0.5 * density.sum(1),
@@ -239,16 +232,9 @@ class ExpectedPosterior(LatentPosterior):
         )
 
 
-# Predictions at uncertain inputs by quasi-random places, for any kernel and likelihood.
-
-
-# Places that an integral over q(x) is a mean of, while a row is being placed.
-PLACING = 8
-
-
 @final
 class SampledPosterior(LatentPosterior):
-    """q(f) averaged over q(x) by the same standard places for every row: nothing is random."""
+    """q(f) for any kernel and likelihood, integrated over q(x) by fixed quasi-random nodes."""
 
     def predict(
         self,
@@ -257,26 +243,26 @@ class SampledPosterior(LatentPosterior):
         *,
         observed: bool = False,
     ) -> Prediction:
-        """Mean and variance at uncertain inputs: Var y = E Var[y | x] + Var E[y | x]."""
-        parts = [self.function.predict(x, observed=observed) for x in nodes_at(mean, variance)]
-        means = torch.stack([part.mean for part in parts])
-        inner = torch.stack([part.variance for part in parts]).mean(0)
+        """Return mean and variance, with Var y = E Var[y | x] + Var E[y | x]."""
+        at_nodes = [self.function.predict(x, observed=observed) for x in nodes_at(mean, variance)]
+        means = torch.stack([prediction.mean for prediction in at_nodes])
+        inner = torch.stack([prediction.variance for prediction in at_nodes]).mean(0)
         return Prediction(means.mean(0), inner + means.var(0, correction=0))
 
-    def row_bound(self, table: MaskedMatrix) -> "SampledRowBound":
-        """What each row of a table is worth as a function of its own q(x)."""
-        check_targets(self.function.likelihood, valid(table))
-        return SampledRowBound(self.function, valid(table), table.observed)
+    def row_elbo(self, table: MaskedMatrix) -> "SampledRowELBO":
+        """Return the ELBO of each row of a table as a function of its q(x)."""
+        observation_model(self.function.likelihood).check_targets(fill_with_observed(table))
+        return SampledRowELBO(self.function, fill_with_observed(table), table.observed)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class SampledRowBound(RowBound):
-    """Rows under any likelihood, by a mean over places.
+class SampledRowELBO(RowELBO):
+    """Row ELBOs under any likelihood, by a mean over nodes of q(x).
 
     Attributes:
-        Y: the table, with something possible where an entry is missing.
-        observed: where it is not.
+        Y: the table, with a possible value in place of missing entries.
+        observed: which entries are observed.
     """
 
     function: Posterior
@@ -287,30 +273,34 @@ class SampledRowBound(RowBound):
     def N(self) -> int:
         return len(self.Y)
 
-    def of(self, rows: Int[Tensor, " B"]) -> "SampledRowBound":
-        return SampledRowBound(self.function, self.Y[rows], self.observed[rows])
+    def of(self, rows: Int[Tensor, " B"]) -> "SampledRowELBO":
+        return SampledRowELBO(self.function, self.Y[rows], self.observed[rows])
 
     def __call__(
         self, rows: Int[Tensor, " B"], mean: Float[Tensor, "B Q"], variance: Float[Tensor, "B Q"]
     ) -> Float[Tensor, " B"]:
         Y, observed = self.Y[rows], self.observed[rows]
-        places = nodes_at(mean, variance, PLACING)
-        nats = torch.stack([self._nats(Y, x) * observed for x in places])
+        nodes = nodes_at(mean, variance, INFERENCE_NODES)
+        nats = torch.stack([self._nats(Y, x) * observed for x in nodes])
         return nats.mean(0).sum(1) - latent_kl(mean, variance)
 
     @torch.no_grad()
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """At the centres of the places alone, which is enough to compare them."""
+        """Evaluate at the means of the q(x) only, which is enough to compare them."""
         latent, likelihood = self.function.predict(mean), self.function.likelihood
         columns = []
         for f, v in zip(latent.mean, latent.variance, strict=True):
             size = (self.N, len(f))
-            nats = expected_log_prob(likelihood, self.Y, f.expand(size), v.expand(size))
+            nats = observation_model(likelihood).expected_log_prob(
+                self.Y, f.expand(size), v.expand(size)
+            )
             columns.append((nats * self.observed).sum(1))
         return torch.stack(columns, 1) - latent_kl(mean, variance)
 
     def _nats(self, Y: Tensor, X: Tensor) -> Tensor:
         latent = self.function.predict(X)
-        return expected_log_prob(self.function.likelihood, Y, latent.mean, latent.variance)
+        return observation_model(self.function.likelihood).expected_log_prob(
+            Y, latent.mean, latent.variance
+        )

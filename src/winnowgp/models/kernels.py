@@ -1,4 +1,4 @@
-"""Kernel matrices, their blocks, and closed-form gradients."""
+"""Dense kernel matrices of GPyTorch kernels, in blocks, with gradients and expectations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,18 @@ from winnowgp.bounds.two_pass import ChunkedMean
 from winnowgp.errors import InputError
 from winnowgp.typing import Scalar
 
-# From a GPyTorch kernel to the dense blocks that bounds are made of.
+Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+"""A function from rows X `[N D]` to k(X, Z) `[N M]` and k(x, x) `[N]`."""
+
+# Squared distance of an inducing point from the centre, in lengthscales. Exponents are differences
+# of numbers of this size: float32 represents them to 2e-6 up to here, and float64 is used beyond.
+_REACH = 32.0
 
 
 @dataclass(frozen=True, slots=True)
 class KernelBlocks:
-    """Prior covariances among K points and between them and N rows."""
+    """Prior covariances among K inducing points, and between them and N rows."""
 
     Kuu: Float[Tensor, "K K"]
     Kuf: Float[Tensor, "K N"]
@@ -41,7 +47,7 @@ class KernelBlocks:
 def kernel_blocks(
     kernel: Kernel, points: Float[Tensor, "K D"], X: Float[Tensor, "N D"]
 ) -> KernelBlocks:
-    """Evaluate the kernel once, differentiably; O(K (K + N))."""
+    """Return the covariances of points and rows, differentiable; O(K (K + N))."""
     return KernelBlocks(
         Kuu=covariance(kernel, points, points),
         Kuf=covariance(kernel, points, X),
@@ -52,19 +58,19 @@ def kernel_blocks(
 def covariance(
     kernel: Kernel, A: Float[Tensor, "*#S R D"], B: Float[Tensor, "*#S C D"]
 ) -> Float[Tensor, "*S R C"]:
-    """Dense prior covariance between two sets of rows."""
+    """Return the dense prior covariance between two sets of rows."""
     if A.shape[-2] == 0 or B.shape[-2] == 0:
         batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         return A.new_zeros(*batch, A.shape[-2], B.shape[-2])
     if isinstance(kernel, AdditiveKernel | ProductKernel) and kernel.active_dims is None:
-        # Left to itself, one with a low-rank part is factorised to be combined, with a jitter.
-        parts = [covariance(part, A, B) for part in kernel.kernels if isinstance(part, Kernel)]
+        # GPyTorch would factorise a low-rank component before combining it, with a jitter.
+        components = [covariance(k, A, B) for k in kernel.kernels if isinstance(k, Kernel)]
         if isinstance(kernel, ProductKernel):
-            return reduce(torch.mul, parts)
-        return torch.stack(parts).sum(0)
+            return reduce(torch.mul, components)
+        return torch.stack(components).sum(0)
     if type(kernel) is ScaleKernel and kernel.active_dims is None and _is_composed(kernel):
         return kernel.outputscale[..., None, None] * covariance(kernel.base_kernel, A, B)
-    # At once: what GPyTorch does to put it off takes a quarter of the time of a small block.
+    # Lazy evaluation takes a quarter of the time of a small block.
     with settings.lazily_evaluate_kernels(False):
         return to_dense(kernel(A, B))
 
@@ -74,23 +80,20 @@ def _is_composed(kernel: ScaleKernel) -> bool:
 
 
 def prior_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:
-    """Prior variance of each row."""
+    """Return the prior variance of each row."""
     return to_dense(kernel(X, diag=True))
 
 
 def prior_mean(mean: Mean, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """Prior mean of each row, the same for every output."""
+    """Return the prior mean of each row, the same for every output."""
     return mean.forward(X)[:, None]
 
 
-# From a GPyTorch kernel to one that can be averaged over Gaussian inputs, where that is closed.
-
-
 def expected_kernel(kernel: Kernel, Q: int) -> ExpectedKernel:
-    """The kernel at its present parameters, differentiable in them.
+    """Return the kernel's expectations under Gaussian inputs, differentiable in its parameters.
 
     Raises:
-        InputError: its averages have no closed form here.
+        InputError: the expectations are not known in closed form.
     """
     if not has_psi(kernel):
         raise InputError(
@@ -108,21 +111,20 @@ def expected_kernel(kernel: Kernel, Q: int) -> ExpectedKernel:
 
 
 def has_psi(kernel: Kernel) -> bool:
-    """Whether the kernel's averages over Gaussian inputs are known in closed form."""
+    """Return whether the expectations under Gaussian inputs are known in closed form."""
     base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
     whole = kernel.active_dims is None and base.active_dims is None
     return whole and type(base) in (RBFKernel, LinearKernel)
 
 
-# Any GPyTorch kernel or mean, differentiated by autograd one block of rows at a time.
-
-
 @final
 class AutogradChunks(ChunkedKernel):
-    """Each pull-back evaluates its block once more with gradients on, so only one graph is alive.
+    """Any GPyTorch kernel, differentiated by autograd one block of rows at a time.
+
+    Each pull-back evaluates its block again with gradients, so that only one graph is in memory.
 
     Args:
-        parameters: what to differentiate with respect to; `Z` may be one of them.
+        parameters: inputs of the gradient; `Z` may be one of them.
     """
 
     def __init__(
@@ -165,10 +167,10 @@ class AutogradChunks(ChunkedKernel):
 
 @final
 class AutogradMean(ChunkedMean):
-    """Any GPyTorch mean, differentiated in the same way.
+    """Any GPyTorch mean, differentiated by autograd one block of rows at a time.
 
     Args:
-        parameters: what to differentiate with respect to.
+        parameters: inputs of the gradient.
     """
 
     def __init__(self, mean: Mean, *, parameters: Sequence[Tensor]) -> None:
@@ -192,7 +194,7 @@ class AutogradMean(ChunkedMean):
 
 
 class _Pulled:
-    """Gradients that add up."""
+    """Gradients summed over blocks of rows."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = tuple(parameters)
@@ -201,38 +203,22 @@ class _Pulled:
     def add(self, values: Tensor, cotangent: Tensor) -> None:
         if not values.requires_grad:
             return
-        parts = torch.autograd.grad(values, self.parameters, cotangent, allow_unused=True)
-        for total, part in zip(self._totals, parts, strict=True):
-            if part is not None:
-                total.add_(part)
+        gradients = torch.autograd.grad(values, self.parameters, cotangent, allow_unused=True)
+        for total, gradient in zip(self._totals, gradients, strict=True):
+            if gradient is not None:
+                total.add_(gradient)
 
     def taken(self) -> Sums:
-        """What has added up; begins again at zero."""
-        found, self._totals = self._totals, self._zeros()
-        return found
+        """Return the sums and reset them to zero."""
+        totals, self._totals = self._totals, self._zeros()
+        return totals
 
     def _zeros(self) -> Sums:
         return tuple(torch.zeros_like(p) for p in self.parameters)
 
 
-# Chunks of the scaled RBF kernel, by hand: the kernel most fits use, at a fraction of the cost.
-#
-# With φ(x) = [x, x², 1] and w = 1/ℓ² the exponent of every entry is a linear function of features
-# that never change,
-#
-#     log k(z, x) = ⟨[w z, −w/2, log s − ½ w·z²], φ(x)⟩,
-#
-# so a block is one thin product and one exponential in place. Its pull-back is as short: with
-# W = ∂F/∂K ∘ K all gradients follow from W φ(X), an M × (2D + 1) matrix.
-
-
-# Squared distance of a point from the centre, in lengthscales. Exponents are differences of numbers
-# as large: up to here float32 knows them to 2e-6, beyond they are computed in float64.
-_REACH = 32.0
-
-
 def is_scaled_rbf(kernel: Kernel) -> bool:
-    """Whether this is exactly a ScaleKernel of an RBFKernel on all columns."""
+    """Return whether this is exactly a ScaleKernel of an RBFKernel on all columns."""
     return (
         type(kernel) is ScaleKernel
         and type(kernel.base_kernel) is RBFKernel
@@ -243,11 +229,18 @@ def is_scaled_rbf(kernel: Kernel) -> bool:
 
 @final
 class ScaledRBFChunks(ChunkedKernel):
-    """k(x, z) = s exp(−½ Σ_d (x_d − z_d)²/ℓ_d²); the gradient is in (s, ℓ, Z).
+    """k(x, z) = s exp(−½ Σ_d (x_d − z_d)²/ℓ_d²), with a closed-form gradient in (s, ℓ, Z).
+
+    With φ(x) = [x, x², 1] and w = 1/ℓ² the exponent of every entry is linear in fixed features,
+
+        log k(z, x) = ⟨[w z, −w/2, log s − ½ w·z²], φ(x)⟩,
+
+    so that a block is one thin product and one exponential in place. For the pull-back, with
+    W = ∂F/∂K ∘ K, all gradients follow from W φ(X), an M × (2D + 1) matrix.
 
     Args:
-        Z: points, centred as the features of the rows are.
-        dtype: of blocks; that of Z if None.
+        Z: inducing points, centred as the features of the rows are.
+        dtype: data type of blocks; that of Z if None.
     """
 
     def __init__(
@@ -263,7 +256,7 @@ class ScaledRBFChunks(ChunkedKernel):
         self._wZ = Z * self._w
         self._norm = (self._wZ * Z).sum(1)
         log_s = variance.log()
-        # Numbers, read together: a tensor would make a GPU take twice as long for `clamp_max_`.
+        # One synchronisation for both numbers; `clamp_max_` with a tensor takes twice as long.
         farthest = torch.cat([self._norm, log_s.new_zeros(1)]).amax()
         self._most, reach = torch.stack([log_s, farthest]).tolist()
         constant = (log_s - 0.5 * self._norm)[:, None]
@@ -276,8 +269,8 @@ class ScaledRBFChunks(ChunkedKernel):
         return self._Kuu.clone()
 
     def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        # Exponents are differences of large numbers where lengthscales are tiny, and their rounding
-        # must not make a covariance larger than the variance.
+        # With tiny lengthscales exponents are differences of large numbers, whose rounding must not
+        # make a covariance larger than the variance.
         features = block.features.to(self._coefficients.dtype)
         exponent = torch.mm(self._coefficients, features.mT).to(self._dtype)
         return exponent.clamp_max_(self._most).exp_()
@@ -291,13 +284,13 @@ class ScaledRBFChunks(ChunkedKernel):
         add_product(self._pulled, cotangent.mul_(Kuf), block.features.to(Kuf.dtype))
 
     def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        # One number stands for all rows where they have the same.
+        # A cotangent that is the same for all rows may have a single entry.
         self._pulled_ff += cotangent.expand(len(block)).sum()
 
     def pulled(self) -> tuple[Tensor, Tensor]:
-        found = self._pulled, self._pulled_ff
+        sums = self._pulled, self._pulled_ff
         self._zero()
-        return found
+        return sums
 
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
         D, Z, (features, variances) = self._Z.shape[1], self._Z, pulled
@@ -320,26 +313,18 @@ class ScaledRBFChunks(ChunkedKernel):
         half = 0.5 * self._norm
         exponent = (self._wZ @ self._Z.mT).sub_(half[:, None]).sub_(half)
         K = exponent.clamp_max_(0).exp_().mul_(self._s)
-        # Rounding of the two sides must not differ, and the diagonal is known.
+        # Make it exactly symmetric, with the known diagonal.
         K = (K + K.mT).mul_(0.5)
         K.diagonal().fill_(self._s)
         return K
 
 
-# Covariances between new rows and the points of a finished model, as quickly as may be.
-
-
-Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-"""From rows X `[N D]` to k(X, Z) `[N M]` and k(x, x) `[N]`."""
-
-
 def cross_covariance(kernel: Kernel, Z: Float[Tensor, "M D"]) -> Cross:
-    """k(X, Z) and k(x, x) as a function of X, with what does not depend on X computed once.
+    """Return k(X, Z) and k(x, x) as a function of X; the rest is computed once.
 
-    For the scaled RBF kernel one product and one exponential in place, a tenth of GPyTorch's time
-    for a single row and a third for 10,000; for others, and where a gradient in X is wanted,
-    GPyTorch's own.
+    The scaled RBF kernel needs one product and one exponential in place, a tenth of GPyTorch's time
+    for a single row and a third for 10,000. Other kernels, and calls that need a gradient in X, use
+    GPyTorch.
     """
 
     def general(X: Tensor) -> tuple[Tensor, Tensor]:

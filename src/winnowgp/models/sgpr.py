@@ -1,4 +1,4 @@
-"""Sparse GP regression with Gaussian noise and the collapsed bound."""
+"""Sparse Gaussian-process regression with Gaussian noise: the collapsed bound of Titsias (2009)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
@@ -30,7 +30,7 @@ from winnowgp.bounds.two_pass import BoundGradient, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
-from winnowgp.models.base import InducingModel, check_parts
+from winnowgp.models.base import InducingModel, check_kernel, copy_with
 from winnowgp.models.kernels import (
     AutogradChunks,
     AutogradMean,
@@ -42,106 +42,12 @@ from winnowgp.models.kernels import (
     prior_mean,
 )
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import RelaxedObjective, SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
-from winnowgp.typing import Mask, Masks, Nats, Noise, Scalar, Weights
+from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
-# Bounds as one differentiable number whose gradient comes with the value.
+LEAST_NOISE = 1e-6
 
-
-def chunked_kernel(
-    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks, dtype: torch.dtype | None = None
-) -> tuple[ChunkedKernel, list[Tensor]]:
-    """A kernel for blocks of rows, and what its gradient is with respect to.
-
-    The scaled RBF takes a short way, and makes its blocks in `dtype`.
-    """
-    if is_scaled_rbf(kernel):
-        assert isinstance(kernel, ScaleKernel)
-        assert isinstance(kernel.base_kernel, RBFKernel)
-        variance = kernel.outputscale.reshape(())
-        lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
-        chunks = ScaledRBFChunks(
-            Z=(Z - blocks.centre).detach(),
-            variance=variance.detach(),
-            lengthscales=lengthscales.detach(),
-            dtype=dtype,
-        )
-        return chunks, [variance, lengthscales, Z]
-    inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
-    return AutogradChunks(kernel, Z=Z, parameters=inputs), inputs
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedBound:
-    """The collapsed bound of fixed rows as a function of kernel, points, mean and noise.
-
-    The gradient comes with the value, in two passes over blocks of rows (`bounds.two_pass`); memory
-    does not grow with N · M, and not with N where the rows are not in memory.
-    """
-
-    blocks: RowBlocks
-    dtype: torch.dtype | None = None
-    """Of what is computed row by row, if less precise than the sums."""
-
-    def __call__(
-        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: Scalar
-    ) -> Scalar:
-        """The bound in nats, differentiable in all that these hold."""
-        chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
-        chunked_mean, more = _chunked_mean(mean)
-
-        def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-            result = two_pass_bound(
-                chunked,
-                self.blocks,
-                mean=chunked_mean,
-                noise=noise.detach(),
-                dtype=self.dtype,
-            )
-            return _unpacked(result)
-
-        return WithGradient.apply(evaluate, noise, *more, *inputs)
-
-
-def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> Scalar:
-    """Exact log evidence in nats, differentiable in kernel, mean and `noise`; O(N³)."""
-    blocks = RowBlocks.of(data, size=data.N)
-    chunked, inputs = chunked_kernel(kernel, data.X, blocks)
-    chunked_mean, more = _chunked_mean(mean)
-
-    def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-        block = next(iter(blocks))
-        return _unpacked(evidence_gradient(chunked, block, mean=chunked_mean, noise=noise.detach()))
-
-    return WithGradient.apply(evaluate, noise, *more, *inputs)
-
-
-def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
-    inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]
-    return AutogradMean(mean, parameters=inputs), inputs
-
-
-def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return result.value, (result.noise, *result.mean, *result.kernel)
-
-
-class WithGradient(torch.autograd.Function):
-    """A value that knows its gradient already: `apply(evaluate, *inputs)`, which gives both."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, evaluate: Callable[[], tuple[Tensor, tuple[Tensor, ...]]], *inputs: Tensor
-    ) -> Tensor:
-        value, ctx.gradients = evaluate()
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *output: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *(output[0] * gradient for gradient in ctx.gradients))
-
-
-# Gaussian regression as a function of the subset: each score straight from the kernel blocks.
+PRECISIONS = ("double", "mixed")
 
 
 @final
@@ -149,7 +55,7 @@ class WithGradient(torch.autograd.Function):
 class CollapsedObjective(RelaxedObjective):
     """The collapsed bound of any subset, differentiable in kernel, noise and locations.
 
-    The kernel is evaluated once for all candidates; a batch of S subsets costs O(S N M²) with M the
+    The kernel is evaluated once for all candidates. A batch of S subsets costs O(S N M²) with M the
     size of the largest.
     """
 
@@ -157,7 +63,7 @@ class CollapsedObjective(RelaxedObjective):
     Y: Float[Tensor, "N P"]
     noise: Noise
     constant: Scalar | float = 0.0
-    """Added to every value: `weight_correction` where rows count more than once."""
+    """A constant added to every value: `bounds.repetition` if rows have weights."""
 
     @property
     def K(self) -> int:
@@ -180,29 +86,20 @@ class CollapsedObjective(RelaxedObjective):
         return nats + self.constant
 
 
-# Sparse Gaussian-process regression with candidates for its inducing points.
-
-
-LEAST_NOISE = 1e-6
-
-PRECISIONS = ("double", "mixed")
-
-
 @final
 class SparseGP(InducingModel):
-    """A Gaussian process with Gaussian noise, seen through K candidate inducing points.
+    """A Gaussian process with Gaussian noise and K candidate inducing points.
 
-    The posterior over inducing values is always the best one (the collapsed bound of Titsias 2009),
-    so the parameters are the kernel's, the mean's, the noise and the candidates' locations.
+    q(u) is always the optimal one (the collapsed bound of Titsias 2009), so that the parameters
+    are those of kernel and mean, the noise variance and the locations of the candidates.
 
     Args:
-        kernel: any GPyTorch kernel without batch shape; copied.
-        candidates: where inducing points may be, `[K D]`; copied, and learnt unless frozen.
-        mean: prior mean, a GPyTorch mean; copied, zero by default.
-        noise: starting value of the noise variance.
-        precision: "double", or "mixed" for climbs in which blocks of rows are in float32 and sums
-            over rows in float64. Selection, reported bounds and predictions are in double precision
-            always.
+        kernel: a GPyTorch kernel without batch shape; copied.
+        candidates: locations of the candidates, `[K D]`; copied, and learnt unless frozen.
+        mean: prior mean, a GPyTorch mean; copied; zero by default.
+        noise: initial noise variance.
+        precision: "double", or "mixed" to optimise with blocks of rows in float32 and sums over
+            rows in float64. Selection, reported bounds and predictions always use double precision.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
     >>> X = torch.linspace(0, 6, 30, dtype=torch.float64)[:, None]
@@ -238,28 +135,35 @@ class SparseGP(InducingModel):
         return self.likelihood.noise.reshape(())
 
     def check(self, data: Source) -> None:
-        """Gaussian noise can explain anything."""
+        """Accept all data: Gaussian noise gives every target a positive density."""
 
-    def subset_objective(self, data: Dataset, *, total: int | None = None) -> CollapsedObjective:
-        """What is the bound, in nats, if only this subset of the candidates is used?"""
-        _refuse_part(total)
+    def subset_objective(
+        self,
+        data: Dataset,
+        *,
+        total: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> CollapsedObjective:
+        """Return the bound in nats as a function of the subset of candidates that is used."""
+        _refuse_minibatch(total)
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
         noise, constant = self._row_noise(data)
         return CollapsedObjective(blocks, self._centred(data), noise, constant)
 
     def subset_statistics(self, data: Source) -> SubsetStatistics:
-        """The same question at fixed parameters, answered without the data; O(N K²) once.
+        """Return statistics that score subsets exactly at fixed parameters; O(N K²) once.
 
-        Exact values of any subset, and the exact worth of every candidate, then cost nothing that
-        grows with the rows.
+        Values of subsets, and the marginal gains of all candidates, then have a cost that does not
+        depend on the number of rows.
         """
         return subset_statistics(*self.moments(data))
 
     @torch.no_grad()
     def moments(self, data: Source) -> tuple[Float[Tensor, "K K"], Moments]:
-        """The factor of the candidates' covariance, and the data's moments whitened with it.
+        """Return the Cholesky factor of K_uu, and the moments of the data whitened with it.
 
-        Everything that predicts or scores at fixed parameters, in one pass over chunks of rows.
+        They suffice for predictions and scores at fixed parameters, and take one pass over the
+        rows.
         """
         L = cholesky(covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
@@ -267,7 +171,7 @@ class SparseGP(InducingModel):
 
         def pieces(rows: Iterable[RowBlock]) -> Iterator[KernelChunk]:
             for block in rows:
-                # A row of weight w is w rows, or one with a w-th of the noise.
+                # A row of weight w counts as w rows, or as one row with noise σ²/w.
                 precision = (1 / self.noise).expand(len(block))
                 if block.weights is not None:
                     precision = precision * block.weights
@@ -281,9 +185,15 @@ class SparseGP(InducingModel):
         constant = -0.5 * N * (log(2 * pi) + self.noise.log())
         return L, Moments(C, D, square, diagonal, constant, N)
 
-    def bound(self, data: Dataset, *, total: int | None = None) -> Scalar:
-        """Collapsed lower bound on log p(Y) with all candidates, in nats."""
-        _refuse_part(total)
+    def bound(
+        self,
+        data: Dataset,
+        *,
+        total: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Scalar:
+        """Return the collapsed lower bound on log p(Y) with all candidates, in nats."""
+        _refuse_minibatch(total)
         blocks = kernel_blocks(self.kernel, self.candidates, data.X)
         noise, constant = self._row_noise(data)
         nats = collapsed_bound(
@@ -292,14 +202,14 @@ class SparseGP(InducingModel):
         return nats + constant
 
     def fixed_bound(self, data: Source) -> float:
-        """The same bound as a number, in one pass over chunks of rows."""
+        """Return the collapsed bound as a number, in one pass over blocks of rows."""
         return moment_bound(self.moments(data)[1]).item()
 
-    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
-        """The same bound as a function of the parameters when it is called.
+    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
+        """Return the collapsed bound, or the tighter one, as a function of the current parameters.
 
-        Made for optimisers: what depends on the rows alone is computed once, memory does not grow
-        with N · K, and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
+        Quantities that depend on the rows alone are computed once, memory does not grow with N · K,
+        and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
         """
         dtype = torch.float32 if self.precision == "mixed" else None
         bound = ChunkedBound(self._blocks(data), dtype)
@@ -313,7 +223,7 @@ class SparseGP(InducingModel):
         return 4.5 * data.N * self.K**2
 
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
-        """The exact log p(Y), which needs no inducing points; O(N³)."""
+        """Return the exact log p(Y), which needs no inducing points, as a function; O(N³)."""
 
         def value() -> Scalar:
             return evidence(self.kernel, data=data, mean=self.mean, noise=self.noise)
@@ -321,27 +231,23 @@ class SparseGP(InducingModel):
         return value
 
     def upper_bound(self, data: Source) -> float:
-        """Upper bound on log p(Y) at the same parameters, in nats."""
+        """Return an upper bound on log p(Y) at the same parameters, in nats."""
         return moment_upper_bound(self.moments(data)[1]).item()
 
     def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
-        """A new model with the same parameters and other candidates."""
-        copied = deepcopy(self)
-        learnt = self.candidates.requires_grad
-        copied.candidates = nn.Parameter(candidates.detach().clone(), requires_grad=learnt)
-        return copied
+        """Return a new model with the same parameters and other candidates."""
+        return copy_with(self, candidates)
 
-    def prune(self, mask: Mask) -> "SparseGP":
-        """A new model with the same parameters and only the candidates that `mask` keeps."""
-        return self.with_candidates(self.candidates[mask])
+    def _pruned(self, *masks: Tensor) -> "SparseGP":
+        return self.with_candidates(self.candidates[masks[0]])
 
     def with_best_q(self, data: Source) -> "SparseGP":
-        """The model itself: its q(u) is the best one always."""
+        """Return the model itself, whose q(u) is always the optimal one."""
         return self
 
     @torch.no_grad()
     def posterior(self, data: Source) -> Posterior:
-        """q(f) given the data, small and independent of them from then on; O(N K²) once."""
+        """Return q(f) given the data, on which it does not depend afterwards; O(N K²) once."""
         q_mean, q_factor = moment_posterior(self.moments(data)[1])
         return Posterior(
             self.kernel,
@@ -356,7 +262,7 @@ class SparseGP(InducingModel):
         return RowBlocks.of(data, points=self.K, device=self.candidates.device)
 
     def _row_noise(self, data: Dataset) -> tuple[Noise, Scalar | float]:
-        """σ²/w_i of each row, and what the bound with that noise lacks, over all outputs."""
+        """Return σ²/w_i of each row, and the constant that corrects the bound for all outputs."""
         if data.weights is None:
             return self.noise, 0.0
         return self.noise / data.weights, data.P * weight_correction(data.weights, self.noise)
@@ -365,8 +271,102 @@ class SparseGP(InducingModel):
         return data.Y - prior_mean(self.mean, data.X)
 
 
+def chunked_kernel(
+    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks, dtype: torch.dtype | None = None
+) -> tuple[ChunkedKernel, list[Tensor]]:
+    """Return a kernel that is evaluated in blocks of rows, and the inputs of its gradient.
+
+    The scaled RBF kernel has an implementation of its own, which computes blocks in `dtype`.
+    """
+    if is_scaled_rbf(kernel):
+        assert isinstance(kernel, ScaleKernel)
+        assert isinstance(kernel.base_kernel, RBFKernel)
+        variance = kernel.outputscale.reshape(())
+        lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
+        chunks = ScaledRBFChunks(
+            Z=(Z - blocks.centre).detach(),
+            variance=variance.detach(),
+            lengthscales=lengthscales.detach(),
+            dtype=dtype,
+        )
+        return chunks, [variance, lengthscales, Z]
+    inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
+    return AutogradChunks(kernel, Z=Z, parameters=inputs), inputs
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedBound:
+    """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
+
+    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`).
+    Memory does not grow with N · M, nor with N if the rows are not in memory.
+    """
+
+    blocks: RowBlocks
+    tighter: bool = False
+    dtype: torch.dtype | None = None
+    """Data type of blocks of rows, if less precise than that of the sums."""
+
+    def __call__(
+        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: Scalar
+    ) -> Scalar:
+        """Return the bound in nats, differentiable in all parameters."""
+        chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
+        chunked_mean, more = _chunked_mean(mean)
+
+        def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+            result = two_pass_bound(
+                chunked,
+                self.blocks,
+                mean=chunked_mean,
+                noise=noise.detach(),
+                tighter=self.tighter,
+                dtype=self.dtype,
+            )
+            return _unpacked(result)
+
+        return WithGradient.apply(evaluate, noise, *more, *inputs)
+
+
+def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> Scalar:
+    """Return the exact log evidence in nats, differentiable in kernel, mean and `noise`; O(N³)."""
+    blocks = RowBlocks.of(data, size=data.N)
+    chunked, inputs = chunked_kernel(kernel, data.X, blocks)
+    chunked_mean, more = _chunked_mean(mean)
+
+    def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+        block = next(iter(blocks))
+        return _unpacked(evidence_gradient(chunked, block, mean=chunked_mean, noise=noise.detach()))
+
+    return WithGradient.apply(evaluate, noise, *more, *inputs)
+
+
+def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
+    inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]
+    return AutogradMean(mean, parameters=inputs), inputs
+
+
+def _unpacked(result: TwoPass) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return result.value, (result.noise, *result.mean, *result.kernel)
+
+
+class WithGradient(torch.autograd.Function):
+    """A value with a known gradient: `apply(evaluate, *inputs)`, where `evaluate` returns both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, evaluate: Callable[[], tuple[Tensor, tuple[Tensor, ...]]], *inputs: Tensor
+    ) -> Tensor:
+        value, ctx.gradients = evaluate()
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *output: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *(output[0] * gradient for gradient in ctx.gradients))
+
+
 def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
-    check_parts(kernel, candidates)
+    check_kernel(kernel, candidates)
     if not noise > LEAST_NOISE:
         raise InputError(f"`noise` is a variance and must exceed {LEAST_NOISE}; got {noise}.")
 
@@ -377,7 +377,7 @@ def _checked_precision(precision: str) -> str:
     return precision
 
 
-def _refuse_part(total: int | None) -> None:
+def _refuse_minibatch(total: int | None) -> None:
     if total is not None:
         raise InputError(
             "the collapsed bound needs all rows at once; leave `total` (or the batch size) out, or "

@@ -271,7 +271,7 @@ class FastSteps(Generic[Model]):
         self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_held(data, self.sample) else data
         self._given = model.candidates.detach().clone()
-        self._latents = latent_functions(model.likelihood, data.P)
+        self._latents = observation_model(model.likelihood).num_latents(data.P)
 
     @property
     def _process_group(self) -> ProcessGroup:

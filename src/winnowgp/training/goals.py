@@ -226,7 +226,7 @@ def measured_predict_us(model: InducingModel, data: Source, M: int) -> float:
     points = subset[torch.arange(M, device=subset.device) % len(subset)]
     # The time does not depend on the locations as long as they are distinct.
     points = points + torch.linspace(0, 1, M, dtype=points.dtype, device=points.device)[:, None]
-    P = latent_functions(model.likelihood, data.P)
+    P = observation_model(model.likelihood).num_latents(data.P)
     eye = torch.eye(M, dtype=points.dtype, device=points.device)
     # Only the collapsed model has one covariance for all outputs.
     posterior = Posterior(

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import TrainingError
-from winnowgp.models import InducingModel, Model, expected_log_prob, latent_functions
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
@@ -63,10 +64,10 @@ def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
     Y = rows.Y
     steps = torch.linspace(0, 1, 41, dtype=Y.dtype, device=Y.device)
     levels = torch.cat([8 * steps - 4, Y.quantile(steps), Y.mean()[None]])
-    F = latent_functions(likelihood, data.P)
+    F = observation_model(likelihood).num_latents(data.P)
     flat = torch.zeros(len(Y), F, dtype=Y.dtype, device=Y.device)
     nats = [
-        rows.weighted(expected_log_prob(likelihood, Y, flat + level, flat)).sum()
+        rows.weighted(observation_model(likelihood).expected_log_prob(Y, flat + level, flat)).sum()
         for level in levels
     ]
     return levels[int(torch.stack(nats).nan_to_num(-torch.inf).argmax())]

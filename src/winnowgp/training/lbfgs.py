@@ -16,7 +16,8 @@ from torch import Tensor
 
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.models import InducingModel, LatentModel
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.parameters import Coordinates

@@ -12,7 +12,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.models import InducingModel, LatentModel
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
 
 _FARTHEST = 30.0
 # Shortest lengthscale relative to an input's standard deviation. Rows are then independent, and

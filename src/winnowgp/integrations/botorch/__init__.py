@@ -1,5 +1,4 @@
-"""BoTorch: chosen inducing points for its models, and our fitted models for its acquisition
-functions."""
+"""BoTorch integration: inducing points for its models, and fitted models as BoTorch models."""
 
 from winnowgp.errors import MissingExtraError
 
@@ -11,6 +10,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from winnowgp.integrations.botorch.allocator import WinnowingAllocator
-from winnowgp.integrations.botorch.model import FittedGP
+from winnowgp.integrations.botorch.model import SparseGPModel
 
-__all__ = ["FittedGP", "WinnowingAllocator"]
+__all__ = ["SparseGPModel", "WinnowingAllocator"]

@@ -1,4 +1,4 @@
-"""Inducing points for BoTorch's models, and how many of them."""
+"""An inducing-point allocator for BoTorch models that also selects their number."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -19,24 +19,25 @@ from torch import Tensor
 from winnowgp.bounds.moments import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE, SparseGP, greedy_variance, streamed_variance
+from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models.candidates import chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
-from winnowgp.selection import Frontier, elimination_frontier
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.selection import Frontier, path_frontier, subset_statistics
 
-# Of the mean prior variance, where nobody says what the noise is.
+# Default noise variance, relative to the mean prior variance.
 NOISE = 0.01
 
 
 @final
 class WinnowingAllocator(InducingPointAllocator):
-    """Chooses up to `num_inducing` rows for inducing points: as few as do, where fewer do.
+    """Select up to `num_inducing` rows as inducing points, fewer if they suffice.
 
-    Candidates are rows of greatest conditional variance; backward elimination on the collapsed
-    bound finds the best set of each size among them; kept is the smallest that gives up at most
-    `tolerance` nats a row relative to all candidates. BoTorch does not hand targets to an
-    allocator: given to the constructor they decide, and otherwise the bound is the one expected of
-    targets drawn from the prior, which knows the kernel and the inputs alone.
+    Candidates are rows of largest conditional variance. Backward elimination on the collapsed bound
+    finds the best set of each size among them, and the smallest one within `tolerance` nats per
+    observation of all candidates is selected. BoTorch does not pass targets to an allocator: if the
+    constructor gets them the bound is theirs, otherwise it is the expected bound of targets from
+    the prior, which depends on the kernel and the inputs only.
 
     O(N K²) time and O(K (K + 4096)) memory for N rows and K candidates; BoTorch's own allocators
     evaluate an N×N kernel.
@@ -51,16 +52,16 @@ class WinnowingAllocator(InducingPointAllocator):
     True
 
     Args:
-        targets: `[n]` or `[n m]`, with the input's batch shape in front if it has one, as the model
-            sees them (after outcome transforms); their mean is taken off.
-        noise: variance of the noise, as the model sees it; a hundredth of the mean prior variance
-            if not given.
-        tolerance: nats a row that may be given up; 0 keeps as many points as `num_inducing` allows
-            unless the best bound takes fewer.
-        n_candidates: rows to choose among; `num_inducing` of them if that is more.
-        exactly: return `num_inducing` points whatever the choice, the chosen ones first and then
-            those of greatest conditional variance. `init_inducing_points` of a model that exists
-            cannot change their number, and needs this; a new model does not.
+        targets: `[n]` or `[n m]`, after the batch shape of the inputs if they have one, and after
+            outcome transforms; their mean is subtracted.
+        noise: noise variance after outcome transforms; a hundredth of the mean prior variance by
+            default.
+        tolerance: ELBO gap in nats per observation; 0 selects `num_inducing` points unless fewer
+            reach the best bound.
+        n_candidates: number of candidates; at least `num_inducing`.
+        exactly: whether to return exactly `num_inducing` points: the selected ones, then those of
+            largest conditional variance. `init_inducing_points` of an existing model cannot change
+            their number, and needs this; a new model does not.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class WinnowingAllocator(InducingPointAllocator):
             )
         if not 0 <= tolerance < inf:
             raise InputError(
-                f"`tolerance` must be nats a row, 0 or more; got {tolerance}. "
-                "Larger values keep fewer points."
+                f"`tolerance` must be nats per observation, 0 or more; got {tolerance}. "
+                "Larger values select fewer points."
             )
         if n_candidates < 1:
             raise InputError(f"`n_candidates` must be at least 1; got {n_candidates}.")
@@ -95,17 +96,17 @@ class WinnowingAllocator(InducingPointAllocator):
         num_inducing: int,
         input_batch_shape: torch.Size,
     ) -> Tensor:
-        """Rows of `inputs`, `[*input_batch_shape m d]` with m ≤ `num_inducing`.
+        """Return rows of `inputs`, `[*input_batch_shape m d]` with m ≤ `num_inducing`.
 
-        Elements of a batch have as many points each as the one that needs most of them. Outputs
-        with kernels of their own share their points: the union of what each of them chooses.
+        All elements of a batch have as many points as the one that needs most. Outputs with kernels
+        of their own share their points: the union of the selections of each.
 
         Args:
             inputs: `[*input_batch_shape n d]`.
             covar_module: a GPyTorch kernel; its batch shape is that of the inputs, one more axis
                 for outputs, or none.
-            num_inducing: most points.
-            input_batch_shape: of the inputs, outputs not counted.
+            num_inducing: number of points at most.
+            input_batch_shape: batch shape of the inputs, without outputs.
         """
         kernel = _checked(inputs, covar_module, num_inducing)
         X = inputs.detach()
@@ -113,16 +114,16 @@ class WinnowingAllocator(InducingPointAllocator):
             X = X[0]  # BoTorch has repeated the rows for each output
         X = X.expand(*input_batch_shape, *X.shape[-2:])
         Y = self._targets_of(X)
-        choices = [
-            self._choice(X[at], kernel[at], None if Y is None else Y[at], num_inducing)
+        selections = [
+            self._select(X[at], kernel[at], None if Y is None else Y[at], num_inducing)
             for at in product(*map(range, input_batch_shape))
         ]
-        m = num_inducing if self.exactly else max(len(choice.chosen) for choice in choices)
-        points = torch.stack([choice.points(m) for choice in choices])
+        m = num_inducing if self.exactly else max(len(each.selected) for each in selections)
+        points = torch.stack([each.points(m) for each in selections])
         return points.reshape(*input_batch_shape, m, X.shape[-1])
 
     def _get_quality_function(self) -> QualityFunction:
-        """Every row is as good as another; where targets are given, they say otherwise."""
+        """Return a constant quality: rows are selected by the bound."""
         return UnitQualityFunction()
 
     def _targets_of(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"] | None:
@@ -134,14 +135,14 @@ class WinnowingAllocator(InducingPointAllocator):
             raise InputError(
                 f"`targets` must have a row for each of the inputs, {list(X.shape[:-1])} or "
                 f"{[*X.shape[:-1], 'm']}; got {list(self.targets.shape)}. "
-                "Make an allocator for each set of inputs."
+                "Create an allocator for each set of inputs."
             )
         return Y - Y.mean(-2, keepdim=True)
 
-    def _choice(
+    def _select(
         self, X: Float[Tensor, "n d"], kernel: Kernel, Y: Float[Tensor, "n m"] | None, most: int
-    ) -> "_Choice":
-        """Points that all outputs share: each output's own, down to an equal share if too many."""
+    ) -> "_SelectedRows":
+        """Select points for all outputs: the union, with equal shares if it is too large."""
         if not kernel.batch_shape:
             outputs = [self._output(kernel, X, Y, most)]
         elif Y is None or Y.shape[1] == kernel.batch_shape[0]:
@@ -156,18 +157,18 @@ class WinnowingAllocator(InducingPointAllocator):
             )
         share = max(output.M for output in outputs)
         while True:
-            chosen = torch.cat([output.rows(share) for output in outputs]).unique()
-            if len(chosen) <= most or share == 1:
+            selected = torch.cat([output.rows(share) for output in outputs]).unique()
+            if len(selected) <= most or share == 1:
                 break
             share -= 1
         pool = torch.cat([output.pool for output in outputs]).unique()
-        return _Choice(X, outputs[0].kernel, pool, chosen[:most])
+        return _SelectedRows(X, outputs[0].kernel, pool, selected[:most])
 
     def _output(
         self, kernel: Kernel, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"] | None, most: int
     ) -> "_Output":
-        """The best sets found for one kernel, and how many points it asks for."""
-        pool = streamed_variance(kernel, X, max(most, self.n_candidates))
+        """Return the best sets for one kernel, and how many points it needs."""
+        pool = chunked_greedy_variance(kernel, X, max(most, self.n_candidates))
         noise = self.noise
         if noise is None:
             noise = max(NOISE * prior_variance(kernel, X).mean().item(), 2 * LEAST_NOISE)
@@ -175,7 +176,7 @@ class WinnowingAllocator(InducingPointAllocator):
         L, moments = model.moments(Dataset.of(X, X.new_zeros(len(X)) if Y is None else Y))
         outputs = 1
         if Y is None:
-            # What is expected comes for as many outputs as there are candidates.
+            # Expected moments are those of as many outputs as there are candidates.
             moments, outputs = prior_moments(moments), len(pool)
         frontier = elimination_frontier(subset_statistics(L, moments))
         enough = frontier.smallest(self.tolerance * outputs)
@@ -185,7 +186,7 @@ class WinnowingAllocator(InducingPointAllocator):
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """What one kernel would choose: M rows, or fewer if it has to share."""
+    """The selection for one kernel: M rows, or fewer if outputs must share."""
 
     kernel: Kernel
     pool: Int[Tensor, " K"]
@@ -197,17 +198,17 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """Rows chosen, and the candidates that they were chosen from."""
+class _SelectedRows:
+    """Selected rows, and the candidates that they were selected from."""
 
     X: Float[Tensor, "n d"]
     kernel: Kernel
     pool: Int[Tensor, " K"]
-    chosen: Int[Tensor, " m"]
+    selected: Int[Tensor, " m"]
 
     def points(self, count: int) -> Float[Tensor, "count d"]:
-        """The chosen rows, then those of greatest conditional variance, then the first again."""
-        Z = self.X[self.chosen]
+        """Return the selected rows, then those of largest conditional variance, then repeats."""
+        Z = self.X[self.selected]
         if len(Z) < count:
             rest = self.X[self.pool]
             Z = torch.cat([Z, rest[greedy_variance(self.kernel, rest, count - len(Z), given=Z)]])
@@ -221,9 +222,9 @@ def _checked(inputs: Tensor, covar_module: Module, num_inducing: int) -> Kernel:
         )
     if num_inducing < 1:
         raise InputError(
-            f"`num_inducing` must be at least 1; got {num_inducing}. BoTorch asks for a quarter of "
-            "the rows unless `inducing_points` says how many at most."
+            f"`num_inducing` must be at least 1; got {num_inducing}. BoTorch uses a quarter of the "
+            "rows unless `inducing_points` is given."
         )
     if inputs.shape[-2] == 0:
-        raise InputError("`inputs` has no rows; inducing points are chosen among them.")
+        raise InputError("`inputs` must have at least one row to select from; got none.")
     return covar_module

@@ -1,4 +1,4 @@
-"""A fitted model behind BoTorch's acquisition functions."""
+"""Fitted sparse GPs as BoTorch models, for acquisition functions."""
 
 from copy import deepcopy
 from typing import Any, final
@@ -18,27 +18,28 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
-from winnowgp.models import JointProcess, Posterior, updated_posterior
+from winnowgp.models import JointPosterior, Posterior
 
 
 @final
-class FittedGP(Model, FantasizeMixin):
-    """A fitted model as BoTorch wants it: joint over q rows, in batches, differentiable in them.
+class SparseGPModel(Model, FantasizeMixin):
+    """A fitted sparse GP as a BoTorch `Model`: joint over q rows, batched, and differentiable.
 
-    Inputs and outcomes are in the user's units; standardising, which is affine, is undone exactly
-    in means and covariances. Outcomes are those of the function f: with counts, for example, the
-    logarithm of the rate. Nothing is trained here: fit again, or see `updated`.
+    Inputs and outcomes are in the units of the data; standardisation, which is affine, is undone
+    exactly in means and covariances. Outcomes are values of the latent function f: for counts, for
+    example, the logarithm of the rate. The model is not trained further; fit again, or see
+    `updated`.
 
     >>> import numpy as np
     >>> X = np.linspace(0, 6, 40)[:, None]
-    >>> model = FittedGP.of(SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0])))
+    >>> model = SparseGPModel.of(SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0])))
     >>> model.posterior(torch.zeros(5, 2, 1, dtype=torch.float64)).mean.shape
     torch.Size([5, 2, 1])
 
     Args:
-        posterior: such as `SparseGP.posterior(data)` or `fit(...).posterior`.
-        inputs: units of the inputs; if not given, those that the posterior was fitted in.
-        targets: units of the outcomes; likewise.
+        posterior: a posterior such as `SparseGP.posterior(data)` or `fit(...).posterior`.
+        inputs: scaler of the inputs; the identity if None.
+        targets: scaler of the outcomes; the identity if None.
     """
 
     x_shift: Tensor
@@ -48,20 +49,20 @@ class FittedGP(Model, FantasizeMixin):
 
     def __init__(
         self,
-        posterior: Posterior | JointProcess,
+        posterior: Posterior | JointPosterior,
         *,
         inputs: Standardiser | None = None,
         targets: Standardiser | None = None,
     ) -> None:
         super().__init__()
-        # A copy: `.to()` and `.float()` of this model must not move the regressor's.
-        process = (
-            JointProcess(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior
+        # A copy: `.to()` and `.float()` of this model must not change the regressor.
+        joint = (
+            JointPosterior(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior
         )
-        q = process.posterior
+        q = joint.posterior
         inputs = Standardiser.none(q.Z.new_zeros(1, q.Z.shape[1])) if inputs is None else inputs
         targets = Standardiser.none(q.q_mean.new_zeros(1, q.P)) if targets is None else targets
-        self.process = process
+        self.joint = joint
         self.likelihood = q.likelihood
         for name, units in (("x", inputs), ("y", targets)):
             self.register_buffer(f"{name}_shift", units.shift.to(q.Z))
@@ -69,12 +70,12 @@ class FittedGP(Model, FantasizeMixin):
         self.eval()
 
     @classmethod
-    def of(cls, regressor: SparseGPRegressor) -> "FittedGP":
-        """A fitted regressor's function, in the units of its `X` and `y`."""
+    def of(cls, regressor: SparseGPRegressor) -> "SparseGPModel":
+        """Return the function of a fitted regressor, in the units of its `X` and `y`."""
         if not isinstance(regressor, SparseGPRegressor):
             raise InputError(
                 f"`regressor` must be a SparseGPRegressor; got {type(regressor).__name__}. "
-                "A posterior of a model goes to `FittedGP(posterior)`."
+                "Pass a posterior to `SparseGPModel(posterior)`."
             )
         check_is_fitted(regressor)
         return cls(
@@ -84,14 +85,14 @@ class FittedGP(Model, FantasizeMixin):
     @property
     def num_outputs(self) -> int:
         """Number of outcomes."""
-        return self.process.posterior.P
+        return self.joint.posterior.P
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Of the fantasies or other alternatives that the model was conditioned on, if any."""
-        return self.process.batch_shape
+        """Batch shape of the observations, such as fantasies, that the model is conditioned on."""
+        return self.joint.batch_shape
 
-    # The signatures of BoTorch's two parents differ; this is `Model`'s.
+    # The signatures of BoTorch's two base classes differ; this is that of `Model`.
     def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         X: Float[Tensor, "*b q d"],
@@ -99,15 +100,15 @@ class FittedGP(Model, FantasizeMixin):
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> GPyTorchPosterior | TransformedPosterior:
-        """The joint distribution of q rows, for each batch; O(M²) a row, whatever N was.
+        """Return the joint distribution of q rows, for each batch; O(M²) per row, for any N.
 
         Args:
-            output_indices: which outcomes; all if not given.
-            observation_noise: whether Gaussian noise is added, or its variances `[*b q m]`.
-            posterior_transform: of BoTorch's, applied last.
+            output_indices: indices of the outcomes; all if None.
+            observation_noise: whether to add Gaussian noise, or its variances `[*b q m]`.
+            posterior_transform: a BoTorch transform, applied last.
         """
         self._check(X, "X")
-        mean, cov = self.process((X - self.x_shift) / self.x_scale)
+        mean, cov = self.joint((X - self.x_shift) / self.x_scale)
         mean = mean * self.y_scale[:, None] + self.y_shift[:, None]
         cov = cov * self.y_scale.square()[:, None, None]
         if observation_noise is not False:
@@ -115,27 +116,27 @@ class FittedGP(Model, FantasizeMixin):
             cov = cov + torch.diag_embed(self._noise(given, X.shape[-2]).mT)
         if output_indices is not None:
             mean, cov = mean[..., output_indices, :], cov[..., output_indices, :, :]
-        found = GPyTorchPosterior(_normal(mean, cov))
+        joint = GPyTorchPosterior(_normal(mean, cov))
         if posterior_transform is None:
-            return found
-        # Whatever a transform of the user's makes of it.
-        return posterior_transform(posterior=found, X=X)  # pyright: ignore[reportReturnType]
+            return joint
+        # A transform may return any posterior.
+        return posterior_transform(posterior=joint, X=X)  # pyright: ignore[reportReturnType]
 
-    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "FittedGP":
-        """The exact conditional of q(f) given further observations; see `JointProcess`.
+    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "SparseGPModel":
+        """Return the model conditioned exactly on further observations; see `JointPosterior`.
 
         Args:
-            X: `[*b n d]`.
-            Y: `[*c n m]`, where c broadcasts with b: one b of rows may have many fantasies.
-            kwargs: `noise`, variances `[*c n m]`; the fitted noise if not given.
+            X: rows `[*b n d]`.
+            Y: observations `[*c n m]`, where c broadcasts with b: rows may have many fantasies.
+            kwargs: `noise`, variances `[*c n m]`; the fitted noise by default.
         """
         noise = kwargs.pop("noise", None)
         if kwargs:
-            raise InputError(f"`condition_on_observations` takes `noise` alone; got {[*kwargs]}.")
+            raise InputError(f"`condition_on_observations` accepts `noise` only; got {[*kwargs]}.")
         self._check(X, "X")
         self._check_outcomes(X, Y)
-        return FittedGP(
-            self._own_process().conditioned(
+        return SparseGPModel(
+            self._own_joint().condition_on(
                 self._x_scaler.forward(X),
                 self._y_scaler.forward(Y),
                 noise=self._noise(noise, X.shape[-2]) / self.y_scale.square(),
@@ -144,29 +145,32 @@ class FittedGP(Model, FantasizeMixin):
             targets=self._y_scaler,
         )
 
-    def updated(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"]) -> "FittedGP":
-        """The model that has seen more rows through the same inducing points, for good.
+    def updated(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"]) -> "SparseGPModel":
+        """Return the model with q(u) updated by more rows; see `Posterior.condition_on`.
 
-        What fitting all rows together would give at the same parameters, without the old rows; see
-        `updated_posterior`. It costs O(M² (M + n)) and forgets the rows, so that it may go on for
-        ever, but values where inducing points are far are hardly believed:
-        `condition_on_observations` is for those.
+        The result is that of fitting all rows together at the same parameters and inducing points.
+        It costs O(M² (M + n)) and does not store the rows, so that it can be repeated without end.
+        Observations far from the inducing points hardly take effect: use
+        `condition_on_observations` for those.
         """
-        if self.process.X.shape[-2] > 0:
-            raise InputError("update the model first, then condition it on observations.")
+        if self.joint.X.shape[-2] > 0:
+            raise InputError(
+                "a model that is conditioned on observations cannot be updated; call `updated` "
+                "first, and `condition_on_observations` afterwards."
+            )
         self._check(X, "X")
         self._check_outcomes(X, Y)
         data = Dataset.of(self._x_scaler.forward(X), self._y_scaler.forward(Y))
-        return FittedGP(
-            updated_posterior(self.process.posterior, data),
+        return SparseGPModel(
+            self.joint.posterior.condition_on(data),
             inputs=self._x_scaler,
             targets=self._y_scaler,
         )
 
-    def subset_output(self, idcs: list[int]) -> "FittedGP":
-        """The model of some of the outcomes."""
-        q, process = self.process.posterior, self.process
-        kept = Posterior(
+    def subset_output(self, idcs: list[int]) -> "SparseGPModel":
+        """Return the model of some of the outcomes."""
+        q, joint = self.joint.posterior, self.joint
+        subset = Posterior(
             q.kernel,
             q.Z,
             mean=q.mean,
@@ -175,21 +179,21 @@ class FittedGP(Model, FantasizeMixin):
             q_factor=q.q_factor[idcs] if len(q.q_factor) > 1 else q.q_factor,
             L=q.L,
         )
-        return FittedGP(
-            JointProcess(kept, X=process.X, Y=process.Y[..., idcs], noise=process.noise[..., idcs]),
+        return SparseGPModel(
+            JointPosterior(subset, X=joint.X, Y=joint.Y[..., idcs], noise=joint.noise[..., idcs]),
             inputs=self._x_scaler,
             targets=Standardiser(self.y_shift[idcs], self.y_scale[idcs]),
         )
 
-    def _own_process(self) -> JointProcess:
-        """The process of another model: parameters are copied, and moving one leaves the other.
+    def _own_joint(self) -> JointPosterior:
+        """Return a copy for another model, so that moving one does not affect the other.
 
-        Buffers are shared, for what moves a module replaces them: a step of a search that looks
-        ahead copies no matrix.
+        Buffers are shared, because moving a module replaces them; look-ahead acquisition functions
+        therefore copy no matrices.
         """
-        q, process = self.process.posterior, self.process
+        q, joint = self.joint.posterior, self.joint
         own = deepcopy(q, {id(tensor): tensor for tensor in q.buffers()})
-        return JointProcess(own, X=process.X, Y=process.Y, noise=process.noise)
+        return JointPosterior(own, X=joint.X, Y=joint.Y, noise=joint.noise)
 
     @property
     def _x_scaler(self) -> Standardiser:
@@ -200,7 +204,7 @@ class FittedGP(Model, FantasizeMixin):
         return Standardiser(self.y_shift, self.y_scale)
 
     def _noise(self, given: Tensor | float | None, rows: int) -> Float[Tensor, "*b n m"]:
-        """Variances in the user's units."""
+        """Return noise variances in the units of the data."""
         if given is not None:
             like = self.x_shift
             noise = torch.as_tensor(given, dtype=like.dtype, device=like.device)
@@ -215,8 +219,8 @@ class FittedGP(Model, FantasizeMixin):
             return noise.expand(*noise.shape[:-2], rows, self.num_outputs)
         if not isinstance(self.likelihood, GaussianLikelihood):
             raise InputError(
-                f"{type(self.likelihood).__name__} has no Gaussian noise; ask for the function "
-                "itself, or say what the noise is, variances `[*b n m]`."
+                f"{type(self.likelihood).__name__} has no Gaussian noise; leave the noise out, or "
+                "pass its variances `[*b n m]`."
             )
         return (self.likelihood.noise * self.y_scale.square()).expand(rows, -1)
 
@@ -239,7 +243,7 @@ class FittedGP(Model, FantasizeMixin):
 
 
 def _normal(mean: Float[Tensor, "*b m q"], cov: Float[Tensor, "*b m q q"]) -> MultivariateNormal:
-    """Independent outcomes, each joint over q rows."""
+    """Return the distribution of independent outcomes, each joint over q rows."""
     if mean.shape[-2] == 1:
         return MultivariateNormal(mean[..., 0, :], to_linear_operator(cov[..., 0, :, :]))
     each = MultivariateNormal(mean, to_linear_operator(cov))

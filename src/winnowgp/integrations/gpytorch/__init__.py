@@ -1,16 +1,21 @@
-"""GPyTorch's own models, with fewer inducing points; and ours as GPyTorch's.
+"""GPyTorch integration: fewer inducing points for its models, and conversion of fitted models.
 
 >>> from winnowgp.integrations.gpytorch import winnow
 >>> result = winnow(model, likelihood, (train_x, train_y))  # doctest: +SKIP
 >>> model = result.model  # doctest: +SKIP
 """
 
-from winnowgp.integrations.gpytorch.conversion import FittedGP, to_gpytorch
-from winnowgp.integrations.gpytorch.objective import PrunedObjective, subset_objective
-from winnowgp.integrations.gpytorch.selection import Winnowed, WinnowedSet, winnow
+from winnowgp.integrations.gpytorch.conversion import ConvertedGP, to_gpytorch
+from winnowgp.integrations.gpytorch.selection import (
+    PrunedObjective,
+    Winnowed,
+    WinnowedSet,
+    subset_objective,
+    winnow,
+)
 
 __all__ = [
-    "FittedGP",
+    "ConvertedGP",
     "PrunedObjective",
     "Winnowed",
     "WinnowedSet",

@@ -1,4 +1,4 @@
-"""Validation of models, likelihoods and data."""
+"""Validation of a GPyTorch model, its likelihood and its data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +11,17 @@ from gpytorch.models.gplvm import BayesianGPLVM
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.integrations.gpytorch.distribution import Frame
+from winnowgp.integrations.gpytorch.distribution import Whitening
 from winnowgp.integrations.gpytorch.strategies import Call, InducingStrategy
-
-# A user's data, checked.
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Inputs and targets as GPyTorch's bound takes them, in float64 where they are numbers."""
+class TrainingData:
+    """Inputs and targets as GPyTorch's ELBO takes them; floating-point ones in float64."""
 
     x: Tensor | None
-    """`[N D]`, or None where the model has latent inputs."""
+    """`[N D]`, or None if the model has latent inputs."""
     y: Tensor
     """`[N]`, `[N T]` of several tasks, or `[batch N]` of a batch of functions."""
 
@@ -33,8 +31,8 @@ class Rows:
         return self.y.shape[-1] if self.x is None else len(self.x)
 
     @classmethod
-    def of(cls, model: Any, data: tuple[Tensor, Tensor] | Tensor) -> "Rows":
-        """Check what was given."""
+    def of(cls, model: Any, data: tuple[Tensor, Tensor] | Tensor) -> "TrainingData":
+        """Check the `data` argument of `winnow`."""
         if isinstance(model, BayesianGPLVM):
             if not isinstance(data, Tensor) or data.dim() != 2:
                 raise InputError(
@@ -61,8 +59,8 @@ class Rows:
 
 def _checked(name: str, values: Tensor) -> Tensor:
     if values.numel() == 0:
-        raise InputError(f"`{name}` has no rows; choosing needs at least one.")
-    # Sites are gradients, which tensors of inference mode can take no part in.
+        raise InputError(f"`{name}` has no rows; selection needs at least one.")
+    # Sites are gradients, which inference tensors do not support.
     values = values.clone() if values.is_inference() else values
     if not values.dtype.is_floating_point:
         return values if name != "train_x" else values.double()
@@ -79,11 +77,8 @@ def _described(data: object) -> str:
     return f"a {type(data).__name__}"
 
 
-# What a model, its likelihood and its data must be to one another, else a refusal by name.
-
-
-def check_likelihood(likelihood: object, rows: Rows) -> None:
-    """It is one, and knows as many rows as there are."""
+def check_likelihood(likelihood: object, data: TrainingData) -> None:
+    """Check that it is a likelihood, with a noise for each row if the noise is fixed."""
     if not isinstance(likelihood, Likelihood):
         raise InputError(
             "`likelihood` must be a Likelihood of GPyTorch, the one that `model` was trained "
@@ -91,28 +86,28 @@ def check_likelihood(likelihood: object, rows: Rows) -> None:
         )
     if isinstance(likelihood, FixedNoiseGaussianLikelihood):
         known: Any = likelihood.noise_covar
-        if known.noise.shape[-1] != rows.N:
+        if known.noise.shape[-1] != data.N:
             raise InputError(
-                f"`likelihood` must have a noise for each of the {rows.N} rows; got "
+                f"`likelihood` must have a noise for each of the {data.N} rows; got "
                 f"{known.noise.shape[-1]}. Pass the rows that it was made for, in their order."
             )
 
 
-def check_prior(found: InducingStrategy) -> None:
-    """Each function has a prior by itself, and a q(u)."""
-    prior = found.strategy.model.forward(found.strategy.inducing_points)
+def check_prior(inducing: InducingStrategy) -> None:
+    """Check that each function has a prior and a q(u) of its own."""
+    prior = inducing.strategy.model.forward(inducing.strategy.inducing_points)
     if not isinstance(prior, MultivariateNormal) or isinstance(prior, MultitaskMultivariateNormal):
         raise InputError(
-            f"`forward` of the model that has `{_users_name(found)}` must return a "
-            f"MultivariateNormal; got {type(prior).__name__}. Tasks that are correlated have an "
-            "LMCVariationalStrategy around their strategy, others an "
+            f"`forward` of the model that has `{_users_name(inducing)}` must return a "
+            f"MultivariateNormal; got {type(prior).__name__}. Wrap the strategy in an "
+            "LMCVariationalStrategy for correlated tasks, or in an "
             "IndependentMultitaskVariationalStrategy."
         )
-    Frame.of(found)
+    Whitening.of(inducing)
 
 
 def check_output(output: object, likelihood: Likelihood) -> None:
-    """What the model returns is Gaussian, with tasks where the likelihood has features."""
+    """Check that the model returns a Gaussian, with a task for each feature of softmax."""
     if not isinstance(output, MultivariateNormal):
         raise InputError(
             "`model` must return a MultivariateNormal or a MultitaskMultivariateNormal; "
@@ -128,33 +123,33 @@ def check_output(output: object, likelihood: Likelihood) -> None:
         )
 
 
-def check_samples(found: InducingStrategy, calls: Sequence[Call]) -> None:
-    """As many functions come out of a strategy as it has q(u)."""
+def check_samples(inducing: InducingStrategy, calls: Sequence[Call]) -> None:
+    """Check that a strategy returns as many functions as it has q(u)."""
     for call in calls:
         batch = call.mean.shape[:-1]
-        if batch.numel() != found.F:
+        if batch.numel() != inducing.F:
             raise InputError(
-                f"`{_users_name(found)}` must see one sample of every row; got a batch of shape "
-                f"{list(batch)} for {found.F} q(u). Where `forward` of `model` draws samples, let "
-                "`gpytorch.settings.num_likelihood_samples` alone say how many: it is one here, "
-                "and the model is evaluated several times."
+                f"`{_users_name(inducing)}` must see one sample of every row; got a batch of shape "
+                f"{list(batch)} for {inducing.F} q(u). If `forward` of `model` draws samples, take "
+                "their number from `gpytorch.settings.num_likelihood_samples` alone: it is one "
+                "here, and the model is evaluated several times."
             )
 
 
 def check_targets(y: Tensor, output: MultivariateNormal, N: int) -> None:
-    """GPyTorch would broadcast [N 1] against [N] to [N N], and sum."""
+    """Check shapes: GPyTorch would broadcast [N 1] against [N] to [N N], and sum."""
     tasks = isinstance(output, MultitaskMultivariateNormal)
     axis, batch = (0, torch.Size()) if tasks else (-1, y.shape[:-1])
     widened = torch.broadcast_shapes(batch, output.batch_shape) != output.batch_shape
     if y.shape[axis] != N or widened:
-        need = f"[{N} T], a column a task" if tasks else f"[{N}]"
+        need = f"[{N} T], one column per task" if tasks else f"[{N}]"
         if not tasks and output.batch_shape.numel() > 1:
             need = f"{[*output.batch_shape, N]}, a row of targets for each function"
         raise InputError(
-            f"`train_y` must be {need}, as the bound of `model` takes it; got {list(y.shape)}."
+            f"`train_y` must be {need}, as the ELBO of `model` takes it; got {list(y.shape)}."
         )
 
 
-def _users_name(found: InducingStrategy) -> str:
-    """Where it is in the user's own model, which has no recorder in it."""
-    return found.name.removesuffix(".base_variational_strategy")
+def _users_name(inducing: InducingStrategy) -> str:
+    """Return the name in the user's model, which has no `Recorder`."""
+    return inducing.name.removesuffix(".base_variational_strategy")

@@ -1,4 +1,4 @@
-"""A fitted winnowgp model as a model of GPyTorch's."""
+"""Conversion of fitted winnowgp models to GPyTorch models."""
 
 from copy import deepcopy
 from typing import Any, final
@@ -22,12 +22,12 @@ from winnowgp.training import FitResult
 
 
 @final
-class FittedGP(ApproximateGP):
-    """q(f) of a fitted model: `model(x)` takes the user's inputs and is in the user's units.
+class ConvertedGP(ApproximateGP):
+    """q(f) of a fitted model as an `ApproximateGP`: `model(x)` is in the units of the data.
 
-    Kernel, mean and inducing points are for standardised inputs where the estimator standardises;
-    the way in and out is part of the call. It has parameters like any ApproximateGP, can be
-    trained on, and goes through `winnow`.
+    Kernel, mean and inducing points are those of standardised inputs if the estimator standardises;
+    calls scale inputs and outputs. The model has parameters like any ApproximateGP, can be trained
+    further, and can be passed to `winnow`.
     """
 
     mean_module: Any
@@ -47,22 +47,22 @@ class FittedGP(ApproximateGP):
         super().__init__(VariationalStrategy(self, Z, q, jitter_val=_jitter(posterior)))
         self.mean_module = deepcopy(posterior.mean).requires_grad_()
         self.covar_module = deepcopy(posterior.kernel).requires_grad_()
-        GaussianQ(posterior.q_mean.mT, posterior.q_factor.expand(P, -1, -1)).put_into(q)
+        GaussianQ(posterior.q_mean.mT, posterior.q_factor.expand(P, -1, -1)).write_to(q)
         self.variational_strategy.variational_params_initialized.fill_(1)
         for name, units in (("x", x_scaler), ("y", y_scaler)):
             self.register_buffer(f"{name}_shift", units.shift.to(Z))
             self.register_buffer(f"{name}_scale", units.scale.to(Z))
 
     def forward(self, x: Float[Tensor, "*batch N D"]) -> MultivariateNormal:
-        """The prior, of standardised inputs and targets."""
+        """Return the prior at standardised inputs, in standardised units."""
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def __call__(
         self, inputs: Float[Tensor, "*batch N D"] | None, prior: bool = False, **arguments: Any
     ) -> MultivariateNormal:
-        """q(f) at some rows; several targets are tasks."""
+        """Return q(f) at some rows; several targets are tasks."""
         if inputs is None:
-            raise InputError("`inputs` must be rows [N D]; a fitted model has none of its own.")
+            raise InputError("`inputs` must be rows [N D]; got None.")
         f = super().__call__((inputs - self.x_shift) / self.x_scale, prior=prior, **arguments)
         if len(self.y_scale) == 1:
             scale = self.y_scale[0]
@@ -76,16 +76,16 @@ class FittedGP(ApproximateGP):
 
 
 def to_gpytorch(
-    fitted: Posterior | FitResult[Any] | SparseGPRegressor | SparseGPClassifier,
-) -> tuple[FittedGP, Likelihood]:
-    """Model and likelihood in eval mode that predict as what was fitted does.
+    fitted: Posterior | Fit[Any] | SparseGPRegressor | SparseGPClassifier,
+) -> tuple[ConvertedGP, Likelihood]:
+    """Return a GPyTorch model and likelihood, in eval mode, with the same predictions.
 
     `model(x)` is the function and `likelihood(model(x))` an observation, in the units of the data
-    that an estimator was given, or in those of a `Posterior` itself.
+    that an estimator was fitted to, or in those of a `Posterior`.
 
     Args:
-        fitted: `SparseGPRegressor`, `SparseGPClassifier` (whose classes are numbers 0, 1, ... in
-            the order of `classes_`), what `winnowgp.fit` returns, or its posterior.
+        fitted: a fitted `SparseGPRegressor` or `SparseGPClassifier` (whose classes are numbers 0,
+            1, ... in the order of `classes_`), the result of `winnowgp.fit`, or its posterior.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> from winnowgp import Dataset, SparseGP
@@ -99,28 +99,28 @@ def to_gpytorch(
     if isinstance(fitted, FitResult):
         fitted = fitted.posterior
     if isinstance(fitted, Posterior):
-        return _made(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
+        return _converted(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
     if isinstance(fitted, SparseGPRegressor):
-        return _made(fitted.posterior_, fitted._x_scaler, fitted._y_scaler.columns)
+        return _converted(fitted.posterior_, fitted._x_scaler, fitted._y_scaler.columns)
     if isinstance(fitted, SparseGPClassifier):
         posterior = fitted.posterior_
-        return _made(posterior, fitted._x_scaler, Standardiser.none(posterior.q_mean))
+        return _converted(posterior, fitted._x_scaler, Standardiser.none(posterior.q_mean))
     raise InputError(
-        "`fitted` must be a Posterior, a FitResult, a fitted SparseGPRegressor or "
-        f"SparseGPClassifier; got {type(fitted).__name__}. Deep and latent models have no form of "
-        "GPyTorch's that predicts the same; save and load them with winnowgp."
+        "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; "
+        f"got {type(fitted).__name__}. Deep and latent-variable models have no equivalent in "
+        "GPyTorch; save and load them with winnowgp."
     )
 
 
-def _made(
+def _converted(
     posterior: Posterior, x_scaler: Standardiser, y_scaler: Standardiser
-) -> tuple[FittedGP, Likelihood]:
-    model = FittedGP(posterior, x_scaler, y_scaler)
+) -> tuple[ConvertedGP, Likelihood]:
+    model = ConvertedGP(posterior, x_scaler, y_scaler)
     return model.eval(), _likelihood(posterior, y_scaler.scale).to(posterior.Z).eval()
 
 
 def _likelihood(posterior: Posterior, scale: Float[Tensor, " P"]) -> Likelihood:
-    """The likelihood of targets in their own units."""
+    """Return the likelihood of targets in their own units."""
     own = posterior.likelihood
     if isinstance(own, GaussianLikelihood):
         noise = own.noise.detach() * scale.square()
@@ -138,9 +138,8 @@ def _likelihood(posterior: Posterior, scale: Float[Tensor, " P"]) -> Likelihood:
         return copy
     if posterior.P > 1:
         raise InputError(
-            f"`fitted` has {posterior.P} targets of different units under a "
-            f"{type(own).__name__}, which has one noise for all; pass `fitted.posterior_`, which "
-            "is in standardised units."
+            f"`fitted` has {posterior.P} targets of different units and a {type(own).__name__}, "
+            "which has one noise for all; pass `fitted.posterior_`, which is in standardised units."
         )
     # Student-t and Laplace: noise is a squared scale.
     copy.noise = copy.noise.detach() * scale.square()
@@ -148,6 +147,6 @@ def _likelihood(posterior: Posterior, scale: Float[Tensor, " P"]) -> Likelihood:
 
 
 def _jitter(posterior: Posterior) -> float:
-    """What was added to the diagonal of K_uu before it was factorised."""
+    """Return the jitter that was added to the diagonal of K_uu before it was factorised."""
     prior = to_dense(posterior.kernel(posterior.Z, diag=True))
     return (posterior.L.square().sum(1) - prior).mean().clamp_min(0).item()

@@ -1,9 +1,11 @@
-"""Variational distributions in the whitened frame of their candidates."""
+"""Variational distributions of GPyTorch in whitened coordinates, and pruned models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
+from gpytorch.models import GP
 from gpytorch.variational import (
     CholeskyVariationalDistribution,
     DeltaVariationalDistribution,
@@ -14,16 +16,22 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from winnowgp.errors import InputError, NotPositiveDefiniteError
-from winnowgp.integrations.gpytorch.strategies import InducingStrategy
+from winnowgp.integrations.gpytorch.strategies import (
+    InducingStrategy,
+    copy_module,
+    inducing_strategies,
+)
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 
-# q(u) of any of GPyTorch's variational distributions, read and written in one form.
+Same = TypeVar("Same", bound=GP)
+
+"""The class of model that a function takes and returns."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class GaussianQ:
-    """q_f = N(m_f, F_f F_fᵀ) of F functions, in whatever coordinates its user says.
+    """q_f = N(m_f, F_f F_fᵀ) of F functions, in any coordinates.
 
     Factors need not be triangular; those of a point mass are zero.
     """
@@ -33,7 +41,7 @@ class GaussianQ:
 
     @classmethod
     def of(cls, distribution: Any) -> "GaussianQ":
-        """What a variational distribution holds now, its batch in one row."""
+        """Return the current values of a variational distribution, with its batch flattened."""
         q = distribution()
         mean = q.mean.detach().flatten(0, -2) if q.mean.dim() > 1 else q.mean.detach()[None]
         if isinstance(distribution, DeltaVariationalDistribution):
@@ -42,29 +50,29 @@ class GaussianQ:
         return cls(mean, root.expand(*q.mean.shape, -1).reshape(*mean.shape, -1))
 
     def lower(self) -> Float[Tensor, "F M M"]:
-        """The lower-triangular factor with a positive diagonal; by QR, which squares nothing."""
+        """Return the lower-triangular factor with a positive diagonal, by QR, without squaring."""
         R = torch.linalg.qr(self.factor.mT).R
         return (R * R.diagonal(dim1=-2, dim2=-1).sign()[..., None]).mT
 
     def precision(self) -> Float[Tensor, "F M M"]:
-        """(F Fᵀ)⁻¹."""
+        """Return (F Fᵀ)⁻¹."""
         lower = self.lower()
         inverse = solve_lower(lower, torch.eye(lower.shape[-1]).to(lower))
         return inverse.mT @ inverse
 
     def divergence(self, *, point: bool) -> float:
-        """Σ_f KL[q_f ‖ N(0, I)] in nats; ½‖m‖² of a point mass."""
+        """Return Σ_f KL[q_f ‖ N(0, I)] in nats; ½‖m‖² of a point mass."""
         total = 0.5 * self.mean.square().sum()
         if not point:
             volume = 2 * half_log_det(self.lower()).sum()
             total = total + 0.5 * (self.factor.square().sum() - self.mean.numel() - volume)
         return total.item()
 
-    def put_into(self, distribution: Any) -> None:
-        """Give a variational distribution these values, for another number of points if need be.
+    def write_to(self, distribution: Any) -> None:
+        """Write these values to a variational distribution, whose number of points may change.
 
-        A mean-field one gets the deviations 1/√Λ_mm of the precision Λ: of all diagonal q the
-        closest in KL[q ‖ this], and the best one where this is the best full one.
+        A mean-field distribution gets the deviations 1/√Λ_mm of the precision Λ: of all diagonal q
+        it minimises KL[q ‖ this], and is optimal if this is the optimal full one.
         """
         batch, M = distribution.batch_shape, self.mean.shape[-1]
         distribution.num_inducing_points = M
@@ -87,11 +95,11 @@ class GaussianQ:
         return _set(distribution, natural_vec=linear, natural_tril_mat=inverse)
 
     def towards(self, other: "GaussianQ", rate: float, *, apart: bool) -> "GaussianQ":
-        """A part of the way to another q along natural parameters; all of it at rate one.
+        """Interpolate natural parameters between this q (rate 0) and another one (rate 1).
 
         Args:
-            apart: whether means go along their own line, as where q is a point mass, or where
-                means and covariances have points of their own.
+            apart: whether to interpolate means separately, for point masses and for strategies
+                whose means and covariances have points of their own.
         """
         if rate == 1:
             return other
@@ -117,14 +125,11 @@ def _set(module: nn.Module, **values: Tensor) -> None:
         setattr(module, name, nn.Parameter(fresh, requires_grad=old.requires_grad))
 
 
-# The coordinates that q(u) is read in: u = μ_Z + L v with K_uu + jitter·I = L Lᵀ.
-
-
 @dataclass(frozen=True, slots=True)
 class PriorBlocks:
-    """The user's own prior at the K points and at B rows; a role and a function each.
+    """The model's prior at the K inducing points and at B rows, for each role and function.
 
-    The axis of functions has length one where all of them have the same prior and points.
+    The axis of functions has length one if all of them have the same prior and points.
     """
 
     centre: Float[Tensor, "R #F K"]
@@ -135,107 +140,159 @@ class PriorBlocks:
 
 
 def prior_blocks(
-    found: InducingStrategy, x: Float[Tensor, "*batch B D"], arguments: dict[str, Any]
+    inducing: InducingStrategy, x: Float[Tensor, "*batch B D"], arguments: dict[str, Any]
 ) -> PriorBlocks:
-    """What the user's `forward` says of points and rows together, as GPyTorch asks it."""
-    strategy, K = found.strategy, found.K
+    """Evaluate the model's `forward` at points and rows together, as GPyTorch does."""
+    strategy, K = inducing.strategy, inducing.K
     rows, points = strategy._expand_inputs(x, strategy.inducing_points)
     prior = strategy.model.forward(torch.cat([points, rows], dim=-2), **arguments)
     covariance = prior.lazy_covariance_matrix
     kff = covariance[..., K:, K:].diagonal(dim1=-1, dim2=-2)
-    # GPyTorch adds its jitter to the rows too where q(u) is whitened.
-    kff = kff + found.jitter if found.whitened else kff
+    # GPyTorch adds its jitter to the rows too if q(u) is whitened.
+    kff = kff + inducing.jitter if inducing.whitened else kff
     return PriorBlocks(
-        centre=_rows(found, prior.mean[..., :K], 1),
-        Kuu=_rows(found, covariance[..., :K, :K].to_dense(), 2),
-        Kuf=_rows(found, covariance[..., :K, K:].to_dense(), 2),
-        mean=_rows(found, prior.mean[..., K:], 1),
-        kff=_rows(found, kff, 1),
+        centre=_rows(inducing, prior.mean[..., :K], 1),
+        Kuu=_rows(inducing, covariance[..., :K, :K].to_dense(), 2),
+        Kuf=_rows(inducing, covariance[..., :K, K:].to_dense(), 2),
+        mean=_rows(inducing, prior.mean[..., K:], 1),
+        kff=_rows(inducing, kff, 1),
     )
 
 
-def _rows(found: InducingStrategy, values: Tensor, events: int) -> Tensor:
-    """The batch as [roles, functions], or [roles, 1] where it has no functions of its own."""
-    split = values[None] if found.roles == 1 else values.movedim(found.role_axis(events), 0)
+def _rows(inducing: InducingStrategy, values: Tensor, events: int) -> Tensor:
+    """Reshape the batch to [roles, functions], or [roles, 1] if functions share the values."""
+    split = values[None] if inducing.roles == 1 else values.movedim(inducing.role_axis(events), 0)
     event = split.shape[split.dim() - events :]
     batch = split.shape[1 : split.dim() - events]
     if batch.numel() == 1:
         return split.reshape(len(split), 1, *event)
-    lead = batch[: len(batch) - len(found.batch)]
-    if lead.numel() != 1 or torch.broadcast_shapes(batch, found.batch).numel() != found.F:
+    lead = batch[: len(batch) - len(inducing.batch)]
+    if lead.numel() != 1 or torch.broadcast_shapes(batch, inducing.batch).numel() != inducing.F:
         raise InputError(
-            f"`{found.name}` must have a q(u) for each of its functions; the prior has a batch of "
-            f"shape {list(batch)} and the variational distribution one of {list(found.batch)}. "
-            f"Give the distribution `batch_shape=torch.Size({list(batch)})`."
+            f"`{inducing.name}` must have a q(u) for each of its functions; the prior has a batch "
+            f"of shape {list(batch)} and the variational distribution one of "
+            f"{list(inducing.batch)}. Give the distribution "
+            f"`batch_shape=torch.Size({list(batch)})`."
         )
     aligned = split.reshape(len(split), *batch[len(lead) :], *event)
-    return aligned.expand(len(split), *found.batch, *event).reshape(len(split), found.F, *event)
+    return aligned.expand(len(split), *inducing.batch, *event).reshape(
+        len(split), inducing.F, *event
+    )
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """Coordinates v of all functions of a strategy, in each of its roles."""
+class Whitening:
+    """Whitened coordinates u = μ_Z + L v, K_uu + jitter·I = L Lᵀ, of a strategy's functions."""
 
-    found: InducingStrategy
+    inducing: InducingStrategy
     centre: Float[Tensor, "R #F K"]
     L: Float[Tensor, "R #F K K"]
 
     @classmethod
-    def of(cls, found: InducingStrategy) -> "Frame":
-        """At the strategy's present points."""
-        Z = found.strategy.inducing_points
-        prior = found.strategy.model.forward(Z)
+    def of(cls, inducing: InducingStrategy) -> "Whitening":
+        """Return the coordinates at the strategy's current points."""
+        Z = inducing.strategy.inducing_points
+        prior = inducing.strategy.model.forward(Z)
         covariance = prior.lazy_covariance_matrix.to_dense().detach()
-        centre = _rows(found, prior.mean.detach(), 1)
-        return cls(found, centre, root(_rows(found, covariance, 2), found.jitter))
+        centre = _rows(inducing, prior.mean.detach(), 1)
+        return cls(inducing, centre, root(_rows(inducing, covariance, 2), inducing.jitter))
 
     def read(self) -> GaussianQ:
-        """The strategy's q, of v."""
-        q = GaussianQ.of(self.found.q)
-        if self.found.whitened:
+        """Return the strategy's q, of v."""
+        q = GaussianQ.of(self.inducing.q)
+        if self.inducing.whitened:
             return q
         mean = solve_lower(self.L[0], (q.mean - self.centre[0])[..., None])[..., 0]
         return GaussianQ(mean, solve_lower(self.L[0], q.factor))
 
     def write(self, q: GaussianQ) -> None:
-        """Give the strategy a q of v."""
-        if not self.found.whitened:
+        """Set the strategy's q to a q of v."""
+        if not self.inducing.whitened:
             mean = self.centre[0] + (self.L[0] @ q.mean[..., None])[..., 0]
             q = GaussianQ(mean, self.L[0] @ q.factor)
-        q.put_into(self.found.q)
+        q.write_to(self.inducing.q)
 
     def marginal(self, q: GaussianQ, keep: Bool[Tensor, "G K"]) -> GaussianQ:
-        """q of the points that are kept in each set, in the coordinates that they have alone.
+        """Return the marginal q of the selected points of each set, in their own coordinates.
 
-        m_I = L_I⁻¹ (L m)_I,  F_I = L_I⁻¹ (L F)_I,  L_I L_Iᵀ = (L Lᵀ)_II. Sub-vectors of v itself
-        would be another model.
+        m_I = L_I⁻¹ (L m)_I,  F_I = L_I⁻¹ (L F)_I,  L_I L_Iᵀ = (L Lᵀ)_II. A sub-vector of v
+        would be a different marginal.
         """
-        means = self._kept(0, q.mean[..., None], keep)[..., 0]
-        return GaussianQ(means, self._kept(self.found.roles - 1, q.factor, keep))
+        means = self._marginal(0, q.mean[..., None], keep)[..., 0]
+        return GaussianQ(means, self._marginal(self.inducing.roles - 1, q.factor, keep))
 
-    def _kept(
+    def _marginal(
         self, role: int, values: Float[Tensor, "F K J"], keep: Bool[Tensor, "G K"]
     ) -> Float[Tensor, "F M J"]:
-        chosen = keep[self.found.set_of(role).to(keep.device)]
-        L = self.L[role].expand(self.found.F, -1, -1)
-        parts = []
-        for own, factor, value in zip(chosen, L, values, strict=True):
-            rows = factor[own]
+        masks = keep[self.inducing.set_of(role).to(keep.device)]
+        L = self.L[role].expand(self.inducing.F, -1, -1)
+        marginals = []
+        for mask, factor, value in zip(masks, L, values, strict=True):
+            rows = factor[mask]
             # The triangle of (rows I of L)ᵀ = Q R is that of K_II, without squaring.
             R = torch.linalg.qr(rows.mT).R
             lower = (R * R.diagonal().sign()[:, None]).mT
-            parts.append(solve_lower(lower, rows @ value))
-        return torch.stack(parts)
+            marginals.append(solve_lower(lower, rows @ value))
+        return torch.stack(marginals)
 
 
 def root(Kuu: Float[Tensor, "*batch K K"], jitter: float) -> Float[Tensor, "*batch K K"]:
-    """The factor of K_uu + jitter·I, with GPyTorch's jitter."""
+    """Return the Cholesky factor of K_uu + jitter·I, with GPyTorch's jitter."""
     shifted = Kuu + jitter * torch.eye(Kuu.shape[-1], dtype=Kuu.dtype, device=Kuu.device)
     L, info = torch.linalg.cholesky_ex(shifted)
     if bool((info != 0).any()):
         raise NotPositiveDefiniteError(
-            f"the covariance of the inducing points could not be factorised with the strategy's "
+            "the covariance of the inducing points could not be factorised with the strategy's "
             f"jitter of {jitter:g}; give the strategy a larger `jitter_val`."
         )
     return L
+
+
+def prune_model(model: Same, keep: Sequence[Bool[Tensor, "_ _"]]) -> Same:
+    """Return a copy of a model with some of its inducing points and their marginal q(u).
+
+    Args:
+        keep: `[G K]` for each strategy of the model: which points of each of its sets to keep, the
+            same number in each. If it is none, the functions of the strategy follow the prior.
+    """
+    smaller = copy_module(model)
+    for inducing, mask in zip(inducing_strategies(smaller), keep, strict=True):
+        if not bool(mask.any()):
+            _reset_to_prior(inducing)
+            continue
+        whitening = Whitening.of(inducing)
+        q = whitening.marginal(whitening.read(), mask)
+        set_points(inducing, selected_points(inducing, mask))
+        Whitening.of(inducing).write(q)
+    return smaller
+
+
+def selected_points(
+    inducing: InducingStrategy, keep: Bool[Tensor, "G K"]
+) -> Float[Tensor, "G M D"]:
+    """Return the locations of the selected points of each set."""
+    return torch.stack([Z[mask] for Z, mask in zip(inducing.locations, keep, strict=True)])
+
+
+def set_points(inducing: InducingStrategy, sets: Float[Tensor, "G M D"]) -> None:
+    """Set the locations of a strategy; its q(u) must be set afterwards."""
+    strategy = inducing.strategy
+    old = strategy.inducing_points
+    fresh = inducing.stacked(sets).to(old).contiguous().clone()
+    learnt = isinstance(old, nn.Parameter)
+    # Locations that are not learnt are a buffer.
+    strategy.inducing_points = (
+        nn.Parameter(fresh, requires_grad=old.requires_grad) if learnt else fresh
+    )
+    strategy._clear_cache()
+
+
+def _reset_to_prior(inducing: InducingStrategy) -> None:
+    """Keep one point whose q(u) is the prior, so that q(f) is the prior everywhere."""
+    set_points(inducing, inducing.locations[:, :1])
+    q = CholeskyVariationalDistribution(1, batch_shape=inducing.batch)
+    inducing.strategy._variational_distribution = q.to(inducing.strategy.inducing_points)
+    ones = inducing.strategy.inducing_points.new_ones(inducing.F, 1, 1)
+    whitening = Whitening.of(inducing)
+    whitening.write(GaussianQ(torch.zeros_like(ones[..., 0]), ones))

@@ -1,10 +1,10 @@
-"""Selection of the inducing points of GPyTorch models."""
+"""Selection of the inducing points of GPyTorch models: `winnow` and its subset objective."""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Generic, final
+from typing import Any, Generic, final
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -16,256 +16,89 @@ from gpytorch.variational import (
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
-from winnowgp.integrations.gpytorch.checks import Rows, check_likelihood
-from winnowgp.integrations.gpytorch.distribution import Frame, GaussianQ
-from winnowgp.integrations.gpytorch.pruning import Same, copied, kept_points, pruned, put_points
-from winnowgp.integrations.gpytorch.sites import Evidence, SiteTotals
-from winnowgp.integrations.gpytorch.strategies import inducing_strategies
+from winnowgp.errors import InputError, ToleranceWarning
+from winnowgp.integrations.gpytorch.checks import TrainingData, check_likelihood
+from winnowgp.integrations.gpytorch.distribution import (
+    GaussianQ,
+    Same,
+    Whitening,
+    prune_model,
+    selected_points,
+    set_points,
+)
+from winnowgp.integrations.gpytorch.sites import ModelELBO, StrategySites
+from winnowgp.integrations.gpytorch.strategies import copy_module, inducing_strategies
+from winnowgp.models.site_inference import backtrack
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     Frontier,
     SearchObjective,
     Selection,
+    SubsetObjective,
     alpha_at,
     elimination_frontier,
     fit_inclusion,
 )
 from winnowgp.selection.frontier import MIN_ALPHA, largest_alpha
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
+from winnowgp.typing import Masks, Nats
 
-# How many points each strategy keeps, and which.
-
-
-# Subsets drawn at most to learn the probabilities of inclusion of a set.
+# Subsets sampled at most to learn the inclusion probabilities of a set.
 _SUBSETS = 60
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StrategyChoice:
-    """What the sets of one strategy are worth; its tensors ask for as many points in each."""
-
-    statistics: tuple[SearchObjective, ...]
-    frontiers: tuple[Frontier, ...]
-
-    @classmethod
-    def of(cls, totals: SiteTotals, bound: float) -> "StrategyChoice":
-        """Backward elimination in every set, O(K³) each."""
-        statistics = totals.statistics(bound)
-        return cls(statistics, tuple(elimination_frontier(each) for each in statistics))
-
-    @property
-    def together(self) -> Frontier:
-        """Bounds of all sets with M points each; the masks are the first one's."""
-        first = self.frontiers[0]
-        bounds = torch.stack([each.bounds for each in self.frontiers]).sum(0)
-        return Frontier(bounds, first.masks, first.N)
-
-    def size(self, alpha: float) -> int:
-        """The M ≥ 1 that is best under the prior exp(−α M²) on every set."""
-        found = self.together.best_for_alpha(len(self.frontiers) * alpha)
-        return max(1, int(found.mask.sum()))
-
-    def keep(self, M: int) -> Bool[Tensor, "G K"]:
-        """The best M points found of each set."""
-        return torch.stack([each.masks[M] for each in self.frontiers])
-
-    def selections(
-        self, M: int, *, alpha: float | None, generator: torch.Generator
-    ) -> tuple[Selection, ...]:
-        """The sets of M points, and the probability of every candidate.
-
-        Args:
-            alpha: of the prior; the one that prefers M points if None.
-        """
-        implied = alpha_at(self.together, M) / len(self.frontiers)
-        strength = implied if alpha is None else alpha
-        # Where more points only cost, no α > 0 says how strong a prior is.
-        strength = max(strength, MIN_ALPHA)
-        pairs = zip(self.statistics, self.frontiers, strict=True)
-        return tuple(_selection(*pair, M, strength, generator) for pair in pairs)
-
-
-def _selection(
-    statistics: SearchObjective,
-    frontier: Frontier,
-    M: int,
-    alpha: float,
-    generator: torch.Generator,
-) -> Selection:
-    learnt = fit_inclusion(
-        statistics,
-        prior=SquaredCardinality(statistics.K, alpha),
-        generator=generator,
-        start=frontier.masks[M],
-        max_steps=_SUBSETS,
-    )
-    return Selection(learnt.q.inclusion, frontier.masks[M], learnt.trace, alpha, frontier)
-
-
-def sizes(choices: Sequence[StrategyChoice], goal: Goal) -> list[int]:
-    """Points in each set of every strategy, one at least.
-
-    A nat costs the same wherever it is bought: a tolerance over several strategies is the
-    strongest prior, the same for all sets, that stays within it.
-    """
-    if isinstance(goal, FixedAlpha):
-        return [choice.size(goal.strength) for choice in choices]
-    if isinstance(goal, MaxPoints) or len(choices) == 1:
-        frontiers = [choice.together for choice in choices]
-        return [max(1, goal.size(f, reference=f.bounds.max().item())) for f in frontiers]
-    assert isinstance(goal, Tolerance)
-    budget = goal.nats * choices[0].together.N
-
-    def within(alpha: float) -> bool:
-        lost = [
-            c.together.bounds.max().item() - c.together.bounds[c.size(alpha)].item()
-            for c in choices
-        ]
-        return sum(lost) <= budget
-
-    alpha = largest_alpha(within)
-    return [choice.size(alpha) for choice in choices]
-
-
-# q(u) made as good as it gets, with everything else held.
-
-
-# Nats an observation that a step must promise and gain for another one to be tried.
+# Nats per observation that an update of q(u) must promise and gain for another one to follow.
 _GAIN = 1e-5
-
+# Shortest step of an update, and updates at most.
 _SHORTEST, _STEPS = 0.05, 30
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Refit:
-    """A model with the best q(u) found, its bound in nats, and its sites."""
-
-    evidence: Evidence
-    bound: float
-    totals: tuple[SiteTotals, ...]
-
-
-@torch.no_grad()
-def refitted(evidence: Evidence, bound: float, *, steps: int = _STEPS) -> Refit:
-    """Natural-gradient steps on the q(u) of all strategies at once, while the bound rises.
-
-    A full step goes to the best q(u) for the sites of the present one: with a Gaussian likelihood
-    and functions that are seen alone that is the optimum. A step that lowers the bound is tried
-    again, shorter; the last one that raised it is kept.
-
-    Args:
-        evidence: of a model with some q(u).
-        bound: of it.
-        steps: at most.
-    """
-    rate, totals = 1.0, evidence.totals()
-    for _ in range(steps):
-        best = [each.best_q() for each in totals]
-        if _promised(totals, best) < _GAIN * evidence.N:
-            break
-        tried, rate = _uphill(evidence, best, bound, rate)
-        if tried is None:
-            break
-        gained, (evidence, bound) = tried[1] - bound, tried
-        totals, rate = evidence.totals(), min(1.0, 2 * rate)
-        if gained < _GAIN * evidence.N:
-            break
-    return Refit(evidence, bound, totals)
-
-
-def _promised(totals: Sequence[SiteTotals], best: Sequence[GaussianQ]) -> float:
-    """What full steps gain if the sites stay as they are: Σ_f KL[q ‖ best], in nats."""
-    total = 0.0
-    for each, q in zip(totals, best, strict=True):
-        kind, now = each.frame.found.q, each.frame.read()
-        if isinstance(kind, MeanFieldVariationalDistribution):
-            return float("inf")  # the best full q is not the best diagonal one
-        total += each.excess(now, q.mean, point=isinstance(kind, DeltaVariationalDistribution))
-    return total
-
-
-def _uphill(
-    evidence: Evidence, best: Sequence[GaussianQ], bound: float, rate: float
-) -> tuple[tuple[Evidence, float] | None, float]:
-    """As much of a step as raises the bound, and how much that was; None where none does."""
-    while rate >= _SHORTEST:
-        try:
-            stepped = _stepped(evidence, best, rate)
-            new = stepped.bound()
-        except NotPositiveDefiniteError:
-            rate *= 0.5
-            continue
-        if new > bound:
-            return (stepped, new), rate
-        rate *= 0.5
-    return None, rate
-
-
-def _stepped(evidence: Evidence, best: Sequence[GaussianQ], rate: float) -> Evidence:
-    stepped = evidence.with_model(copied(evidence.model))
-    for found, q in zip(stepped.strategies, best, strict=True):
-        frame = Frame.of(found)
-        point = isinstance(found.q, DeltaVariationalDistribution)
-        frame.write(frame.read().towards(q, rate, apart=point or found.roles == 2))
-    return stepped
-
-
-# A user's own GPyTorch model, with as few inducing points as it needs.
-
-
-# Tries to stay within a tolerance.
+# Attempts to stay within a tolerance.
 _TRIES = 4
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WinnowedSet:
-    """One set of inducing points, and what was chosen of it."""
+    """One set of inducing points of the original model, and the selection from it."""
 
     name: str
-    """The strategy's place in the model, with the number of the set where it has several."""
+    """Name of the strategy in the model, with the number of the set if it has several."""
     candidates: Float[Tensor, "K D"]
-    """Where its points were."""
+    """Locations of all points of the original model."""
     selection: Selection
 
     @property
     def n_inducing(self) -> int:
-        """Number of points kept."""
+        """Number of selected points."""
         return self.selection.M
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Winnowed(Generic[Same]):
-    """A model with fewer points, and how they were chosen."""
+    """A model with fewer inducing points, and how they were selected."""
 
     model: Same
-    """The same class with the same parameters, but for inducing points and q(u)."""
+    """Model of the same class with the same parameters, except for inducing points and q(u)."""
     sets: tuple[WinnowedSet, ...]
-    """One for each set of locations: a layer, a task, a role."""
+    """One entry per set of locations: a layer, a task, or a role."""
     bound: float
-    """Of `model`, in nats: Σ E[log p(y | f)] − KL[q(u) ‖ p(u)]."""
+    """ELBO of `model`, in nats: Σ E[log p(y | f)] − KL[q(u) ‖ p(u)]."""
     reference: float
-    """The same with all points and the best q(u) found for them."""
+    """ELBO with all points and the best q(u) that was found for them."""
     original: float
-    """The same with all points and the q(u) that was given."""
+    """ELBO with all points and the original q(u)."""
 
     @property
     def elbo_gap(self) -> float:
-        """Nats below what all points reach."""
+        """Nats below the ELBO of all points."""
         return max(self.reference - self.bound, 0.0)
 
     @property
     def n_inducing(self) -> int:
-        """Number of points kept, in all sets together."""
+        """Number of selected points, summed over sets."""
         return sum(each.n_inducing for each in self.sets)
 
     @property
     def inclusion(self) -> Float[Tensor, " K"]:
-        """Probability of every candidate, those of all sets in one row."""
+        """Inclusion probability of every candidate, concatenated over sets."""
         return torch.cat([each.selection.inclusion for each in self.sets])
 
     def __str__(self) -> str:
@@ -285,28 +118,27 @@ def winnow(
     max_points: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Winnowed[Same]:
-    """The same model with fewer inducing points; what was given stays as it was.
+    """Return a copy of a GPyTorch model with fewer inducing points.
 
-    Kernel, mean, likelihood and all other parameters are untouched, bit for bit. The points that
-    stay are where they were; their q(u) is inferred anew by natural-gradient steps. Train on with
-    your own loop if you like: it is an ordinary GPyTorch model.
+    Kernel, mean, likelihood and all other parameters are unchanged, bit for bit. The selected
+    points keep their locations, and their q(u) is inferred by natural-gradient steps. The result
+    is an ordinary GPyTorch model, which can be trained further.
 
-    Every function that has inducing points is seen as Gaussian regression on what your own bound
-    asks of it row by row (Khan & Lin 2017), which gives the worth of all candidates at once:
-    exactly for a Gaussian likelihood and functions that are observed one by one, to first order for
-    other likelihoods, mixed tasks and hidden layers. O(N K²) a pass for each function, O(K³) to
-    choose.
+    Every function with inducing points is treated as Gaussian regression on the sites of the ELBO
+    (Khan & Lin 2017), which gives the marginal gains of all candidates at once: exactly for a
+    Gaussian likelihood and functions that are observed one by one, to first order for other
+    likelihoods, mixed tasks and hidden layers. O(N K²) per pass and function, O(K³) to select.
 
     Args:
-        model: an ApproximateGP (multitask or batched ones too), a DeepGP or a BayesianGPLVM,
-            trained or half-trained.
-        likelihood: the one it was trained with.
-        data: `(train_x, train_y)`; of a BayesianGPLVM its table alone.
+        model: an ApproximateGP (also multitask or batched), a DeepGP or a BayesianGPLVM, at any
+            stage of training.
+        likelihood: the likelihood it was trained with.
+        data: `(train_x, train_y)`; for a BayesianGPLVM its table alone.
         alpha: strength of the prior exp(−α M²) on every set; "auto" derives it from `tolerance`.
-        tolerance: nats an observation that all sets together may give up.
-        max_points: in every set, instead of a tolerance.
-        generator: of the subsets drawn to learn inclusion, and of the samples that deep and latent
-            models draw.
+        tolerance: ELBO gap in nats per observation that all sets together may have.
+        max_points: number of points per set at most, instead of a tolerance.
+        generator: source of randomness for subsets that are sampled to learn inclusion
+            probabilities, and for samples of deep and latent-variable models.
 
     >>> import gpytorch
     >>> class Line(gpytorch.models.ApproximateGP):
@@ -326,99 +158,307 @@ def winnow(
     """
     goal = _goal(alpha, tolerance, max_points)
     draws = _checked_generator(generator)
-    rows = Rows.of(model, data)
+    rows = TrainingData.of(model, data)
     check_likelihood(likelihood, rows)
     seed = int(torch.randint(2**31, (), generator=draws, device=draws.device))
-    given = Evidence.of(model, likelihood, rows.x, rows.y, seed=seed)
+    given = ModelELBO.of(model, likelihood, rows.x, rows.y, seed=seed)
     original = given.bound()
-    whole = refitted(given, original)
-    choices = [StrategyChoice.of(totals, whole.bound) for totals in whole.totals]
-    found = _pruned_to(goal, whole, choices)
+    whole = refit_q(given, original)
+    frontiers = [StrategyFrontiers.of(sites, whole.bound) for sites in whole.sites]
+    pruned = _pruned_to(goal, whole, frontiers)
     return Winnowed(
-        model=_returned(model, found),
-        sets=_sets(model, choices, found, goal, torch.Generator().manual_seed(seed)),
-        bound=found.bound,
+        model=_result(model, pruned),
+        sets=_sets(model, frontiers, pruned, goal, torch.Generator().manual_seed(seed)),
+        bound=pruned.bound,
         reference=whole.bound,
         original=original,
     )
 
 
+@torch.inference_mode(False)
+def subset_objective(
+    model: Any, likelihood: Likelihood, data: tuple[Tensor, Tensor] | Tensor, *, seed: int = 0
+) -> "PrunedObjective":
+    """Return the ELBO of a GPyTorch model as a function of the inducing points that it uses.
+
+    Args:
+        model: as for `winnow`, and so are `likelihood` and `data`.
+        seed: seed of the samples of deep and latent-variable models, the same for every subset.
+    """
+    rows = TrainingData.of(model, data)
+    check_likelihood(likelihood, rows)
+    return PrunedObjective(ModelELBO.of(model, likelihood, rows.x, rows.y, seed=seed))
+
+
+@final
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A choice that was tried."""
+class PrunedObjective(SubsetObjective):
+    """The ELBO of a GPyTorch model with some of its inducing points, at their marginal q(u).
+
+    The candidates of all strategies are concatenated; a strategy with several sets of locations
+    drops the same entries of each. Each value is one evaluation of the model on all rows. All
+    gradient estimators of `winnowgp.gradients` can be used; parameters get no gradient.
+    """
+
+    elbo: ModelELBO
+
+    @property
+    def K(self) -> int:
+        return sum(inducing.K for inducing in self.elbo.strategies)
+
+    def value(self, mask: Masks) -> Nats:
+        return torch.tensor([self._bound(row) for row in mask], dtype=torch.float64)
+
+    def _bound(self, mask: Tensor) -> float:
+        strategies = self.elbo.strategies
+        masks = mask.split([inducing.K for inducing in strategies])
+        keep = [
+            m.expand(len(inducing.locations), -1)
+            for inducing, m in zip(strategies, masks, strict=True)
+        ]
+        return self.elbo.with_model(prune_model(self.elbo.model, keep)).bound()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RefittedModel:
+    """A model with the best q(u) found, its ELBO in nats, and its sites."""
+
+    elbo: ModelELBO
+    bound: float
+    sites: tuple[StrategySites, ...]
+
+
+@torch.no_grad()
+def refit_q(elbo: ModelELBO, bound: float, *, steps: int = _STEPS) -> RefittedModel:
+    """Take natural-gradient steps of the q(u) of all strategies while the ELBO rises.
+
+    A full step goes to the optimal q(u) for the sites of the current one: the optimum for a
+    Gaussian likelihood and functions that are observed alone. A step that lowers the ELBO is
+    halved; the last one that raised it is kept.
+
+    Args:
+        elbo: model with an initial q(u).
+        bound: its ELBO.
+        steps: number of steps at most.
+    """
+    rate, sites = 1.0, elbo.sites()
+    for _ in range(steps):
+        best = [each.best_q() for each in sites]
+        if _promised(sites, best) < _GAIN * elbo.N:
+            break
+
+        def attempt(
+            rate: float, elbo: ModelELBO = elbo, best: list[GaussianQ] = best
+        ) -> tuple[ModelELBO, float]:
+            moved = _moved(elbo, best, rate)
+            return moved, moved.bound()
+
+        moved, rate = backtrack(
+            attempt,
+            accept=lambda result, bound=bound: result[1] > bound,
+            rate=rate,
+            shortest=_SHORTEST,
+        )
+        if moved is None:
+            break
+        gained, (elbo, bound) = moved[1] - bound, moved
+        sites, rate = elbo.sites(), min(1.0, 2 * rate)
+        if gained < _GAIN * elbo.N:
+            break
+    return RefittedModel(elbo, bound, sites)
+
+
+def _promised(sites: Sequence[StrategySites], best: Sequence[GaussianQ]) -> float:
+    """Return the gain of full steps if the sites stay as they are: Σ_f KL[q ‖ best], in nats."""
+    total = 0.0
+    for each, q in zip(sites, best, strict=True):
+        kind, now = each.whitening.inducing.q, each.whitening.read()
+        if isinstance(kind, MeanFieldVariationalDistribution):
+            return float("inf")  # the best full q is not the best diagonal one
+        total += each.excess(now, q.mean, point=isinstance(kind, DeltaVariationalDistribution))
+    return total
+
+
+def _moved(elbo: ModelELBO, best: Sequence[GaussianQ], rate: float) -> ModelELBO:
+    """Return a copy whose q(u) has moved a part of the way to the best one."""
+    moved = elbo.with_model(copy_module(elbo.model))
+    for inducing, q in zip(moved.strategies, best, strict=True):
+        whitening = Whitening.of(inducing)
+        point = isinstance(inducing.q, DeltaVariationalDistribution)
+        whitening.write(whitening.read().towards(q, rate, apart=point or inducing.roles == 2))
+    return moved
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StrategyFrontiers:
+    """Frontiers of the sets of one strategy, which must all have the same number of points."""
+
+    statistics: tuple[SearchObjective, ...]
+    frontiers: tuple[Frontier, ...]
+
+    @classmethod
+    def of(cls, sites: StrategySites, bound: float) -> "StrategyFrontiers":
+        """Run backward elimination in every set, O(K³) each."""
+        statistics = sites.statistics(bound)
+        return cls(statistics, tuple(path_frontier(each) for each in statistics))
+
+    @property
+    def together(self) -> Frontier:
+        """Bounds of all sets with M points each; the masks are those of the first set."""
+        first = self.frontiers[0]
+        bounds = torch.stack([each.bounds for each in self.frontiers]).sum(0)
+        return Frontier(bounds, first.masks, first.N)
+
+    def size(self, alpha: float) -> int:
+        """Return the best M ≥ 1 under the prior exp(−α M²) on every set."""
+        best = self.together.best_for_alpha(len(self.frontiers) * alpha)
+        return max(1, int(best.mask.sum()))
+
+    def keep(self, M: int) -> Bool[Tensor, "G K"]:
+        """Return the masks of the best M points of each set."""
+        return torch.stack([each.masks[M] for each in self.frontiers])
+
+    def selections(
+        self, M: int, *, alpha: float | None, generator: torch.Generator
+    ) -> tuple[Selection, ...]:
+        """Return the sets of M points, with the inclusion probability of every candidate.
+
+        Args:
+            alpha: strength of the prior; if None, the one whose optimum has M points.
+        """
+        implied = alpha_at(self.together, M) / len(self.frontiers)
+        strength = implied if alpha is None else alpha
+        # If more points lower the bound, no α > 0 is implied.
+        strength = max(strength, WEAKEST_ALPHA)
+        pairs = zip(self.statistics, self.frontiers, strict=True)
+        return tuple(_selection(*pair, M, strength, generator) for pair in pairs)
+
+
+def _selection(
+    statistics: SearchObjective,
+    frontier: Frontier,
+    M: int,
+    alpha: float,
+    generator: torch.Generator,
+) -> Selection:
+    learnt = select_naturally(
+        statistics,
+        prior=SquaredCardinality(statistics.K, alpha),
+        generator=generator,
+        start=frontier.masks[M],
+        max_steps=_SUBSETS,
+    )
+    return Selection(learnt.q.inclusion, frontier.masks[M], learnt.trace, alpha, frontier)
+
+
+def _sizes(frontiers: Sequence[StrategyFrontiers], goal: Goal) -> list[int]:
+    """Return the number of points, at least one, in each set of every strategy.
+
+    A nat has the same price in every strategy: a tolerance over several strategies is met by the
+    strongest prior, the same for all sets, that stays within it.
+    """
+    if isinstance(goal, FixedAlpha):
+        return [each.size(goal.alpha) for each in frontiers]
+    if isinstance(goal, MaxPoints) or len(frontiers) == 1:
+        together = [each.together for each in frontiers]
+        return [max(1, goal.size(f, reference=f.bounds.max().item())) for f in together]
+    assert isinstance(goal, Tolerance)
+    budget = goal.nats * frontiers[0].together.N
+
+    def within(alpha: float) -> bool:
+        lost = [
+            f.together.bounds.max().item() - f.together.bounds[f.size(alpha)].item()
+            for f in frontiers
+        ]
+        return sum(lost) <= budget
+
+    alpha = strongest_alpha(within)
+    return [each.size(alpha) for each in frontiers]
+
+
+@dataclass(frozen=True, slots=True)
+class _PrunedModel:
+    """A model with fewer points, and the masks that it was pruned by."""
 
     sizes: list[int]
     keep: list[Bool[Tensor, "G K"]]
-    evidence: Evidence
+    elbo: ModelELBO
     bound: float
 
 
-def _pruned_to(goal: Goal, whole: Refit, choices: list[StrategyChoice]) -> _Found:
-    """The model pruned and its q(u) inferred anew; again with more points where too much is lost.
+def _pruned_to(
+    goal: Goal, whole: RefittedModel, frontiers: list[StrategyFrontiers]
+) -> _PrunedModel:
+    """Prune the model and infer its q(u); retry with more points if the tolerance is exceeded.
 
-    What sites of all points promise of few is exact or too much. Warns where no try sufficed.
+    Sites of all points may overstate the bound of few points. Issues a `ToleranceWarning` if no
+    attempt suffices.
     """
     if not isinstance(goal, Tolerance):
-        return _tried(sizes(choices, goal), whole, choices)
-    tried: list[_Found] = []
-    for attempt in range(_TRIES):
-        asked = Tolerance(goal.nats * 0.5**attempt)
-        found = _tried(sizes(choices, asked), whole, choices)
-        if whole.bound - found.bound <= goal.nats * whole.evidence.N:
-            return found
-        tried.append(found)
-    best = max(tried, key=lambda each: each.bound)
-    lost = (whole.bound - best.bound) / whole.evidence.N
+        return _attempt(_sizes(frontiers, goal), whole, frontiers)
+    attempts: list[_PrunedModel] = []
+    for number in range(_TRIES):
+        stricter = Tolerance(goal.nats * 0.5**number)
+        pruned = _attempt(_sizes(frontiers, stricter), whole, frontiers)
+        if whole.bound - pruned.bound <= goal.nats * whole.elbo.N:
+            return pruned
+        attempts.append(pruned)
+    best = max(attempts, key=lambda each: each.bound)
+    lost = (whole.bound - best.bound) / whole.elbo.N
     points = sum(int(mask.sum()) for mask in best.keep)
     warnings.warn(
-        f"the tolerance of {goal.nats:g} nats an observation was not kept: with {points} points, "
-        f"the best of {_TRIES} tries, {lost:.3g} are given up. Scores are of first order for this "
-        "model; ask for a smaller `tolerance`, or say `max_points`.",
-        ConvergenceWarning,
-        # Beyond `winnow`, and what torch has around it.
+        f"the tolerance of {goal.nats:g} nats per observation was exceeded: with {points} inducing "
+        f"points, the best of {_TRIES} tries, the ELBO gap is {lost:.3g}. Scores are of first "
+        "order for this model; pass a smaller `tolerance`, or `max_points`.",
+        ToleranceWarning,
+        # The caller of `winnow` and of torch's decorator around it.
         stacklevel=4,
     )
     return best
 
 
-def _tried(kept: list[int], whole: Refit, choices: list[StrategyChoice]) -> _Found:
-    keep = [choice.keep(M) for choice, M in zip(choices, kept, strict=True)]
-    device = whole.evidence.y.device
-    marginal = pruned(whole.evidence.model, [mask.to(device) for mask in keep])
-    smaller = whole.evidence.with_model(marginal)
-    # The marginal is only a start: that of the given q(u) was up to 0.18 nats a test row worse.
-    refit = refitted(smaller, smaller.bound())
-    return _Found(kept, keep, refit.evidence, refit.bound)
+def _attempt(
+    sizes: list[int], whole: RefittedModel, frontiers: list[StrategyFrontiers]
+) -> _PrunedModel:
+    keep = [each.keep(M) for each, M in zip(frontiers, sizes, strict=True)]
+    device = whole.elbo.y.device
+    marginal = prune_model(whole.elbo.model, [mask.to(device) for mask in keep])
+    smaller = whole.elbo.with_model(marginal)
+    # The marginal q(u) is only a start: it was up to 0.18 nats per test row worse.
+    refit = refit_q(smaller, smaller.bound())
+    return _PrunedModel(sizes, keep, refit.elbo, refit.bound)
 
 
-def _returned(model: Same, found: _Found) -> Same:
-    """A copy of the user's model, in its own precision, with what was found."""
-    result = copied(model)
-    pairs = zip(inducing_strategies(result), found.keep, found.evidence.strategies, strict=True)
-    for place, keep, source in pairs:
-        put_points(place, kept_points(place, keep.to(place.locations.device)))
-        GaussianQ.of(source.q).put_into(place.q)
-        # Else the first call would start q(u) at the prior,
-        place.strategy.variational_params_initialized.fill_(1)
-        if isinstance(place.strategy, VariationalStrategy):
-            # or whiten it once more, if it came from a file of before GPyTorch whitened.
-            place.strategy.get_buffer("updated_strategy").fill_(True)
+def _result(model: Same, pruned: _PrunedModel) -> Same:
+    """Return a copy of the user's model, in its own precision, with the points and q(u) found."""
+    result = copy_module(model)
+    pairs = zip(inducing_strategies(result), pruned.keep, pruned.elbo.strategies, strict=True)
+    for inducing, keep, source in pairs:
+        set_points(inducing, selected_points(inducing, keep.to(inducing.locations.device)))
+        GaussianQ.of(source.q).write_to(inducing.q)
+        # Else the first call would initialise q(u) at the prior,
+        inducing.strategy.variational_params_initialized.fill_(1)
+        if isinstance(inducing.strategy, VariationalStrategy):
+            # or whiten it again, if it comes from a file written before GPyTorch whitened.
+            inducing.strategy.get_buffer("updated_strategy").fill_(True)
     return result
 
 
 def _sets(
     model: Same,
-    choices: list[StrategyChoice],
-    found: _Found,
+    frontiers: list[StrategyFrontiers],
+    pruned: _PrunedModel,
     goal: Goal,
     generator: torch.Generator,
 ) -> tuple[WinnowedSet, ...]:
     alpha = goal.strength if isinstance(goal, FixedAlpha) else None
     sets = []
-    for place, choice, M in zip(inducing_strategies(model), choices, found.sizes, strict=True):
-        selections = choice.selections(M, alpha=alpha, generator=generator)
-        for g, (Z, selection) in enumerate(zip(place.locations, selections, strict=True)):
-            name = place.name if len(selections) == 1 else f"{place.name}[{g}]"
+    for inducing, each, M in zip(inducing_strategies(model), frontiers, pruned.sizes, strict=True):
+        selections = each.selections(M, alpha=alpha, generator=generator)
+        for g, (Z, selection) in enumerate(zip(inducing.locations, selections, strict=True)):
+            name = inducing.name if len(selections) == 1 else f"{inducing.name}[{g}]"
             sets.append(WinnowedSet(name, Z.clone(), selection))
     return tuple(sets)
 
@@ -428,8 +468,8 @@ def _checked_generator(generator: object) -> torch.Generator:
         return torch.Generator().manual_seed(0)
     if not isinstance(generator, torch.Generator):
         raise InputError(
-            f"`generator` must be a torch.Generator or None; got {generator!r}. Of a seed it is "
-            "`torch.Generator().manual_seed(seed)`."
+            f"`generator` must be a torch.Generator or None; got {generator!r}. Pass "
+            "`torch.Generator().manual_seed(seed)` for a seed."
         )
     return generator
 
@@ -444,11 +484,11 @@ def _goal(alpha: float | str, tolerance: float, max_points: int | None) -> Goal:
             raise InputError(f"`{name}` must be {need}; got {value!r}.")
     if isinstance(alpha, str) and alpha != "auto":
         raise InputError(
-            f"`alpha` must be positive or 'auto'; got {alpha!r}. Larger values keep fewer points."
+            f"`alpha` must be positive or 'auto'; got {alpha!r}. Larger values select fewer points."
         )
     if not isinstance(alpha, str) and max_points is not None:
         raise InputError(
-            "say how many points in one way only: a number for `alpha`, or `max_points`."
+            "`alpha` and `max_points` exclude each other; pass a number for one of them only."
         )
     if max_points is not None:
         return MaxPoints(max_points)

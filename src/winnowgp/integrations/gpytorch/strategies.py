@@ -1,7 +1,8 @@
-"""The variational strategies that are supported, and why others are not."""
+"""Discovery of the inducing points of a GPyTorch model, and recording of its evaluations."""
 
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from gpytorch import settings
@@ -30,28 +31,26 @@ from torch import Tensor, nn
 
 from winnowgp.errors import InputError
 
-# What passes through a strategy while a model is evaluated.
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One evaluation: rows in, marginals of q(f) out."""
+    """One evaluation of a strategy: its rows and the marginals of q(f)."""
 
     x: Float[Tensor, "*rows B D"]
     arguments: dict[str, Any]
     mean: Float[Tensor, "*batch B"]
     mean_shift: Float[Tensor, "*batch B"]
-    """Zeros that were added to the mean: a gradient in them is one in the mean."""
+    """Zeros added to the mean, so that a gradient in them is one in the mean."""
     variance_shift: Float[Tensor, "*batch B"]
 
 
 @final
 class Recorder(Module):
-    """A strategy around another one that remembers its calls and answers with marginals alone.
+    """A wrapper of a strategy that records its calls and returns marginals only.
 
-    All that a bound asks of q(f) are means and variances row by row, and layers draw from them
-    row by row too. Zeros are added to both, so that what follows can be differentiated in them
-    though no parameter asks for a gradient.
+    An ELBO depends on q(f) through means and variances of single rows, and deep layers sample rows
+    independently. Zeros are added to both, so that the ELBO can be differentiated in them though no
+    parameter requires a gradient.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -73,8 +72,7 @@ class Recorder(Module):
         return MultivariateNormal(mean, DiagLinearOperator(variance + shifts[1]))
 
 
-# Where a GPyTorch model keeps its inducing points, and which kinds of it we can read.
-
+_Same = TypeVar("_Same", bound=Module)
 
 _WRAPPERS = (IndependentMultitaskVariationalStrategy, LMCVariationalStrategy, Recorder)
 
@@ -92,44 +90,44 @@ DISTRIBUTIONS = (
     NaturalVariationalDistribution,
     TrilNaturalVariationalDistribution,
 )
-# What a subclass may do in its own way: neither q(f) nor the KL depend on it.
+# Methods that a subclass may override, because neither q(f) nor the KL depend on them.
 _FREE = {"__init__", "_clear_cache", "amortized_exact_gp", "get_fantasy_model", "pseudo_points"}
-# Around a strategy q(f) is evaluated as it is; its KL is ours.
+# A wrapper may also evaluate q(f) in its own way, but not the KL.
 _FREE_AROUND = {*_FREE, "__call__", "forward"}
 
 _INSTEAD = {
-    "CiqVariationalStrategy": "It whitens with a symmetric root that it never forms; train with "
+    "CiqVariationalStrategy": "It whitens with a symmetric root that is never formed; train with "
     "VariationalStrategy, whose bound is the same.",
-    "GridInterpolationVariationalStrategy": "Its points are a grid that interpolation needs whole; "
-    "train with VariationalStrategy.",
-    "AdditiveGridInterpolationVariationalStrategy": "Its points are a grid that interpolation "
-    "needs whole; train with VariationalStrategy.",
-    "NNVariationalStrategy": "Its points are the rows of the data, and each row looks at its "
-    "neighbours alone; train with VariationalStrategy.",
-    "OrthogonallyDecoupledVariationalStrategy": "One of its sets of points lives on what the other "
-    "leaves; use BatchDecoupledVariationalStrategy.",
+    "GridInterpolationVariationalStrategy": "Its points form a grid, which interpolation needs "
+    "whole; train with VariationalStrategy.",
+    "AdditiveGridInterpolationVariationalStrategy": "Its points form a grid, which "
+    "interpolation needs whole; train with VariationalStrategy.",
+    "NNVariationalStrategy": "Its points are the rows of the data, and each row depends on its "
+    "neighbours only; train with VariationalStrategy.",
+    "OrthogonallyDecoupledVariationalStrategy": "One of its sets of points models the "
+    "residual of the other; use BatchDecoupledVariationalStrategy.",
 }
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class InducingStrategy:
-    """A strategy that holds inducing points, with its batches laid out in rows.
+    """A strategy with inducing points, whose batches are flattened.
 
     It has F functions, one for each element of the batch of q(u), and G sets of locations, one for
     each element of the batch of `inducing_points`; functions may share a set. A decoupled strategy
-    plays two roles: its means and its covariances have sets and kernel matrices of their own.
+    has two roles: its means and its covariances have sets and kernel matrices of their own.
     """
 
     name: str
-    """Where it is: `model.get_submodule(name)`."""
+    """Name of the module: `model.get_submodule(name)`."""
     strategy: Any
     roles: int
     whitened: bool
 
     @property
     def q(self) -> Any:
-        """Its `_VariationalDistribution`."""
+        """The `_VariationalDistribution` of the strategy."""
         return self.strategy._variational_distribution
 
     @property
@@ -149,28 +147,28 @@ class InducingStrategy:
 
     @property
     def locations(self) -> Float[Tensor, "G K D"]:
-        """All sets; with two roles those of the means come first."""
+        """Locations of all sets; with two roles those of the means come first."""
         return self._by_role().flatten(0, -3)
 
     @property
     def jitter(self) -> float:
-        """What GPyTorch adds to the diagonal of K_uu."""
+        """Number that GPyTorch adds to the diagonal of K_uu."""
         return self.strategy.jitter_val
 
     def set_of(self, role: int) -> Int[Tensor, " F"]:
-        """Which set each function has, in one of its roles."""
+        """Return the index of the set that each function uses in a role."""
         shape = self._by_role().shape[1:-2]
         index = torch.arange(shape.numel()).reshape(shape).expand(self.batch)
         return index.flatten() + role * shape.numel()
 
     def stacked(self, sets: Float[Tensor, "G M D"]) -> Tensor:
-        """Locations of other numbers of points, shaped as GPyTorch has them."""
+        """Reshape locations of any number of points as GPyTorch stores them."""
         shape = self._by_role().shape[:-2]
         split = sets.reshape(*shape, *sets.shape[1:])
         return split[0] if self.roles == 1 else split.movedim(0, self.role_axis(2))
 
     def role_axis(self, events: int) -> int:
-        """Where the roles are in a tensor with so many axes that are no batch."""
+        """Return the axis of roles in a tensor with this number of trailing event axes."""
         return (self.strategy.mean_var_batch_dim or -1) - events
 
     def _by_role(self) -> Float[Tensor, "R *batch K D"]:
@@ -179,7 +177,11 @@ class InducingStrategy:
 
 
 def inducing_strategies(model: GP) -> tuple[InducingStrategy, ...]:
-    """All of a model's, in the order of its layers; an error by name where we know no way."""
+    """Return all strategies of a model, in the order of its layers.
+
+    Raises:
+        InputError: the model has none, or one that is not supported.
+    """
     name = type(model).__name__
     if isinstance(model, ExactGP):
         raise InputError(
@@ -196,24 +198,24 @@ def inducing_strategies(model: GP) -> tuple[InducingStrategy, ...]:
             f"`model` must be an ApproximateGP or a DeepGP of GPyTorch; got {name}.{_inner(model)}"
         )
     owners = [(path, m) for path, m in model.named_modules() if isinstance(m, ApproximateGP)]
-    found = tuple(_found(path, owner) for path, owner in owners)
-    if not found:
+    strategies = tuple(_strategy(path, owner) for path, owner in owners)
+    if not strategies:
         raise InputError(f"`model` has no layers; {name} holds no DeepGPLayer.")
-    return found
+    return strategies
 
 
 def _inner(model: object) -> str:
-    """Where the GP of a model with a network around it is."""
-    parts = model.named_modules() if isinstance(model, nn.Module) else ()
-    inner = next((path for path, m in parts if isinstance(m, ApproximateGP)), None)
-    return "" if inner is None else f" Pass `model.{inner}`, with the inputs that it sees."
+    """Return a hint that names the GP inside a larger model, if there is one."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    inner = next((path for path, m in modules if isinstance(m, ApproximateGP)), None)
+    return "" if inner is None else f" Pass `model.{inner}`, with the inputs that it receives."
 
 
-def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
+def _strategy(path: str, owner: ApproximateGP) -> InducingStrategy:
     steps, strategy = [*path.split("."), "variational_strategy"], owner.variational_strategy
     name = ".".join(steps).removeprefix(".")
     while (around := _kind(strategy, _WRAPPERS)) is not None:
-        _check_own_way(name, strategy, around, _FREE_AROUND)
+        _check_overrides(name, strategy, around, _FREE_AROUND)
         name, strategy = f"{name}.base_variational_strategy", strategy.base_variational_strategy
     kind = _kind(strategy, _STRATEGIES)
     if kind is None:
@@ -223,7 +225,7 @@ def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
             "BatchDecoupledVariationalStrategy, or a multitask strategy around one; got "
             f"{given}. {_INSTEAD.get(given, 'Train with VariationalStrategy.')}"
         )
-    _check_own_way(name, strategy, kind, _FREE)
+    _check_overrides(name, strategy, kind, _FREE)
     q = strategy._variational_distribution
     if not any(isinstance(q, d) and type(q).forward is d.forward for d in DISTRIBUTIONS):
         raise InputError(
@@ -231,19 +233,19 @@ def _found(path: str, owner: ApproximateGP) -> InducingStrategy:
             f"Delta, Natural, TrilNatural); got {type(q).__name__}."
         )
     decoupled = kind is BatchDecoupledVariationalStrategy
-    found = InducingStrategy(
+    inducing = InducingStrategy(
         name, strategy, 2 if decoupled else 1, kind is not UnwhitenedVariationalStrategy
     )
-    _check_batches(found)
-    return found
+    _check_batches(inducing)
+    return inducing
 
 
 def _kind(strategy: object, kinds: tuple[type, ...]) -> type | None:
     return next((kind for kind in kinds if isinstance(strategy, kind)), None)
 
 
-def _check_own_way(name: str, strategy: object, kind: type, free: set[str]) -> None:
-    """A subclass that computes q(f) or the KL in its own way is not its parent."""
+def _check_overrides(name: str, strategy: object, kind: type, free: set[str]) -> None:
+    """Raise an `InputError` if a subclass overrides how q(f) or the KL are computed."""
     lineage = type(strategy).__mro__
     known = {n for c in kind.__mro__ if issubclass(c, _VariationalStrategy) for n in vars(c)}
     new = {n for c in lineage[: lineage.index(kind)] for n, v in vars(c).items() if _is_code(v)}
@@ -252,7 +254,7 @@ def _check_own_way(name: str, strategy: object, kind: type, free: set[str]) -> N
         raise InputError(
             f"`{name}` must compute q(f) and the KL as {kind.__name__} does; got "
             f"{type(strategy).__name__}, which has its own `{'`, `'.join(own)}`. Train with "
-            f"{kind.__name__}, or put what is special into the model's mean and kernel."
+            f"{kind.__name__}, or move the difference into the model's mean and kernel."
         )
 
 
@@ -260,11 +262,37 @@ def _is_code(value: object) -> bool:
     return callable(value) or isinstance(value, property)
 
 
-def _check_batches(found: InducingStrategy) -> None:
-    shape = found._by_role().shape[1:-2]
-    if torch.broadcast_shapes(shape, found.batch) != found.batch:
+def _check_batches(inducing: InducingStrategy) -> None:
+    shape = inducing._by_role().shape[1:-2]
+    if torch.broadcast_shapes(shape, inducing.batch) != inducing.batch:
         raise InputError(
-            f"`{found.name}` must have a q(u) for each set of inducing points; their batch shape "
-            f"is {list(shape)} and that of its variational distribution {list(found.batch)}. Give "
-            f"the distribution `batch_shape=torch.Size({list(shape)})`."
+            f"`{inducing.name}` must have a q(u) for each set of inducing points; their batch "
+            f"shape is {list(shape)} and that of its variational distribution "
+            f"{list(inducing.batch)}. Give the distribution "
+            f"`batch_shape=torch.Size({list(shape)})`."
         )
+
+
+def copy_module(module: _Same) -> _Same:
+    """Return a deep copy of a module without cached results of its last evaluation.
+
+    GPyTorch stores intermediate results on its modules, and PyTorch cannot copy tensors with an
+    autograd history. The original module keeps its cache.
+    """
+    memo: dict[int, Any] = {}
+    for child in module.modules():
+        for name, value in vars(child).items():
+            if name == "_memoize_cache":
+                memo[id(value)] = {}
+            elif isinstance(value, Tensor) and value.grad_fn is not None:
+                memo[id(value)] = value.detach().clone()
+        if isinstance(child, Module):
+            terms = child._added_loss_terms.values()
+            memo |= {id(term): None for term in terms if term is not None}
+    try:
+        return deepcopy(module, memo)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied: {error} If it holds a list of losses, "
+            "outputs of earlier calls, a file or a lock, keep these elsewhere, or `detach` them."
+        ) from error

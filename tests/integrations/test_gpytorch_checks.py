@@ -1,13 +1,20 @@
-"""What cannot go through the door is refused by name."""
+"""Models, likelihoods and data that `winnow` rejects, with messages that name the reason."""
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import RBFKernel
-from gpytorch.means import ConstantMean
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import MultitaskKernel, RBFKernel
+from gpytorch.likelihoods import (
+    BetaLikelihood,
+    FixedNoiseGaussianLikelihood,
+    SoftmaxLikelihood,
+)
+from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.models import ApproximateGP, ExactGP
 from gpytorch.models.deep_gps import DeepGP
 from gpytorch.models.deep_gps.dspp import DSPP
@@ -16,6 +23,7 @@ from gpytorch.variational import (
     CiqVariationalStrategy,
     DeltaVariationalDistribution,
     GridInterpolationVariationalStrategy,
+    LMCVariationalStrategy,
     MeanFieldVariationalDistribution,
     NaturalVariationalDistribution,
     NNVariationalStrategy,
@@ -26,6 +34,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers.gpytorch_models import (
+    Deep,
     Latent,
     Model,
     curve,
@@ -37,7 +46,7 @@ from helpers.gpytorch_models import (
     tasks,
 )
 from winnowgp.errors import InputError
-from winnowgp.integrations.gpytorch import winnow
+from winnowgp.integrations.gpytorch import subset_objective, winnow
 
 
 class Wrapped(ApproximateGP):
@@ -92,12 +101,12 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore:Tried to import faiss")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_done_is_refused_by_name(name: str) -> None:
+def test_strategy_unsupported_raises_with_name(name: str) -> None:
     with pytest.raises(InputError, match=rf"`variational_strategy` must .*got {name}"):
         winnow(Wrapped(REFUSED[name]), gaussian(), curve(20))
 
 
-def test_models_without_a_strategy_are_refused_by_name() -> None:
+def test_model_without_strategy_raises_with_name() -> None:
     class Exact(ExactGP):
         pass
 
@@ -119,7 +128,7 @@ def test_models_without_a_strategy_are_refused_by_name() -> None:
             winnow(model, gaussian(), (x, y))  # pyright: ignore[reportArgumentType]
 
 
-def test_functions_without_a_q_of_their_own_are_refused() -> None:
+def test_functions_without_own_q_raise() -> None:
     x, Y = tasks(20)
     with pytest.raises(InputError, match=r"batch_shape=torch.Size\(\[3\]\)"):
         winnow(Model(points(8), prior=[3]), gaussian(), (x, Y.mT))
@@ -143,12 +152,12 @@ def test_functions_without_a_q_of_their_own_are_refused() -> None:
         ((curve(9)[0].repeat(1, 2), curve(9)[1]), r"`train_x` \[9, 2\] and targets \[9\]: Run"),
     ],
 )
-def test_senseless_data_are_refused(data: Any, words: str) -> None:
+def test_data_invalid_raises(data: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         winnow(Model(points(8)), gaussian(), data)
 
 
-def test_tasks_have_a_column_each() -> None:
+def test_tasks_without_column_each_raise() -> None:
     x, Y = tasks(20)
     model = Model(points(8), batch=[3], around=independent)
     with pytest.raises(InputError, match=r"`train_y` must be \[20 T\].*got \[3, 20\]"):
@@ -157,13 +166,13 @@ def test_tasks_have_a_column_each() -> None:
         winnow(Model(points(8), batch=[3]), gaussian(), (x, Y.mT.expand(2, 3, 20)))
 
 
-def test_a_likelihood_is_a_likelihood() -> None:
+def test_likelihood_of_wrong_type_raises() -> None:
     model: Any = Model(points(8))
     with pytest.raises(InputError, match=r"`likelihood` must be a Likelihood.*got VariationalELBO"):
         winnow(model, elbo(gaussian(), model, 20), curve(20))
 
 
-def test_a_model_that_keeps_its_losses_cannot_be_copied() -> None:
+def test_model_that_stores_losses_raises() -> None:
     x, y = curve(20)
     model: Any = Model(points(8))
     model.losses = [elbo(gaussian(), model, 20)(model(x), y)]
@@ -171,7 +180,7 @@ def test_a_model_that_keeps_its_losses_cannot_be_copied() -> None:
         winnow(model, gaussian(), (x, y))
 
 
-def test_a_latent_model_wants_its_table_alone() -> None:
+def test_latent_model_needs_its_table_only() -> None:
     x, Y = tasks(20)
     model = Latent(x / 3 - 1, 3, 6)
     with pytest.raises(InputError, match="each of the model's 20 latent inputs; got 15 rows"):
@@ -187,12 +196,152 @@ def test_a_latent_model_wants_its_table_alone() -> None:
         ({"alpha": -1.0}, "`alpha` must be positive or 'auto'"),
         ({"tolerance": 0.0}, "`tolerance` must be positive"),
         ({"max_points": 0}, "`max_points` must be at least 1"),
-        ({"max_points": 3, "alpha": 0.1}, "in one way only"),
+        ({"max_points": 3, "alpha": 0.1}, "exclude each other"),
         ({"max_points": 3.5}, "`max_points` must be a whole number.*got 3.5"),
         ({"alpha": None}, "`alpha` must be positive or 'auto'; got None"),
         ({"tolerance": "small"}, "`tolerance` must be positive nats.*got 'small'"),
     ],
 )
-def test_senseless_requests_are_refused(request_: Any, words: str) -> None:
+def test_winnow_invalid_parameters_raise(request_: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         winnow(Model(points(8)), gaussian(), curve(20), **request_)
+
+
+pytestmark = pytest.mark.unchecked
+
+
+@pytest.mark.parametrize("generator", [0, 1.5, "seed", np.random.default_rng(0)])
+def test_generator_of_wrong_type_raises(generator: Any) -> None:
+    with pytest.raises(InputError, match=r"`generator` must be a torch\.Generator.*manual_seed"):
+        winnow(Model(points(8)), gaussian(), curve(20), generator=generator)
+
+
+class OwnNumber(Deep):
+    """A model that sets the number of samples itself."""
+
+    def forward(self, x: Tensor) -> Any:
+        with settings.num_likelihood_samples(4):
+            return super().forward(x)
+
+
+class OwnDraws(Deep):
+    """A model that draws samples itself."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.hidden(x)
+        q = torch.distributions.Normal(h.mean[0], h.variance[0].sqrt())
+        return self.last(q.rsample(torch.Size([4])), are_samples=True)
+
+
+@pytest.mark.parametrize("kind", [OwnNumber, OwnDraws])
+def test_deep_model_with_own_sample_number_raises(kind: Any) -> None:
+    words = r"`last.variational_strategy` must see one sample.*shape \[4\].*num_likelihood_samples"
+    with pytest.raises(InputError, match=words):
+        winnow(kind(4), gaussian(), curve(20))
+
+
+class OwnCall(VariationalStrategy):
+    def __call__(self, *args: Any, **words: Any) -> Any:
+        return super().__call__(*args, **words) * 2
+
+
+class OwnFactor(VariationalStrategy):
+    def _cholesky_factor(self, induc_induc_covar: Any) -> Any:
+        return super()._cholesky_factor(induc_induc_covar.add_jitter(0.5))
+
+
+class OwnUpdates(VariationalStrategy):
+    def _compute_predictive_updates(self, *args: Any, **words: Any) -> Any:
+        mean, covariance = super()._compute_predictive_updates(*args, **words)
+        return 0.5 * mean, covariance
+
+
+class OwnPrior(VariationalStrategy):
+    @property
+    def prior_distribution(self) -> Any:
+        return super().prior_distribution
+
+
+class GrandChild(OwnPrior):
+    """A strategy that inherits an overridden method."""
+
+
+class OwnSum(LMCVariationalStrategy):
+    def kl_divergence(self) -> Tensor:
+        return 0.1 * super().kl_divergence()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (OwnCall, "__call__"),
+        (OwnFactor, "_cholesky_factor"),
+        (OwnUpdates, "_compute_predictive_updates"),
+        (OwnPrior, "prior_distribution"),
+        (GrandChild, "prior_distribution"),
+    ],
+)
+def test_strategy_with_overridden_methods_raises(kind: Any, method: str) -> None:
+    words = rf"`variational_strategy` must .* got {kind.__name__}, which has its own `{method}`"
+    with pytest.raises(InputError, match=words):
+        winnow(Model(points(8), strategy=kind), gaussian(), curve(20))
+
+
+def test_multitask_strategy_with_own_kl_raises() -> None:
+    def around(strategy: Any) -> OwnSum:
+        return OwnSum(strategy, num_tasks=3, num_latents=2)
+
+    with pytest.raises(InputError, match=r"`variational_strategy` .*LMC.* own `kl_divergence`"):
+        winnow(Model(points(8), batch=[2], around=around), task_noise(), tasks(20))
+
+
+class Correlated(Model):
+    """A model with tasks in the kernel, as in an exact GP."""
+
+    def __init__(self, Z: Tensor) -> None:
+        super().__init__(Z)
+        self.mean_module = MultitaskMean(ConstantMean(), num_tasks=3).double()
+        self.covar_module = MultitaskKernel(RBFKernel(), num_tasks=3).double()
+
+    def forward(self, x: Tensor) -> Any:
+        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def test_tasks_in_forward_raise() -> None:
+    with pytest.raises(InputError, match=r"got MultitaskMultivariateNormal.*LMCVariationalStrat"):
+        winnow(Correlated(points(8)), task_noise(), tasks(20))
+
+
+def test_fixed_noise_of_other_rows_raises() -> None:
+    likelihood = FixedNoiseGaussianLikelihood(torch.full((15,), 0.1).double())
+    with pytest.raises(InputError, match=r"noise for each of the 20 rows; got 15"):
+        winnow(Model(points(8)), likelihood, curve(20))
+
+
+def test_softmax_without_function_per_class_raises() -> None:
+    x, y = curve(20)
+    data = (x, (y > 0).long())
+    softmax = SoftmaxLikelihood(num_features=4, num_classes=3)
+    with pytest.raises(InputError, match=r"each of the 4 features.*got a MultivariateNormal"):
+        winnow(Model(points(8)), softmax, data)
+    with pytest.raises(InputError, match=r"each of the 4 features.*got 3 tasks"):
+        winnow(Model(points(8), batch=[3], around=independent), softmax, data)
+
+
+def test_impossible_targets_raise_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"ValueError: .* within the support.*Beta") as refused:
+        winnow(Model(points(8)), BetaLikelihood().double(), curve(20))
+    assert "\n" not in str(refused.value)
+
+
+def test_model_that_cannot_be_copied_raises() -> None:
+    model: Any = Model(points(8))
+    model.lock = Lock()
+    with pytest.raises(InputError, match=r"Model cannot be copied.*lock"):
+        winnow(model, gaussian(), curve(20))
+
+
+def test_subset_objective_likelihood_of_wrong_type_raises() -> None:
+    model: Any = Model(points(8))
+    with pytest.raises(InputError, match=r"`likelihood` must be a Likelihood.*got VariationalELBO"):
+        subset_objective(model, elbo(gaussian(), model, 20), curve(20))

@@ -1,4 +1,4 @@
-"""Which rows the allocator picks, and how many, and that it never asks for all of the kernel."""
+"""Rows that the allocator selects, their number, and the blocks of the kernel it evaluates."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def standardised(Y: Tensor) -> Tensor:
 
 
 def which(points: Tensor, X: Tensor) -> list[int]:
-    """Row numbers of points that must be rows."""
+    """Return the indices of points that must be rows."""
     matches = (points[:, None] == X[None]).all(-1)
     assert bool(matches.any(1).all())
     return matches.int().argmax(1).tolist()
@@ -67,7 +67,7 @@ def expected_bound(k: Kernel, X: Tensor, chosen: list[int], noise: float) -> flo
 
 
 @pytest.mark.parametrize("tolerance", [0.003, 0.03, 0.3])
-def test_with_targets_no_more_is_given_up_than_allowed(tolerance: float) -> None:
+def test_allocator_with_targets_stays_within_tolerance(tolerance: float) -> None:
     X, k = rows(), kernel()
     y = torch.sin(9 * X[:, 0]) + X[:, 1]
     allocator = WinnowingAllocator(targets=y, noise=0.02, tolerance=tolerance)
@@ -76,14 +76,14 @@ def test_with_targets_no_more_is_given_up_than_allowed(tolerance: float) -> None
     every = dense_bound(k, X, list(range(40)), Y, 0.02)
     elbo_gap = every - dense_bound(k, X, chosen, Y, 0.02)
     assert elbo_gap <= tolerance * 40 + 1e-6
-    # One fewer of them, whichever it is, would be too few.
+    # Any subset with one point fewer exceeds the tolerance.
     fewer = [dense_bound(k, X, [c for c in chosen if c != gone], Y, 0.02) for gone in chosen]
     assert every - max(fewer) > tolerance * 40
 
 
 @pytest.mark.parametrize("tolerance", [0.01, 0.1])
 @pytest.mark.parametrize("noise", [0.05, 0.5])
-def test_without_targets_no_more_is_expected_to_be_given_up(tolerance: float, noise: float) -> None:
+def test_allocator_without_targets_expects_tolerance(tolerance: float, noise: float) -> None:
     X, k = rows(), kernel()
     chosen = allocated(WinnowingAllocator(noise=noise, tolerance=tolerance), X, k, 40)
     every = expected_bound(k, X, list(range(40)), noise)
@@ -92,14 +92,14 @@ def test_without_targets_no_more_is_expected_to_be_given_up(tolerance: float, no
     assert every - max(fewer) > tolerance * 40
 
 
-def test_the_noise_is_a_hundredth_of_the_prior_variance_unless_given() -> None:
+def test_allocator_default_noise_is_hundredth_of_variance() -> None:
     X, k = rows(), kernel()
     said = allocated(WinnowingAllocator(noise=0.015), X, k, 40)
     assert allocated(WinnowingAllocator(), X, k, 40) == said
     assert len(allocated(WinnowingAllocator(noise=1.5), X, k, 40)) < len(said)
 
 
-def test_targets_draw_points_to_where_the_function_is_rough() -> None:
+def test_allocator_targets_attract_points_to_rough_regions() -> None:
     X = rows(150, 1)
     y = torch.where(X[:, 0] < 0.5, torch.sin(60 * X[:, 0]), 0.0)
     k = kernel(0.05)
@@ -111,7 +111,7 @@ def test_targets_draw_points_to_where_the_function_is_rough() -> None:
         assert (spread < 0.5).sum() == 5
 
 
-def test_at_the_same_number_its_bound_is_above_greedy_variance() -> None:
+def test_allocator_bound_exceeds_greedy_variance() -> None:
     X, k = rows(120), kernel(0.3)
     y = torch.sin(8 * X[:, 0] * X[:, 1])
     ours = allocated(WinnowingAllocator(targets=y, noise=0.01), X, k, 10)
@@ -121,8 +121,8 @@ def test_at_the_same_number_its_bound_is_above_greedy_variance() -> None:
     assert dense_bound(k, X, ours, Y, 0.01) > dense_bound(k, X, theirs, Y, 0.01) + 10
 
 
-def test_among_equally_many_candidates_greedy_variance_is_what_is_left() -> None:
-    """Nothing to winnow: the candidates are the greedy choice, and all of them are wanted."""
+def test_allocator_equal_candidates_reduce_to_greedy_variance() -> None:
+    """With as many points as candidates, the selection is that of greedy variance."""
     X, k = rows(60), kernel(0.1)
     allocator = WinnowingAllocator(tolerance=0, n_candidates=1)
     theirs = allocated(GreedyVarianceReduction(), X, k, 12)
@@ -130,7 +130,7 @@ def test_among_equally_many_candidates_greedy_variance_is_what_is_left() -> None
 
 
 class Blocks:
-    """The largest block of a kernel, remembered by all copies of it."""
+    """A kernel that records its largest block, shared by all copies."""
 
     def __init__(self) -> None:
         self.largest = 0
@@ -152,7 +152,7 @@ class Watched(Kernel):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_memory_does_not_grow_with_the_rows(given: bool) -> None:
+def test_allocator_memory_does_not_grow_with_rows(given: bool) -> None:
     seen = []
     for N in (6_000, 18_000):
         X, blocks = rows(N), Blocks()
@@ -161,13 +161,13 @@ def test_memory_does_not_grow_with_the_rows(given: bool) -> None:
         assert len(allocator.allocate_inducing_points(X, Watched(blocks), 30, NONE)) <= 30
         seen.append(blocks.largest)
     assert seen[0] == seen[1] <= 40 * 4096
-    # What BoTorch's own asks for is counted too.
+    # Blocks of BoTorch's own allocator are recorded too.
     blocks = Blocks()
     GreedyVarianceReduction().allocate_inducing_points(rows(300), Watched(blocks), 30, NONE)
     assert blocks.largest == 300**2
 
 
-def test_a_model_of_botorch_has_as_many_points_as_were_chosen_and_trains() -> None:
+def test_allocator_botorch_model_has_selected_points_and_trains() -> None:
     X = rows(100, 1)
     y = standardised(torch.sin(4 * X))
     allocator = WinnowingAllocator(targets=y, noise=0.01)
@@ -184,7 +184,7 @@ def test_a_model_of_botorch_has_as_many_points_as_were_chosen_and_trains() -> No
         assert model.posterior(X[:7]).mean.shape == (7, 1)
 
 
-def test_a_model_that_exists_gets_exactly_as_many_points_as_it_had() -> None:
+def test_allocator_exactly_keeps_number_of_existing_model() -> None:
     X = rows(50, 1)
     chosen = which(WinnowingAllocator().allocate_inducing_points(X, kernel(), 30, NONE), X)
     model: Any = SingleTaskVariationalGP(
@@ -204,14 +204,14 @@ def test_a_model_that_exists_gets_exactly_as_many_points_as_it_had() -> None:
     which(model.model.variational_strategy.inducing_points, other)
 
 
-def test_points_repeat_where_rows_do() -> None:
+def test_allocator_exactly_repeats_points_of_repeated_rows() -> None:
     X = rows(5).repeat(4, 1)
     Z = WinnowingAllocator(exactly=True).allocate_inducing_points(X, kernel(), 12, NONE)
     assert len(Z) == 12
     assert len(Z.unique(dim=0)) == 5
 
 
-def test_batches_of_inputs_choose_for_themselves_and_are_filled_up() -> None:
+def test_allocator_batches_select_independently_and_are_padded() -> None:
     X = torch.stack([rows(40), 0.4 * rows(40, seed=1), rows(40, seed=2)])
     batch = torch.Size([3])
     for k in (kernel(), kernel(batch=batch)):
@@ -229,7 +229,7 @@ def test_batches_of_inputs_choose_for_themselves_and_are_filled_up() -> None:
         assert which(Z[i], X[i])[: len(one)] == one
 
 
-def test_outputs_with_kernels_of_their_own_share_the_union() -> None:
+def test_allocator_outputs_share_union_of_points() -> None:
     X, k = rows(60), kernel(batch=torch.Size([2]))
     k.initialize(**{"base_kernel.lengthscale": torch.tensor([0.3, 0.6])[:, None, None].double()})
     Y = torch.stack([torch.sin(9 * X[:, 0]), X[:, 1]], 1)
@@ -238,7 +238,7 @@ def test_outputs_with_kernels_of_their_own_share_the_union() -> None:
     ]
     allocator = WinnowingAllocator(targets=Y, noise=0.05)
     assert allocated(allocator, X, k, 60) == sorted({*own[0], *own[1]})
-    # Too many together: as many of each as fit, the same number.
+    # If the union is too large, outputs get equal shares.
     unions = [
         {
             row
@@ -257,7 +257,7 @@ def test_outputs_with_kernels_of_their_own_share_the_union() -> None:
     assert len(shared) < 60
 
 
-def test_botorchs_model_of_two_outcomes_takes_them() -> None:
+def test_allocator_botorch_model_with_two_outcomes() -> None:
     X = rows(30)
     Y = standardised(X)
     model: Any = SingleTaskVariationalGP(
@@ -271,7 +271,7 @@ def test_botorchs_model_of_two_outcomes_takes_them() -> None:
         assert model.posterior(X[:4]).mean.shape == (4, 2)
 
 
-def test_the_kernel_is_left_alone_and_float32_works() -> None:
+def test_allocator_leaves_kernel_and_accepts_float32() -> None:
     X, k = rows(30).float().requires_grad_(), kernel().float()
     before = {name: value.clone() for name, value in k.state_dict().items()}
     Z = WinnowingAllocator(noise=0.1).allocate_inducing_points(X, k, 10, NONE)
@@ -286,22 +286,22 @@ def test_the_kernel_is_left_alone_and_float32_works() -> None:
     [
         ({"noise": 0.0}, "`noise` is a variance"),
         ({"noise": float("nan")}, "`noise` is a variance"),
-        ({"tolerance": -1.0}, "`tolerance` must be nats a row"),
+        ({"tolerance": -1.0}, "`tolerance` must be nats per observation"),
         ({"n_candidates": 0}, "`n_candidates` must be at least 1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_allocator_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         WinnowingAllocator(**settings)
 
 
-def test_inputs_that_cannot_be_are_refused() -> None:
+def test_allocator_invalid_inputs_raise() -> None:
     X, k = rows(10), kernel()
     with pytest.raises(InputError, match=r"\[10\] or \[10, 'm'\]; got \[9\]"):
         WinnowingAllocator(targets=X[:9, 0]).allocate_inducing_points(X, k, 5, NONE)
     with pytest.raises(InputError, match="`num_inducing` must be at least 1; got 0"):
         WinnowingAllocator().allocate_inducing_points(X, k, 0, NONE)
-    with pytest.raises(InputError, match="no rows"):
+    with pytest.raises(InputError, match="at least one row"):
         WinnowingAllocator().allocate_inducing_points(X[:0], k, 5, NONE)
     with pytest.raises(InputError, match="GPyTorch kernel; got Linear"):
         WinnowingAllocator().allocate_inducing_points(X, torch.nn.Linear(2, 2), 5, NONE)  # pyright: ignore[reportArgumentType]

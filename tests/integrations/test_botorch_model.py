@@ -1,4 +1,4 @@
-"""A fitted regressor as BoTorch's model: in the user's units, in batches, conditioned."""
+"""SparseGPModel against dense Gaussians, and in BoTorch's own optimisation loop."""
 
 import math
 import sys
@@ -15,7 +15,6 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 pytest.importorskip("botorch", reason="needs winnowgp[botorch]")
-
 from botorch.acquisition import UpperConfidenceBound
 from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
@@ -25,20 +24,25 @@ from botorch.acquisition.max_value_entropy_search import (
     qMaxValueEntropy,
 )
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskVariationalGP
+from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.kernels import Kernel
+from gpytorch.mlls import VariationalELBO
 
 from winnowgp import Dataset, SparseGP, SparseGPRegressor, fit
 from winnowgp.data import Standardiser
 from winnowgp.errors import InputError, MissingExtraError
-from winnowgp.integrations.botorch import FittedGP
+from winnowgp.integrations.botorch import SparseGPModel, WinnowingAllocator
 from winnowgp.models import Posterior
 
 BOX = torch.tensor([[10.0, -5.0], [20.0, -3.0]], dtype=torch.float64)
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
-    """Uniform in the box."""
+    """Return rows that are uniform in the box."""
     g = torch.Generator().manual_seed(seed)
     unit = torch.rand(*shape, 2, generator=g, dtype=torch.float64)
     return BOX[0] + (BOX[1] - BOX[0]) * unit
@@ -69,7 +73,7 @@ def double() -> SparseGPRegressor:
 
 
 def joint(found: SparseGPRegressor, X: Tensor, *, observed: bool = False) -> tuple[Tensor, Tensor]:
-    """What scikit-learn's face says of the rows: mean `[n P]` and covariances `[P n n]`."""
+    """Return the regressor's mean `[n P]` and covariances `[P n n]` of the rows."""
     mean, cov = found.predict(X.numpy(), return_cov=True, observed=observed)
     mean, cov = torch.from_numpy(mean), torch.from_numpy(cov)
     if mean.dim() == 1:
@@ -78,7 +82,7 @@ def joint(found: SparseGPRegressor, X: Tensor, *, observed: bool = False) -> tup
 
 
 def each(posterior: Any, P: int) -> Tensor:
-    """Covariance of each outcome, `[*b P q q]`, of a joint normal without ties between outcomes."""
+    """Covariance of each outcome, `[*b P q q]`, of a joint normal with independent outcomes."""
     dense = posterior.distribution.covariance_matrix
     if P == 1:
         return dense[..., None, :, :]
@@ -93,12 +97,12 @@ def each(posterior: Any, P: int) -> Tensor:
 @pytest.mark.parametrize("P", [1, 2])
 @pytest.mark.parametrize("observed", [False, True])
 @pytest.mark.parametrize("q", [1, 3])
-def test_batches_are_what_the_regressor_predicts(
+def test_posterior_batches_equal_regressor(
     P: int, observed: bool, q: int, single: SparseGPRegressor, double: SparseGPRegressor
 ) -> None:
     found = single if P == 1 else double
     X = rows(2, 3, q, seed=4)
-    posterior = FittedGP.of(found).posterior(X, observation_noise=observed)
+    posterior = SparseGPModel.of(found).posterior(X, observation_noise=observed)
     assert posterior.mean.shape == posterior.variance.shape == (2, 3, q, P)
     for i, j in ((0, 0), (1, 2)):
         mean, cov = joint(found, X[i, j], observed=observed)
@@ -106,15 +110,15 @@ def test_batches_are_what_the_regressor_predicts(
         torch.testing.assert_close(each(posterior, P)[i, j], cov)
 
 
-def test_noise_may_be_given(double: SparseGPRegressor) -> None:
-    X, model = rows(3, 4), FittedGP.of(double)
+def test_posterior_accepts_given_noise(double: SparseGPRegressor) -> None:
+    X, model = rows(3, 4), SparseGPModel.of(double)
     noise = rows(3, 4, seed=3).abs()
     difference = model.posterior(X, observation_noise=noise).variance - model.posterior(X).variance
     torch.testing.assert_close(difference, noise)
 
 
-def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
-    X, model = rows(3, 4), FittedGP.of(double)
+def test_posterior_output_indices_and_transforms(double: SparseGPRegressor) -> None:
+    X, model = rows(3, 4), SparseGPModel.of(double)
     both = model.posterior(X)
     for posterior in (
         model.posterior(X, output_indices=[1]),
@@ -134,8 +138,8 @@ def test_some_outcomes_and_their_mixtures(double: SparseGPRegressor) -> None:
     )
 
 
-def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
-    model = FittedGP.of(single)
+def test_posterior_has_gradients_in_rows(single: SparseGPRegressor) -> None:
+    model = SparseGPModel.of(single)
 
     def moments(X: Tensor) -> tuple[Tensor, Tensor]:
         posterior: Any = model.posterior(X)
@@ -145,7 +149,7 @@ def test_gradients_in_the_rows(single: SparseGPRegressor) -> None:
 
 
 @pytest.mark.parametrize("P", [1, 2])
-def test_conditioning_is_that_of_the_joint_prediction(
+def test_condition_equals_joint_prediction(
     P: int, single: SparseGPRegressor, double: SparseGPRegressor
 ) -> None:
     found = single if P == 1 else double
@@ -154,7 +158,7 @@ def test_conditioning_is_that_of_the_joint_prediction(
     mean, cov = joint(found, torch.cat([seen, X]))
     for noise in (None, torch.full((4, P), 0.7, dtype=torch.float64)):
         settings = {} if noise is None else {"noise": noise}
-        model = FittedGP.of(found).condition_on_observations(seen, Y, **settings)
+        model = SparseGPModel.of(found).condition_on_observations(seen, Y, **settings)
         posterior = model.posterior(X)
         for p in range(P):
             variance = found.noise_[p] if noise is None else 0.7
@@ -166,8 +170,8 @@ def test_conditioning_is_that_of_the_joint_prediction(
             torch.testing.assert_close(each(posterior, P)[p], left, rtol=1e-6, atol=1e-9)
 
 
-def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) -> None:
-    model = FittedGP.of(single)
+def test_fantasize_equals_conditioning_on_samples(single: SparseGPRegressor) -> None:
+    model = SparseGPModel.of(single)
     X, T = rows(5, 2, seed=7), rows(4, 5, 3, seed=8)
     sampler = SobolQMCNormalSampler(torch.Size([4]), seed=1)
     fantasy = model.fantasize(X, sampler)
@@ -182,44 +186,44 @@ def test_a_fantasy_is_conditioning_on_what_was_drawn(single: SparseGPRegressor) 
     assert model.fantasize(X[:, :0], sampler).posterior(T).mean.shape == (4, 5, 3, 1)
 
 
-def test_a_value_far_from_all_points_is_believed_there(single: SparseGPRegressor) -> None:
-    model = FittedGP.of(single)
+def test_condition_far_from_points_takes_effect(single: SparseGPRegressor) -> None:
+    model = SparseGPModel.of(single)
     far = torch.tensor([[60.0, -4.0]], dtype=torch.float64)
-    told = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
-    assert abs(told.posterior(far).mean.item() - 40) < 1
-    # Through the same inducing points it cannot be seen.
+    conditioned = model.condition_on_observations(far, torch.tensor([[40.0]], dtype=torch.float64))
+    assert abs(conditioned.posterior(far).mean.item() - 40) < 1
+    # An update through the same inducing points has no effect there.
     updated = model.updated(far, torch.tensor([[40.0]], dtype=torch.float64))
     assert abs(updated.posterior(far).mean.item() - model.posterior(far).mean.item()) < 1e-6
 
 
-def test_an_update_is_a_fit_of_all_rows_at_the_same_parameters() -> None:
+def test_updated_equals_fit_of_all_rows() -> None:
     X = rows(40)
     Y = outcomes(X, 1)
     x_scaler, y_scaler = Standardiser.of(X), Standardiser.of(Y)
     data = Dataset(x_scaler.forward(X), y_scaler.forward(Y))
     gp = SparseGP(ScaleKernel(RBFKernel()), data.X[:9] + 0.1, noise=0.02)
     first = gp.posterior(Dataset(data.X[:25], data.Y[:25]))
-    model = FittedGP(first, inputs=x_scaler, targets=y_scaler).updated(X[25:], Y[25:])
-    whole = FittedGP(gp.posterior(data), inputs=x_scaler, targets=y_scaler)
+    model = SparseGPModel(first, inputs=x_scaler, targets=y_scaler).updated(X[25:], Y[25:])
+    whole = SparseGPModel(gp.posterior(data), inputs=x_scaler, targets=y_scaler)
     T = rows(3, 4, seed=9)
     torch.testing.assert_close(model.posterior(T).mean, whole.posterior(T).mean)
     torch.testing.assert_close(model.posterior(T).variance, whole.posterior(T).variance)
 
 
-def test_a_model_without_units_is_in_its_own() -> None:
+def test_model_without_scalers_is_in_posterior_units() -> None:
     X = rows(30) / 10
     data = Dataset.of(X, torch.sin(3 * X[:, 0]))
     fitted = fit(SparseGP(ScaleKernel(RBFKernel()), X[:8], noise=0.1), data)
-    posterior = FittedGP(fitted.posterior).posterior(X)
+    posterior = SparseGPModel(fitted.posterior).posterior(X)
     wanted = fitted.posterior.predict(X)
     torch.testing.assert_close(posterior.mean, wanted.mean)
     torch.testing.assert_close(posterior.variance, wanted.variance)
 
 
-def test_closed_acquisition_functions_have_their_textbook_values(
+def test_analytic_acquisitions_have_textbook_values(
     single: SparseGPRegressor,
 ) -> None:
-    X, model = rows(60, 1, seed=11), FittedGP.of(single)
+    X, model = rows(60, 1, seed=11), SparseGPModel.of(single)
     mean, sd = single.predict(X[:, 0].numpy(), return_std=True, observed=False)
     best = 8.0
     z = (mean - best) / sd
@@ -247,11 +251,9 @@ ACQUISITIONS = {
 
 
 @pytest.mark.parametrize(("q", "acquisition"), ACQUISITIONS.values(), ids=ACQUISITIONS.keys())
-def test_acquisition_functions_can_be_climbed(
-    q: int, acquisition: Any, single: SparseGPRegressor
-) -> None:
+def test_acquisitions_can_be_optimised(q: int, acquisition: Any, single: SparseGPRegressor) -> None:
     torch.manual_seed(0)
-    function = acquisition(FittedGP.of(single))
+    function = acquisition(SparseGPModel.of(single))
     X, value = optimize_acqf(
         function, BOX, q=q, num_restarts=2, raw_samples=16, options={"maxiter": 20}
     )
@@ -265,10 +267,10 @@ def test_acquisition_functions_can_be_climbed(
         assert value.item() >= function(drawn).median().item()
 
 
-def test_knowledge_gradient_is_the_mean_of_the_best_of_each_fantasy(
+def test_knowledge_gradient_equals_mean_of_fantasy_maxima(
     single: SparseGPRegressor,
 ) -> None:
-    model = FittedGP.of(single)
+    model = SparseGPModel.of(single)
     sampler = SobolQMCNormalSampler(torch.Size([3]), seed=2)
     function = qKnowledgeGradient(model, num_fantasies=3, sampler=sampler)
     X = rows(4, seed=13)  # one candidate, and where each of three fantasies is judged
@@ -280,7 +282,7 @@ def test_knowledge_gradient_is_the_mean_of_the_best_of_each_fantasy(
     assert function(X[None]).item() == pytest.approx(np.mean(values), rel=1e-8)
 
 
-def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegressor) -> None:
+def test_student_t_has_function_but_no_gaussian_noise(single: SparseGPRegressor) -> None:
     X, q = rows(6), single.posterior_
     heavy = Posterior(
         q.kernel,
@@ -290,36 +292,36 @@ def test_heavy_tails_have_a_function_but_no_gaussian_noise(single: SparseGPRegre
         q_mean=q.q_mean,
         q_factor=q.q_factor,
     )
-    model, units = FittedGP(heavy), FittedGP.of(single)
+    model, units = SparseGPModel(heavy), SparseGPModel.of(single)
     assert model.posterior(X).mean.shape == units.posterior(X).mean.shape
     with pytest.raises(InputError, match="StudentTLikelihood has no Gaussian noise"):
         model.posterior(X, observation_noise=True)
     with pytest.raises(InputError, match="StudentTLikelihood"):
         model.condition_on_observations(X, outcomes(X, 1))
     noise = torch.full((6, 1), 0.1, dtype=torch.float64)
-    told = model.condition_on_observations(X, outcomes(X, 1), noise=noise).posterior(X)
-    assert bool((told.variance < 0.1 + 1e-9).all())
+    conditioned = model.condition_on_observations(X, outcomes(X, 1), noise=noise).posterior(X)
+    assert bool((conditioned.variance < 0.1 + 1e-9).all())
 
 
-def test_what_does_not_fit_is_refused(single: SparseGPRegressor) -> None:
-    model, X = FittedGP.of(single), rows(4)
+def test_model_invalid_arguments_raise(single: SparseGPRegressor) -> None:
+    model, X = SparseGPModel.of(single), rows(4)
     with pytest.raises(InputError, match=r"must be \[..., q, 2\] of torch.float64.* got \[4, 1\]"):
         model.posterior(X[:, :1])
     with pytest.raises(InputError, match=r"got .* of torch.float32"):
         model.posterior(X.float())
     with pytest.raises(InputError, match=r"`Y` must be \[..., 4, 1\].* got \[4, 2\]"):
         model.condition_on_observations(X, X)
-    with pytest.raises(InputError, match=r"takes `noise` alone; got \['strict'\]"):
+    with pytest.raises(InputError, match=r"accepts `noise` only; got \['strict'\]"):
         model.condition_on_observations(X, outcomes(X, 1), strict=True)
-    with pytest.raises(InputError, match="update the model first"):
+    with pytest.raises(InputError, match="cannot be updated; call `updated` first"):
         model.condition_on_observations(X, outcomes(X, 1)).updated(X, outcomes(X, 1))
     with pytest.raises(NotFittedError):
-        FittedGP.of(SparseGPRegressor())
+        SparseGPModel.of(SparseGPRegressor())
     with pytest.raises(InputError, match="must be a SparseGPRegressor; got Linear"):
-        FittedGP.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+        SparseGPModel.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
 
 
-def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_without_botorch_names_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("winnowgp.integrations.botorch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "botorch", None)
@@ -327,10 +329,10 @@ def test_without_botorch_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -
         import_module("winnowgp.integrations.botorch")
 
 
-def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegressor) -> None:
-    before, X = FittedGP.of(single), rows(3)
+def test_model_to_dtype_leaves_regressor(single: SparseGPRegressor) -> None:
+    before, X = SparseGPModel.of(single), rows(3)
     expected, mean = single.predict(X.numpy()), before.posterior(X).mean
-    FittedGP.of(single).float()
+    SparseGPModel.of(single).float()
     np.testing.assert_array_equal(single.predict(X.numpy()), expected)
     assert torch.equal(before.posterior(X).mean, mean)
 
@@ -338,13 +340,13 @@ def test_moving_a_model_leaves_its_regressor_where_it_was(single: SparseGPRegres
 @pytest.mark.parametrize(
     "noise", [torch.zeros(3, 5, 1), torch.tensor(-0.1), torch.zeros(4, 3)], ids=str
 )
-def test_noise_that_does_not_fit_is_refused(single: SparseGPRegressor, noise: Tensor) -> None:
+def test_noise_of_wrong_shape_raises(single: SparseGPRegressor, noise: Tensor) -> None:
     with pytest.raises(InputError, match="the noise must be variances"):
-        FittedGP.of(single).posterior(rows(4), observation_noise=noise)
+        SparseGPModel.of(single).posterior(rows(4), observation_noise=noise)
 
 
-def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPRegressor) -> None:
-    model, X = FittedGP.of(single), rows(2)
+def test_noise_number_is_accepted_and_missing_outcomes_raise(single: SparseGPRegressor) -> None:
+    model, X = SparseGPModel.of(single), rows(2)
     Y = outcomes(X, 1)
     one, each = (model.condition_on_observations(X, Y, noise=n) for n in (0.1, 0 * Y + 0.1))
     assert torch.equal(one.posterior(rows(3)).mean, each.posterior(rows(3)).mean)
@@ -352,8 +354,8 @@ def test_noise_may_be_a_number_and_outcomes_may_not_be_missing(single: SparseGPR
         model.condition_on_observations(X, Y * torch.nan)
 
 
-def test_moving_a_conditioned_model_leaves_its_parent(single: SparseGPRegressor) -> None:
-    X, model = rows(3), FittedGP.of(single)
+def test_conditioned_model_to_dtype_leaves_parent(single: SparseGPRegressor) -> None:
+    X, model = rows(3), SparseGPModel.of(single)
     before = model.posterior(X)
     child = model.condition_on_observations(X, outcomes(X, 1)).float()
     assert child.posterior(X.float()).mean.dtype == torch.float32
@@ -362,15 +364,83 @@ def test_moving_a_conditioned_model_leaves_its_parent(single: SparseGPRegressor)
     assert torch.equal(after.variance, before.variance)
 
 
-def test_a_model_conditioned_on_rows_with_a_history_can_be_copied(
+def test_conditioned_model_with_history_can_be_copied(
     double: SparseGPRegressor,
 ) -> None:
     X, new = rows(3).requires_grad_(), rows(4, seed=5)
-    model = FittedGP.of(double).condition_on_observations(2 * X - X, outcomes(X.detach(), 2))
+    model = SparseGPModel.of(double).condition_on_observations(2 * X - X, outcomes(X.detach(), 2))
     copy = deepcopy(model)
     torch.testing.assert_close(copy.posterior(new).mean, model.posterior(new).mean.detach())
-    assert copy.likelihood is copy.process.posterior.likelihood
+    assert copy.likelihood is copy.joint.posterior.likelihood
     assert copy.likelihood is not model.likelihood
     assert not copy.posterior(new).mean.requires_grad
     (slope,) = torch.autograd.grad(model.posterior(new).mean.sum(), X)
     assert slope.abs().max() > 0
+
+
+def hill(X: Tensor) -> Tensor:
+    """Highest, with value 1, at (0.7, 0.2); a lower hill is elsewhere.
+
+    Too low a hill to stay on, by chance of the last digits, for as long as the loops below last.
+    """
+    top = X.new_tensor([0.7, 0.2])
+    low = X.new_tensor([0.2, 0.8])
+    return torch.exp(-6 * (X - top).square().sum(-1)) + 0.3 * torch.exp(
+        -12 * (X - low).square().sum(-1)
+    )
+
+
+def proposed(model: Model, best: Tensor) -> Tensor:
+    function = qLogExpectedImprovement(
+        model, best, sampler=SobolQMCNormalSampler(torch.Size([32]), seed=0)
+    )
+    cube = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    return optimize_acqf(function, cube, q=2, num_restarts=3, raw_samples=32)[0]
+
+
+def start() -> tuple[Tensor, Tensor]:
+    """Rows around the lower hill and in the corners, none near the top."""
+    sobol = torch.quasirandom.SobolEngine(2, scramble=True, seed=3)
+    X = sobol.draw(64, dtype=torch.float64)
+    X = X[(X - X.new_tensor([0.7, 0.2])).norm(dim=-1) > 0.35][:10]
+    assert hill(X).max() < 0.7
+    return X, hill(X)
+
+
+@pytest.mark.slow
+def test_loop_with_fitted_regressor_finds_maximum() -> None:
+    torch.manual_seed(0)
+    X, y = start()
+    for _ in range(5):
+        # Outcomes are far from zero and in thousands.
+        model = SparseGPModel.of(
+            SparseGPRegressor(random_state=0).fit(X.numpy(), 5e3 + 1e3 * y.numpy())
+        )
+        new = proposed(model, 5e3 + 1e3 * y.max())
+        X, y = torch.cat([X, new]), torch.cat([y, hill(new)])
+    assert y.max() > 0.98
+
+
+@pytest.mark.slow
+def test_loop_with_allocator_finds_maximum() -> None:
+    torch.manual_seed(0)
+    X, y = start()
+    kernel: Kernel | None = None
+    noise: float | None = None
+    for _ in range(5):
+        z = (y - y.mean()) / y.std()
+        model: Any = SingleTaskVariationalGP(
+            X,
+            z[:, None],
+            covar_module=deepcopy(kernel),
+            learn_inducing_points=False,
+            inducing_points=len(X) - 2,
+            inducing_point_allocator=WinnowingAllocator(targets=z, noise=noise),
+        )
+        assert len(model.model.variational_strategy.inducing_points) <= len(X) - 2
+        elbo = VariationalELBO(model.likelihood, model.model, num_data=len(X))
+        fit_gpytorch_mll(elbo, optimizer_kwargs={"options": {"maxiter": 100}})
+        kernel, noise = model.model.covar_module, model.likelihood.noise.item()
+        new = proposed(model, z.max())
+        X, y = torch.cat([X, new]), torch.cat([y, hill(new)])
+    assert y.max() > 0.95

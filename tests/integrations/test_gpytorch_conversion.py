@@ -1,4 +1,4 @@
-"""A fitted winnowgp model predicts the same as a model of GPyTorch's."""
+"""Fitted models predict the same after conversion to GPyTorch."""
 
 import sys
 from typing import Any
@@ -20,7 +20,7 @@ from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import PaperSchedule
 
-# Fits that stop long before they are good: what is tested is that predictions agree.
+# Short fits: only agreement of predictions is tested.
 QUICK: Any = {
     "schedule": "paper",
     "alpha": 0.02,
@@ -37,7 +37,7 @@ def predicted(model: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_posterior_has_the_same_mean_and_covariance(several: bool) -> None:
+def test_to_gpytorch_posterior_has_same_moments(several: bool) -> None:
     x, Y = tasks(50)
     data = Dataset.of(x, Y if several else Y[:, 0])
     gp = SparseGP(ScaleKernel(MaternKernel()), x[:12], noise=0.02, mean=ConstantMean())
@@ -59,7 +59,7 @@ def test_a_posterior_has_the_same_mean_and_covariance(several: bool) -> None:
     torch.testing.assert_close(variance, observed, rtol=0, atol=1e-6)
 
 
-def test_what_fit_returns_is_taken_too() -> None:
+def test_to_gpytorch_accepts_fit_result() -> None:
     x, y = curve(60)
     gp = SparseGP(ScaleKernel(RBFKernel()), x[:20], noise=0.05)
     schedule = PaperSchedule(SquaredCardinality(20, 0.05), pre=3, joint=2, post=3)
@@ -69,7 +69,7 @@ def test_what_fit_returns_is_taken_too() -> None:
     torch.testing.assert_close(predicted(model, rows).mean, ours, rtol=0, atol=1e-6)
 
 
-def test_nearly_singular_points_predict_the_same() -> None:
+def test_to_gpytorch_nearly_singular_points_predict_the_same() -> None:
     """Forty points a hundredth of a lengthscale apart."""
     x, y = curve(50)
     Z = points(40)
@@ -84,7 +84,7 @@ def test_nearly_singular_points_predict_the_same() -> None:
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "student-t"])
 @pytest.mark.parametrize("several", [False, True])
-def test_a_regressor_is_in_the_users_units(likelihood: str, several: bool) -> None:
+def test_to_gpytorch_regressor_is_in_units_of_data(likelihood: str, several: bool) -> None:
     x, Y = tasks(60)
     X = 100 * x.numpy() - 40
     y = (Y.numpy() * [3.0, 0.01, 500.0] + 7) if several else 30 * Y[:, 0].numpy() + 7
@@ -111,7 +111,7 @@ def test_a_regressor_is_in_the_users_units(likelihood: str, several: bool) -> No
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_classifier_has_the_same_probabilities(classes: int) -> None:
+def test_to_gpytorch_classifier_has_same_probabilities(classes: int) -> None:
     x, y = curve(60)
     labels = (y > 0).long() if classes == 2 else three_classes(y)
     names = np.array(["a", "b", "c"])[labels.numpy()]
@@ -128,7 +128,7 @@ def test_a_classifier_has_the_same_probabilities(classes: int) -> None:
         np.testing.assert_allclose(seen.probs.mean(0).numpy(), ours, atol=0.02)
 
 
-def test_it_can_be_trained_on_and_winnowed() -> None:
+def test_to_gpytorch_model_can_be_trained_and_winnowed() -> None:
     x, y = curve(60)
     gp = VariationalGP(ScaleKernel(RBFKernel()), x[:20], likelihood=BernoulliLikelihood())
     data = Dataset.of(x, (y > 0).double())
@@ -148,14 +148,14 @@ def test_it_can_be_trained_on_and_winnowed() -> None:
     assert torch.equal(result.model.x_shift, model.x_shift)
 
 
-def test_the_door_does_not_hide_the_library() -> None:
-    """Both are called gpytorch; imports are absolute."""
+def test_integration_does_not_shadow_gpytorch() -> None:
+    """The subpackage and the library are both called gpytorch; imports are absolute."""
     door = sys.modules[to_gpytorch.__module__.rpartition(".")[0]]
     assert door.__name__ == "winnowgp.integrations.gpytorch"
     assert gpytorch is sys.modules["gpytorch"]
     assert not gpytorch.__name__.startswith("winnowgp")
 
 
-def test_others_are_refused_by_name() -> None:
+def test_to_gpytorch_other_types_raise() -> None:
     with pytest.raises(InputError, match=r"`fitted` must be .* got Linear"):
         to_gpytorch(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,8 @@
-"""An explicit q(u): minibatches, subsets, other candidates, and what is refused."""
+"""VariationalGP and its bound with the optimal q(u) against dense references."""
 
 import pickle
 from copy import deepcopy
+from math import inf
 
 import numpy as np
 import pytest
@@ -16,14 +17,19 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
 )
 from gpytorch.means import ConstantMean
+from scipy.optimize import minimize
+from scipy.special import log_ndtr
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
+import winnowgp.models.svgp as variational_gp
+from helpers.site_problems import CASES, N, built, regression
 from winnowgp.data import Dataset
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
-from winnowgp.models import VariationalGP, expected_log_prob, kernel_blocks
-from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.models import VariationalGP
+from winnowgp.models.kernels import covariance, kernel_blocks, prior_mean
+from winnowgp.models.likelihoods import observation_model
 
 SEEN: dict[str, tuple[Likelihood, int]] = {
     "bernoulli": (BernoulliLikelihood(), 1),
@@ -47,7 +53,7 @@ def data(seen: str = "bernoulli", N: int = 18, dtype: torch.dtype = torch.float6
 
 
 def model(seen: str = "bernoulli", K: int = 5, *, random: bool = True) -> VariationalGP:
-    """With some q(u) that is neither the prior nor the best."""
+    """Return a model whose q(u) is neither the prior nor optimal."""
     likelihood, targets = SEEN[seen]
     mean = ConstantMean()
     mean.constant = 0.2
@@ -89,25 +95,25 @@ def dense_bound(gp: VariationalGP, rows: Dataset) -> Tensor:
     """Σ E_q log p − Σ_p KL with torch's own KL."""
     mean, cov = dense_marginals(gp, rows.X)
     variance = cov.diagonal(dim1=1, dim2=2).mT
-    nats = expected_log_prob(gp.likelihood, rows.Y, mean, variance).sum()
+    nats = observation_model(gp.likelihood).expected_log_prob(rows.Y, mean, variance).sum()
     m, S, Kuu = dense_q(gp)
     q, prior = MultivariateNormal(m.mT, S), MultivariateNormal(torch.zeros(gp.K).to(m), Kuu)
     return nats.detach() - kl_divergence(q, prior).sum()
 
 
 @battery
-def test_the_bound_is_the_dense_definition(seen: str) -> None:
+def test_variational_bound_equals_dense_definition(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     ours = gp.bound(rows).detach()
     torch.testing.assert_close(ours, dense_bound(gp, rows), rtol=1e-9, atol=1e-9)
-    # Above the diagonal of a factor there is nothing.
+    # The upper triangle of a factor is ignored.
     with torch.no_grad():
         gp.q_factor.add_(torch.ones_like(gp.q_factor).triu(1))
     torch.testing.assert_close(gp.bound(rows).detach(), ours)
 
 
 @battery
-def test_a_new_model_has_the_prior_for_its_q(seen: str) -> None:
+def test_variational_gp_starts_at_prior(seen: str) -> None:
     gp, rows = model(seen, random=False), data(seen)
     prediction = gp.posterior(rows).predict(rows.X)
     torch.testing.assert_close(prediction.mean, torch.full_like(prediction.mean, constant(gp)))
@@ -125,7 +131,7 @@ def gradients(value: Tensor, gp: VariationalGP) -> list[Tensor]:
 
 
 @battery
-def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str) -> None:
+def test_variational_minibatches_average_to_bound_and_gradient(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     batches = parts(rows, 6)
     assert len(batches) == 3
@@ -138,7 +144,7 @@ def test_batches_of_a_partition_average_to_the_bound_and_its_gradient(seen: str)
 
 
 @battery
-def test_batches_of_a_partition_average_to_the_scores_of_subsets(seen: str) -> None:
+def test_variational_minibatches_average_to_subset_scores(seen: str) -> None:
     gp, rows, masks = model(seen), data(seen), all_masks(5)[::4]
     whole = gp.subset_objective(rows)
     batches = [gp.subset_objective(batch, total=rows.N) for batch in parts(rows, 6)]
@@ -153,7 +159,7 @@ def test_batches_of_a_partition_average_to_the_scores_of_subsets(seen: str) -> N
 
 
 @battery
-def test_a_subset_scores_what_the_pruned_model_scores(seen: str) -> None:
+def test_uncollapsed_objective_subset_equals_pruned_bound(seen: str) -> None:
     gp, rows, masks = model(seen, K=4), data(seen), all_masks(4)
     together = gp.subset_objective(rows).value(masks).detach()
     for mask, value in zip(masks, together, strict=True):
@@ -165,7 +171,7 @@ def test_a_subset_scores_what_the_pruned_model_scores(seen: str) -> None:
     torch.testing.assert_close(weighted, together, rtol=1e-9, atol=1e-9)
 
 
-def test_pruning_keeps_the_marginal_of_u() -> None:
+def test_variational_prune_keeps_marginal_of_u() -> None:
     gp, mask = model("poisson"), torch.tensor([True, False, True, True, False])
     m, S, _ = dense_q(gp)
     pruned_m, pruned_S, _ = dense_q(gp.prune(mask))
@@ -173,7 +179,7 @@ def test_pruning_keeps_the_marginal_of_u() -> None:
     torch.testing.assert_close(pruned_S, S[:, mask][:, :, mask], rtol=1e-9, atol=1e-9)
 
 
-def test_scores_are_differentiable_in_every_parameter() -> None:
+def test_uncollapsed_objective_is_differentiable() -> None:
     gp, rows = model(), data()
     masks = all_masks(5)[[0b10110, 0b01000]]
     gp.subset_objective(rows).value(masks).sum().backward()
@@ -183,7 +189,7 @@ def test_scores_are_differentiable_in_every_parameter() -> None:
 
 
 @battery
-def test_other_candidates_keep_the_process_at_their_locations(seen: str) -> None:
+def test_with_candidates_keeps_process_at_new_locations(seen: str) -> None:
     gp = model(seen)
     Z = 4 * torch.rand(4, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     moved = gp.with_candidates(Z)
@@ -197,14 +203,14 @@ def test_other_candidates_keep_the_process_at_their_locations(seen: str) -> None
 
 
 @battery
-def test_the_same_candidates_in_any_order_keep_the_bound(seen: str) -> None:
+def test_with_candidates_permutation_keeps_bound(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     for order in (torch.arange(5), torch.tensor([3, 0, 4, 1, 2])):
         same = gp.with_candidates(gp.candidates.detach()[order])
         torch.testing.assert_close(same.bound(rows), gp.bound(rows), rtol=1e-8, atol=1e-8)
 
 
-def test_more_candidates_keep_the_process_everywhere() -> None:
+def test_with_candidates_superset_keeps_process() -> None:
     gp, rows = model(), data()
     more = gp.with_candidates(torch.cat([gp.candidates.detach(), rows.X[9:12]]))
     X = 4 * torch.rand(6, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -214,7 +220,7 @@ def test_more_candidates_keep_the_process_everywhere() -> None:
 
 
 @battery
-def test_the_posterior_is_the_dense_one(seen: str) -> None:
+def test_variational_posterior_equals_dense_one(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     posterior = gp.posterior(rows)
     mean, cov = dense_marginals(gp, rows.X)
@@ -234,7 +240,7 @@ def test_the_posterior_is_the_dense_one(seen: str) -> None:
 
 
 @battery
-def test_models_made_of_a_model_are_its_equals_and_leave_it_alone(seen: str) -> None:
+def test_variational_derived_models_are_independent(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     before = gp.bound(rows).item()
     gp.candidates.requires_grad_(False)
@@ -259,7 +265,7 @@ def test_models_made_of_a_model_are_its_equals_and_leave_it_alone(seen: str) -> 
 
 
 @battery
-def test_it_survives_pickling_and_copying(seen: str) -> None:
+def test_variational_gp_survives_pickle_and_deepcopy(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     gp.bound(rows).backward()
     for other in (pickle.loads(pickle.dumps(gp)), deepcopy(gp)):
@@ -272,7 +278,7 @@ def test_it_survives_pickling_and_copying(seen: str) -> None:
 
 
 @battery
-def test_its_state_can_be_saved_and_loaded(seen: str) -> None:
+def test_variational_gp_state_dict_round_trip(seen: str) -> None:
     gp, rows = model(seen), data(seen)
     fresh = model(seen, random=False)
     fresh.load_state_dict(gp.state_dict())
@@ -280,7 +286,7 @@ def test_its_state_can_be_saved_and_loaded(seen: str) -> None:
 
 
 @battery
-def test_single_precision_agrees_with_double(seen: str) -> None:
+def test_variational_single_precision_agrees(seen: str) -> None:
     double, rows = model(seen, random=False), data(seen)
     likelihood, targets = SEEN[seen]
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
@@ -312,13 +318,13 @@ def test_single_precision_agrees_with_double(seen: str) -> None:
     assert torch.isfinite(relaxed).all()
 
 
-def test_no_points_at_all_are_the_prior() -> None:
+def test_variational_no_points_is_prior() -> None:
     rows = data()
     gp = model().prune(torch.zeros(5, dtype=torch.bool))
     assert gp.K == 0
     variance = kernel_blocks(gp.kernel, rows.X, rows.X).kff[:, None].detach()
     mean = torch.full_like(variance, constant(gp))
-    nats = expected_log_prob(gp.likelihood, rows.Y, mean, variance).sum()
+    nats = observation_model(gp.likelihood).expected_log_prob(rows.Y, mean, variance).sum()
     torch.testing.assert_close(gp.bound(rows).detach(), nats)
     assert gp.fixed_bound(rows) == pytest.approx(nats.item())
     assert gp.with_best_q(rows).K == 0
@@ -327,7 +333,7 @@ def test_no_points_at_all_are_the_prior() -> None:
     torch.testing.assert_close(back.bound(rows).detach(), nats)
 
 
-def test_the_bound_grows_with_the_points_and_has_no_upper_one() -> None:
+def test_variational_bound_grows_with_points() -> None:
     rows, gp = data(), model()
     few, all_rows = gp.fixed_bound(rows), gp.dense_bound(rows)().item()
     assert few < all_rows < 0
@@ -335,7 +341,7 @@ def test_the_bound_grows_with_the_points_and_has_no_upper_one() -> None:
     assert gp.chunked_cost(rows) > 0
 
 
-def test_any_kernel_serves() -> None:
+def test_variational_gp_accepts_any_kernel() -> None:
     rows = data()
     gp = VariationalGP(MaternKernel(nu=1.5), rows.X[:4], likelihood=BernoulliLikelihood())
     best = gp.with_best_q(rows)
@@ -345,7 +351,7 @@ def test_any_kernel_serves() -> None:
     assert torch.isfinite(gp.candidates.grad).all()
 
 
-def test_frozen_locations_get_no_gradient() -> None:
+def test_variational_frozen_locations_get_no_gradient() -> None:
     rows, gp = data(), model()
     gp.candidates.requires_grad_(False)
     gp.chunked_bound(rows)().backward()
@@ -353,7 +359,7 @@ def test_frozen_locations_get_no_gradient() -> None:
     assert gp.mean.raw_constant.grad is not None
 
 
-def test_the_users_parts_are_copied() -> None:
+def test_variational_gp_copies_its_parts() -> None:
     kernel, mean, likelihood = ScaleKernel(RBFKernel()), ConstantMean(), GaussianLikelihood()
     Z = torch.zeros(2, 1, dtype=torch.float64)
     gp = VariationalGP(kernel, Z, likelihood=likelihood, mean=mean)
@@ -364,8 +370,8 @@ def test_the_users_parts_are_copied() -> None:
     assert (Z == 0).all()
 
 
-def test_bad_arguments_are_named() -> None:
-    Z = torch.zeros(3, 2, dtype=torch.float64)
+def test_variational_gp_invalid_arguments_raise() -> None:
+    rows, Z = data(), torch.zeros(3, 2, dtype=torch.float64)
     with pytest.raises(InputError, match=r"`likelihood`.*MultitaskGaussianLikelihood"):
         VariationalGP(RBFKernel(), Z, likelihood=MultitaskGaussianLikelihood(num_tasks=2))
     with pytest.raises(InputError, match="`candidates`"):
@@ -374,6 +380,8 @@ def test_bad_arguments_are_named() -> None:
         VariationalGP(RBFKernel(batch_shape=torch.Size([2])), Z, likelihood=BernoulliLikelihood())
     with pytest.raises(InputError, match="one column of class numbers"):
         VariationalGP(RBFKernel(), Z, likelihood=SEEN["softmax"][0], targets=2)
+    with pytest.raises(InputError, match="`tighter` needs Gaussian noise"):
+        model().chunked_bound(rows, tighter=True)
 
 
 QUESTIONS = {
@@ -388,9 +396,165 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS.keys())
-def test_data_that_do_not_fit_are_refused_by_every_question(ask) -> None:
+def test_variational_mismatched_data_raise_in_every_method(ask) -> None:
     rows = data()
-    with pytest.raises(InputError, match="made for 1 target columns and the data have 2"):
+    with pytest.raises(InputError, match="has 1 target columns and the data have 2"):
         ask(model(), Dataset.of(rows.X, rows.Y.repeat(1, 2)))
     with pytest.raises(InputError, match="must be 0 or 1; got 2"):
         ask(model(), Dataset.of(rows.X, rows.Y + 1))
+
+
+def test_profiled_bound_gaussian_gradient_equals_regression() -> None:
+    sparse, gp, data = regression()
+    for model in (sparse, gp):
+        model.chunked_bound(data)().backward()
+    theirs = dict(sparse.named_parameters())
+    for name, parameter in gp.named_parameters():
+        if name in ("q_mean", "q_factor"):
+            assert parameter.grad is None
+        else:
+            ours, expected = parameter.grad, theirs[name].grad
+            torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6, msg=name)
+
+
+PROFILED = {
+    **{case: (case, lambda: ScaleKernel(RBFKernel())) for case in CASES},
+    "matern": ("bernoulli", lambda: ScaleKernel(MaternKernel(nu=2.5))),
+}
+
+
+@pytest.mark.parametrize(("case", "kernel"), PROFILED.values(), ids=PROFILED.keys())
+def test_profiled_bound_gradient_equals_central_differences(
+    case: str, kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variational_gp, "TRAINING_GAIN", 1e-13)
+    gp, data = built(case, K=3, kernel=kernel())
+    bound = gp.chunked_bound(data)
+    bound().backward()
+    h = 1e-4
+    for name, parameter in gp.named_parameters():
+        if name in ("q_mean", "q_factor"):
+            assert parameter.grad is None
+            continue
+        flat = parameter.data.view(-1)
+        expected = torch.empty_like(flat)
+        for i in range(len(flat)):
+            at = flat[i].item()
+            ends = []
+            for step in (h, -h):
+                flat[i] = at + step
+                ends.append(bound().item())
+            flat[i] = at
+            expected[i] = (ends[0] - ends[1]) / (2 * h)
+        assert parameter.grad is not None, name
+        ours = parameter.grad.view(-1)
+        torch.testing.assert_close(ours, expected, rtol=2e-5, atol=2e-5, msg=f"{name}: {ours}")
+
+
+def test_profiled_bound_moving_values_equal_fresh_values() -> None:
+    """Values depend on previous calls by at most 1e-5 nats per row."""
+    gp, data = built("softmax")
+    bound = gp.chunked_bound(data)
+    bound()
+    with torch.no_grad():
+        gp.kernel.initialize(outputscale=1.5)
+    assert bound().item() == pytest.approx(gp.fixed_bound(data), abs=1e-5 * N)
+    with torch.no_grad():
+        gp.kernel.initialize(outputscale=40.0)
+    assert bound().item() == pytest.approx(gp.fixed_bound(data), abs=1e-5 * N)
+
+
+def test_profiled_bound_moving_gradients_equal_fresh_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(variational_gp, "TRAINING_GAIN", 1e-13)
+    gp, data = built("bernoulli")
+    moving = gp.chunked_bound(data)
+    moving()
+    with torch.no_grad():
+        gp.kernel.initialize(outputscale=3.0)
+    parameters = [*gp.kernel.parameters(), *gp.mean.parameters(), gp.candidates]
+    ours = torch.autograd.grad(moving(), parameters)
+    fresh = torch.autograd.grad(gp.chunked_bound(data)(), parameters)
+    for a, b in zip(ours, fresh, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def two_rows() -> tuple[VariationalGP, Dataset]:
+    X = torch.tensor([[0.0], [0.7]], dtype=torch.float64)
+    data = Dataset.of(X, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    kernel = ScaleKernel(RBFKernel())
+    kernel.outputscale = 2.0
+    mean = ConstantMean()
+    mean.constant = 0.4
+    gp = VariationalGP(kernel, X[:1], likelihood=BernoulliLikelihood(), mean=mean)
+    return gp, data
+
+
+def prior(gp: VariationalGP, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Covariance of two rows, and which sign each has."""
+    K = gp.kernel(data.X).to_dense().detach().numpy()
+    return K, 2 * data.Y[:, 0].numpy() - 1
+
+
+def test_dense_bound_is_optimum_over_gaussians(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rows: a maximum over mean and covariance, with expectations on a grid."""
+    monkeypatch.setattr(variational_gp, "INITIAL_GAIN", 1e-9)
+    gp, data = two_rows()
+    K, sign = prior(gp, data)
+    z = np.linspace(-9, 9, 4001)
+    weight = np.exp(-0.5 * z**2)
+    weight /= weight.sum()
+
+    def loss(theta: np.ndarray) -> float:
+        m = theta[:2]
+        F = np.array([[np.exp(theta[2]), 0.0], [theta[3], np.exp(theta[4])]])
+        S = F @ F.T
+        f = 0.4 + m + np.sqrt(S.diagonal()) * z[:, None]
+        nats = (weight[:, None] * log_ndtr(sign * f)).sum()
+        inside = np.linalg.solve(K, S).trace() + m @ np.linalg.solve(K, m) - 2
+        kl = 0.5 * (inside + np.linalg.slogdet(K)[1] - np.linalg.slogdet(S)[1])
+        return kl - nats
+
+    best = -minimize(loss, np.zeros(5), method="BFGS", options={"gtol": 1e-7}).fun
+    assert gp.dense_bound(data)().item() == pytest.approx(best, abs=1e-5)
+    assert gp.with_candidates(data.X).fixed_bound(data) == pytest.approx(best, abs=1e-7)
+
+
+def test_dense_bound_is_below_grid_evidence() -> None:
+    gp, data = two_rows()
+    K, sign = prior(gp, data)
+    axis = np.linspace(-12, 12, 801)
+    f = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1)
+    log_p = -0.5 * np.einsum("abi,ij,abj->ab", f, np.linalg.inv(K), f)
+    p = np.exp(log_p) / np.exp(log_p).sum()
+    evidence = np.log((p * np.exp(log_ndtr(sign * (0.4 + f)).sum(-1))).sum())
+    gap = evidence - gp.dense_bound(data)().item()
+    assert 0 < gap < 0.05
+    assert gp.fixed_bound(data) < gp.dense_bound(data)().item()
+
+
+@pytest.mark.parametrize("draw", range(4))
+def test_profiled_bound_kernel_overflow_shortens_step(draw: int) -> None:
+    """Exponents of an RBF kernel are differences of numbers as large as x²/ℓ²: here 1e19."""
+    g = torch.Generator().manual_seed(draw)
+    X = 4 * torch.rand(20, 1, generator=g, dtype=torch.float64) - 2
+    data = Dataset.of(X, torch.poisson(50 * (1.5 + torch.sin(3 * X)), generator=g))
+    kernel, mean = ScaleKernel(RBFKernel()), ConstantMean()
+    kernel.initialize(outputscale=1e3)
+    mean.initialize(constant=75.0)
+    gp = VariationalGP(kernel, X[:0], likelihood=PoissonLikelihood(), mean=mean)
+    bound = gp.dense_bound(data)
+    start = bound().item()
+    gp.kernel.initialize(**{"base_kernel.lengthscale": 2e-10})
+    try:
+        value = bound().item()
+    except NotPositiveDefiniteError:
+        # With most seeds an entry, and with it q(f), is infinite.
+        value = -inf
+    assert value < start
+    # The previous sites are still valid at the previous parameters.
+    gp.kernel.initialize(**{"base_kernel.lengthscale": 0.6931})
+    assert bound().item() == pytest.approx(start, abs=1e-2)

@@ -1,13 +1,27 @@
-"""What every subset objective owes, whatever the model behind it."""
+"""Contracts of models with candidates and of their subset objectives, over all models."""
 
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    SoftmaxLikelihood,
+)
 
 from helpers.problems import problem
-from winnowgp.data import Dataset
-from winnowgp.models import InducingModel, SparseGP, VariationalGP
+from winnowgp.data import Dataset, MaskedMatrix
+from winnowgp.errors import InputError
+from winnowgp.models import (
+    DeepGP,
+    DeepLayer,
+    LatentVariableGP,
+    SampledLatentGP,
+    SparseGP,
+    VariationalGP,
+)
+from winnowgp.models.base import InducingModel, SelectableModel
 from winnowgp.selection import MarginalGainObjective, RelaxedObjective, SubsetObjective
 
 
@@ -29,7 +43,7 @@ def statistics(order: torch.Tensor) -> SubsetObjective:
 def variational(
     order: torch.Tensor, likelihood: Likelihood, targets: int = 1
 ) -> tuple[VariationalGP, Dataset]:
-    """One process, seen through the candidates in any order."""
+    """Return one variational process with its candidates in any order."""
     p = problem()
     f = p.Y[:, :targets]
     Y = (f > -0.4).double() + (f > 0.4).double()
@@ -72,13 +86,13 @@ OBJECTIVES = {
     "site statistics": site_statistics,
     "softmax statistics": softmax_statistics,
 }
-battery = pytest.mark.parametrize("build", OBJECTIVES.values(), ids=OBJECTIVES.keys())
-STILL = torch.arange(6)
+contract = pytest.mark.parametrize("build", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+IN_ORDER = torch.arange(6)
 
 
-@battery
-def test_one_value_a_mask_whatever_else_is_in_the_batch(build, generator) -> None:
-    objective = build(STILL)
+@contract
+def test_objective_value_of_mask_ignores_rest_of_batch(build, generator) -> None:
+    objective = build(IN_ORDER)
     masks = torch.rand(9, objective.K, generator=generator) < 0.5
     together = objective.value(masks)
     alone = torch.cat([objective.value(mask[None]) for mask in masks])
@@ -86,27 +100,27 @@ def test_one_value_a_mask_whatever_else_is_in_the_batch(build, generator) -> Non
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
 
 
-@battery
-def test_empty_full_and_no_masks_have_values(build) -> None:
-    objective = build(STILL)
+@contract
+def test_objective_empty_full_and_no_masks_have_values(build) -> None:
+    objective = build(IN_ORDER)
     empty = torch.zeros(1, objective.K, dtype=torch.bool)
     assert torch.isfinite(objective.value(empty)).all()
     assert objective.value(~empty) > objective.value(empty)
     assert objective.value(empty[:0]).shape == (0,)
 
 
-@battery
-def test_permuting_candidates_changes_nothing(build, generator) -> None:
+@contract
+def test_objective_permuted_candidates_give_equal_values(build, generator) -> None:
     order = torch.tensor([4, 2, 5, 0, 1, 3])
     masks = torch.rand(9, 6, generator=generator) < 0.5
     torch.testing.assert_close(
-        build(STILL).value(masks), build(order).value(masks[:, order]), rtol=1e-9, atol=1e-9
+        build(IN_ORDER).value(masks), build(order).value(masks[:, order]), rtol=1e-9, atol=1e-9
     )
 
 
-@battery
-def test_relaxed_values_agree_at_the_corners(build, generator) -> None:
-    objective = build(STILL)
+@contract
+def test_objective_relaxed_values_agree_at_corners(build, generator) -> None:
+    objective = build(IN_ORDER)
     if not isinstance(objective, RelaxedObjective):
         return
     masks = torch.rand(9, objective.K, generator=generator) < 0.5
@@ -115,9 +129,9 @@ def test_relaxed_values_agree_at_the_corners(build, generator) -> None:
     )
 
 
-@battery
-def test_flips_are_differences_of_values(build, generator) -> None:
-    objective = build(STILL)
+@contract
+def test_statistics_gains_equal_differences_of_values(build, generator) -> None:
+    objective = build(IN_ORDER)
     if not isinstance(objective, MarginalGainObjective):
         return
     for mask in torch.rand(5, objective.K, generator=generator) < 0.5:
@@ -137,9 +151,9 @@ models = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
 
 
 @models
-def test_every_question_about_the_best_q_has_one_answer(build) -> None:
-    """To 1e-5 nats a row where q is found while climbing."""
-    gp, data = build(STILL)
+def test_model_fixed_bound_statistics_and_optimisers_agree(build) -> None:
+    """To 1e-5 nats per row, the tolerance of q(u) while hyper-parameters are optimised."""
+    gp, data = build(IN_ORDER)
     assert isinstance(gp, InducingModel)
     expected = gp.fixed_bound(data)
     everything = torch.ones(1, gp.K, dtype=torch.bool)
@@ -158,8 +172,8 @@ def test_every_question_about_the_best_q_has_one_answer(build) -> None:
 
 
 @models
-def test_a_pruned_model_has_the_candidates_that_the_mask_keeps(build) -> None:
-    gp, data = build(STILL)
+def test_prune_keeps_candidates_of_mask(build) -> None:
+    gp, data = build(IN_ORDER)
     mask = torch.tensor([True, False, True, True, False, False])
     pruned = gp.prune(mask)
     assert torch.equal(pruned.candidates.detach(), gp.candidates.detach()[mask])
@@ -171,11 +185,67 @@ def test_a_pruned_model_has_the_candidates_that_the_mask_keeps(build) -> None:
 
 
 @models
-def test_the_chunked_bound_follows_the_parameters(build) -> None:
-    gp, data = build(STILL)
+def test_chunked_bound_follows_changed_parameters(build) -> None:
+    gp, data = build(IN_ORDER)
     value = gp.chunked_bound(data)
     before = value().item()
     with torch.no_grad():
         gp.kernel.initialize(outputscale=2.5)
     assert value().item() == pytest.approx(gp.fixed_bound(data), abs=1e-5 * data.N)
     assert abs(value().item() - before) > 0.01
+
+
+def deep_gp() -> tuple[SelectableModel, Dataset]:
+    p, kernel = problem(), ScaleKernel(RBFKernel())
+    first = DeepLayer(kernel, p.Z, outputs=2, slope=torch.eye(p.Z.shape[1], 2).double())
+    last = DeepLayer(kernel, p.Z[:4, :2], outputs=1)
+    data = Dataset.of(p.X, p.Y[:, :1])
+    return DeepGP([first, last], likelihood=GaussianLikelihood()), data
+
+
+def latent_gp() -> tuple[SelectableModel, MaskedMatrix]:
+    p = problem()
+    model = LatentVariableGP(ScaleKernel(RBFKernel()), p.X, candidates=p.Z, noise=0.2)
+    return model, MaskedMatrix.of(p.Y)
+
+
+def sampled_latent_gp() -> tuple[SelectableModel, MaskedMatrix]:
+    p, likelihood = problem(), GaussianLikelihood()
+    P = p.Y.shape[1]
+    function = VariationalGP(ScaleKernel(RBFKernel()), p.Z, likelihood=likelihood, targets=P)
+    return SampledLatentGP(function, p.X), MaskedMatrix.of(p.Y)
+
+
+SELECTABLE = {
+    "sparse": lambda: model(IN_ORDER),
+    "bernoulli": lambda: variational(IN_ORDER, BernoulliLikelihood()),
+    "deep": deep_gp,
+    "latent": latent_gp,
+    "sampled latent": sampled_latent_gp,
+}
+
+
+@pytest.mark.parametrize("build", SELECTABLE.values(), ids=SELECTABLE.keys())
+def test_selectable_model_prune_equals_subset_objective(build) -> None:
+    """For the same random numbers, where the bound is estimated from samples."""
+    whole, data = build()
+    sizes = [len(Z) for Z in whole.candidate_sets]
+    masks = [torch.arange(K) % 3 != 1 for K in sizes]
+    pruned = whole.prune(masks)
+    for Z, kept, mask in zip(whole.candidate_sets, pruned.candidate_sets, masks, strict=True):
+        assert torch.equal(kept.detach(), Z.detach()[mask])
+    objective = whole.subset_objective(data, generator=torch.Generator().manual_seed(1))
+    assert sum(sizes) == objective.K
+    value = objective.value(torch.cat(masks)[None])[0]
+    bound = pruned.bound(data, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(bound, value, rtol=1e-8, atol=1e-8)
+    assert [len(Z) for Z in whole.candidate_sets] == sizes
+    assert sum(p.numel() for p in pruned.posterior(data).parameters()) > 0
+
+
+@pytest.mark.parametrize("build", SELECTABLE.values(), ids=SELECTABLE.keys())
+def test_selectable_model_prune_with_missing_mask_raises(build) -> None:
+    whole, _ = build()
+    masks = [torch.ones(len(Z), dtype=torch.bool) for Z in whole.candidate_sets]
+    with pytest.raises(InputError, match=f"each of the {len(masks)} candidate sets; got"):
+        whole.prune(masks[:-1])

@@ -5,7 +5,8 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from helpers.latent_problems import latent
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError, NotPositiveDefiniteError
-from winnowgp.models import LatentVariableGP, expected_kernel
+from winnowgp.models import LatentVariableGP
+from winnowgp.models.kernels import expected_kernel
 
 NOISES = [0.3, torch.tensor([0.3, 0.1, 0.9], dtype=torch.float64)]
 noises = pytest.mark.parametrize("noise", NOISES, ids=["shared", "a column"])
@@ -15,7 +16,7 @@ MASKS = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
 @noises
 @tables
-def test_a_subsets_value_is_the_bound_of_the_pruned_model(noise, missing) -> None:
+def test_latent_objective_subset_equals_pruned_bound(noise, missing) -> None:
     p = latent(missing=missing)
     model = p.model(noise=noise)
     # The jitter is relative to the mean prior variance, the same for every subset of a
@@ -29,7 +30,7 @@ def test_a_subsets_value_is_the_bound_of_the_pruned_model(noise, missing) -> Non
 
 @noises
 @tables
-def test_statistics_and_flips_are_those_of_regression(noise, missing) -> None:
+def test_latent_statistics_and_gains_equal_regression(noise, missing) -> None:
     p = latent(missing=missing)
     model = p.model(noise=noise)
     statistics = model.subset_statistics(p.table)
@@ -43,7 +44,7 @@ def test_statistics_and_flips_are_those_of_regression(noise, missing) -> None:
         torch.testing.assert_close(marginal_gains[k], on - off, rtol=1e-7, atol=1e-7)
 
 
-def test_the_bound_has_exact_gradients() -> None:
+def test_latent_bound_has_exact_gradients() -> None:
     p = latent(missing=True, N=5, M=3)
     model = p.model(noise=NOISES[1])
     parameters = dict(model.named_parameters())
@@ -62,8 +63,8 @@ def test_the_bound_has_exact_gradients() -> None:
             assert gradient[i].item() == pytest.approx(slope, rel=1e-5, abs=1e-5), name
 
 
-def test_rounding_cannot_keep_a_subset_from_being_scored() -> None:
-    """Hardly any noise and points on top of each other: I + C is indefinite to rounding."""
+def test_latent_fixed_bound_survives_rounding() -> None:
+    """With tiny noise and coincident points I + C is indefinite by rounding."""
     p = latent(N=40, M=5)
     close = torch.cat([p.Z + 1e-5 * k for k in range(4)])
     model = p.model(noise=1e-5).with_candidates(close)
@@ -79,7 +80,7 @@ def test_rounding_cannot_keep_a_subset_from_being_scored() -> None:
     assert few.fixed_bound(p.table) == pytest.approx(few.bound(p.table).item(), rel=1e-9)
 
 
-def test_candidates_that_are_frozen_stay_frozen() -> None:
+def test_latent_prune_keeps_candidates_frozen() -> None:
     p = latent()
     model = p.model()
     model.candidates.requires_grad_(False)
@@ -87,7 +88,7 @@ def test_candidates_that_are_frozen_stay_frozen() -> None:
     assert model.prune(MASKS[0]).K == 3
 
 
-def test_other_kernels_tables_and_noises_are_refused() -> None:
+def test_latent_gp_invalid_kernel_table_or_noise_raise() -> None:
     p = latent()
     with pytest.raises(InputError, match="SampledLatentGP"):
         LatentVariableGP(MaternKernel(), p.mean, candidates=p.Z)
