@@ -7,7 +7,7 @@ from torch.distributions import Normal, kl_divergence
 from helpers.latent_problems import latent, linear, quadrature, rbf
 from winnowgp.bounds.gplvm import latent_kl
 from winnowgp.bounds.psi import LinearPsi, RBFPsi, WeightedExponentials, from_pairs, pair_weights
-from winnowgp.models import expected_kernel
+from winnowgp.models.kernels import expected_kernel
 
 kernels = pytest.mark.parametrize("kernel", [rbf(), linear()], ids=["rbf", "linear"])
 WEIGHTS = torch.tensor([[1.0] * 7, [0, 1, 1, 0, 2.5, 1, 1]], dtype=torch.float64)

@@ -17,8 +17,7 @@ from winnowgp.bounds.sites import Sites, site_gradient, site_moments, site_sums
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
-from winnowgp.models import kernel_blocks
-from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks
+from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks, kernel_blocks
 from winnowgp.selection.statistics import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}

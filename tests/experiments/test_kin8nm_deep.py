@@ -55,9 +55,9 @@ def test_a_better_and_quicker_grid_point_puts_a_choice_off_the_frontier(
         {"kind": "grid", "connected": False, "fold": 0, "sizes": [3, 4], "log_density": hand},
     ]
     rows += [
-        {"kind": "time", "sizes": sizes, "connected": connected, "predict_us": sum(sizes)}
+        {"kind": "time", "sizes": sizes, "connected": skip_connections, "predict_us": sum(sizes)}
         for sizes in ([5, 5], [3, 4])
-        for connected in (False, True)
+        for skip_connections in (False, True)
     ]
     lines = Kin8nmDeep().claims(rows)
     assert [line.split(":")[0] for line in lines[:2]] == [word] * 2
@@ -105,7 +105,7 @@ def test_the_cost_of_a_prediction_is_the_least_of_all_but_the_first(monkeypatch)
     seconds = iter([0.0, 5.0, 10.0, 11.0, 20.0, 22.0])
     monkeypatch.setattr(predict_cost, "process_time", lambda: next(seconds))
     threads = torch.get_num_threads()
-    us = deep_predict_us([3, 2], connected=False, samples=2, best_of=3)
+    us = deep_predict_us([3, 2], skip_connections=False, samples=2, best_of=3)
     # Five, one and two seconds for 500 rows.
     assert us == pytest.approx(1e6 / 500)
     assert torch.get_num_threads() == threads

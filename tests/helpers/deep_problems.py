@@ -91,7 +91,7 @@ def deep(
         inputs = P + D * skip_connections
     made = DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
     if isinstance(made.likelihood, GaussianLikelihood):
-        made.likelihood.initialize(noise=0.15)
+        made.likelihood.initialize(eps=0.15)
     return made
 
 
@@ -132,16 +132,16 @@ def dense_kl(made: DeepLayer, keep: Tensor | None = None) -> Tensor:
 
 
 def dense_pass(
-    model: DeepGP, X: Tensor, noise: Sequence[Tensor], masks: Sequence[Tensor | None] | None = None
+    model: DeepGP, X: Tensor, eps: Sequence[Tensor], masks: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
     """q(f_L) of each sample and row, `[T N P]`: one sample after another, layer by layer."""
     masks = [None] * len(model.layers) if masks is None else masks
     means, variances = [], []
-    for t in range(len(noise[0]) if noise else 1):
+    for t in range(len(eps[0]) if eps else 1):
         seen = X
         mean, variance = dense_marginals(model.layers[0], seen, masks[0])
         for number, made in enumerate(model.layers[1:], start=1):
-            seen = mean + variance.sqrt() * noise[number - 1][t]
+            seen = mean + variance.sqrt() * eps[number - 1][t]
             if model.skip_connections:
                 seen = torch.cat([seen, X], dim=1)
             mean, variance = dense_marginals(made, seen, masks[number])
@@ -153,13 +153,13 @@ def dense_pass(
 def dense_bound(
     model: DeepGP,
     data: Dataset,
-    noise: Sequence[Tensor],
+    eps: Sequence[Tensor],
     masks: Sequence[Tensor | None] | None = None,
     *,
     scale: float = 1.0,
 ) -> Tensor:
     """Average over samples of scale · Σ_i E[log p(y_i | f_i)], less one KL per layer."""
-    mean, variance = dense_pass(model, data.X, noise, masks)
+    mean, variance = dense_pass(model, data.X, eps, masks)
     with torch.no_grad():
         pairs = zip(mean, variance, strict=True)
         nats = [
@@ -182,8 +182,8 @@ def hermite(count: int) -> tuple[Tensor, Tensor]:
 def integrated_density(model: DeepGP, X: Tensor, Y: Tensor, count: int = 200) -> Tensor:
     """log ∫ N(y | f_2(h), σ²) q(h) dh of each row: two layers, one hidden output."""
     nodes, weights = hermite(count)
-    noise = nodes[:, None, None].expand(-1, len(X), 1)
-    mean, variance = dense_pass(model, X, [noise])
+    eps = nodes[:, None, None].expand(-1, len(X), 1)
+    mean, variance = dense_pass(model, X, [eps])
     assert isinstance(model.likelihood, GaussianLikelihood)
     total = (variance + model.likelihood.noise.detach()).sqrt()
     density = Normal(mean, total).log_prob(Y).exp()

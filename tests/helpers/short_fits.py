@@ -8,7 +8,7 @@ import pytest
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import base as points_request
-from winnowgp.models import Model
+from winnowgp.models.base import Model
 from winnowgp.training import FastSchedule
 from winnowgp.training import initialization as warm_up
 

@@ -186,7 +186,7 @@ def test_winnow_exceeded_tolerance_warns(monkeypatch: pytest.MonkeyPatch) -> Non
     x, y = curve(80)
     labels = (y > 0).double()
     with pytest.warns(
-        ToleranceWarning, match=r"0\.05 nats .* the best of 1 tries, the ELBO gap is 0\."
+        ConvergenceWarning, match=r"0\.05 nats .* the best of 1 tries, the ELBO gap is 0\."
     ) as warned:
         result = winnow(Model(points(20)), BernoulliLikelihood(), (x, labels), tolerance=0.05)
     assert result.elbo_gap > 0.05 * 80

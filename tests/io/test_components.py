@@ -96,7 +96,7 @@ def test_serialise_restores_a_mean(name: str) -> None:
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_serialise_restores_a_likelihood(name: str) -> None:
-    likelihood = owned(disturbed(LIKELIHOODS[name]))
+    likelihood = copy_likelihood(disturbed(LIKELIHOODS[name]))
     back = restored(likelihood)
     F = getattr(likelihood, "num_features", 1)
     mean, variance = X[:, :F] - 0.3, X[:, :F] + 0.2

@@ -83,18 +83,18 @@ def test_deep_gp_one_layer_equals_variational_gp(seen: str) -> None:
 @pytest.mark.parametrize("skip_connections", [False, True])
 def test_deep_gp_bound_equals_dense_pass_of_samples(seen: str, skip_connections: bool) -> None:
     model, data = deep(seen, widths=(3,), skip_connections=skip_connections), rows(seen)
-    noise = model.noise(data.N, 5, seeded())
-    ours = model.evaluated(data, noise=noise)
-    close(ours.bound.detach(), dense_bound(model, data, noise))
+    eps = model.base_samples(data.N, 5, seeded())
+    ours = model.evaluated(data, eps=eps)
+    close(ours.bound.detach(), dense_bound(model, data, eps))
     again = model.bound(data, samples=5, generator=seeded())
     torch.testing.assert_close(again, ours.bound)
-    scaled = model.evaluated(data, total=100, eps=noise).bound.detach()
-    expected = dense_bound(model, data, noise, scale=100 / data.N)
+    scaled = model.evaluated(data, total=100, eps=eps).bound.detach()
+    expected = dense_bound(model, data, eps, scale=100 / data.N)
     close(scaled, expected)
     # The KL of every layer is subtracted once, and not scaled.
     kl = torch.stack([made.points().kl() for made in model.layers]).sum()
     torch.testing.assert_close(ours.fit - ours.bound, kl)
-    more = model.evaluated(data, total=100, eps=noise)
+    more = model.evaluated(data, total=100, eps=eps)
     torch.testing.assert_close(more.fit - more.bound, kl)
 
 
@@ -102,13 +102,13 @@ def test_deep_gp_bound_equals_dense_pass_of_samples(seen: str, skip_connections:
 def test_deep_gp_three_layers_equal_dense_passes(skip_connections: bool) -> None:
     model = deep(widths=(3, 2), K=(4, 3, 5), skip_connections=skip_connections)
     data = rows()
-    noise = model.base_samples(data.N, 4, seeded())
-    assert [tuple(each.shape) for each in noise] == [(4, data.N, 3), (4, data.N, 2)]
-    found = model.evaluated(data, eps=noise)
-    mean, variance = dense_pass(model, data.X, noise)
+    eps = model.base_samples(data.N, 4, seeded())
+    assert [tuple(each.shape) for each in eps] == [(4, data.N, 3), (4, data.N, 2)]
+    found = model.evaluated(data, eps=eps)
+    mean, variance = dense_pass(model, data.X, eps)
     close(found.passed.last.mean.detach(), mean)
     close(found.passed.last.variance.detach(), variance)
-    close(found.bound.detach(), dense_bound(model, data, noise))
+    close(found.bound.detach(), dense_bound(model, data, eps))
     widths = [each.shape[-1] for each in found.passed.inputs]
     assert widths == ([2, 5, 4] if skip_connections else [2, 3, 2])
 
@@ -127,7 +127,7 @@ def line() -> tuple[DeepGP, Dataset]:
     layers = [layer(1, 1, K=3, seed=0), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
-    model.likelihood.initialize(noise=0.3)
+    model.likelihood.initialize(eps=0.3)
     X = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
     return model, Dataset.of(X, torch.sin(2 * X))
 
@@ -135,8 +135,8 @@ def line() -> tuple[DeepGP, Dataset]:
 def integrated_bound(model: DeepGP, data: Dataset) -> Tensor:
     """The bound with E over ε by Gauss-Hermite quadrature, row by row."""
     nodes, weights = hermite(100)
-    noise = nodes[:, None, None].expand(-1, data.N, 1)
-    mean, variance = dense_pass(model, data.X, [noise])
+    eps = nodes[:, None, None].expand(-1, data.N, 1)
+    mean, variance = dense_pass(model, data.X, [eps])
     assert isinstance(model.likelihood, GaussianLikelihood)
     s2 = model.likelihood.noise.detach()
     nats = Normal(mean, s2.sqrt()).log_prob(data.Y) - 0.5 * variance / s2
@@ -152,8 +152,8 @@ def draws(model: DeepGP, data: Dataset, *, sd: float = 1.0) -> Tensor:
     """60 estimates of 400 samples per row."""
     g = seeded(4)
     with torch.no_grad():
-        noises = [[sd * e for e in model.base_samples(data.N, 400, g)] for _ in range(60)]
-        return torch.stack([model.evaluated(data, eps=noise).bound for noise in noises])
+        samples = [[sd * e for e in model.base_samples(data.N, 400, g)] for _ in range(60)]
+        return torch.stack([model.evaluated(data, eps=eps).bound for eps in samples])
 
 
 def test_deep_gp_bound_is_unbiased_against_quadrature() -> None:
@@ -175,14 +175,14 @@ def test_deep_gp_unbiasedness_check_rejects_biased_twin() -> None:
 @pytest.mark.parametrize("seen", ["gaussian", "bernoulli"])
 def test_deep_gp_minibatches_average_to_bound_and_gradient(seen: str) -> None:
     model, data = deep(seen, skip_connections=True), rows(seen, N=12)
-    noise = model.noise(12, 3, seeded())
+    eps = model.base_samples(12, 3, seeded())
     order = torch.randperm(12, generator=seeded(1))
     values = []
     for index in order.split(4):
         part = Dataset.of(data.X[index], data.Y[index])
-        tied = [each[:, index] for each in noise]
+        tied = [each[:, index] for each in eps]
         values.append(model.evaluated(part, total=12, eps=tied).bound)
-    whole, mean = model.evaluated(data, eps=noise).bound, torch.stack(values).mean()
+    whole, mean = model.evaluated(data, eps=eps).bound, torch.stack(values).mean()
     assert torch.stack(values).std() > 0.1
     torch.testing.assert_close(mean, whole, rtol=1e-10, atol=1e-10)
     parameters = list(model.parameters())
@@ -197,7 +197,7 @@ def test_deep_gp_minibatches_average_to_bound_and_gradient(seen: str) -> None:
 def test_deep_gp_gradient_equals_pathwise_gradient() -> None:
     """With ε held, autograd agrees with finite differences in every parameter."""
     model, data = deep(skip_connections=True, K=(3, 3)), rows(N=5)
-    noise = model.noise(5, 2, seeded())
+    eps = model.base_samples(5, 2, seeded())
     names = [name for name, _ in model.named_parameters()]
 
     def bound(*values: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ def test_deep_gp_gradient_equals_pathwise_gradient() -> None:
                 self.model = model
 
             def forward(self) -> Tensor:
-                return self.model.evaluated(data, eps=noise).bound
+                return self.model.evaluated(data, eps=eps).bound
 
         given = {f"model.{n}": v for n, v in zip(names, values, strict=True)}
         return torch.func.functional_call(Bound(), given)
@@ -256,19 +256,19 @@ def test_deep_gp_single_precision_agrees() -> None:
     few = Dataset.of(data.X.float(), data.Y.float())
     bound = model.bound(few, samples=2, generator=seeded())
     assert bound.dtype == torch.float32
-    noise = model.noise(few.N, 2, seeded())
-    exact = deep(skip_connections=True).evaluated(data, noise=[e.double() for e in noise]).bound
+    eps = model.base_samples(few.N, 2, seeded())
+    exact = deep(skip_connections=True).evaluated(data, eps=[e.double() for e in eps]).bound
     assert bound.item() == pytest.approx(exact.item(), rel=1e-3)
 
 
 def test_deep_gp_propagation_returns_inputs_of_each_layer() -> None:
     model, data = deep(widths=(3,), skip_connections=True), rows()
-    noise = model.noise(data.N, 2, seeded())
+    eps = model.base_samples(data.N, 2, seeded())
     points = [made.points() for made in model.layers]
-    passed = propagated(model.layers, points, data.X, noise=noise, skip_connections=True)
+    passed = propagated(model.layers, points, data.X, eps=eps, skip_connections=True)
     assert torch.equal(passed.inputs[0], data.X[None])
     first = passed.outputs[0]
-    hidden = first.mean + first.variance.sqrt() * noise[0]
+    hidden = first.mean + first.variance.sqrt() * eps[0]
     torch.testing.assert_close(passed.inputs[1][..., :3], hidden)
     assert torch.equal(passed.inputs[1][..., 3:], data.X.expand(2, -1, -1))
 
@@ -302,9 +302,9 @@ def test_deep_gp_mismatched_data_raise_in_every_method() -> None:
 
 def test_deep_gp_accepts_any_kernel() -> None:
     model, data = deep(matern=True, skip_connections=True), rows()
-    noise = model.noise(data.N, 2, seeded())
-    ours = model.evaluated(data, noise=noise).bound.detach()
-    torch.testing.assert_close(ours, dense_bound(model, data, noise), rtol=1e-8, atol=1e-8)
+    eps = model.base_samples(data.N, 2, seeded())
+    ours = model.evaluated(data, eps=eps).bound.detach()
+    torch.testing.assert_close(ours, dense_bound(model, data, eps), rtol=1e-8, atol=1e-8)
 
 
 def seeded_deep_objective(seed: int = 0) -> torch.Generator:
@@ -337,28 +337,28 @@ MASKS = torch.tensor(
 @pytest.mark.parametrize("skip_connections", [False, True])
 def test_deep_objective_subsets_equal_pruned_models(seen: str, skip_connections: bool) -> None:
     model, data = deep(seen, skip_connections=skip_connections), rows(seen)
-    noise = model.noise(data.N, 3, seeded_deep_objective())
+    eps = model.base_samples(data.N, 3, seeded_deep_objective())
     subsets = objective(model, data, total=30)
     assert subsets.K == 7
     together = subsets.value(MASKS).detach()
     for mask, value in zip(MASKS, together, strict=True):
         parts = list(mask.split(model.sizes))
-        exact = dense_bound(model, data, noise, parts, scale=30 / data.N)
+        exact = dense_bound(model, data, eps, parts, scale=30 / data.N)
         torch.testing.assert_close(value, exact, rtol=1e-8, atol=1e-8)
         pruned = model.prune(parts)
         assert pruned.sizes == tuple(int(part.sum()) for part in parts)
-        bound = pruned.evaluated(data, total=30, noise=noise).bound.detach()
+        bound = pruned.evaluated(data, total=30, eps=eps).bound.detach()
         torch.testing.assert_close(bound, value, rtol=1e-8, atol=1e-8)
-    whole = model.evaluated(data, total=30, noise=noise).bound.detach()
+    whole = model.evaluated(data, total=30, eps=eps).bound.detach()
     torch.testing.assert_close(together[-1], whole, rtol=1e-9, atol=1e-9)
 
 
 def test_deep_objective_three_layers_and_any_kernel() -> None:
     model = deep(widths=(2, 3), K=(2, 3, 2), matern=True)
     data = rows()
-    noise = model.noise(data.N, 3, seeded_deep_objective())
+    eps = model.base_samples(data.N, 3, seeded_deep_objective())
     found = objective(model, data).value(MASKS).detach()
-    exact = [dense_bound(model, data, noise, list(mask.split(model.sizes))) for mask in MASKS]
+    exact = [dense_bound(model, data, eps, list(mask.split(model.sizes))) for mask in MASKS]
     torch.testing.assert_close(found, torch.stack(exact), rtol=1e-8, atol=1e-8)
 
 
@@ -412,8 +412,8 @@ def test_deep_objective_is_differentiable_in_all_parameters() -> None:
 def small() -> tuple[DeepObjective, Tensor, Tensor]:
     """Two layers of two candidates: the objective, logits, and the dense scores of all subsets."""
     model, data = deep(K=(2, 2)), rows(N=8)
-    noise = model.noise(8, 2, seeded_deep_objective())
-    table = [dense_bound(model, data, noise, list(mask.split(2))) for mask in all_masks(4)]
+    eps = model.base_samples(8, 2, seeded_deep_objective())
+    table = [dense_bound(model, data, eps, list(mask.split(2))) for mask in all_masks(4)]
     logits = torch.tensor([0.6, -0.8, 0.2, 1.0], dtype=torch.float64, requires_grad=True)
     return objective(model, data, samples=2), logits, torch.stack(table)
 

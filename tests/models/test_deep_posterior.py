@@ -29,12 +29,12 @@ X = 1.3 * normal(6, 2, seed=40)
 battery = pytest.mark.parametrize("seen", LIKELIHOODS)
 
 
-def line(*, spread: float = 1.0, noise: float = 0.3) -> DeepGP:
+def line(*, spread: float = 1.0, eps: float = 0.3) -> DeepGP:
     """Two layers, one hidden output."""
     layers = [layer(1, 1, K=3, seed=0, spread=spread), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
-    model.likelihood.initialize(noise=noise)
+    model.likelihood.initialize(eps=eps)
     return model
 
 
@@ -42,8 +42,8 @@ def mixture(model: DeepGP, points: Tensor, samples: int) -> tuple[Tensor, Tensor
     """Return dense components `[T N P]` at the documented nodes."""
     widths = [made.P for made in model.layers[:-1]]
     nodes = normal_nodes(samples // 2, sum(widths))
-    noise = [each[:, None].expand(-1, len(points), -1) for each in nodes.split(widths, dim=1)]
-    return dense_pass(model, points, noise)
+    eps = [each[:, None].expand(-1, len(points), -1) for each in nodes.split(widths, dim=1)]
+    return dense_pass(model, points, eps)
 
 
 @pytest.mark.parametrize("skip_connections", [False, True])

@@ -29,7 +29,7 @@ def setting(
     N: int = 6,
 ) -> tuple[DeepGP, Dataset, list[Tensor]]:
     model = deep(seen, widths=widths, K=(4, 3, 4), skip_connections=skip_connections)
-    return model, rows(seen, N=N), model.noise(N, 3, seeded())
+    return model, rows(seen, N=N), model.base_samples(N, 3, seeded())
 
 
 def noise_of(model: DeepGP) -> Tensor:
@@ -38,15 +38,15 @@ def noise_of(model: DeepGP) -> Tensor:
 
 
 def shifted_pass(
-    model: DeepGP, X: Tensor, noise: list[Tensor], number: int, shift: Tensor
+    model: DeepGP, X: Tensor, eps: list[Tensor], number: int, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return a dense pass with a shift `[T N P]` added to the means of one layer's outputs."""
     means, variances = [], []
-    for t in range(len(noise[0])):
+    for t in range(len(eps[0])):
         mean, variance = dense_marginals(model.layers[0], X)
         for index, made in enumerate(model.layers):
             if index:
-                hidden = mean + variance.sqrt() * noise[index - 1][t]
+                hidden = mean + variance.sqrt() * eps[index - 1][t]
                 inputs = torch.cat([hidden, X], 1) if model.skip_connections else hidden
                 mean, variance = dense_marginals(made, inputs)
             if index == number:
@@ -57,9 +57,9 @@ def shifted_pass(
 
 
 def shifted_fit(
-    model: DeepGP, data: Dataset, noise: list[Tensor], number: int, shift: Tensor
+    model: DeepGP, data: Dataset, eps: list[Tensor], number: int, shift: Tensor
 ) -> Tensor:
-    mean, variance = shifted_pass(model, data.X, noise, number, shift)
+    mean, variance = shifted_pass(model, data.X, eps, number, shift)
     with torch.no_grad():
         nats = observation_model(model.likelihood).expected_log_prob(data.Y, mean, variance)
     return nats.sum((-2, -1)).mean()
@@ -94,8 +94,8 @@ settings = pytest.mark.parametrize("given", SETTINGS.values(), ids=SETTINGS.keys
 
 @settings
 def test_deep_sites_linear_terms_are_gradients_in_means(given) -> None:
-    model, data, noise = setting(**given, N=4)
-    found = deep_sites(model, data, eps=noise)
+    model, data, eps = setting(**given, N=4)
+    found = deep_sites(model, data, eps=eps)
     assert len(found) == len(model.layers)
     for number, (layer, each) in enumerate(zip(model.layers, found, strict=True)):
         # The first layer sees no samples: one row for all of them.
@@ -103,7 +103,7 @@ def test_deep_sites_linear_terms_are_gradients_in_means(given) -> None:
         like = torch.zeros(T, data.N, layer.P, dtype=torch.float64)
 
         def fit(shift: Tensor, number: int = number) -> Tensor:
-            return shifted_fit(model, data, noise, number, shift)
+            return shifted_fit(model, data, eps, number, shift)
 
         slope = differences(fit, like, 1e-5).flatten(0, 1)
         sites = each.sites
@@ -113,8 +113,8 @@ def test_deep_sites_linear_terms_are_gradients_in_means(given) -> None:
 
 @pytest.mark.parametrize("given", [SETTINGS["two layers"], SETTINGS["three layers"]])
 def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
-    model, data, noise = setting(**given, N=3)
-    found = deep_sites(model, data, noise=noise)
+    model, data, eps = setting(**given, N=3)
+    found = deep_sites(model, data, eps=eps)
     # Precisions of the likelihood, divided among three samples.
     top = 1 / (3 * noise_of(model))
     torch.testing.assert_close(
@@ -125,7 +125,7 @@ def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
         like = torch.zeros(T, data.N, layer.P, dtype=torch.float64)
 
         def means(shift: Tensor, number: int = number) -> Tensor:
-            return shifted_pass(model, data.X, noise, number, shift)[0]
+            return shifted_pass(model, data.X, eps, number, shift)[0]
 
         # [T N P, T N O]: rows and samples are independent, so that sums over them are exact.
         J = differences(means, like, 1e-5)
@@ -135,20 +135,18 @@ def test_deep_sites_hidden_precisions_are_gauss_newton(given) -> None:
 
 def test_deep_sites_precisions_sum_squares_over_samples() -> None:
     """An implementation that differentiates the average mean has other precisions."""
-    model, data, noise = setting(N=3)
+    model, data, eps = setting(N=3)
     like = torch.zeros(1, 3, 2, dtype=torch.float64)
-    J = differences(
-        lambda shift: shifted_pass(model, data.X, noise, 0, shift)[0].mean(0), like, 1e-5
-    )
+    J = differences(lambda shift: shifted_pass(model, data.X, eps, 0, shift)[0].mean(0), like, 1e-5)
     wrong = (J.square() / noise_of(model)).sum((-2, -1))[0]
-    right = deep_sites(model, data, eps=noise)[0].sites.precision
+    right = deep_sites(model, data, eps=eps)[0].sites.precision
     assert (wrong - right).abs().max() > 0.02 * right.max()
 
 
 def test_deep_sites_last_layer_has_likelihood_curvature() -> None:
-    model, data, noise = setting("bernoulli")
-    last = deep_sites(model, data, eps=noise)[-1]
-    mean, variance = shifted_pass(model, data.X, noise, -1, torch.zeros(1).double())
+    model, data, eps = setting("bernoulli")
+    last = deep_sites(model, data, eps=eps)[-1]
+    mean, variance = shifted_pass(model, data.X, eps, -1, torch.zeros(1).double())
     with torch.no_grad():
         up, down = (
             observation_model(model.likelihood).expected_log_prob(data.Y, mean, variance + step)
@@ -162,9 +160,9 @@ def test_deep_sites_last_layer_has_likelihood_curvature() -> None:
 @settings
 def test_deep_sites_gradient_in_means_equals_sites(given) -> None:
     """∂bound/∂m = V (λ − w ∘ μ) − m, for m moves means and no variances."""
-    model, data, noise = setting(**given)
-    bound = model.evaluated(data, eps=noise).bound
-    found = deep_sites(model, data, eps=noise)
+    model, data, eps = setting(**given)
+    bound = model.evaluated(data, eps=eps).bound
+    found = deep_sites(model, data, eps=eps)
     for layer, each in zip(model.layers, found, strict=True):
         (gradient,) = torch.autograd.grad(bound, layer.q_mean, retain_graph=True)
         with torch.no_grad():
@@ -176,9 +174,9 @@ def test_deep_sites_gradient_in_means_equals_sites(given) -> None:
 
 
 def test_deep_sites_minibatch_is_scaled_to_all_rows() -> None:
-    model, data, noise = setting()
-    found = deep_sites(model, data, eps=noise)
-    more = deep_sites(model, data, total=30, eps=noise)
+    model, data, eps = setting()
+    found = deep_sites(model, data, eps=eps)
+    more = deep_sites(model, data, total=30, eps=eps)
     for one, five in zip(found, more, strict=True):
         torch.testing.assert_close(5 * one.sites.precision, five.sites.precision)
         torch.testing.assert_close(5 * one.sites.linear, five.sites.linear)
@@ -199,8 +197,8 @@ def regression(
 
 @pytest.mark.parametrize("widths", [(2,), (2, 3)])
 def test_natural_step_at_rate_one_is_collapsed_optimum(widths) -> None:
-    model, data, noise = setting(widths=widths)
-    found = deep_sites(model, data, eps=noise)[-1]
+    model, data, eps = setting(widths=widths)
+    found = deep_sites(model, data, eps=eps)[-1]
     better = found.improved(model.layers[-1])
     Kuu, Kuf, Kff, Y, s2 = regression(model, data, found)
     inverse = (Kuu + Kuf @ Kuf.mT / s2).inverse()
@@ -208,9 +206,9 @@ def test_natural_step_at_rate_one_is_collapsed_optimum(widths) -> None:
     torch.testing.assert_close(m, Kuu @ inverse @ Kuf @ Y / s2, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(S, (Kuu @ inverse @ Kuu).expand(2, -1, -1), rtol=1e-7, atol=1e-8)
     improved = model.with_layers([*model.layers[:-1], better])
-    after = improved.evaluated(data, eps=noise).bound
+    after = improved.evaluated(data, eps=eps).bound
     # Σ_t (1/T) log N(y | f, σ²) is Σ_t log N(y | f, T σ²) but for their constants.
-    T, R = len(noise[0]), len(Y) * Y.shape[1]
+    T, R = len(eps[0]), len(Y) * Y.shape[1]
     constants = 0.5 * R * ((2 * torch.pi * s2).log() - (2 * torch.pi * s2 / T).log() / T)
     hidden = torch.stack([layer.points().kl() for layer in model.layers[:-1]]).sum().detach()
     expected = oracles.collapsed(Kuu, Kuf, Kff, Y, s2) + constants.squeeze() - hidden
@@ -218,11 +216,11 @@ def test_natural_step_at_rate_one_is_collapsed_optimum(widths) -> None:
 
 
 def test_natural_step_last_layer_has_maximal_bound() -> None:
-    model, data, noise = setting()
-    better = deep_sites(model, data, eps=noise)[-1].improved(model.layers[-1])
+    model, data, eps = setting()
+    better = deep_sites(model, data, eps=eps)[-1].improved(model.layers[-1])
     improved = model.with_layers([*model.layers[:-1], better])
-    best = improved.evaluated(data, eps=noise).bound
-    assert best > model.evaluated(data, eps=noise).bound + 1
+    best = improved.evaluated(data, eps=eps).bound
+    assert best > model.evaluated(data, eps=eps).bound + 1
     last = improved.layers[-1]
     slopes = torch.autograd.grad(best, [last.q_mean, last.q_factor])
     assert max(slope.abs().max().item() for slope in slopes) < 1e-7
@@ -233,17 +231,17 @@ def test_natural_step_last_layer_has_maximal_bound() -> None:
         )
         moved = last.with_q(last.candidates, *q)
         other = model.with_layers([*model.layers[:-1], moved])
-        assert other.evaluated(data, noise=noise).bound < best
+        assert other.evaluated(data, eps=eps).bound < best
     # A second step changes nothing.
-    again = deep_sites(improved, data, noise=noise)[-1].improved(last, rate=0.5)
+    again = deep_sites(improved, data, eps=eps)[-1].improved(last, rate=0.5)
     torch.testing.assert_close(dense_q(again)[0], dense_q(last)[0], rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_natural_step_partial_averages_natural_parameters(number: int) -> None:
-    model, data, noise = setting()
+    model, data, eps = setting()
     layer = model.layers[number]
-    found = deep_sites(model, data, eps=noise)[number]
+    found = deep_sites(model, data, eps=eps)[number]
     (m0, S0, _), (m1, S1, _) = dense_q(layer), dense_q(found.improved(layer))
     mean, S, _ = dense_q(found.improved(layer, rate=0.3))
     precision = 0.7 * S0.inverse() + 0.3 * S1.inverse()
@@ -255,20 +253,20 @@ def test_natural_step_partial_averages_natural_parameters(number: int) -> None:
 
 @settings
 def test_natural_step_short_step_raises_bound(given) -> None:
-    model, data, noise = setting(**given)
-    before = model.evaluated(data, eps=noise).bound
-    for number, found in enumerate(deep_sites(model, data, eps=noise)):
+    model, data, eps = setting(**given)
+    before = model.evaluated(data, eps=eps).bound
+    for number, found in enumerate(deep_sites(model, data, eps=eps)):
         layers = list(model.layers)
         layers[number] = found.improved(layers[number], rate=0.01)
-        assert model.with_layers(layers).evaluated(data, eps=noise).bound > before
+        assert model.with_layers(layers).evaluated(data, eps=eps).bound > before
 
 
 def test_natural_step_result_is_triangular_and_keeps_rest() -> None:
-    model, data, noise = setting()
+    model, data, eps = setting()
     layer = model.layers[0]
     layer.candidates.requires_grad_(False)
     for rate in (0.5, 1.0):
-        better = deep_sites(model, data, eps=noise)[0].improved(layer, rate=rate)
+        better = deep_sites(model, data, eps=eps)[0].improved(layer, rate=rate)
         assert torch.equal(better.q_factor.tril(), better.q_factor)
         assert torch.equal(better.candidates, layer.candidates)
         assert torch.equal(better.level, layer.level)
@@ -277,8 +275,8 @@ def test_natural_step_result_is_triangular_and_keeps_rest() -> None:
 
 
 def test_layer_statistics_last_layer_are_collapsed_bounds() -> None:
-    model, data, noise = setting(N=8)
-    found = deep_sites(model, data, eps=noise)[-1]
+    model, data, eps = setting(N=8)
+    found = deep_sites(model, data, eps=eps)[-1]
     last, masks = model.layers[-1], all_masks(3)
     statistics = found.statistics(last, bound=-12.5, N=8)
     assert (statistics.K, statistics.N) == (3, 8)
@@ -293,8 +291,8 @@ def test_layer_statistics_last_layer_are_collapsed_bounds() -> None:
 )
 def test_layer_statistics_equal_evidence_of_sites(seen: str, number: int) -> None:
     """Statistics equal those of regression on λ/w with noise 1/w, for each function."""
-    model, data, noise = setting(seen)
-    found = deep_sites(model, data, eps=noise)[number]
+    model, data, eps = setting(seen)
+    found = deep_sites(model, data, eps=eps)[number]
     layer = model.layers[number]
     masks = all_masks(layer.K)
     values = found.statistics(layer, bound=3.0, N=data.N).value(masks)
@@ -334,10 +332,10 @@ def test_deep_sites_one_layer_equals_shallow_sites() -> None:
 
 
 def test_deep_sites_frozen_layers_have_same_sites() -> None:
-    model, data, noise = setting()
-    before = deep_sites(model, data, eps=noise)
+    model, data, eps = setting()
+    before = deep_sites(model, data, eps=eps)
     model.layers[0].requires_grad_(False)
-    after = deep_sites(model, data, eps=noise)
+    after = deep_sites(model, data, eps=eps)
     for ours, theirs in zip(after, before, strict=True):
         assert torch.equal(ours.sites.linear, theirs.sites.linear)
         assert torch.equal(ours.sites.precision, theirs.sites.precision)

@@ -235,7 +235,7 @@ def test_infer_sites_far_from_prior_ignores_start(
 def test_best_q_without_convergence_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
     monkeypatch.setattr(svgp, "infer_sites", partial(infer_sites, max_rounds=2))
-    with pytest.warns(UnsettledWarning, match=r"has not converged.*kernel variance"):
+    with pytest.warns(ConvergenceWarning, match=r"has not converged.*kernel variance"):
         gp.fixed_bound(data)
     # `ProfiledBound` does not warn.
     gp.chunked_bound(data)()

@@ -189,19 +189,6 @@ def test_weights_fractions_are_powers_of_density() -> None:
         assert wanted < exact < model.upper_bound(data)
 
 
-def test_weights_tighter_bound_equals_repeated_rows() -> None:
-    model, data = sparse(), weighted()
-    a = model.chunked_bound(data, tighter=True)()
-    assert_alike(model, a, model.chunked_bound(repeated(data), tighter=True)())
-    rows = repeated(data)
-    with torch.no_grad():
-        Kuu = covariance(model.kernel, model.candidates, model.candidates)
-        Kuf = covariance(model.kernel, model.candidates, rows.X)
-        Kff = covariance(model.kernel, rows.X, rows.X)
-        wanted = tighter(Kuu, Kuf, Kff, rows.Y - prior_mean(model.mean, rows.X), model.noise)
-    assert a.item() == pytest.approx(wanted.item(), abs=1e-4)
-
-
 def deep() -> DeepGP:
     X = problem(K=5).Z
     layers = [

@@ -150,14 +150,14 @@ def _embedding(model: GPLVM) -> Numbers:
     holed = table.copy()
     holed[0, 0] = np.nan
     mean, deviation = model.reconstruct(holed, return_std=True)
-    inferred = {
+    infer_sites = {
         "position": model.transform(holed),
         "mean": mean,
         "variance": deviation**2,
         "log_density": model.log_density(table, given=holed),
         "row_bound": model.score_samples(holed),
     }
-    return {"inverse": table, "inferred": inferred} | _latent_posterior(model.posterior_)
+    return {"inverse": table, "inferred": infer_sites} | _latent_posterior(model.posterior_)
 
 
 def _table(model: TabularModel) -> Numbers:
@@ -263,7 +263,7 @@ def compact(value: Any) -> Any:
 
 
 def differences(
-    expected: Any, found: Any, name: str = "", *, inferred: float = RTOL, rtol: float = RTOL
+    expected: Any, found: Any, name: str = "", *, infer_sites: float = RTOL, rtol: float = RTOL
 ) -> Iterator[str]:
     """A line for each quantity that differs by more than a relative tolerance.
 
@@ -284,14 +284,14 @@ def differences(
                 there = "recorded" if key in expected else "found now"
                 yield f"{name}.{key}: only {there}"
             else:
-                both, own = (expected[key], found[key]), inferred if key == "inferred" else rtol
-                yield from differences(*both, f"{name}.{key}", inferred=inferred, rtol=own)
+                both, own = (expected[key], found[key]), infer_sites if key == "inferred" else rtol
+                yield from differences(*both, f"{name}.{key}", infer_sites=infer_sites, rtol=own)
     elif isinstance(expected, list):
         if not isinstance(found, list) or len(found) != len(expected):
             yield f"{name}: recorded {len(expected)} parts, found {found}"
             return
         for number, pair in enumerate(zip(expected, found, strict=True)):
-            yield from differences(*pair, f"{name}[{number}]", inferred=inferred, rtol=rtol)
+            yield from differences(*pair, f"{name}[{number}]", infer_sites=infer_sites, rtol=rtol)
     elif isinstance(expected, float) and isinstance(found, float):
         if not _close(expected, found, rtol):
             yield f"{name}: recorded {expected!r}, found {found!r}"

@@ -248,7 +248,9 @@ def deep_model(
     model = DeepGP(
         layers, likelihood=GaussianLikelihood(), targets=1, skip_connections=skip_connections
     )
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), targets=1, connected=connected)
+    model = DeepGP(
+        layers, likelihood=GaussianLikelihood(), targets=1, skip_connections=skip_connections
+    )
     return fit_numbers(fit(model, rows, schedule=schedule))
 
 
@@ -470,14 +472,14 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "DeepGP DeepFast budget": lambda: deep_model(
         FastSchedule(MaxCost(40), deep=DeepTraining(batch_size=50, samples=2, **LAYERS)),
-        connected=True,
+        skip_connections=True,
     ),
     "DeepGP DeepFast alphas": lambda: deep_model(
         FastSchedule(FixedAlpha((0.1, 0.3)), deep=DeepTraining(**LAYERS)), hidden_mean="identity"
     ),
     "DeepGP DeepThreePhases": lambda: deep_model(PaperSchedule(0.1, joint=20, **LAYERS)),
     "DeepGP DeepThreePhases minibatches": lambda: deep_model(
-        PaperSchedule((0.1, 0.2), joint=20, batch_size=50, draws=3, **LAYERS), connected=True
+        PaperSchedule((0.1, 0.2), joint=20, batch_size=50, draws=3, **LAYERS), skip_connections=True
     ),
     "LatentVariableGP FastLatent": lambda: latent_model(
         FastSchedule(Tolerance(0.02), n_candidates=20, iterations=30)

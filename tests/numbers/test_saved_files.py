@@ -18,7 +18,7 @@ def test_saved_files_are_all_recorded() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_saved_file_predicts_the_recorded_numbers(name: str) -> None:
     found = compact(predictions(winnowgp.load(FILES / f"{name}.winnow")))
-    assert list(differences(EXPECTED[name], found, name, inferred=1e-5)) == []
+    assert list(differences(EXPECTED[name], found, name, infer_sites=1e-5)) == []
 
 
 def test_differences_of_a_changed_number_names_it() -> None:

@@ -8,7 +8,8 @@ import torch
 
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, deep_sites
+from winnowgp.models import DeepGP
+from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -84,7 +85,10 @@ def test_steps_that_rounds_cannot_share_evenly_are_taken_all_the_same() -> None:
 
 @pytest.mark.parametrize("hidden_mean", ["identity", pytest.param("zero", marks=pytest.mark.slow)])
 def test_it_keeps_few_points_and_most_of_the_bound(hidden_mean: str) -> None:
-    data, model = step_data(), started(hidden_mean=hidden_mean, connected=hidden_mean == "zero")
+    data, model = (
+        step_data(),
+        started(hidden_mean=hidden_mean, skip_connections=hidden_mean == "zero"),
+    )
     fitted = fit(model, data, schedule=schedule(pre=40, post=30, natural_rate=0.5))
     check(fitted, (8, 8))
     assert sum(fitted.model.sizes) < 14
@@ -115,7 +119,7 @@ def test_other_likelihoods_and_minibatches_serve_too(seen: str) -> None:
 @pytest.mark.slow
 def test_three_layers() -> None:
     data = step_data()
-    fitted = fit(started(widths=(2, 1), K=5, connected=True), data, schedule=schedule())
+    fitted = fit(started(widths=(2, 1), K=5, skip_connections=True), data, schedule=schedule())
     check(fitted, (5, 5, 5))
     assert len(fitted.selections) == 3
 

@@ -21,7 +21,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_the_bound_of_chunks_is_the_bound_of_all_rows() -> None:
-    model, data = deep(connected=True), rows(N=10)
+    model, data = deep(skip_connections=True), rows(N=10)
     found = estimate_elbo(model, data, generator=seeded(), samples=3, rows=4)
     g, fits = seeded(), []
     kl = torch.stack([dense_kl(layer) for layer in model.layers]).sum()

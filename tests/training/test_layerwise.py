@@ -7,7 +7,8 @@ from torch import Tensor
 
 from helpers.deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
-from winnowgp.models import DeepGP, deep_sites
+from winnowgp.models import DeepGP
+from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import as_callbacks

@@ -23,7 +23,7 @@ from winnowgp.estimators.validation import (
     numeric_rows,
     tensor,
 )
-from winnowgp.models import check_targets
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import Callbacks
 
 # Deep regression for people who know scikit-learn.
@@ -155,7 +155,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
             rows, single = numeric_rows(self, X, y, sample_weight)
         units = TargetScaler.of(rows, likelihood, single=single)
         data = replace(rows, Y=units.columns.forward(rows.Y))
-        check_targets(likelihood, data.Y)
+        observation_model(likelihood).check_targets(data.Y)
         self._fit(X.with_rows(data) if isinstance(X, Source) else data, likelihood)
         self._y_scaler = units
         self.likelihood_ = self.posterior_.likelihood

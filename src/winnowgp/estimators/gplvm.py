@@ -31,7 +31,7 @@ from winnowgp.estimators.validation import (
     varying_columns,
 )
 from winnowgp.io import save
-from winnowgp.models import valid
+from winnowgp.models.likelihoods import fill_with_observed
 from winnowgp.training import Callbacks, FitResult, Progress, fit
 from winnowgp.training.callbacks import as_callbacks
 from winnowgp.training.latent_inference import LatentPositions, infer_latents
@@ -396,4 +396,4 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return MaskedMatrix(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
 
     def _placed(self, table: MaskedMatrix) -> LatentPositions:
-        return infer_latents(self.posterior_.row_bound(table), anchors=self._anchors)
+        return infer_latents(self.posterior_.row_elbo(table), anchors=self._anchors)

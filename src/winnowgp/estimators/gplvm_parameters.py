@@ -16,17 +16,10 @@ from winnowgp.data import Dataset, MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.validation import has_noise, likelihood_from, positive, tensor, whole
-from winnowgp.models import (
-    LatentModel,
-    Latents,
-    LatentVariableGP,
-    SampledLatentGP,
-    VariationalGP,
-    expected_log_prob,
-    gaussian_noise,
-    has_psi,
-    valid,
-)
+from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
+from winnowgp.models.gplvm import LatentModel, gaussian_noise
+from winnowgp.models.kernels import has_psi
+from winnowgp.models.likelihoods import fill_with_observed, observation_model
 from winnowgp.training import (
     FastSchedule,
     FixedAlpha,

@@ -23,7 +23,8 @@ from winnowgp.estimators.validation import (
     note_source,
     numeric_rows,
 )
-from winnowgp.models import InducingModel, SparseGP, VariationalGP
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.base import InducingModel
 from winnowgp.training import Callbacks
 from winnowgp.training.initialization import best_level
 

@@ -29,8 +29,8 @@ from torch import Tensor
 from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import InputError
-from winnowgp.models import LEAST_NOISE, check_targets
-from winnowgp.models.likelihoods import is_plain
+from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.training import Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint

@@ -42,7 +42,9 @@ from winnowgp.training.schedules import estimate_elbo
 ROWS = 500
 
 
-def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best_of: int) -> float:
+def deep_predict_us(
+    sizes: Sequence[int], *, skip_connections: bool, samples: int, best_of: int
+) -> float:
     """CPU microseconds for the mean and variance of one row, a mixture of `samples`.
 
     Eight inputs, eight hidden outputs, one thread; the least of `best_of` times, as whatever else
@@ -56,9 +58,9 @@ def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best
         return kernel_from("rbf", inputs)
 
     layers = deep_layers(
-        X, X[: max(sizes)], kernel=kernel, widths=(8, 1), skip_connections=connected
+        X, X[: max(sizes)], kernel=kernel, widths=(8, 1), skip_connections=skip_connections
     )
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), skip_connections=connected)
+    model = DeepGP(layers, likelihood=GaussianLikelihood(), skip_connections=skip_connections)
     masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
     posterior = model.prune(masks).posterior(samples=samples)
     seconds = []
@@ -373,8 +375,8 @@ def _timings(rows: Sequence[Row]) -> list[Row]:
     models = {(tuple(r["sizes"]), r["connected"]): None for r in rows if r["kind"] != "time"}
     how = {"samples": SAMPLES, "best_of": BEST_OF}
     return [
-        {"kind": "time", "sizes": sizes, "connected": connected, **how}
-        for sizes, connected in models
+        {"kind": "time", "sizes": sizes, "connected": skip_connections, **how}
+        for sizes, skip_connections in models
     ]
 
 
@@ -430,7 +432,7 @@ def _halves(steps: Row) -> tuple[int, int]:
 
 
 def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
-    connected = settings["connected"]
+    skip_connections = settings["connected"]
 
     def kernel(number: int, inputs: int) -> Kernel:
         made = kernel_from("rbf", inputs)
@@ -445,7 +447,9 @@ def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
         points,
         kernel=kernel,
         widths=(8, 1),
-        skip_connections=connected,
-        hidden_mean="zero" if connected else "identity",
+        skip_connections=skip_connections,
+        hidden_mean="zero" if skip_connections else "identity",
     )
-    return DeepGP(layers, likelihood=likelihood, skip_connections=connected).to(points.device)
+    return DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections).to(
+        points.device
+    )

@@ -122,7 +122,7 @@ class MLflow:
         self._client: Any = None
         self._buffer: list[Any] = []
 
-    def __call__(self, progress: Progress | DeepProgress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Record a step; metrics are sent a few hundred at a time."""
         if self.run_id is None:
             self.run_id = self._new_run()

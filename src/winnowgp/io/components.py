@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.registry import listed, register
-from winnowgp.models.likelihoods import owned
+from winnowgp.models.likelihoods import copy_likelihood
 
 Config = dict[str, Any]
 
@@ -178,10 +178,10 @@ def _likelihood_config(likelihood: Any) -> Config:
 def _likelihood(config: Config) -> Likelihood:
     cls, arguments = _class(config, _LIKELIHOODS), _arguments(config)
     if "num_tasks" not in arguments:
-        return owned(cls(**arguments))
+        return copy_likelihood(cls(**arguments))
     likelihood = cls()
     likelihood.noise_covar = MultitaskHomoskedasticNoise(**arguments)
-    return owned(likelihood)
+    return copy_likelihood(likelihood)
 
 
 def _config(module: Any, table: _Table) -> Config:

@@ -18,7 +18,6 @@ from winnowgp.models import (
     DeepGP,
     DeepLayer,
     DeepPosterior,
-    ExpectedPosterior,
     LatentPosterior,
     Latents,
     LatentVariableGP,
@@ -27,8 +26,6 @@ from winnowgp.models import (
     SparseGP,
     VariationalGP,
 )
-from winnowgp.models.base import InducingModel
-from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, SampledPosterior
 from winnowgp.models.likelihoods import observation_model
 
@@ -82,7 +79,7 @@ def _variational_gp(
     targets: int,
 ) -> VariationalGP:
     # The model allocates as many latent functions as its likelihood has.
-    P = latent_functions(likelihood, targets)
+    P = observation_model(likelihood).num_latents(targets)
     if q_mean.shape[1] != P:
         raise ModelFileError(f"a VariationalGP has {P} latent functions, q(u) {q_mean.shape[1]}")
     model = VariationalGP(kernel, candidates, likelihood=likelihood, targets=targets, mean=mean)
@@ -108,16 +105,16 @@ def _deep_layer(
 
 @register("DeepGP", DeepGP)
 def _deep_gp(
-    layers: list[DeepLayer], likelihood: Likelihood, targets: int, connected: bool
+    layers: list[DeepLayer], likelihood: Likelihood, targets: int, skip_connections: bool
 ) -> DeepGP:
-    return DeepGP(layers, likelihood=likelihood, targets=targets, connected=connected)
+    return DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
 
 
 @register("DeepPosterior", DeepPosterior)
 def _deep_posterior(
     layers: list[DeepLayer],
     likelihood: Likelihood,
-    connected: bool,
+    skip_connections: bool,
     samples: int,
     factors: list[Float[Tensor, "_ _"]],
 ) -> DeepPosterior:
@@ -126,9 +123,13 @@ def _deep_posterior(
     if [factor.shape for factor in factors] != [(layer.K, layer.K) for layer in layers]:
         raise ModelFileError("the factors of a DeepPosterior do not fit its layers")
     targets = 1 if isinstance(likelihood, SoftmaxLikelihood) else layers[-1].P
-    _deep_gp(layers, likelihood, targets, connected)  # checks that the layers fit together
+    _deep_gp(layers, likelihood, targets, skip_connections)  # checks that the layers fit together
     posterior = DeepPosterior(
-        layers, likelihood=likelihood, connected=connected, samples=samples, factors=factors
+        layers,
+        likelihood=likelihood,
+        skip_connections=skip_connections,
+        samples=samples,
+        factors=factors,
     )
     with torch.no_grad():
         posterior.predict_matched(layers[0].candidates.new_zeros(1, layers[0].D), observed=True)

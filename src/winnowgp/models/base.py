@@ -147,14 +147,11 @@ class InducingModel(SelectableModel[Any]):
         """Return the bound with all candidates and the optimal q(u), as a number."""
 
     @abstractmethod
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
         """Return the bound with the optimal q(u) as a function for optimisers.
 
         It reads the parameters when it is called. Memory does not grow with N · K, and the jitter
         is 1e-8, part of the objective.
-
-        Args:
-            tighter: whether to use the tighter collapsed bound, if the model has one.
         """
 
     @abstractmethod

@@ -35,7 +35,7 @@ class DeepObjective(SubsetObjective):
     X: Float[Tensor, "N D"]
     expected_log_prob: Callable[[Tensor, Tensor], Tensor]
     """A function from means and variances `[S T N F]` to nats of each row and target."""
-    noise: Sequence[Tensor]
+    eps: Sequence[Tensor]
     scale: float
     """Number of rows that each row represents."""
     skip_connections: bool
@@ -48,7 +48,7 @@ class DeepObjective(SubsetObjective):
         masks = mask.split([layer.K for layer in self.layers], dim=1)
         points = [layer.subset_points(m) for layer, m in zip(self.layers, masks, strict=True)]
         top = propagated(
-            self.layers, points, self.X, noise=self.noise, skip_connections=self.skip_connections
+            self.layers, points, self.X, eps=self.eps, skip_connections=self.skip_connections
         ).last
         nats = self.expected_log_prob(top.mean, top.variance).sum((-2, -1)).mean(-1)
         for layer_points in points:
@@ -165,7 +165,7 @@ class DeepGP(SelectableModel[Dataset]):
         expected = self._expected(data)
         points = [layer.points() for layer in self.layers]
         passed = propagated(
-            self.layers, points, data.X, noise=noise, skip_connections=self.skip_connections
+            self.layers, points, data.X, eps=eps, skip_connections=self.skip_connections
         )
         nats = expected(passed.last.mean, passed.last.variance)
         scale = 1.0 if total is None else total / data.N

@@ -256,7 +256,7 @@ def propagated(
     points: Sequence[LayerPoints],
     X: Float[Tensor, "N D"],
     *,
-    noise: Sequence[Tensor],
+    eps: Sequence[Tensor],
     skip_connections: bool,
 ) -> Propagation:
     """Return T samples of every layer but the last, and q of the last layer's functions given them.
@@ -266,7 +266,7 @@ def propagated(
 
     Args:
         points: inducing points of each layer, all with the same leading axes S.
-        noise: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
+        eps: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
     """
     inputs, outputs = X[None], []
     trail = [inputs]
@@ -275,7 +275,7 @@ def propagated(
         outputs.append(output)
         if number < len(layers) - 1:
             sd = output.variance.clamp_min(_LEAST_VARIANCE).sqrt()
-            hidden = output.mean + sd * noise[number]
+            hidden = output.mean + sd * eps[number]
             inputs = layer_inputs(hidden, X, skip_connections=skip_connections)
             trail.append(inputs)
     return Propagation(trail, outputs)

@@ -85,9 +85,9 @@ class DeepPosterior(nn.Module):
         eps: Sequence[Tensor] = []
         if widths:
             nodes = normal_nodes((self.samples + 1) // 2, sum(widths)).to(X)
-            noise = nodes[:, None].split(widths, dim=-1)
+            eps = nodes[:, None].split(widths, dim=-1)
         return propagated(
-            layers, self._points(), X, noise=noise, skip_connections=self.skip_connections
+            layers, self._points(), X, eps=eps, skip_connections=self.skip_connections
         ).last
 
     def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:

@@ -28,9 +28,8 @@ from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
 from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.models.site_inference import gauss_newton_precisions
-from winnowgp.selection import SubsetStatistics, subset_statistics
-
-_ALONE = ProcessGroup.alone()
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 
 
 @final
@@ -103,7 +102,7 @@ def deep_sites(
     """
     with torch.enable_grad():
         # A copy: sites are gradients in the means, also of layers whose parameters are frozen.
-        evaluated = deepcopy(model).requires_grad_().evaluated(data, total=total, noise=noise)
+        evaluated = deepcopy(model).requires_grad_().evaluated(data, total=total, eps=eps)
         outputs, inputs = evaluated.passed.outputs, evaluated.passed.inputs
         means = [output.mean for output in outputs]
         *slopes, curvature = torch.autograd.grad(

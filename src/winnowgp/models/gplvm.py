@@ -15,18 +15,13 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds import uncollapsed_bound
 from winnowgp.bounds.collapsed import Subset, masked_blocks
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
     gplvm_bound,
     gplvm_moments,
     latent_kl,
-    latent_moments,
-    latent_posterior,
-    masked_blocks,
-    moment_bound,
-    whitening,
+    whitening_factor,
 )
 from winnowgp.bounds.moments import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.psi import Psi
@@ -39,7 +34,8 @@ from winnowgp.models.likelihoods import fill_with_observed, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 
 
@@ -334,7 +330,7 @@ class LatentVariableGP(LatentModel):
     def posterior(self, data: MaskedMatrix) -> ExpectedPosterior:
         """Return q(f) given the table, on which it does not depend afterwards."""
         L, *moments = self._moments(data)
-        q_mean, q_factor = latent_posterior(moments)
+        q_mean, q_factor = moment_posterior(*moments)
         function = Posterior(
             self.kernel,
             self.candidates.detach(),

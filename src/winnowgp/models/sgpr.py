@@ -42,7 +42,8 @@ from winnowgp.models.kernels import (
     prior_mean,
 )
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
 LEAST_NOISE = 1e-6
@@ -63,7 +64,7 @@ class CollapsedObjective(RelaxedObjective):
     Y: Float[Tensor, "N P"]
     noise: Noise
     constant: Scalar | float = 0.0
-    """A constant added to every value: `bounds.repetition` if rows have weights."""
+    """A constant added to every value: `bounds.weight_correction` if rows have weights."""
 
     @property
     def K(self) -> int:
@@ -205,8 +206,8 @@ class SparseGP(InducingModel):
         """Return the collapsed bound as a number, in one pass over blocks of rows."""
         return moment_bound(self.moments(data)[1]).item()
 
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
-        """Return the collapsed bound, or the tighter one, as a function of the current parameters.
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
+        """Return the collapsed bound as a function of the current parameters.
 
         Quantities that depend on the rows alone are computed once, memory does not grow with N · K,
         and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
@@ -303,7 +304,6 @@ class ChunkedBound:
     """
 
     blocks: RowBlocks
-    tighter: bool = False
     dtype: torch.dtype | None = None
     """Data type of blocks of rows, if less precise than that of the sums."""
 
@@ -320,7 +320,6 @@ class ChunkedBound:
                 self.blocks,
                 mean=chunked_mean,
                 noise=noise.detach(),
-                tighter=self.tighter,
                 dtype=self.dtype,
             )
             return _unpacked(result)
@@ -346,7 +345,7 @@ def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
     return AutogradMean(mean, parameters=inputs), inputs
 
 
-def _unpacked(result: TwoPass) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:
     return result.value, (result.noise, *result.mean, *result.kernel)
 
 

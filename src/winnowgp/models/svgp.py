@@ -28,7 +28,8 @@ from winnowgp.models.likelihoods import copy_likelihood, observation_model
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import WithGradient, chunked_kernel
 from winnowgp.models.site_inference import SiteInference, infer_sites
-from winnowgp.selection import RelaxedObjective, SubsetStatistics, subset_statistics
+from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 
 # Nats per observation that the last update of q(u) may gain: while hyper-parameters are
@@ -143,7 +144,7 @@ class VariationalGP(InducingModel):
                 f"the model has {self.targets} target columns and the data have {data.P}; pass "
                 f"`targets={data.P}` to the constructor."
             )
-        observation_model(self.likelihood).check_targets(data.in_memory("`VariationalGP`").Y)
+        observation_model(self.likelihood).check_targets(data.require_dataset("`VariationalGP`").Y)
 
     def bound(
         self,
@@ -189,13 +190,11 @@ class VariationalGP(InducingModel):
         """Return the bound with the optimal q(u), as a number."""
         return self._infer(data, gain=FINAL_GAIN)[1].bound
 
-    def chunked_bound(self, data: Source, *, tighter: bool = False) -> Callable[[], Scalar]:
+    def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
         """Return the bound with the optimal q(u) as a function of the current parameters."""
-        if tighter:
-            raise InputError("`tighter` needs Gaussian noise; use `SparseGP`.")
         self.check(data)
         return self._profiled(
-            data.in_memory("`VariationalGP`"), self.candidates, gain=TRAINING_GAIN
+            data.require_dataset("`VariationalGP`"), self.candidates, gain=TRAINING_GAIN
         )
 
     def chunked_cost(self, data: Source) -> float:
@@ -365,8 +364,8 @@ def best_q(
 ) -> SiteInference:
     """Return the optimal q(u) at fixed parameters, to `gain` nats per observation.
 
-    Issues an `UnsettledWarning` if it has not converged. `ProfiledBound` does not warn: optimisers
-    pass through parameters for which no q(u) is good.
+    Issues a `ConvergenceWarning` if it has not converged. `ProfiledBound` does not warn, because
+    optimisers pass through parameters for which no q(u) is good.
     """
     inference = _infer(chunks, data, mean=mean, likelihood=likelihood, gain=gain, start=start)
     if not inference.converged:
@@ -375,7 +374,7 @@ def best_q(
             f"nats per observation, and the bound of {inference.bound:.6g} nats may be far from "
             "the optimum. Check that kernel variance and mean are on the scale of the latent "
             "function.",
-            UnsettledWarning,
+            ConvergenceWarning,
             stacklevel=4,
         )
     return inference

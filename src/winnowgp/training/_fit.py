@@ -9,7 +9,8 @@ from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, LatentModel
+from winnowgp.models import DeepGP
+from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import Callbacks
 from winnowgp.training.checkpoint import Checkpoint, CheckpointLog
 from winnowgp.training.context import training_context

@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, InducingModel, LatentModel
+from winnowgp.models import DeepGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
 
 AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel
 

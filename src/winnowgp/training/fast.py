@@ -16,17 +16,11 @@ from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import InputError, TrainingError
-from winnowgp.models import (
-    LEAST_NOISE,
-    DeepGP,
-    InducingModel,
-    LatentModel,
-    LatentVariableGP,
-    Model,
-    SparseGP,
-    greedy_variance,
-    latent_functions,
-)
+from winnowgp.models import DeepGP, LatentVariableGP, SparseGP, greedy_variance
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import fast_gplvm
 from winnowgp.training.callbacks import AnyModel, Progress

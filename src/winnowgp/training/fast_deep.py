@@ -9,7 +9,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, LayerSites, deep_sites
+from winnowgp.models import DeepGP
+from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, Selection, elimination_frontier
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Progress, candidate_sets

@@ -195,7 +195,7 @@ class _Steps:
         )
         if not stage.ended:
             anchors = latents.mean.detach(), latents.variance.detach()
-            bound = model.posterior(self.table).row_bound(self.table)
+            bound = model.posterior(self.table).row_elbo(self.table)
             positions = infer_latents(bound, anchors=anchors, starts=2, flat=0.01)
             latents.mean.copy_(positions.mean)
             latents.log_variance.copy_(positions.variance.log())

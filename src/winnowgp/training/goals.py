@@ -11,7 +11,9 @@ import torch
 
 from winnowgp.data import Source
 from winnowgp.errors import InputError
-from winnowgp.models import InducingModel, Posterior, SparseGP, latent_functions
+from winnowgp.models import Posterior, SparseGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.selection import Frontier
 from winnowgp.selection.frontier import largest_alpha
 

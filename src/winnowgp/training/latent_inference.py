@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from winnowgp.models import RowBound
+from winnowgp.models.gplvm_posterior import RowELBO
 
 # Number of rows inferred at once: bounds memory at this many times the pairs of inducing points.
 ROWS = 512
@@ -36,7 +36,7 @@ class LatentPositions:
 
 
 def infer_latents(
-    bound: RowBound,
+    bound: RowELBO,
     *,
     anchors: tuple[Float[Tensor, "J Q"], Float[Tensor, "J Q"]],
     starts: int = 3,
@@ -63,7 +63,7 @@ def infer_latents(
 
 
 def _infer_chunk(
-    bound: RowBound,
+    bound: RowELBO,
     rows: Int[Tensor, " B"],
     anchors: tuple[Tensor, Tensor],
     *,
@@ -88,7 +88,7 @@ def _infer_chunk(
 
 
 def optimise_positions(
-    bound: RowBound,
+    bound: RowELBO,
     rows: Int[Tensor, " B"],
     mean: Float[Tensor, "B Q"],
     variance: Float[Tensor, "B Q"],

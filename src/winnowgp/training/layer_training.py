@@ -14,9 +14,10 @@ from torch.nn.functional import one_hot
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.models import DeepGP, DeepLayer, layer_sites
+from winnowgp.models import DeepGP, DeepLayer
 from winnowgp.models.deep_gp import DeepEvaluation
 from winnowgp.models.deep_layer import layer_inputs, linear_map
+from winnowgp.models.deep_sites import layer_sites
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
 from winnowgp.training.checkpoint import CheckpointLog
@@ -202,7 +203,9 @@ def train_layerwise(
             if last:
                 model.likelihood.load_state_dict(alone.likelihood.state_dict())
         if not last:
-            inputs = layer_inputs(_mean(layer, inputs), data.X, connected=model.connected)
+            inputs = layer_inputs(
+                _mean(layer, inputs), data.X, skip_connections=model.skip_connections
+            )
             following = layers[number]
             if following.candidates.requires_grad:
                 locations = initializer(inputs, following.K, context.generator)

@@ -14,7 +14,9 @@ from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP, InducingModel, LatentModel
+from winnowgp.models import DeepGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Minibatches

@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix, Source
-from winnowgp.models import DeepGP, InducingModel, LatentModel
+from winnowgp.models import DeepGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.gplvm import LatentModel
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import Frontier, Selection, SubsetStatistics, alpha_at, fit_inclusion
 from winnowgp.training.callbacks import AnyModel

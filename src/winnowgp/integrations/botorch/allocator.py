@@ -23,7 +23,8 @@ from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.candidates import chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
 from winnowgp.models.sgpr import LEAST_NOISE
-from winnowgp.selection import Frontier, path_frontier, subset_statistics
+from winnowgp.selection import Frontier, elimination_frontier
+from winnowgp.selection.statistics import subset_statistics
 
 # Default noise variance, relative to the mean prior variance.
 NOISE = 0.01

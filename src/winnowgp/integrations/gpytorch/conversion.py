@@ -76,7 +76,7 @@ class ConvertedGP(ApproximateGP):
 
 
 def to_gpytorch(
-    fitted: Posterior | Fit[Any] | SparseGPRegressor | SparseGPClassifier,
+    fitted: Posterior | FitResult[Any] | SparseGPRegressor | SparseGPClassifier,
 ) -> tuple[ConvertedGP, Likelihood]:
     """Return a GPyTorch model and likelihood, in eval mode, with the same predictions.
 

@@ -16,7 +16,7 @@ from gpytorch.variational import (
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.errors import InputError, ToleranceWarning
+from winnowgp.errors import ConvergenceWarning, InputError
 from winnowgp.integrations.gpytorch.checks import TrainingData, check_likelihood
 from winnowgp.integrations.gpytorch.distribution import (
     GaussianQ,
@@ -302,7 +302,7 @@ class StrategyFrontiers:
     def of(cls, sites: StrategySites, bound: float) -> "StrategyFrontiers":
         """Run backward elimination in every set, O(K³) each."""
         statistics = sites.statistics(bound)
-        return cls(statistics, tuple(path_frontier(each) for each in statistics))
+        return cls(statistics, tuple(elimination_frontier(each) for each in statistics))
 
     @property
     def together(self) -> Frontier:
@@ -331,7 +331,7 @@ class StrategyFrontiers:
         implied = alpha_at(self.together, M) / len(self.frontiers)
         strength = implied if alpha is None else alpha
         # If more points lower the bound, no α > 0 is implied.
-        strength = max(strength, WEAKEST_ALPHA)
+        strength = max(strength, MIN_ALPHA)
         pairs = zip(self.statistics, self.frontiers, strict=True)
         return tuple(_selection(*pair, M, strength, generator) for pair in pairs)
 
@@ -343,7 +343,7 @@ def _selection(
     alpha: float,
     generator: torch.Generator,
 ) -> Selection:
-    learnt = select_naturally(
+    learnt = fit_inclusion(
         statistics,
         prior=SquaredCardinality(statistics.K, alpha),
         generator=generator,
@@ -360,7 +360,7 @@ def _sizes(frontiers: Sequence[StrategyFrontiers], goal: Goal) -> list[int]:
     strongest prior, the same for all sets, that stays within it.
     """
     if isinstance(goal, FixedAlpha):
-        return [each.size(goal.alpha) for each in frontiers]
+        return [each.size(goal.strength) for each in frontiers]
     if isinstance(goal, MaxPoints) or len(frontiers) == 1:
         together = [each.together for each in frontiers]
         return [max(1, goal.size(f, reference=f.bounds.max().item())) for f in together]
@@ -374,7 +374,7 @@ def _sizes(frontiers: Sequence[StrategyFrontiers], goal: Goal) -> list[int]:
         ]
         return sum(lost) <= budget
 
-    alpha = strongest_alpha(within)
+    alpha = largest_alpha(within)
     return [each.size(alpha) for each in frontiers]
 
 
@@ -393,7 +393,7 @@ def _pruned_to(
 ) -> _PrunedModel:
     """Prune the model and infer its q(u); retry with more points if the tolerance is exceeded.
 
-    Sites of all points may overstate the bound of few points. Issues a `ToleranceWarning` if no
+    Sites of all points may overstate the bound of few points. Issues a `ConvergenceWarning` if no
     attempt suffices.
     """
     if not isinstance(goal, Tolerance):
@@ -412,7 +412,7 @@ def _pruned_to(
         f"the tolerance of {goal.nats:g} nats per observation was exceeded: with {points} inducing "
         f"points, the best of {_TRIES} tries, the ELBO gap is {lost:.3g}. Scores are of first "
         "order for this model; pass a smaller `tolerance`, or `max_points`.",
-        ToleranceWarning,
+        ConvergenceWarning,
         # The caller of `winnow` and of torch's decorator around it.
         stacklevel=4,
     )

@@ -15,7 +15,7 @@ from gpytorch.variational import DeltaVariationalDistribution
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.bounds import SiteSums
+from winnowgp.bounds.sites import SiteSums
 from winnowgp.errors import InputError, NotPositiveDefiniteError, WinnowError
 from winnowgp.integrations.gpytorch.checks import (
     check_output,
@@ -39,7 +39,9 @@ from winnowgp.integrations.gpytorch.strategies import (
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_inference import gauss_newton_precisions
-from winnowgp.selection import DataRoot, Roots, SearchObjective, SubsetStatistics, SummedStatistics
+from winnowgp.selection import SearchObjective, SubsetStatistics
+from winnowgp.selection.elimination import DataRoot, Roots
+from winnowgp.selection.statistics import SummedStatistics
 
 # Rows evaluated at once, and rows times samples for models that draw samples.
 _ROWS, _DRAWN, _MOST_SAMPLES = 1024, 32_768, 8
