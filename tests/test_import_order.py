@@ -119,7 +119,8 @@ def exported(package: Path) -> set[str]:
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
+        own = ".".join(("winnowgp", *package.relative_to(ROOT).parts))
+        if isinstance(node, ast.ImportFrom) and node.module != own:
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)

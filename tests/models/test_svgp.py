@@ -371,7 +371,7 @@ def test_variational_gp_copies_its_parts() -> None:
 
 
 def test_variational_gp_invalid_arguments_raise() -> None:
-    rows, Z = data(), torch.zeros(3, 2, dtype=torch.float64)
+    Z = torch.zeros(3, 2, dtype=torch.float64)
     with pytest.raises(InputError, match=r"`likelihood`.*MultitaskGaussianLikelihood"):
         VariationalGP(RBFKernel(), Z, likelihood=MultitaskGaussianLikelihood(num_tasks=2))
     with pytest.raises(InputError, match="`candidates`"):

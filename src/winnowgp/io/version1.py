@@ -29,7 +29,10 @@ def _upgraded(outline: Json, names: list[str], path: str) -> Json:
     kind = outline["kind"]
     if kind == "Settings":
         plain = outline["about"]
-        return {name: _parameter(name, value, state) for name, value in plain.items()}
+        return {
+            _PARAMETERS.get(name, name): _parameter(name, value, state)
+            for name, value in plain.items()
+        }
     if kind == "Units":
         single = state.pop("single", None)
         scaler = _object("Standardiser", state)
@@ -64,7 +67,7 @@ def _deep(state: _State) -> _State:
     layers = [state.pop(f"layer.{n}") for n in range(state["layers"])]
     if "samples" in state:
         state["factors"] = [layer["state"].pop("L") for layer in layers]
-    return state | {"layers": layers}
+    return state | {"layers": layers, "skip_connections": state.pop("connected")}
 
 
 def _latent(state: _State) -> _State:
@@ -87,6 +90,7 @@ def _parameter(name: str, value: Json, settings: _State) -> Json:
     return settings[name]  # a kernel or a likelihood
 
 
+_PARAMETERS = {"connected": "skip_connections"}
 _ATTRIBUTES = {
     "settings": "parameters",
     "posterior": "posterior_",
