@@ -129,7 +129,7 @@ def shards(process_group: ProcessGroup) -> list[str]:
 
 
 def elastic(process_group: ProcessGroup) -> dict[str, Any]:
-    """Under torchrun: the second process is killed in the first attempt, the first in the second."""
+    """Under torchrun: kill the second process in the first attempt, the first in the second."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     steps = Stops()
 

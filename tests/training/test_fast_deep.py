@@ -64,7 +64,7 @@ def check(fitted: FitResult, sizes: tuple[int, ...]) -> None:
 
 
 def test_fit_deep_elbo_gap_is_cost_of_pruning() -> None:
-    """Nothing is trained after pruning: the same samples with all points and with the selected ones."""
+    """Nothing is trained after pruning; both ELBOs use the same samples."""
     data, model = step_data(), started()
     plan = schedule(FixedAlpha(3.0), layerwise=0, pre=30, post=0)
     seen = []
