@@ -1,4 +1,4 @@
-"""`winnow fit` ended by Ctrl-C, in a process of its own."""
+"""`winnow fit` interrupted by Ctrl-C in its own process."""
 
 import json
 import os

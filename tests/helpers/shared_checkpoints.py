@@ -1,4 +1,4 @@
-"""Checkpoints of fits that processes share; each has a folder of its own, to see who writes."""
+"""Checkpoints of fits that processes share; each has its own folder, to see which one writes."""
 
 import errno
 import os
@@ -24,11 +24,11 @@ PLAN = FastSchedule(n_candidates=8, rounds=1, inclusion_steps=10)
 
 
 class Stopped(Exception):
-    """A fit that was stopped from outside."""
+    """Raised by a callback to interrupt a fit."""
 
 
 class Stops:
-    """A watcher that stops the fit at its n-th step, and counts what it is told."""
+    """A callback that interrupts the fit at its n-th step, and counts steps."""
 
     def __init__(self, at: int = -1, error: type[Exception] = Stopped) -> None:
         self.at, self.error, self.told = at, error, 0
@@ -40,7 +40,7 @@ class Stops:
 
 
 def curve() -> ShardedSource:
-    """A fit of these takes little time."""
+    """Return a small sharded source."""
     X, y, _ = rows()
     return shard(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
 
@@ -59,7 +59,7 @@ def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def resumed(process_group: ProcessGroup) -> dict[str, Any]:
-    """Stopped, gone on with, and begun once more after it has ended."""
+    """Interrupt a fit, resume it, and run it again after it has ended."""
     where = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
         _fitted(checkpoint=where, callbacks=Stops(8))
@@ -73,7 +73,7 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def once(process_group: ProcessGroup) -> list[int]:
-    """Of a journal that is kept, and of one that is not."""
+    """Return values of a log that is saved, and of one that is not."""
     kept = open_checkpoint(Checkpoint(f"kept-{process_group.rank}"), process_group=process_group)
     unkept = open_checkpoint(None, process_group=process_group)
     return [kept.once(lambda: process_group.rank + 3), unkept.once(lambda: process_group.rank + 4)]
@@ -86,8 +86,8 @@ def early(process_group: ProcessGroup) -> list[Any]:
 
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
-    """From the third writing on."""
-    real, seen = checkpoint_module.write_archive, [0]
+    """Fit with a disk that is full from the third write on."""
+    real, seen = checkpoint_module.write_packed, [0]
 
     def write(*words: Any) -> Any:
         seen[0] += 1
@@ -104,12 +104,12 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
     finally:
         checkpoint_module.write_archive = real  # type: ignore[assignment]
     warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
-    # What was written before is whole, and can be gone on from.
+    # The file written before is complete, and can be resumed from.
     return [found, sorted(warned), _fitted(checkpoint=where)]
 
 
 def damaged(process_group: ProcessGroup) -> list[str]:
-    """The file of the first process, and of no other."""
+    """Fit with a damaged file in the first process only."""
     where = Checkpoint(f"damaged-{process_group.rank}", 0)
     if process_group.is_first:
         where.path.parent.mkdir()
@@ -118,20 +118,20 @@ def damaged(process_group: ProcessGroup) -> list[str]:
 
 
 def different(process_group: ProcessGroup) -> list[str]:
-    """A model of its own in each process."""
-    return error_of(
+    """Fit another model in each process."""
+    return said(
         lambda: fit(line(0.1 + process_group.rank), curve(), schedule=FastSchedule(n_candidates=8))
     )
 
 
 def shards(process_group: ProcessGroup) -> list[str]:
-    """Rows of its own in each process."""
+    """Share other rows in each process."""
     X, y, _ = rows()
     return error_of(lambda: shard(ArraySource(X[process_group.rank :], y[process_group.rank :])))
 
 
 def elastic(process_group: ProcessGroup) -> dict[str, Any]:
-    """Under torchrun: the second process is killed in the first try, the first in the second."""
+    """Under torchrun: kill the second process in the first attempt, the first in the second."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     steps = Stops()
 

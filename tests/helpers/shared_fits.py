@@ -17,7 +17,7 @@ QUICK: dict[str, Any] = {"n_candidates": 20, "rounds": 1, "inclusion_steps": 10}
 
 
 def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
-    """All that a fit finds."""
+    """Return the result of a fit as plain numbers."""
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     model = SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
     found = fit(model, source, schedule=FastSchedule(**{**QUICK, **plan}))
@@ -39,7 +39,7 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
 
 
 def fits(process_group: ProcessGroup) -> dict[str, Any]:
-    """Of rows in memory that count differently, and of rows that are read."""
+    """Fit weighted rows in memory, and rows of a source."""
     return {
         "weights": _fitted(standardise(shard(dataset(weighted=True))), goal=FEW),
         "array": _fitted(standardise(shard(array())), goal=FEW),
@@ -47,8 +47,8 @@ def fits(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def more_fits(process_group: ProcessGroup) -> dict[str, Any]:
-    """Of other sources, and by other plans."""
-    units = standardise(shard(array()))
+    """Fit other sources by other schedules."""
+    units = standardised(shared(array()))
     return {
         "dataset": _fitted(standardise(shard(dataset())), goal=FEW, rounds=2),
         "parquet": _fitted(standardise(shard(parquet())), goal=FEW, rounds=2),

@@ -1,4 +1,4 @@
-"""The paper's schedules, shared: each process looks at a part of every minibatch."""
+"""The paper's schedule on minibatches that processes share."""
 
 from contextlib import suppress
 from typing import Any
@@ -25,7 +25,7 @@ def _plan(**words: Any) -> PaperSchedule:
 def _fitted(
     plan: PaperSchedule, *, likelihood: Likelihood | None = None, **words: Any
 ) -> dict[str, Any]:
-    """To numbers, or to two classes where a likelihood is given."""
+    """Fit numbers, or two classes where a likelihood is given."""
     X, y, _ = (torch.tensor(column[:60]) for column in rows())
     data = Dataset.of(X, y if likelihood is None else (y > 2).double())
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
@@ -55,17 +55,17 @@ def relaxed(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def whole(process_group: ProcessGroup) -> dict[str, Any]:
-    """All rows at every step."""
+    """Fit with all rows in every step."""
     return _fitted(_plan())
 
 
 def odd(process_group: ProcessGroup) -> list[str]:
-    """Minibatches that two processes cannot halve."""
-    return error_of(lambda: _fitted(_plan(batch_size=21)))
+    """Fit with minibatches that two processes cannot split evenly."""
+    return said(lambda: _fitted(_plan(batch_size=21)))
 
 
 def resumed(process_group: ProcessGroup) -> dict[str, Any]:
-    """`gaussian`, stopped and gone on with."""
+    """Fit as `gaussian`, interrupted and resumed."""
     kept = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
         _fitted(_plan(batch_size=20), checkpoint=kept, callbacks=Stops(13))
@@ -73,7 +73,7 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def deep(process_group: ProcessGroup) -> dict[str, Any]:
-    """Two layers."""
+    """Fit a deep GP of two layers."""
     X, y, _ = rows()
     data = shard(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
     layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]

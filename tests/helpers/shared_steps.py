@@ -1,4 +1,4 @@
-"""Steps that several processes take together, each in a process of its own."""
+"""Steps that several processes take together."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
-from winnowgp.training import fast as fast_steps
+from winnowgp.training import fast_sparse as fast_steps
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast import FastSteps
+from winnowgp.training.fast_sparse import FastSteps
 from winnowgp.training.lbfgs import Stop
 
 
@@ -43,14 +43,14 @@ def rows(N: int = 80) -> Dataset:
 
 
 class Odd(Exception):
-    """An error that pickle cannot make again."""
+    """An error that cannot be unpickled."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} {second}")
 
 
 def words(process_group: ProcessGroup) -> dict[str, Any]:
-    """What the first process says is what all hear."""
+    """Return what the first process broadcasts to all."""
     own = torch.tensor([0.1 + process_group.rank, 1.0], dtype=torch.float64)
     mask = torch.tensor([[True, process_group.is_first]])
     led = process_group.broadcast(own, mask, torch.tensor(3.0 + process_group.rank))
@@ -97,7 +97,7 @@ def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def uneven(process_group: ProcessGroup) -> list[list[float]]:
-    """Parts that are far larger than their mean."""
+    """Return the mean of values that are far larger than it."""
     parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
     some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
     own = (0.1 - 3e5 * some if process_group.rank else 3e5 * some).requires_grad_()
@@ -108,7 +108,7 @@ def uneven(process_group: ProcessGroup) -> list[list[float]]:
 
 
 def failed_scores(process_group: ProcessGroup) -> list[float]:
-    """Several numbers that the last process cannot compute, and what comes after them."""
+    """Return scores that the last process cannot compute at first."""
     parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
 
     def scores() -> Tensor:
@@ -125,14 +125,14 @@ def failed_scores(process_group: ProcessGroup) -> list[float]:
 
 
 def starts(process_group: ProcessGroup) -> list[list[float]]:
-    """A stage that begins elsewhere in each process."""
+    """Return the start of a stage that differs between processes."""
     own = torch.nn.Parameter(torch.tensor([1.0, 0.1 * process_group.rank]))
     CheckpointLog(process_group=process_group).stage({}, start=[own, torch.ones(0)])
     return own.tolist()
 
 
 class Unwritable:
-    """A watcher with a memory that a checkpoint has no words for."""
+    """A callback whose state cannot be saved."""
 
     def __call__(self, progress: Any) -> None: ...
 
@@ -143,8 +143,8 @@ class Unwritable:
 
 
 def watched(process_group: ProcessGroup) -> str:
-    """Only the first process has such a watcher."""
-    callbacks = [Unwritable()] if process_group.is_first else []
+    """Open a checkpoint with an unsaveable callback in the first process only."""
+    callbacks = [Unwritable()] if process_group.first else []
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
@@ -157,8 +157,8 @@ def watched(process_group: ProcessGroup) -> str:
 
 
 def choices(process_group: ProcessGroup) -> dict[str, Any]:
-    """What the fast schedule decides by, which each process but the first sees differently."""
-    if not process_group.is_first:
+    """Return what the fast schedule decides by, where processes round differently."""
+    if not process_group.first:
         _differ()
     data = shard(rows())
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
@@ -195,14 +195,14 @@ def _differ() -> None:
 
 
 def other_machines(process_group: ProcessGroup) -> dict[str, Any]:
-    """Processes but the first evaluate kernels with errors of their own."""
+    """Make all processes but the first evaluate kernels with errors."""
     return _perturbed(
         process_group, rows(40), FastSchedule(Tolerance(0.1), n_candidates=10, rounds=1)
     )
 
 
 def more_machines(process_group: ProcessGroup) -> dict[str, Any]:
-    """As many points as are asked for, where several starts race."""
+    """Fit a number of points by successive halving."""
     return _perturbed(
         process_group, rows(), FastSchedule(MaxPoints(20), n_candidates=30, rounds=2, iterations=30)
     )
@@ -224,7 +224,7 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -
 
 
 def threads(process_group: ProcessGroup) -> dict[str, str]:
-    """How many there are is no part of a fit that processes of several machines share."""
+    """Check headings that differ in the number of threads."""
     heading = {"threads": str(1 + process_group.rank), "rows": "4"}
     check_same(process_group.all_gather(heading))
     try:
@@ -248,7 +248,7 @@ def _perturb(error: float) -> None:
 
 
 def blocks(process_group: ProcessGroup) -> list[float]:
-    """Of another size in each process, as free memory may have it."""
+    """Fit with blocks of another size in each process."""
     X, y = rows().X.numpy(), rows().Y.numpy()
     source = shard(ArraySource(X, y))
     found = RowBlocks(source, device=torch.device("cpu"), size=10 + process_group.rank)
@@ -256,7 +256,7 @@ def blocks(process_group: ProcessGroup) -> list[float]:
 
 
 def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
-    """An estimator standardises what may be standardised already."""
+    """Fit an estimator to a source that is standardised already."""
     read: list[int] = []
     original = ShardedSource.shards
 
@@ -272,7 +272,7 @@ def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
-    """Two layers by both schedules, for Gaussian noise and for classes."""
+    """Fit two layers by both schedules, with Gaussian noise and with classes."""
     paper = PaperSchedule(0.1, layerwise=2, pre=4, joint=4, post=4, batch_size=20, samples=2)
     fast = FastSchedule(
         rounds=2,

@@ -1,4 +1,4 @@
-"""The default schedule cut short, for tests of what is done with a model once there is one."""
+"""The fast schedule cut short, for tests that need some fitted model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

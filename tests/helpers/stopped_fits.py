@@ -1,4 +1,4 @@
-"""A small fit that is stopped, run again, and compared."""
+"""A small fit that is interrupted, resumed, and compared."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from winnowgp.training import FitResult, PaperSchedule, Progress
 
 
 class Stopped(Exception):
-    """Something else than the library would raise."""
+    """An exception that the library does not raise."""
 
 
 def stop_at(step: int, phase: str = "inclusion") -> Callable[[Progress], None]:

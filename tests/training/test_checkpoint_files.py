@@ -18,7 +18,7 @@ from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])
-def test_a_damaged_checkpoint_is_named_and_not_used(tmp_path: Path, damage: str) -> None:
+def test_checkpoint_damaged_file_raises(tmp_path: Path, damage: str) -> None:
     stopped(Checkpoint(tmp_path, 0))
     path = tmp_path / "fit.checkpoint"
     content = bytearray(path.read_bytes())
@@ -43,9 +43,7 @@ ENTRY: dict[str, Any] = {"ended": True, "start": "", "memory": {}}
     ],
     ids=str,
 )
-def test_a_file_that_holds_something_else_than_a_journal_is_refused(
-    tmp_path: Path, state: Any
-) -> None:
+def test_open_checkpoint_other_structure_raises(tmp_path: Path, state: Any) -> None:
     where = Checkpoint(tmp_path)
     where.write(state)
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
@@ -53,7 +51,7 @@ def test_a_file_that_holds_something_else_than_a_journal_is_refused(
 
 
 @pytest.mark.parametrize("entry", [{}, {"parameters": {}}, {"parameters": {"values": [1]}}])
-def test_a_memory_that_does_not_suit_the_fit_is_refused(tmp_path: Path, entry: Any) -> None:
+def test_stage_unsuitable_state_raises(tmp_path: Path, entry: Any) -> None:
     stopped(Checkpoint(tmp_path, 0))
     held = Checkpoint(tmp_path).read()
     assert held is not None
@@ -63,14 +61,14 @@ def test_a_memory_that_does_not_suit_the_fit_is_refused(tmp_path: Path, entry: A
         fitted(Checkpoint(tmp_path, 0))
 
 
-def test_a_stage_and_what_was_decided_once_are_not_taken_for_each_other(tmp_path: Path) -> None:
+def test_log_confused_stage_and_value_raises(tmp_path: Path) -> None:
     for entry in (ENTRY, {"ended": True, "value": 3}):
         checkpoint_log = CheckpointLog(lambda _: None, entries={1: entry})
         with pytest.raises(CheckpointError, match="delete"):
             checkpoint_log.once(lambda: 4) if entry is ENTRY else checkpoint_log.stage({})
 
 
-def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
+def test_checkpoint_folder_instead_of_file_raises(tmp_path: Path) -> None:
     (tmp_path / "fit.checkpoint").mkdir()
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint must be a file.*delete it"):
         fitted(Checkpoint(tmp_path))
@@ -101,14 +99,14 @@ def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
         "outline",
     ],
 )
-def test_a_file_of_another_program_is_named(tmp_path: Path, content: bytes) -> None:
+def test_checkpoint_foreign_file_raises_and_remains(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fit.checkpoint").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
         fitted(Checkpoint(tmp_path))
     assert (tmp_path / "fit.checkpoint").read_bytes() == content
 
 
-def test_a_model_file_is_no_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_model_file_raises(tmp_path: Path) -> None:
     from winnowgp import save
 
     save(gp(), tmp_path / "fit.checkpoint")
@@ -116,10 +114,8 @@ def test_a_model_file_is_no_checkpoint(tmp_path: Path) -> None:
         fitted(Checkpoint(tmp_path))
 
 
-def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
-    tmp_path: Path, monkeypatch
-) -> None:
-    """From the eighth writing on there is no space left; the file is that of the seventh."""
+def test_full_disk_warns_and_last_file_remains(tmp_path: Path, monkeypatch) -> None:
+    """From the eighth write on there is no space left; the file is that of the seventh."""
     writings = iter(range(1, 1000))
     kept: list[bytes] = []
     real = Path.write_bytes
@@ -143,10 +139,8 @@ def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
     assert same(whole, fitted(None))
 
 
-def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_computed(
-    tmp_path: Path, monkeypatch
-) -> None:
-    def full(archive: Any, path: Path) -> Path:
+def test_unwritable_folder_raises_before_any_step(tmp_path: Path, monkeypatch) -> None:
+    def full(packed: Any, path: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint_module, "write_archive", full)
@@ -156,7 +150,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_computed
     assert told == []
 
 
-def test_a_place_that_is_no_folder_and_a_senseless_interval_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_invalid_arguments_raise(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="must be a folder"):
         Checkpoint(tmp_path / "file")
@@ -166,6 +160,6 @@ def test_a_place_that_is_no_folder_and_a_senseless_interval_are_refused(tmp_path
         Checkpoint(tmp_path, every=float("nan"))
 
 
-def test_a_leftover_that_cannot_be_removed_does_no_harm(tmp_path: Path) -> None:
+def test_temporary_file_that_cannot_be_removed_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".left.checkpoint").mkdir()
     assert same(fitted(Checkpoint(tmp_path)), fitted(None))

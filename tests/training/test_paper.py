@@ -1,14 +1,16 @@
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
 
 from winnowgp import fit
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import InputError
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction, Temperature, all_masks
 from winnowgp.models import SparseGP
-from winnowgp.point_processes import LinearCardinality, SquaredCardinality
+from winnowgp.point_processes import Bernoulli, LinearCardinality, SquaredCardinality
 from winnowgp.training import PaperSchedule, Progress
+from winnowgp.training.paper import Estimates
 
 
 def model(data: Dataset, K: int = 20) -> SparseGP:
@@ -20,7 +22,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @pytest.mark.unchecked
-def test_it_keeps_few_points_and_most_of_the_bound() -> None:
+def test_paper_selects_few_points_with_high_elbo() -> None:
     data = hills()
     gp = model(data)
     schedule = PaperSchedule(
@@ -42,14 +44,14 @@ def test_it_keeps_few_points_and_most_of_the_bound() -> None:
     assert full.posterior.M == 20
     assert fitted.posterior.M < 18
     assert fitted.elbo > full.elbo - 0.05 * data.N
-    # The objective is climbed: its last quarter is above its first.
+    # The last quarter of the objective is above its first.
     trace = fitted.selection.trace
     assert trace.shape == (250,)
     assert trace[-60:].mean() > trace[:60].mean()
 
 
-def test_of_many_draws_the_best_by_bound_and_prior_is_kept() -> None:
-    """So many that they meet each of the 64 subsets."""
+def test_paper_best_of_draws_is_selected() -> None:
+    """So many draws that they include each of the 64 subsets."""
     data, K = hills().part(slice(None, None, 5)), 6
     gp, prior = model(data, K), SquaredCardinality(K, alpha=5.0)
     schedule = PaperSchedule(prior, pre=0, joint=0, post=0, draws=500, initial_inclusion=0.5)
@@ -59,13 +61,13 @@ def test_of_many_draws_the_best_by_bound_and_prior_is_kept() -> None:
         bounds = torch.stack([gp.prune(mask).bound(data) for mask in masks])
     best = masks[torch.argmax(bounds + prior.log_prob(masks, like=bounds))]
     assert torch.equal(fitted.selection.mask, best)
-    # Neither decides alone.
+    # Neither ELBO nor prior decides alone.
     assert not torch.equal(best, masks[bounds.argmax()])
     assert best.any()
 
 
 @pytest.mark.unchecked
-def test_stronger_priors_keep_fewer_points() -> None:
+def test_paper_stronger_prior_selects_fewer_points() -> None:
     data = hills()
     gp = model(data)
     kept = [
@@ -81,7 +83,7 @@ def test_stronger_priors_keep_fewer_points() -> None:
     assert kept[0] > kept[1] > kept[2]
 
 
-def test_everything_learns_while_inclusion_does() -> None:
+def test_paper_joint_phase_trains_all_parameters() -> None:
     data = hills()
     gp = model(data)
     schedule = PaperSchedule(SquaredCardinality(20, 0.05), pre=0, joint=15, post=0)
@@ -92,7 +94,7 @@ def test_everything_learns_while_inclusion_does() -> None:
     assert not torch.equal(fitted.candidates[0], gp.candidates.detach())
 
 
-def test_frozen_locations_stay_where_they_are() -> None:
+def test_paper_frozen_locations_stay() -> None:
     data = hills()
     gp = model(data)
     gp.candidates.requires_grad_(False)
@@ -110,7 +112,7 @@ def test_frozen_locations_stay_where_they_are() -> None:
     ],
     ids=["leave-one-out", "relaxed"],
 )
-def test_other_gradients_serve_too(gradient) -> None:
+def test_paper_other_gradients(gradient) -> None:
     data = hills()
     schedule = PaperSchedule(
         SquaredCardinality(20, 2.0),
@@ -125,7 +127,7 @@ def test_other_gradients_serve_too(gradient) -> None:
     assert torch.isfinite(torch.tensor(fitted.elbo))
 
 
-def test_the_same_seed_gives_the_same_fit_and_the_users_model_is_untouched() -> None:
+def test_paper_same_seed_same_result_and_input_unchanged() -> None:
     data = hills()
     gp = model(data)
     before = {name: p.detach().clone() for name, p in gp.named_parameters()}
@@ -140,7 +142,7 @@ def test_the_same_seed_gives_the_same_fit_and_the_users_model_is_untouched() -> 
         assert torch.equal(parameter, before[name]), name
 
 
-def test_more_draws_never_give_a_worse_set() -> None:
+def test_paper_more_draws_are_never_worse() -> None:
     data = hills()
     gp, prior = model(data), SquaredCardinality(20, 0.1)
     values = []
@@ -152,7 +154,7 @@ def test_more_draws_never_give_a_worse_set() -> None:
     assert values[1] > values[0]
 
 
-def test_progress_tells_phases_steps_and_inclusion() -> None:
+def test_paper_reports_phases_steps_and_inclusion() -> None:
     data = hills()
     told: list[Progress] = []
     schedule = PaperSchedule(SquaredCardinality(20, 0.1), pre=2, joint=3, post=1)
@@ -168,7 +170,7 @@ def test_progress_tells_phases_steps_and_inclusion() -> None:
     assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in told)
 
 
-def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
+def test_paper_empty_selection_predicts() -> None:
     data = hills()
     schedule = PaperSchedule(SquaredCardinality(20, 1e6), pre=0, joint=300, post=2)
     fitted = fit(model(data), data, schedule=schedule)
@@ -176,7 +178,7 @@ def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
     assert torch.isfinite(fitted.posterior.predict(data.X).variance).all()
 
 
-def test_bad_plans_are_named() -> None:
+def test_paper_invalid_settings_raise() -> None:
     data = hills()
     with pytest.raises(
         InputError, match=r"`prior` must be over as many candidates as the model has, \[20\]"
@@ -186,3 +188,21 @@ def test_bad_plans_are_named() -> None:
         PaperSchedule(SquaredCardinality(5, 0.1), pre=-1)
     with pytest.raises(InputError, match="initial_inclusion"):
         PaperSchedule(SquaredCardinality(5, 0.1), initial_inclusion=1.0)
+
+
+def test_estimates_nan_score_leaves_state_unchanged(generator: torch.Generator) -> None:
+    estimates = Estimates(ScoreFunction(), generator)
+    q = Bernoulli(torch.zeros(3, dtype=torch.float64))
+
+    def fine(masks: Tensor) -> Tensor:
+        return masks.double().sum(1)
+
+    def broken(masks: Tensor) -> Tensor:
+        return torch.full((len(masks),), torch.nan, dtype=torch.float64)
+
+    estimates.next(q, fine)
+    before = estimates.state_dict()["state"]
+    assert torch.isnan(estimates.next(q, broken))
+    assert estimates.state_dict()["state"] is before
+    assert torch.isfinite(estimates.next(q, fine))
+    assert estimates.state_dict()["state"] is not before

@@ -1,4 +1,4 @@
-"""Fits that are stopped while somebody watches, and who is reminded of what."""
+"""Callbacks of interrupted fits: saved and restored states."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from winnowgp.training import EndPhase, Progress
 
 
 class Counter:
-    """A watcher with a memory."""
+    """A callback with state."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -29,7 +29,7 @@ class Counter:
         self.steps = state["steps"]
 
 
-def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
+def test_callback_state_numpy_scalars_are_restored(tmp_path: Path) -> None:
     class Best(Counter):
         best, lucky = np.float64(-np.inf), np.bool_(False)
 
@@ -49,13 +49,13 @@ def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         fitted(Checkpoint(tmp_path, 0), callbacks=Best())
     callback = Best()
-    # It stops once more, at the step that was not taken.
+    # It stops once more at the step that was not taken.
     with pytest.raises(Stopped):
         fitted(Checkpoint(tmp_path, 0), callbacks=callback)
     assert (callback.steps, callback.best) == (7, max(told[:7]))
 
 
-def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_computed(
+def test_callback_state_unsaveable_raises_before_any_step(
     tmp_path: Path,
 ) -> None:
     class Album(Counter):
@@ -69,10 +69,10 @@ def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_compute
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
+def test_callback_decides_is_part_of_the_fingerprint(
     tmp_path: Path,
 ) -> None:
-    """As the docs say of watchers that raise `EndPhase`."""
+    """As documented for callbacks that raise `EndPhase`."""
 
     class Ends:
         def __init__(self, at: int) -> None:
@@ -104,7 +104,7 @@ def end_at(step: int) -> Callable[[Progress], None]:
     return watch
 
 
-def test_a_watcher_with_a_memory_is_reminded(tmp_path: Path) -> None:
+def test_callback_with_state_is_restored(tmp_path: Path) -> None:
     class Impatient(Counter):
         def __call__(self, progress: Progress) -> None:
             super().__call__(progress)

@@ -1,4 +1,4 @@
-"""Several starts of a deep model, of which one is taken."""
+"""Selection among several starts of a deep GP."""
 
 import math
 from importlib import import_module
@@ -26,21 +26,20 @@ def raced(starts: list[DeepGP], told=()) -> DeepGP:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_better_start_wins_as_it_was_given(order: tuple[int, int]) -> None:
+def test_select_start_returns_better_start_unchanged(order: tuple[int, int]) -> None:
     good, poor = started(K=8), started(K=1)
     before = {name: p.clone() for name, p in good.named_parameters()}
     told: list[Progress] = []
     assert raced([(good, poor)[number] for number in order], told.append) is good
     assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
-    # Both ran: the last layer alone, then all.
+    # Both were trained: the last layer alone, then all.
     assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["start"])
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])
-def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
+def test_select_start_failed_elbo_is_not_selected(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The room's name for it is the function.
     module = import_module("winnowgp.training.layer_training")
     real, calls = module.estimate_elbo, iter(range(9))
 

@@ -1,4 +1,4 @@
-"""The paper's schedule of deep models."""
+"""The paper's schedule of deep GPs."""
 
 import math
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> PaperSchedule
 @pytest.mark.parametrize(
     ("seen", "size"), [("gaussian", None), ("gaussian", 16), ("bernoulli", 16), ("student", None)]
 )
-def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> None:
-    data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", skip_connections=True)
+def test_paper_deep_selects_in_every_layer(seen: str, size: int | None) -> None:
+    data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", connected=True)
     fitted = fit(model, data, schedule=schedule(batch_size=size))
     sizes = tuple(each.M for each in fitted.selections)
     assert sizes == fitted.model.sizes == fitted.posterior.M
@@ -55,7 +55,7 @@ def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> No
 
 
 @pytest.mark.unchecked
-def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
+def test_paper_deep_stronger_prior_selects_fewer_points() -> None:
     data, model = step_data(), started(K=6)
     plan = {"layerwise": 5, "pre": 15, "joint": 60, "post": 0}
     weak, strong, mixed = (
@@ -73,7 +73,7 @@ def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Indifferent(Gradient[None]):
-    """Scores nothing, so that the objective is what the priors say."""
+    """A gradient that scores nothing, so that the objective is the prior's alone."""
 
     scores_weights: ClassVar[bool] = False
 
@@ -93,7 +93,7 @@ def enumerated_kl(K: int, inclusion: float, alpha: float) -> float:
     return (log_q.exp() * (log_q - log_p)).sum().item()
 
 
-def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> None:
+def test_paper_deep_objective_subtracts_kl_of_every_layer() -> None:
     plan = schedule(
         (0.2, 0.7),
         layerwise=0,
@@ -109,11 +109,11 @@ def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> 
     assert trace[0].item() == pytest.approx(expected)
     assert (trace.diff() > 0).all()
     assert [each.alpha for each in fitted.selections] == [0.2, 0.7]
-    # Where data say nothing, the stronger prior takes more away.
+    # Without data the stronger prior excludes more.
     assert fitted.selections[1].inclusion.sum() < fitted.selections[0].inclusion.sum() < 5 * 0.4
 
 
-def test_everything_learns_while_inclusion_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_deep_joint_phase_trains_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     model, trained, prune = started(K=5), [], DeepGP.prune
     monkeypatch.setattr(
         DeepGP, "prune", lambda self, masks: (trained.append(self), prune(self, masks))[1]
@@ -131,20 +131,20 @@ def test_everything_learns_while_inclusion_does(monkeypatch: pytest.MonkeyPatch)
     assert all(not torch.equal(a, b) for a, b in zip(first, last, strict=True))
 
 
-def test_of_several_draws_the_best_is_kept() -> None:
+def test_paper_deep_best_of_draws_is_selected() -> None:
     data, model = step_data(), started(K=6)
     sizes = []
     for draws in (1, 200):
         plan = schedule(50.0, layerwise=0, pre=0, joint=0, post=0, draws=draws)
         fitted = fit(model, data, schedule=plan, generator=seeded(3))
         sizes.append(sum(M**2 for M in fitted.model.sizes))
-    # At such a strength hardly anything but the prior counts.
+    # At this strength the prior dominates.
     assert sizes[0] >= 8
     assert sizes[1] <= 4
 
 
-def test_draws_are_scored_by_their_bound() -> None:
-    """At no strength to speak of, the best of many is worth more than they are on average."""
+def test_paper_deep_draws_are_scored_by_elbo() -> None:
+    """With a negligible prior, the best of many draws is better than their average."""
     data, model = step_data(), started(K=4)
     model = fit(
         model,
@@ -167,7 +167,7 @@ def test_draws_are_scored_by_their_bound() -> None:
     assert best > sum(singles) / 6 + 5
 
 
-def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
+def test_paper_deep_empty_selection_predicts() -> None:
     data = step_data()
     plan = schedule(1e6, pre=0, joint=60, post=2)
     fitted = fit(started(K=5), data, schedule=plan)
@@ -175,7 +175,7 @@ def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
     assert torch.isfinite(fitted.posterior.predict(data.X).variance).all()
 
 
-def test_the_same_seed_gives_the_same_fit() -> None:
+def test_paper_deep_same_seed_same_result() -> None:
     data, model = step_data(), started(K=5)
     plan = schedule(layerwise=2, pre=2, joint=5, post=2, batch_size=16)
     first, second, other = (fit(model, data, schedule=plan, generator=seeded(s)) for s in (1, 1, 2))
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_fit() -> None:
         assert not torch.equal(a.inclusion, c.inclusion)
 
 
-def test_progress_tells_phases_in_order() -> None:
+def test_paper_deep_reports_phases_in_order() -> None:
     told: list[Progress] = []
     plan = schedule(layerwise=1, pre=2, joint=2, post=1, initial_inclusion=0.999)
     fit(started(hidden_mean="zero"), step_data(), schedule=plan, callbacks=told.append)
@@ -204,7 +204,7 @@ def test_progress_tells_phases_in_order() -> None:
     assert [len(each) for each in last] == [8, 8]
 
 
-def test_bad_plans_are_named() -> None:
+def test_paper_deep_invalid_settings_raise() -> None:
     for bad in ({"layerwise": -1}, {"pre": -1}, {"joint": -1}, {"post": -1}):
         with pytest.raises(InputError, match="must be zero or more steps"):
             schedule(**bad)
@@ -227,6 +227,6 @@ def test_bad_plans_are_named() -> None:
         ({"alpha": (0.1, 0.0)}, "`alpha`"),
     ],
 )
-def test_bad_numbers_are_named_before_anything_is_trained(bad, named: str) -> None:
+def test_paper_deep_invalid_numbers_raise(bad, named: str) -> None:
     with pytest.raises(InputError, match=named):
         schedule(**bad)

@@ -37,7 +37,7 @@ def model(table: MaskedMatrix, K: int = 0) -> LatentVariableGP:
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["complete", "missing"])
-def test_the_fast_schedule_climbs_and_keeps_few(missing: bool) -> None:
+def test_fast_gplvm_selects_few_points_with_high_elbo(missing: bool) -> None:
     table = arc(missing=missing)
     seen: list[Progress] = []
     plan = FastSchedule(n_candidates=12, rounds=2, iterations=45)
@@ -47,14 +47,14 @@ def test_the_fast_schedule_climbs_and_keeps_few(missing: bool) -> None:
     assert fitted.elbo == pytest.approx(fitted.model.bound(table).item())
     assert 3 <= fitted.model.K == fitted.selection.M < 24
     assert fitted.selection.frontier is not None
-    # The frontier speaks of whole bounds, the latents' KL included.
+    # The frontier includes the latents' KL.
     assert fitted.selection.frontier.bounds[-1].item() >= fitted.elbo - 1e-3
     order = fitted.model.latents.mean[:, 0].argsort().argsort().double()
     line = torch.stack([order, torch.arange(24, dtype=torch.float64)])
     assert torch.corrcoef(line)[0, 1].abs() > 0.97
 
 
-def test_goals_and_frozen_candidates_are_respected() -> None:
+def test_fast_gplvm_goals_and_frozen_candidates() -> None:
     table = arc()
     grid = torch.linspace(-2, 2, 15, dtype=torch.float64)[:, None]
     frozen = model(table).with_candidates(grid)
@@ -67,7 +67,7 @@ def test_goals_and_frozen_candidates_are_respected() -> None:
     assert fit(model(table), table, schedule=capped).model.K <= 4
 
 
-def test_the_joint_schedule_learns_points_with_everything_else() -> None:
+def test_paper_gplvm_trains_all_parameters_jointly() -> None:
     table = arc()
     seen: list[Progress] = []
     plan = PaperSchedule(SquaredCardinality(10, 20.0), joint=25)
@@ -87,7 +87,7 @@ def test_the_joint_schedule_learns_points_with_everything_else() -> None:
     assert torch.equal(again.selection.inclusion, fitted.selection.inclusion)
 
 
-def test_the_joint_schedule_takes_other_gradients_and_minibatches() -> None:
+def test_paper_gplvm_other_gradients_and_minibatches() -> None:
     table = arc(missing=True)
     relaxed = PaperSchedule(SquaredCardinality(8, 0.5), joint=3, gradient=Relaxed())
     assert torch.isfinite(fit(model(table, 8), table, schedule=relaxed).selection.trace).all()
@@ -105,7 +105,7 @@ def test_the_joint_schedule_takes_other_gradients_and_minibatches() -> None:
         fit(sampled, table, schedule=FastSchedule())
 
 
-def test_rows_are_placed_where_their_bound_is_highest() -> None:
+def test_infer_latents_matches_grid_search() -> None:
     """Against a fine search over means and variances of one dimension."""
     table = arc(missing=True)
     fitted = fit(
@@ -123,7 +123,7 @@ def test_rows_are_placed_where_their_bound_is_highest() -> None:
     assert (found.nats < nats.amax(1) + 0.1).all()
 
 
-def test_principal_components_fill_in_what_is_missing(generator) -> None:
+def test_principal_latents_fill_in_missing_entries(generator) -> None:
     line = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
     Y = line * torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     Y[4, 1] = float("nan")
@@ -134,7 +134,7 @@ def test_principal_components_fill_in_what_is_missing(generator) -> None:
     assert principal_latents(MaskedMatrix.of(Y[5:]), 2, generator=generator)[:, 1].std() < 0.2
 
 
-def test_what_cannot_be_fitted_is_refused() -> None:
+def test_gplvm_schedules_invalid_settings_raise() -> None:
     table = arc()
     plan = PaperSchedule(SquaredCardinality(4, 1.0))
     with pytest.raises(
