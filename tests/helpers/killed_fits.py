@@ -146,7 +146,7 @@ def die() -> None:
 
 def die_at_writing(number: int, *, midway: bool) -> list[int]:
     """Kill this process during the n-th write, or right after it."""
-    real, seen = checkpoint_module.write_packed, [0]
+    real, seen = checkpoint_module.write_archive, [0]
 
     def write(archive: Any, path: Path) -> Path:
         seen[0] += 1

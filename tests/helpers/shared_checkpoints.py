@@ -87,7 +87,7 @@ def early(process_group: ProcessGroup) -> list[Any]:
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
     """Fit with a disk that is full from the third write on."""
-    real, seen = checkpoint_module.write_packed, [0]
+    real, seen = checkpoint_module.write_archive, [0]
 
     def write(*words: Any) -> Any:
         seen[0] += 1
@@ -119,7 +119,7 @@ def damaged(process_group: ProcessGroup) -> list[str]:
 
 def different(process_group: ProcessGroup) -> list[str]:
     """Fit another model in each process."""
-    return said(
+    return error_of(
         lambda: fit(line(0.1 + process_group.rank), curve(), schedule=FastSchedule(n_candidates=8))
     )
 

@@ -48,7 +48,7 @@ def fits(process_group: ProcessGroup) -> dict[str, Any]:
 
 def more_fits(process_group: ProcessGroup) -> dict[str, Any]:
     """Fit other sources by other schedules."""
-    units = standardised(shared(array()))
+    units = standardise(shard(array()))
     return {
         "dataset": _fitted(standardise(shard(dataset())), goal=FEW, rounds=2),
         "parquet": _fitted(standardise(shard(parquet())), goal=FEW, rounds=2),

@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 
 from helpers.shared_checkpoints import Stopped, Stops
-from helpers.shared_rows import D, error_of, plain, rows
+from helpers.shared_rows import D, plain, rows
 from winnowgp.data import Dataset, shard
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.gradients import Relaxed
@@ -61,7 +61,7 @@ def whole(process_group: ProcessGroup) -> dict[str, Any]:
 
 def odd(process_group: ProcessGroup) -> list[str]:
     """Fit with minibatches that two processes cannot split evenly."""
-    return said(lambda: _fitted(_plan(batch_size=21)))
+    return error_of(lambda: _fitted(_plan(batch_size=21)))
 
 
 def resumed(process_group: ProcessGroup) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Unwritable:
 
 def watched(process_group: ProcessGroup) -> str:
     """Open a checkpoint with an unsaveable callback in the first process only."""
-    callbacks = [Unwritable()] if process_group.first else []
+    callbacks = [Unwritable()] if process_group.is_first else []
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
@@ -158,7 +158,7 @@ def watched(process_group: ProcessGroup) -> str:
 
 def choices(process_group: ProcessGroup) -> dict[str, Any]:
     """Return what the fast schedule decides by, where processes round differently."""
-    if not process_group.first:
+    if not process_group.is_first:
         _differ()
     data = shard(rows())
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))

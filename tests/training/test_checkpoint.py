@@ -97,7 +97,7 @@ def test_resume_with_other_threads_is_refused(tmp_path: Path, monkeypatch) -> No
 
 
 def test_checkpoint_every_limits_writes(tmp_path: Path, monkeypatch) -> None:
-    real, written = checkpoint_module.write_packed, [0]
+    real, written = checkpoint_module.write_archive, [0]
 
     def counted(archive: Any, path: Path) -> Path:
         written[0] += 1

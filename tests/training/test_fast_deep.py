@@ -85,7 +85,10 @@ def test_fit_deep_uneven_rounds_take_all_steps() -> None:
 
 @pytest.mark.parametrize("hidden_mean", ["identity", pytest.param("zero", marks=pytest.mark.slow)])
 def test_fit_deep_selects_few_points_with_high_elbo(hidden_mean: str) -> None:
-    data, model = step_data(), started(hidden_mean=hidden_mean, connected=hidden_mean == "zero")
+    data, model = (
+        step_data(),
+        started(hidden_mean=hidden_mean, skip_connections=hidden_mean == "zero"),
+    )
     fitted = fit(model, data, schedule=schedule(pre=40, post=30, natural_rate=0.5))
     check(fitted, (8, 8))
     assert sum(fitted.model.sizes) < 14

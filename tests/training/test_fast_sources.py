@@ -34,7 +34,7 @@ def test_fast_small_source_is_read_once() -> None:
         passes += 1
         yield from ((X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7))
 
-    found = fitted(standardised(BatchSource(batches)))
+    found = fitted(standardise(BatchSource(batches)))
     # One pass each for the count, the scalers and the rows.
     assert passes == 3
     expected = fitted(standardise(WHOLE))

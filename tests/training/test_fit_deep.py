@@ -21,7 +21,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def test_estimate_elbo_in_chunks_matches_dense_bound() -> None:
-    model, data = deep(connected=True), rows(N=10)
+    model, data = deep(skip_connections=True), rows(N=10)
     found = estimate_elbo(model, data, generator=seeded(), samples=3, rows=4)
     g, fits = seeded(), []
     kl = torch.stack([dense_kl(layer) for layer in model.layers]).sum()

@@ -86,8 +86,8 @@ def test_train_layerwise_skips_layers_with_linear_mean() -> None:
 
 
 @pytest.mark.parametrize("connected", [False, True])
-def test_train_layerwise_initialises_points_at_layer_inputs(connected: bool) -> None:
-    data, model = step_data(), started(hidden_mean="zero", connected=connected)
+def test_train_layerwise_initialises_points_at_layer_inputs(skip_connections: bool) -> None:
+    data, model = step_data(), started(hidden_mean="zero", skip_connections=skip_connections)
     seen: list[Tensor] = []
 
     def watch(progress: Progress) -> None:

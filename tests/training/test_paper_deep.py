@@ -36,7 +36,7 @@ def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> PaperSchedule
     ("seen", "size"), [("gaussian", None), ("gaussian", 16), ("bernoulli", 16), ("student", None)]
 )
 def test_paper_deep_selects_in_every_layer(seen: str, size: int | None) -> None:
-    data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", connected=True)
+    data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", skip_connections=True)
     fitted = fit(model, data, schedule=schedule(batch_size=size))
     sizes = tuple(each.M for each in fitted.selections)
     assert sizes == fitted.model.sizes == fitted.posterior.M

@@ -5,7 +5,8 @@ from typing import Any, final
 
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, LatentModel, LatentVariableGP
+from winnowgp.models import DeepGP, LatentVariableGP
+from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_deep import DeepTraining, fit_deep

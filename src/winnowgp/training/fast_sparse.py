@@ -7,17 +7,15 @@ from typing import Generic, final
 import torch
 from torch import Tensor
 
-from winnowgp.data import Dataset, ProcessGroup, Source, sampled_rows
+from winnowgp.data import Dataset, Source
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import TrainingError
-from winnowgp.models import (
-    LEAST_NOISE,
-    InducingModel,
-    Model,
-    SparseGP,
-    greedy_variance,
-    latent_functions,
-)
-from winnowgp.selection import Frontier, SubsetStatistics, path_frontier
+from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.context import TrainingContext, warn_not_sharded
 from winnowgp.training.goals import Goal, MaxPoints
@@ -189,7 +187,7 @@ class FastSteps(Generic[Model]):
         self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_held(data, self.sample) else data
         self._given = model.candidates.detach().clone()
-        self._latents = latent_functions(model.likelihood, data.P)
+        self._latents = observation_model(model.likelihood).num_latents(data.P)
 
     @property
     def _process_group(self) -> ProcessGroup:
@@ -234,7 +232,7 @@ class FastSteps(Generic[Model]):
 
         Among points of nearly equal gain another machine may remove another one.
         """
-        frontier = path_frontier(statistics)
+        frontier = elimination_frontier(statistics)
         shared = self._process_group.broadcast(frontier.bounds, frontier.masks)
         return Frontier(*shared, N=frontier.N)
 
@@ -253,7 +251,7 @@ class FastSteps(Generic[Model]):
         model itself is returned if the copy is no better.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
-        held = rows.held()
+        held = rows.as_dataset()
         held = self.sample if held is None else held
         _lift_noise(moved, held)
         work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
@@ -352,7 +350,7 @@ class FastSteps(Generic[Model]):
 def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
     """Return rows in memory, and a random order of them."""
     device = generator.device
-    held = data.held()
+    held = data.as_dataset()
     if held is not None:
         return held, torch.randperm(data.N, generator=generator, device=device)
     most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP, LatentModel
+from winnowgp.models import DeepGP
+from winnowgp.models.gplvm import LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Minibatches
@@ -146,7 +147,7 @@ class PaperSchedule(Schedule):
         if isinstance(model, LatentModel):
             return _LatentFamily(self, data, context)
         family = _DeepFamily if isinstance(model, DeepGP) else _SparseFamily
-        return family(self, data.in_memory("`PaperSchedule`"), context)
+        return family(self, data.require_dataset("`PaperSchedule`"), context)
 
     def _learn_inclusion(
         self,
