@@ -11,7 +11,7 @@ from pathlib import Path
 
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import Scope
-from winnowgp.experiments.runner import drawn, named
+from winnowgp.experiments.runner import draw_experiment, select_experiments
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -19,9 +19,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 def main() -> None:
     page = DOCS / "paper.md"
     text = page.read_text(encoding="utf-8")
-    for experiment in named("all"):
+    for experiment in select_experiments("all"):
         try:
-            found = drawn(experiment, Scope(), DOCS / "results")
+            found = draw_experiment(experiment, Scope(), DOCS / "results")
         except InputError as error:
             print(error)
             continue

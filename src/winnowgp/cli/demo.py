@@ -10,7 +10,7 @@ from winnowgp.cli.options import PICTURES, Quiet, Seed, checked_output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from winnowgp.experiments.illustration import Illustrated
+    from winnowgp.experiments.illustration import IllustrationResult
 
 
 def demo(
@@ -26,27 +26,27 @@ def demo(
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
-    from winnowgp.experiments.illustration import illustrate
-    from winnowgp.plots import draw_illustration, saved
+    from winnowgp.experiments.illustration import draw_panels, illustrate
+    from winnowgp.plots import save_figure
 
     # The curve is small: a second thread would spend its time waiting for the first.
     torch.set_num_threads(1)
     console = Console(quiet=quiet)
     with PhaseBars(console, quiet=quiet) as bars:
         result = illustrate(on_progress=bars.update, seed=seed)
-    saved(draw_illustration(result.picture), output)
+    save_figure(draw_panels(result.panels), output)
     console.print(_table(result))
     console.print(f"picture: {output}")
 
 
-def _table(result: "Illustrated") -> "Table":
+def _table(result: "IllustrationResult") -> "Table":
     from rich.table import Table
 
     table = Table(title="Inducing points, chosen by the model", title_justify="left")
     table.add_column("")
     table.add_column("points", justify="right")
     table.add_column("bound (nats)", justify="right")
-    before, fitted = result.picture.before, result.fit
+    before, fitted = result.panels.before, result.fit
     table.add_row("all candidates", str(len(before.points)), f"{result.full_bound:.2f}")
     table.add_row(
         "expected under q(Z)", f"{fitted.selection.inclusion.sum().item():.1f}", "", style="dim"

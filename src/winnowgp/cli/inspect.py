@@ -50,9 +50,9 @@ def frontier(
     bounds = choice["frontier"] or []
     if output is not None:
         from winnowgp.cli.plot import frontier_picture
-        from winnowgp.plots import saved
+        from winnowgp.plots import save_figure
 
-        saved(frontier_picture(choice), output)
+        save_figure(frontier_picture(choice), output)
     if json:
         import json as to_json
 

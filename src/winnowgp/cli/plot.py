@@ -49,7 +49,7 @@ def plot(
         raise InputError("`--data` is for `--what surface`; leave it out.")
     from winnowgp.cli.options import loaded
     from winnowgp.data import read_table
-    from winnowgp.plots import saved
+    from winnowgp.plots import save_figure
 
     fitted = loaded(model)
     if what == "surface":
@@ -57,7 +57,7 @@ def plot(
         picture = _surface(fitted, table)
     else:
         picture = _picture(fitted.summary, what)
-    saved(picture, output)
+    save_figure(picture, output)
     if not quiet:
         typer.echo(f"picture: {output}")
 
