@@ -18,7 +18,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def known(monkeypatch, *experiments: Experiment) -> None:
-    monkeypatch.setattr(catalogue, "named", lambda *names: list(experiments))
+    monkeypatch.setattr(catalogue, "select_experiments", lambda *names: list(experiments))
 
 
 def made(log: Path) -> int:
@@ -126,16 +126,16 @@ def test_ctrl_c_keeps_rows_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Toy(log))
-    measured = Toy.measured
+    run_once = Toy.run
 
     def interrupted(self, settings, scope):
         if settings.get("seed") == 1:
             raise KeyboardInterrupt
-        return measured(self, settings, scope)
+        return run_once(self, settings, scope)
 
     words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(Toy, "measured", interrupted)
+        patch.setattr(Toy, "run", interrupted)
         assert run(words) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert run(words) == 0
@@ -224,9 +224,9 @@ def test_more_seeds_than_folds_are_told_of(tmp_path: Path, monkeypatch, capsys, 
 
 
 def test_several_experiments_can_be_named_in_the_order_of_their_figures(capsys) -> None:
-    found = catalogue.named("estimators", "noise", "noise")
+    found = catalogue.select_experiments("estimators", "noise", "noise")
     assert [experiment.name for experiment in found] == ["noise", "estimators"]
-    assert len(catalogue.named("noise", "all")) == len(EXPERIMENTS)
+    assert len(catalogue.select_experiments("noise", "all")) == len(EXPERIMENTS)
     assert run(["reproduce", "noise", "figure-9"]) == 2
     assert "one of illustration, noise" in capsys.readouterr().err
 

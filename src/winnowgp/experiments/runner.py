@@ -142,9 +142,9 @@ def check_tables(experiments: Sequence[Experiment], scope: Scope, folder: Path) 
     blocked = ", ".join(name for name, names in lacking.items() if names)
     runnable = " ".join(name for name, names in lacking.items() if not names)
     raise DataNotFoundError(
-        f"{blocked}: no {files} in {folders}; copy the missing files there, or set WINNOWGP_DATA "
-        "to the folder that has them (`winnow data` lists their sources). Nothing was run."
-        + (f" Without them: winnow reproduce {runnable}" if runnable else "")
+        f"{blocked}: no {files} in {folders}; copy the missing files there, or point "
+        "WINNOWGP_DATA at the folder that has them (`winnow data` lists their sources). "
+        "Nothing was run." + (f" Without them: winnow reproduce {runnable}" if runnable else "")
     )
 
 
