@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.base import Runs, Scope
+from winnowgp.experiments.base import Scope
 from winnowgp.experiments.gradient_variance import (
     GradientNoise,
     GradientVariance,
@@ -21,6 +21,7 @@ from winnowgp.experiments.gradient_variance import (
     optimise_by_gradient,
 )
 from winnowgp.experiments.runner import make_runs
+from winnowgp.experiments.runs import Runs
 from winnowgp.gradients import Enumeration, Relaxed, ScoreFunction, Temperature, all_masks
 from winnowgp.models import SparseGP
 from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence
@@ -274,5 +275,5 @@ def test_draw_band_shows_mean_and_range_of_runs() -> None:
     assert [np.asarray(line.get_xdata()).tolist() for line in ax.lines] == [[1, 2], [1, 3]]
     assert np.asarray(ax.lines[0].get_ydata()).tolist() == [1, 3]
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"]
-    heights = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
+    heights = [np.asarray(band.get_paths()[0].vertices)[:, 1] for band in ax.collections]
     assert [(h.min(), h.max()) for h in heights] == [(0, 5), (5, 6)]

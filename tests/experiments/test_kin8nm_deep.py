@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from helpers.figures import scattered
 from winnowgp.experiments import kin8nm_deep
-from winnowgp.experiments.base import Row, Runs, Scope
+from winnowgp.experiments.base import Row, Scope
 from winnowgp.experiments.kin8nm_deep import (
     Fold,
     Group,
@@ -18,6 +18,7 @@ from winnowgp.experiments.kin8nm_deep import (
     groups,
 )
 from winnowgp.experiments.runner import make_runs
+from winnowgp.experiments.runs import Runs
 
 FEW = {"layerwise": 1, "pre": 1, "process": 1, "post": 1, "share": 0.5, "rounds": 1}
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from winnowgp.data import load_table
-from winnowgp.experiments.base import Runs, Scope
+from winnowgp.experiments.base import Scope
 from winnowgp.experiments.real import TABLES, Real, corrupted
 from winnowgp.experiments.runner import make_runs
+from winnowgp.experiments.runs import Runs
 
 
 def test_settings_equal_the_papers() -> None:

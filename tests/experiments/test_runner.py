@@ -13,8 +13,9 @@ import pytest
 
 from helpers.toy_experiment import Toy
 from winnowgp.errors import TrainingError
-from winnowgp.experiments.base import Experiment, Row, Runs, Scope
+from winnowgp.experiments.base import Experiment, Row, Scope
 from winnowgp.experiments.runner import make_runs, quick_differences, run_status
+from winnowgp.experiments.runs import Runs
 
 FULL = Scope()
 
@@ -122,7 +123,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from helpers.toy_experiment import Toy
-from winnowgp.experiments.base import Runs, Scope
+from winnowgp.experiments.base import Scope
+from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.runner import make_runs
 
 if __name__ == "__main__":

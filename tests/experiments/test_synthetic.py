@@ -7,8 +7,9 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.base import Runs, Scope
+from winnowgp.experiments.base import Scope
 from winnowgp.experiments.runner import make_runs
+from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.synthetic import (
     PROCESS,
     RANGES,

@@ -17,13 +17,14 @@ import torch
 
 from winnowgp.data.catalogue import find_table, table_folders
 from winnowgp.errors import DataNotFoundError, InputError, TrainingError
-from winnowgp.experiments.base import Experiment, Row, Runs, Scope, plural
+from winnowgp.experiments.base import Experiment, Row, Scope, plural
 from winnowgp.experiments.gplvm import Gplvm
 from winnowgp.experiments.gradient_variance import GradientVariance
 from winnowgp.experiments.illustration import Illustration
 from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
 from winnowgp.experiments.noise import Noise
 from winnowgp.experiments.real import Real
+from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.square_wave import SquareWave
 from winnowgp.experiments.synthetic import Synthetic
 

@@ -1,6 +1,6 @@
 import json
 
-from winnowgp.experiments.base import Runs
+from winnowgp.experiments.runs import Runs
 
 
 def test_runs_rows_are_read_in_order_with_versions(tmp_path) -> None:
