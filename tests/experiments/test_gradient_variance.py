@@ -10,16 +10,15 @@ from matplotlib.figure import Figure
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.base import Scope
-from winnowgp.experiments.gradient_variance import (
+from winnowgp.experiments.gradient_estimates import (
     GradientNoise,
-    GradientVariance,
     OptimisationPath,
-    draw_band,
     gradient_draws,
     marginal_gain_draws,
     objective_of,
     optimise_by_gradient,
 )
+from winnowgp.experiments.gradient_variance import GradientVariance, draw_band
 from winnowgp.experiments.runner import make_runs
 from winnowgp.experiments.runs import Runs
 from winnowgp.gradients import Enumeration, Relaxed, ScoreFunction, Temperature, all_masks

@@ -138,7 +138,7 @@ def equal_size_claims(
                 evidence=f"test log density {ours:.3f} against {theirs:.3f} nats per observation "
                 f"after as many updates, higher on {sum(gain > 0 for gain in gains)} of "
                 f"{plural(len(common), unit)}; gain {fmean(gains):+.4f} with a standard error of "
-                f"{error:.4f}, {STANDARD_ERRORS:g} of which would be significant",
+                f"{error:.4f}; a gain above {STANDARD_ERRORS:g} standard errors counts",
             )
         )
     return lines

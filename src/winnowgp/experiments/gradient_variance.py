@@ -11,11 +11,9 @@ probabilities λ are learnt. There are two kinds of runs:
 - `variance`: the variance of each gradient at the same λ, for several numbers of draws.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from time import process_time
 from typing import Any, final
 
 import torch
@@ -36,30 +34,34 @@ from winnowgp.experiments.base import (
     group_rows,
     single_thread,
 )
+from winnowgp.experiments.gradient_estimates import (
+    LEARNING_RATE,
+    GradientNoise,
+    OptimisationPath,
+    gradient_draws,
+    marginal_gain_draws,
+    objective_of,
+    optimise_by_gradient,
+)
 from winnowgp.experiments.sizes import MARGIN
 from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sampled
 from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
 from winnowgp.models import SparseGP
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
-from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
-from winnowgp.selection import SubsetStatistics, select_naturally
-from winnowgp.training import Adam
-from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
+from winnowgp.point_processes import Bernoulli, SquaredCardinality
+from winnowgp.selection import NaturalSelection, SubsetStatistics, select_naturally
+from winnowgp.typing import ScoreMasks, ScoreWeights
 
 SIGMA, SEEDS = 0.3, 3
 STRONG_ALPHA = 1.0
 """Strength of the prior under which fewer than half of the candidates are included."""
-LEARNING_RATE = 0.2
-"""The paper's learning rate of the logits of λ."""
 MARKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 600)
 NATURAL_MARKS = (0, 1, 2, 5, 10, 20, 50, 100)
 DRAWS = 500
 """Number of subsets for every value of the objective."""
 REFERENCE = 1000
 """Number of subsets for the gradient that biases are measured against."""
-BURN_IN = 50
-"""Number of estimates after which a baseline does not depend on its initial value."""
 POSITIONS = {"start": "at λ = ½", "midway": "midway", "end": "at the end of natural updates"}
 """λ = ½, half the logits at which natural updates end, and these logits."""
 
@@ -165,172 +167,6 @@ class GradientVariance(Experiment):
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class GradientNoise:
-    """Variance and bias of R estimates of the gradient in the logits of λ, in nats²."""
-
-    variance: float
-    """Σ_k Var[g_k]."""
-    bias: float
-    """‖mean g − reference‖² minus its expectation without bias; about zero without a bias."""
-
-    @classmethod
-    def of(cls, draws: Float[Tensor, "R K"], reference: Float[Tensor, "T K"]) -> "GradientNoise":
-        """Compare estimates with unbiased ones."""
-        variance = draws.var(0).sum()
-        chance = variance / len(draws) + reference.var(0).sum() / len(reference)
-        distance = (draws.mean(0) - reference.mean(0)).square().sum()
-        return cls(variance.item(), (distance - chance).item())
-
-
-def gradient_draws(
-    gradient: Gradient[Any],
-    score: ScoreMasks | ScoreWeights,
-    q: Bernoulli,
-    *,
-    repeats: int,
-    generator: torch.Generator,
-) -> Float[Tensor, "R K"]:
-    """Return successive estimates of ∂E_q[L]/∂logit λ at the same q."""
-    logits = q.logits.clone().requires_grad_()
-    state, draws = gradient.init(), []
-    for _ in range(BURN_IN + repeats):
-        estimate = gradient.step(Bernoulli(logits), score, state=state, generator=generator)
-        state = estimate.state
-        draws.append(torch.autograd.grad(estimate.surrogate, logits)[0])
-    return torch.stack(draws[BURN_IN:])
-
-
-def marginal_gain_draws(
-    statistics: SubsetStatistics,
-    q: Bernoulli,
-    *,
-    samples: int,
-    repeats: int,
-    generator: torch.Generator,
-) -> Float[Tensor, "R K"]:
-    """Return estimates by marginal gains: ∂E_q[L]/∂logit λ_k = λ_k (1 − λ_k) E[ΔL_k].
-
-    ΔL_k = L(Z ∪ k) − L(Z \\ k) does not depend on whether k is in Z, so that one draw of Z serves
-    every k.
-    """
-    weight = q.inclusion * torch.sigmoid(-q.logits)
-    masks = q.sample(repeats * samples, generator=generator)
-    marginal_gains = torch.stack([statistics.marginal_gains(mask) for mask in masks])
-    return weight * marginal_gains.reshape(repeats, samples, q.K).mean(1)
-
-
-def objective_of(
-    statistics: SubsetStatistics, prior: CardinalityPrior, *, draws: int
-) -> Callable[[Bernoulli], float]:
-    """Return a function that estimates E_q[L(Z)] − KL[q ‖ p] in nats, with a seed of its own."""
-
-    def value(q: Bernoulli) -> float:
-        generator = torch.Generator(device=q.logits.device).manual_seed(12345)
-        masks = q.sample(draws, generator=generator)
-        return (statistics.value(masks).mean() - kl_divergence(q, prior)).item()
-
-    return value
-
-
-@final
-class OptimisationPath:
-    """Steps, CPU seconds and objective at some steps; evaluating the objective is not timed.
-
-    Args:
-        objective: evaluated at the marks.
-        marks: numbers of steps after which the objective is evaluated.
-    """
-
-    def __init__(self, objective: Callable[[Bernoulli], float], marks: Sequence[int]) -> None:
-        self._objective, self.marks = objective, marks
-        self.steps: list[int] = []
-        self.seconds: list[float] = []
-        self.objective: list[float] = []
-        self.last: Bernoulli | None = None
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Count CPU time from now on."""
-        self._spent, self._since = 0.0, process_time()
-
-    def record(self, step: int, q: Bernoulli) -> None:
-        """Record q after a number of steps, if that is a mark."""
-        if step not in self.marks:
-            return
-        self._spent += process_time() - self._since
-        self.steps.append(step)
-        self.seconds.append(self._spent)
-        self.objective.append(self._objective(q))
-        self.last, self._since = q, process_time()
-
-
-def optimise_by_gradient(
-    path: OptimisationPath,
-    gradient: Gradient[Any],
-    make_score: Callable[[], ScoreMasks | ScoreWeights],
-    *,
-    prior: CardinalityPrior,
-    like: torch.Tensor,
-    generator: torch.Generator,
-    learning_rate: float = LEARNING_RATE,
-) -> None:
-    """Optimise λ from ½ with Adam, as the paper does, up to the last mark.
-
-    Args:
-        path: records the optimisation.
-        gradient: the gradient estimator.
-        make_score: makes the function that scores subsets; its time counts.
-        prior: prior over the number of inducing points.
-        like: a tensor with the dtype and device of λ.
-        generator: source of randomness.
-        learning_rate: learning rate of Adam.
-    """
-    logits = like.new_zeros(prior.K).requires_grad_()
-    state, step = gradient.init(), 0
-    # The first optimiser of a process imports modules for a second.
-    torch.optim.Adam([logits])
-    path.restart_clock()
-    score = make_score()
-
-    def surrogate() -> Scalar:
-        nonlocal state, step
-        path.record(step, Bernoulli(logits.detach().clone()))
-        estimate = gradient.step(Bernoulli(logits), score, state=state, generator=generator)
-        state, step = estimate.state, step + 1
-        return estimate.surrogate - kl_divergence(Bernoulli(logits), prior)
-
-    steps = max(path.marks)
-    groups = [([logits], learning_rate)]
-    Adam(steps).maximise(surrogate, groups, scale=1.0, on_step=lambda step, value: None)
-    path.record(steps, Bernoulli(logits.detach()))
-
-
-def optimise_naturally(
-    path: OptimisationPath,
-    make_statistics: Callable[[], SubsetStatistics],
-    *,
-    prior: CardinalityPrior,
-    make_generator: Callable[[], torch.Generator],
-) -> None:
-    """Optimise λ by natural updates, with a run from the start to each mark.
-
-    Args:
-        path: records the optimisation.
-        make_statistics: makes the subset statistics; its time counts.
-        prior: prior over the number of inducing points.
-        make_generator: makes the source of randomness, the same one for every run.
-    """
-    for steps in path.marks:
-        path.restart_clock()
-        result = select_naturally(
-            make_statistics(), prior=prior, generator=make_generator(), max_steps=steps
-        )
-        path.record(steps, result.q)
-        if result.settled:
-            return
-
-
 @final
 class _Problem:
     """The data, and a model with the kernel and noise that generated them."""
@@ -356,10 +192,13 @@ class _Problem:
     def q_at(self, position: str) -> Bernoulli:
         """Return q(Z) at one of `POSITIONS`."""
         share = list(POSITIONS).index(position) / 2
-        result = select_naturally(
-            self.statistics(), prior=self.prior, generator=self.generator(), max_steps=100
+        return Bernoulli(share * self.natural_selection(max_steps=100).q.logits)
+
+    def natural_selection(self, *, max_steps: int) -> NaturalSelection:
+        """Optimise λ by natural updates; computing the statistics is a part of it."""
+        return select_naturally(
+            self.statistics(), prior=self.prior, generator=self.generator(), max_steps=max_steps
         )
-        return Bernoulli(share * result.q.logits)
 
 
 def _path_settings(scope: Scope) -> list[Row]:
@@ -400,9 +239,13 @@ def _run_path(problem: _Problem, settings: Row) -> Row:
         return blocks.relaxed_value if name == "relaxed" else blocks.value
 
     if name == "natural":
-        optimise_naturally(
-            path, problem.statistics, prior=problem.prior, make_generator=problem.generator
-        )
+        # Each mark has a run of its own, from the start.
+        for steps in path.marks:
+            path.restart_clock()
+            selection = problem.natural_selection(max_steps=steps)
+            path.record(steps, selection.q)
+            if selection.settled:
+                break
     else:
         estimator = Relaxed if name == "relaxed" else ScoreFunction
         optimise_by_gradient(
@@ -619,12 +462,7 @@ def draw_band(
     """Draw the mean of several runs as a line with dots, and their range as a band.
 
     Args:
-        x: horizontal positions.
-        values: the values of all runs at each position.
-        name: label of the line.
-        colour: colour of line and band.
-        dashed: draw a dashed line.
-        ax: the axes.
+        values: the values of all runs at each x.
     """
     low, high = [min(each) for each in values], [max(each) for each in values]
     ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import log, pi
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 import torch
@@ -122,10 +122,8 @@ class SizeStudy:
 
         Args:
             K: number of candidates.
-            alpha: strength of the prior.
             steps: numbers of updates: `pre`, `process` and `post`.
             draws: number of draws from q(Z).
-            learning_rate: learning rate of Adam.
         """
         generator, model = self._generator(), self._model(K)
         self._train(model, steps["pre"], learning_rate)
@@ -288,7 +286,6 @@ def size_claims(
     """Return for every procedure whether its sizes fall, and how its sets compare with the curve.
 
     Args:
-        levels: the rows.
         fewer: maps a group to the claim about its sizes.
         curves: a claim, the column that it is about, and the `sign` that `curve_claim` takes.
     """
@@ -338,10 +335,6 @@ def curve_claim(
     If no set can be compared, there is no claim.
 
     Args:
-        statement: the claim.
-        levels: the rows.
-        kind: the procedure.
-        column: the column that is compared.
         sign: 1 if larger values are better, −1 if smaller ones are.
     """
     runs = [(i, run) for i, level in enumerate(levels) for run in level.comparisons(kind, column)]
@@ -397,17 +390,12 @@ def draw_levels(
     column: str,
     label: str,
     title: Callable[[Level], str],
-    scale: Literal["linear", "symlog"] = "linear",
 ) -> Path:
     """Draw a column against the number of inducing points: one panel per level, one row per group.
 
     Args:
-        levels: the rows.
-        path: the file of the figure.
-        column: the column of the rows that is drawn.
         label: label of the vertical axis.
         title: returns the title of a panel.
-        scale: scale of the vertical axis.
     """
     groups = [members for _, members in levels_by_group(levels)]
     wide = max(len(members) for members in groups)
@@ -418,7 +406,6 @@ def draw_levels(
             for ax, level in zip(row, members, strict=False):
                 draw_level(level, column, ax=ax)
                 ax.set_title(title(level))
-                ax.set_yscale(scale)
             for ax in row[len(members) :]:
                 ax.set_axis_off()
             row[0].set_ylabel(label)
