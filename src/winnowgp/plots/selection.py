@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from winnowgp.plots.style import COLOURS
 
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5
-_PHASE_MARKERS = {"warm up": "s", "choose": "o"}
+# Marker and label of the phases of `Fast` that are marked.
+_PHASES = {"warm up": ("s", "initialisation"), "choose": ("o", "selection")}
 
 
 def draw_frontier(bounds: Sequence[float], chosen: int, *, rows: int, ax: Axes) -> Axes:
@@ -73,7 +75,7 @@ def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
     moments = [moment for moment in moments if moment["objective"] is not None]
     steps = [moment["step"] for moment in moments]
     ax.plot(steps, [m["objective"] for m in moments], color=COLOURS["posterior"], linewidth=1.4)
-    for phase, marker in _PHASE_MARKERS.items():
+    for phase, (marker, label) in _PHASES.items():
         marked = [moment for moment in moments if moment["phase"] == phase]
         if marked:
             ax.scatter(
@@ -84,7 +86,7 @@ def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
                 facecolors="white",
                 edgecolors=COLOURS["posterior"],
                 zorder=3,
-                label=phase,
+                label=label,
             )
     ax.set(xlabel="step", ylabel="objective (nats)")
     ax.yaxis.label.set_color(COLOURS["posterior"])
@@ -93,6 +95,7 @@ def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
     counts.step(steps, sizes, where="post", color=COLOURS["inclusion"], linewidth=1)
     counts.set_ylabel("inducing points", color=COLOURS["inclusion"])
     counts.set_ylim(bottom=0)
+    counts.yaxis.set_major_locator(MaxNLocator(integer=True))
     counts.spines["right"].set_visible(True)
     ax.set_title("Training history")
     if ax.get_legend_handles_labels()[1]:
