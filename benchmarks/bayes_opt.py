@@ -1,23 +1,23 @@
-"""Bayesian optimisation of Hartmann's function in six dimensions, by how inducing points are found.
+"""Bayesian optimisation of the six-dimensional Hartmann function with sparse GPs.
 
     python benchmarks/bayes_opt.py                        # every method, twenty seeds
     python benchmarks/bayes_opt.py --methods greedy winnowing --seeds 0 1 --jobs 2
     python benchmarks/bayes_opt.py --methods greedy winnowing --most 64
     python benchmarks/bayes_opt.py --report               # a table of what the files hold
 
-Twenty Sobol points, then batches of four by qLogEI until a hundred evaluations, without noise. Each
-step fits BoTorch's SingleTaskVariationalGP, from the kernel of the step before, by L-BFGS on its
-ELBO, with at most a quarter of the rows for inducing points (BoTorch's default) or at most `--most`
-of them, held where the allocator put them. Methods differ in the allocator alone:
+The regret after twenty Sobol points and batches of four by qLogEI up to a hundred evaluations,
+without noise. Each step fits BoTorch's SingleTaskVariationalGP by L-BFGS on its ELBO, starting from
+the kernel of the step before, with at most a quarter of the rows as inducing points (BoTorch's
+default) or at most `--most` of them, at fixed locations. Methods differ in the allocator:
 
 - `greedy`: BoTorch's GreedyVarianceReduction;
 - `prior`: WinnowingAllocator without targets;
 - `winnowing`: WinnowingAllocator with the targets, and the noise of the step before;
+- `regressor`: SparseGPRegressor with its defaults in place of the model;
+- `capped`: SparseGPRegressor with at most a quarter of the rows.
 
-but for `regressor`, where SparseGPRegressor with its defaults takes the place of the model, and
-`capped`, the same with at most a quarter of the rows. Same start and same draws for everyone with
-the same seed. A file for each run, which is not run again if the file is there: benchmarks/results/
-bayes_opt. One thread a run; CPU seconds.
+All methods have the same start and draws for the same seed. Each run has a file in benchmarks/
+results/bayes_opt and is skipped if the file exists. One thread per run; times are CPU seconds.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
-from records import RESULTS, Records, mean, recorded, table
+from measure import RESULTS, mean, new_results, read_results, table
 from winnowgp import SparseGPRegressor
 from winnowgp.integrations.botorch import SparseGPModel, WinnowingAllocator
 
@@ -58,25 +58,25 @@ SHARE = 4
 
 @dataclass
 class Surrogate:
-    """A model for each step, and what is handed from one step to the next."""
+    """A model of each step, with the state that the next step starts from."""
 
     method: str
     seed: int
     most: int | None = None
-    """Points at most; a quarter of the rows if None."""
+    """Largest number of inducing points; None for a quarter of the rows."""
     kernel: Kernel | None = None
     noise: float | None = None
     points: list[int] = field(default_factory=list)
 
     def fitted(self, X: Tensor, y: Tensor) -> Model:
-        """A model of standardised outcomes."""
+        """Return a model of standardised outcomes."""
         if self.method in ("regressor", "capped"):
             most = self._most(X) if self.method == "capped" else None
-            found = SparseGPRegressor(max_points=most, random_state=self.seed).fit(
+            regressor = SparseGPRegressor(max_points=most, random_state=self.seed).fit(
                 X.numpy(), y.numpy()
             )
-            self.points.append(found.n_inducing_)
-            return SparseGPModel.of(found)
+            self.points.append(regressor.n_inducing_)
+            return FittedGP.of(regressor)
         model: Any = SingleTaskVariationalGP(
             X,
             y[:, None],
@@ -103,7 +103,7 @@ class Surrogate:
 
 
 def run(method: str, seed: int, most: int | None) -> None:
-    """One run, and its row."""
+    """Make one run and write its row."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torch.manual_seed(seed)
@@ -120,26 +120,28 @@ def run(method: str, seed: int, most: int | None) -> None:
         seconds["acquisition"] += time.process_time() - fitted
         X, Y = torch.cat([X, new]), torch.cat([Y, function(new)])
         best.append(Y.max().item())
-    Records(file_of(method, seed, most)).add(
-        method=method,
-        seed=seed,
-        most=most,
-        regret=function.optimal_value - best[-1],
-        regrets=[function.optimal_value - value for value in best],
-        points=surrogate.points,
-        noise=surrogate.noise,
-        fit_cpu_s=round(seconds["fit"], 2),
-        acquisition_cpu_s=round(seconds["acquisition"], 2),
+    new_results(file_of(method, seed, most)).add(
+        {
+            "method": method,
+            "seed": seed,
+            "most": most,
+            "regret": function.optimal_value - best[-1],
+            "regrets": [function.optimal_value - value for value in best],
+            "points": surrogate.points,
+            "noise": surrogate.noise,
+            "fit_cpu_s": round(seconds["fit"], 2),
+            "acquisition_cpu_s": round(seconds["acquisition"], 2),
+        }
     )
 
 
 def file_of(method: str, seed: int, most: int | None) -> str:
-    """The name of a run's file."""
+    """Return the name of the result file of a run."""
     return f"bayes_opt/{method}-{most or 'quarter'}-{seed}"
 
 
 def proposed(model: Model, X: Tensor, *, seed: int) -> Tensor:
-    """The next batch."""
+    """Return the next batch of inputs."""
     with torch.no_grad():
         posterior: Any = model.posterior(X)
     incumbent = posterior.mean.max()
@@ -155,42 +157,43 @@ def proposed(model: Model, X: Tensor, *, seed: int) -> Tensor:
 
 
 def report() -> None:
-    """Means and medians over the seeds."""
-    rows = recorded("bayes_opt/*")
+    """Print means and medians over the seeds."""
+    rows = read_results("bayes_opt/*")
     lines = []
     for most, method in product((None, *sorted({row["most"] for row in rows} - {None})), METHODS):
-        found = [row for row in rows if row["method"] == method and row["most"] == most]
-        if not found:
+        runs = [row for row in rows if row["method"] == method and row["most"] == most]
+        if not runs:
             continue
-        regrets = [row["regret"] for row in found]
+        regrets = [row["regret"] for row in runs]
         lines.append(
             [
                 method,
                 "a quarter" if most is None else most,
-                len(found),
+                len(runs),
                 f"{mean(regrets):.3f}",
                 f"{median(regrets):.3f}",
-                f"{mean(row['regrets'][10] for row in found):.3f}",
-                f"{mean(mean(row['points']) for row in found):.1f}",
-                f"{mean(row['points'][-1] for row in found):.1f}",
-                f"{mean(row['fit_cpu_s'] for row in found):.0f}",
-                f"{mean(row['acquisition_cpu_s'] for row in found):.0f}",
+                f"{mean(row['regrets'][10] for row in runs):.3f}",
+                f"{mean(mean(row['points']) for row in runs):.1f}",
+                f"{mean(row['points'][-1] for row in runs):.1f}",
+                f"{mean(row['fit_cpu_s'] for row in runs):.0f}",
+                f"{mean(row['acquisition_cpu_s'] for row in runs):.0f}",
             ]
         )
     header = ["method", "at most", "seeds", "mean regret", "median", "mean at 60"]
-    header += ["points on average", "at the end", "fit CPU s", "acquisition CPU s"]
+    header += ["points, mean", "at the end", "fit CPU s", "acquisition CPU s"]
     print(table(header, lines))
 
 
 def main() -> None:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(20))
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument(
-        "--most", type=int, help="points at most; a quarter of the rows if not said"
+        "--most", type=int, help="largest number of inducing points; default: a quarter of the rows"
     )
-    parser.add_argument("--report", action="store_true", help="only print what was measured")
+    parser.add_argument("--report", action="store_true", help="print results without measuring")
     arguments = parser.parse_args()
     if not arguments.report:
         wanted = [

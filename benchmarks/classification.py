@@ -1,15 +1,15 @@
-"""Classes, counts and outliers: the default fit against all candidates and GPyTorch's SVGP.
+"""Classes, counts and outliers: the default fit, all candidates, and GPyTorch's SVGP.
 
-    python benchmarks/classification.py                       # every data set but the large one
+    python benchmarks/classification.py                       # all data sets but the large one
     python benchmarks/classification.py --data cancer --seeds 0 1 2
-    python benchmarks/classification.py --data large          # 200,000 rows, ours alone
-    python benchmarks/classification.py --report              # tables of what the files hold
+    python benchmarks/classification.py --data large          # 200,000 rows, winnowgp only
+    python benchmarks/classification.py --report              # print the results
 
-Everyone has the same split (80 % of the rows), the same kernel (RBF with one lengthscale a column)
-and one thread. SVGP is GPyTorch's, whitened, with the number of points that our default kept, a
-k-means start, minibatches of 1,024 rows and Adam at 0.01, which falls to 0.001 for the last fifth;
-its test log density is noted on the way. Compare CPU seconds. Rows go to
-benchmarks/results/classification.
+All methods have the same split (80 % of the rows), the same kernel (RBF with one lengthscale per
+column) and one thread. SVGP is GPyTorch's, whitened, with as many inducing points as our default
+selects, k-means start, minibatches of 1,024 rows and Adam at 0.01, which falls to 0.001 for the
+last fifth of the steps; its test log density is recorded ten times. Compare CPU seconds. Results
+are in benchmarks/results/classification.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.model_selection import train_test_split
 
-from records import Records, Row, mean, recorded, table, timed
+from measure import Row, mean, new_results, read_results, table, timed
 from winnowgp import SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import Standardiser
 from winnowgp.models.likelihoods import observation_model
@@ -46,7 +46,7 @@ BATCH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and test rows in their own units, and how they were observed."""
+    """Training and test rows in their original units, and the likelihood."""
 
     X: np.ndarray
     y: np.ndarray
@@ -56,7 +56,7 @@ class Split:
 
 
 def split(name: str, *, seed: int) -> Split:
-    """A data set by name."""
+    """Return the split of a data set."""
     if name in EMBEDDED:
         X, y = EMBEDDED[name](return_X_y=True)
         likelihood = "classes"
@@ -69,7 +69,7 @@ def split(name: str, *, seed: int) -> Split:
 
 
 def synthetic(name: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, str]:
-    """Counts, outliers, or many rows of two classes, from smooth functions."""
+    """Draw counts, outliers, or many rows of two classes from smooth functions."""
     if name == "large":
         X = rng.uniform(-2, 2, (200_000, 4))
         f = 3 * np.sin(2 * X[:, 0]) * np.cos(X[:, 1]) + X[:, 2] * X[:, 3]
@@ -84,17 +84,17 @@ def synthetic(name: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarr
 def fitted(
     problem: Split, *, seed: int, everything: bool
 ) -> SparseGPClassifier | SparseGPRegressor:
-    """Our default, or all of 200 candidates."""
-    asked: dict[str, Any] = {"max_points": ALL, "n_candidates": ALL} if everything else {}
+    """Fit our default, or a model with all of 200 candidates."""
+    options: dict[str, Any] = {"max_points": ALL, "n_candidates": ALL} if everything else {}
     if problem.likelihood == "classes":
-        return SparseGPClassifier(random_state=seed, **asked).fit(problem.X, problem.y)
-    return SparseGPRegressor(likelihood=problem.likelihood, random_state=seed, **asked).fit(
+        return SparseGPClassifier(random_state=seed, **options).fit(problem.X, problem.y)
+    return SparseGPRegressor(likelihood=problem.likelihood, random_state=seed, **options).fit(
         problem.X, problem.y
     )
 
 
 class SVGP(gpytorch.models.ApproximateGP):
-    """One latent function, or one a class that all share kernel and points."""
+    """One latent function, or one per class with shared kernel and inducing points."""
 
     def __init__(self, Z: torch.Tensor, latents: int) -> None:
         batch = torch.Size([latents]) if latents > 1 else torch.Size()
@@ -119,19 +119,20 @@ class SVGP(gpytorch.models.ApproximateGP):
         return gpytorch.distributions.MultivariateNormal(mean, self.covar_module(x))
 
 
-class Rival:
-    """GPyTorch's SVGP on one problem, trained step by step."""
+class SVGPTraining:
+    """Training of GPyTorch's SVGP on one problem."""
 
     def __init__(self, problem: Split, *, M: int, seed: int) -> None:
         X = torch.tensor(problem.X, dtype=torch.float64)
-        self.units = Standardiser.of(X)
-        self.X = self.units.forward(X)
-        self.X_test = self.units.forward(torch.tensor(problem.X_test, dtype=torch.float64))
+        x_scaler = Standardiser.of(X)
+        self.X = x_scaler.forward(X)
+        self.X_test = x_scaler.forward(torch.tensor(problem.X_test, dtype=torch.float64))
         y, y_test = (torch.tensor(v, dtype=torch.float64)[:, None] for v in _pair(problem))
         self.scale = 1.0
         if problem.likelihood == "student-t":
-            units = Standardiser.of(y)
-            y, y_test, self.scale = units.forward(y), units.forward(y_test), units.scale.item()
+            y_scaler = Standardiser.of(y)
+            y, y_test = y_scaler.forward(y), y_scaler.forward(y_test)
+            self.scale = y_scaler.scale.item()
         self.y, self.y_test = y[:, 0], y_test
         self.likelihood = _likelihood(problem).double()
         self.latents = getattr(self.likelihood, "num_classes", 1)
@@ -140,7 +141,7 @@ class Rival:
         self.model = SVGP(torch.from_numpy(centres), self.latents).double()
 
     def train(self, steps: int) -> None:
-        """Adam; the rate falls to a tenth for the last fifth of all steps."""
+        """Train with Adam; the rate falls to a tenth for the last fifth of all steps."""
         if not hasattr(self, "optimiser"):
             parameters = [*self.model.parameters(), *self.likelihood.parameters()]
             self.optimiser = torch.optim.Adam(parameters, lr=0.01)
@@ -163,7 +164,7 @@ class Rival:
 
     @torch.no_grad()
     def log_density(self) -> float:
-        """Mean over test rows, in their own units."""
+        """Return the mean test log density in the original unit of the targets."""
         self.model.eval()
         q = self.model(self.X_test)
         shape = (len(self.X_test), self.latents)
@@ -174,7 +175,7 @@ class Rival:
 
 
 def _pair(problem: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Targets as numbers."""
+    """Return training and test targets as numbers."""
     if problem.likelihood != "classes":
         return problem.y, problem.y_test
     classes = np.unique(problem.y)
@@ -193,23 +194,25 @@ def _likelihood(problem: Split) -> Likelihood:
 
 
 def run(name: str, peers: list[str], *, seed: int) -> None:
-    """Some peers on one split, one row and one file each; SVGP has as many points as ours had."""
+    """Fit some methods to one split; SVGP has as many inducing points as ours."""
     problem = split(name, seed=seed)
     for peer in peers:
-        records = Records(f"classification/{name}-{seed}-{peer}")
+        results = new_results(f"classification/{name}-{seed}-{peer}")
         measure = svgp if peer == "svgp" else ours
-        row = records.add(
-            dataset=name,
-            seed=seed,
-            n_train=len(problem.y),
-            peer=peer,
-            **measure(problem, name=name, seed=seed, everything=peer == "all"),
+        row = results.add(
+            {
+                "dataset": name,
+                "seed": seed,
+                "n_train": len(problem.y),
+                "peer": peer,
+                **measure(problem, name=name, seed=seed, everything=peer == "all"),
+            }
         )
         print(name, seed, peer, row["M"], round(row["log_density"], 4), row["cpu_s"], flush=True)
 
 
 def ours(problem: Split, *, name: str, seed: int, everything: bool) -> Row:
-    """Our default, or all of 200 candidates."""
+    """Measure our default, or a model with all of 200 candidates."""
     model, seconds = timed(lambda: fitted(problem, seed=seed, everything=everything))
     return {
         "M": model.n_inducing_,
@@ -222,79 +225,79 @@ def ours(problem: Split, *, name: str, seed: int, everything: bool) -> Row:
 
 
 def svgp(problem: Split, *, name: str, seed: int, everything: bool) -> Row:
-    """GPyTorch's SVGP, its log density noted ten times on the way."""
-    M = recorded(f"classification/{name}-{seed}-winnowgp")[0]["M"]
-    rival, seconds = timed(lambda: Rival(problem, M=M, seed=seed))
+    """Measure GPyTorch's SVGP; its log density is recorded ten times."""
+    M = read_results(f"classification/{name}-{seed}-winnowgp")[0]["M"]
+    training, seconds = timed(lambda: SVGPTraining(problem, M=M, seed=seed))
     trace = []
     for _ in range(10):
-        _, more = timed(lambda: rival.train(STEPS // 10))
+        _, more = timed(lambda: training.train(STEPS // 10))
         seconds = seconds + more
-        trace.append((round(seconds.cpu, 3), rival.log_density()))
+        trace.append((round(seconds.cpu, 3), training.log_density()))
     return {"M": M, "log_density": trace[-1][1], "trace": trace, **seconds.row()}
 
 
 def report() -> None:
-    """One line a data set: means over seeds."""
-    rows = recorded("classification/*")
+    """Print means over seeds, one line per data set."""
+    rows = read_results("classification/*")
     header = (
         "data",
         "seeds",
         "our M",
         "all M",
         "log density",
-        "less all's",
-        "less SVGP's",
-        "less SVGP's best",
+        "minus all's",
+        "minus SVGP's",
+        "minus SVGP's best",
         "cpu s",
         "all cpu s",
         "SVGP cpu s",
     )
     lines = []
     for name in [*DATA, "large"]:
-        mine, everything, rival = (
+        ours, everything, svgp = (
             {r["seed"]: r for r in rows if (r["dataset"], r["peer"]) == (name, peer)}
             for peer in PEERS
         )
-        seeds = sorted(mine)
+        seeds = sorted(ours)
 
-        def gap(others: dict[int, Row], mine: dict[int, Row] = mine) -> str:
-            both = mine.keys() & others.keys()
-            found = mean(mine[s]["log_density"] - others[s]["log_density"] for s in both)
-            return f"{found:+.4f}"
+        def gap(others: dict[int, Row], ours: dict[int, Row] = ours) -> str:
+            both = ours.keys() & others.keys()
+            difference = mean(ours[s]["log_density"] - others[s]["log_density"] for s in both)
+            return f"{difference:+.4f}"
 
-        best = {s: {"log_density": max(v for _, v in r["trace"])} for s, r in rival.items()}
+        best = {s: {"log_density": max(v for _, v in r["trace"])} for s, r in svgp.items()}
         lines.append(
             (
                 name,
                 len(seeds),
-                f"{mean(mine[s]['M'] for s in seeds):.1f}",
+                f"{mean(ours[s]['M'] for s in seeds):.1f}",
                 f"{mean(r['M'] for r in everything.values()):.1f}",
-                f"{mean(mine[s]['log_density'] for s in seeds):.4f}",
+                f"{mean(ours[s]['log_density'] for s in seeds):.4f}",
                 gap(everything),
-                gap(rival),
+                gap(svgp),
                 gap(best),
-                f"{mean(mine[s]['cpu_s'] for s in seeds):.1f}",
+                f"{mean(ours[s]['cpu_s'] for s in seeds):.1f}",
                 f"{mean(r['cpu_s'] for r in everything.values()):.1f}",
-                f"{mean(r['cpu_s'] for r in rival.values()):.1f}",
+                f"{mean(r['cpu_s'] for r in svgp.values()):.1f}",
             )
         )
     print(table(header, lines))
 
 
 def main() -> None:
-    """Words typed by a person to calls of the parts."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", nargs="+", choices=[*DATA, "large"], default=list(DATA))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--report", action="store_true", help="measure nothing")
-    words = parser.parse_args()
-    torch.set_num_threads(words.threads)
-    if not words.report:
-        for name in words.data:
-            for seed in words.seeds:
-                run(name, words.peers if name != "large" else ["winnowgp"], seed=seed)
+    parser.add_argument("--report", action="store_true", help="print results without measuring")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if not arguments.report:
+        for name in arguments.data:
+            for seed in arguments.seeds:
+                run(name, arguments.peers if name != "large" else ["winnowgp"], seed=seed)
     report()
 
 

@@ -1,18 +1,18 @@
-"""What a step of the point process over all layers costs, in ordinary training steps.
-
-Kin8nm, two layers of 150 candidates, minibatches of 4,096 of 7,000 rows, four subsets a step; one
-thread. The paper's estimator scores every subset through all layers; ours does so in one batched
-pass whose width is the largest subset's. The ratio depends on how many candidates a draw includes,
-so it is measured with half of them and with nearly all.
+"""The cost of a step of the point process of a deep GP, relative to an ordinary training step.
 
     python benchmarks/deep.py
+
+Kin8nm, two layers of 150 candidates, minibatches of 4,096 of 7,000 rows, four subsets per step, one
+thread. All subsets go through all layers in one batched pass, padded to the largest subset. The
+ratio depends on how many candidates a draw includes, so it is measured at three inclusion
+probabilities. Results are in benchmarks/results/deep.
 """
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 
-from records import Records, Seconds, timed
+from measure import Seconds, new_results, timed
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.gradients import ScoreFunction
@@ -23,7 +23,7 @@ K, S, ROWS, BATCH, REPEATS = 150, 4, 7000, 4096, 8
 
 
 def problem() -> tuple[DeepGP, Dataset]:
-    """The model at its start, and one minibatch."""
+    """Return the model before training, and one minibatch."""
     table = load_table("kin8nm").dataset()
     X = Standardiser.of(table.X).forward(table.X)[:ROWS]
     Y = Standardiser.of(table.Y).forward(table.Y)[:ROWS]
@@ -37,7 +37,7 @@ def problem() -> tuple[DeepGP, Dataset]:
 
 
 def main() -> None:
-    """Alternate ordinary steps and steps of the process, and compare their CPU seconds."""
+    """Alternate ordinary steps and steps of the point process, and compare their CPU times."""
     torch.set_num_threads(1)
     model, batch = problem()
     generator = torch.Generator().manual_seed(0)
@@ -58,27 +58,29 @@ def main() -> None:
         (-step.surrogate).backward()
         optimiser.step()
 
-    records = Records("deep/process_step")
+    results = new_results("deep/process_step")
     ordinary()
     for inclusion in (0.3, 0.5, 0.95):
         start = torch.full((sum(model.sizes),), inclusion, dtype=torch.float64)
         logits = torch.nn.Parameter(torch.logit(start))
         optimiser = torch.optim.Adam([*model.parameters(), logits], lr=1e-4)
         process(logits, optimiser)
-        ours, theirs = Seconds(0, 0), Seconds(0, 0)
+        process_time, ordinary_time = Seconds(0, 0), Seconds(0, 0)
         for _ in range(REPEATS):
-            theirs += timed(ordinary)[1]
-            ours += timed(lambda: process(logits, optimiser))[1]  # noqa: B023
-        ratio = ours.cpu / (S * theirs.cpu)
-        records.add(
-            inclusion=inclusion,
-            ordinary_cpu_s=theirs.cpu / REPEATS,
-            process_cpu_s=ours.cpu / REPEATS,
-            ratio=ratio,
+            ordinary_time += timed(ordinary)[1]
+            process_time += timed(lambda: process(logits, optimiser))[1]  # noqa: B023
+        ratio = process_time.cpu / (S * ordinary_time.cpu)
+        results.add(
+            {
+                "inclusion": inclusion,
+                "ordinary_cpu_s": ordinary_time.cpu / REPEATS,
+                "process_cpu_s": process_time.cpu / REPEATS,
+                "ratio": ratio,
+            }
         )
         print(
-            f"inclusion {inclusion}: a step of {S} subsets takes {ours.cpu / REPEATS:.2f} s, "
-            f"{ratio:.2f} times {S} ordinary steps of {theirs.cpu / REPEATS:.2f} s"
+            f"inclusion {inclusion}: a step of {S} subsets takes {process_time.cpu / REPEATS:.2f} "
+            f"s, {ratio:.2f} times {S} ordinary steps of {ordinary_time.cpu / REPEATS:.2f} s"
         )
 
 

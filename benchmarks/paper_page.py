@@ -1,9 +1,9 @@
-"""Draw the figures of the rows in docs/results, and write what they say into docs/paper.md.
+"""Draw the figures of the rows in docs/results, and write their claims into docs/paper.md.
 
     python benchmarks/paper_page.py
 
-Each experiment has a place on the page between `<!-- NAME -->` and `<!-- end -->`; whatever stood
-there is replaced by its figure and claims. Run `winnow reproduce NAME -o docs/results` first.
+Each experiment has a section on the page between `<!-- NAME -->` and `<!-- end -->`, which is
+replaced by its figure and claims. Run `winnow reproduce NAME -o docs/results` first.
 """
 
 import re
@@ -11,31 +11,42 @@ from pathlib import Path
 
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import Scope
-from winnowgp.experiments.runner import drawn, named
+from winnowgp.experiments.runner import Reproduction, draw_experiment, select_experiments
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+def section(result: Reproduction) -> str:
+    """Return the figure, the claims and the number of missing runs as Markdown."""
+    lines = [f"![{result.title}](results/{result.name}.png)", ""]
+    lines += [f"- {line}" for line in result.claims]
+    if result.missing:
+        lines.append(f"- missing: {result.missing} of {result.rows + result.missing} runs")
+    return "\n".join(lines)
+
+
+def replace_section(page: str, name: str, content: str) -> str:
+    """Return the page with new content between the two comments of a section."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    page, count = pattern.subn(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page)
+    if count != 1:
+        raise InputError(f"the page must have one section `<!-- {name} -->`; it has {count}.")
+    return page
+
+
 def main() -> None:
-    page = DOCS / "paper.md"
-    text = page.read_text(encoding="utf-8")
-    for experiment in named("all"):
+    """Update every section of the page."""
+    path = DOCS / "paper.md"
+    page = path.read_text(encoding="utf-8")
+    for experiment in select_experiments("all"):
         try:
-            found = drawn(experiment, Scope(), DOCS / "results")
+            result = draw_experiment(experiment, Scope(), DOCS / "results")
         except InputError as error:
             print(error)
             continue
-        picture = f"![{experiment.title}](results/{experiment.name}.png)"
-        lines = [picture, "", *(f"- {line}" for line in found.claims)]
-        if found.missing:
-            lines.append(
-                f"- still to be made: {found.missing} of {found.rows + found.missing} runs"
-            )
-        place = re.compile(rf"(<!-- {experiment.name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        filled = "\n".join(lines)
-        text, count = place.subn(lambda m, s=filled: f"{m[1]}\n{s}\n\n{m[2]}", text)
-        print(f"{experiment.name}: {len(found.claims)} claims, {count} places")
-    page.write_text(text, encoding="utf-8")
+        page = replace_section(page, experiment.name, section(result))
+        print(f"{experiment.name}: {len(result.claims)} claims")
+    path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

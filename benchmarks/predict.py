@@ -1,10 +1,10 @@
-"""How long a prediction takes: ours, GPflow's cached posteriors, GPyTorch's SVGP, the same M.
+"""Prediction time at the same M: winnowgp, GPflow's cached posteriors and GPyTorch's SVGP.
 
     python benchmarks/predict.py --gpflow benchmarks/peers/.venv-gpflow/bin/python
     python benchmarks/predict.py --report
 
 Mean and variance of 10,000 rows at once and of single rows, eight inputs, an RBF kernel, float64,
-one thread; the least CPU time of many calls, all in one run. Rows go to benchmarks/results/predict.
+one thread; the shortest CPU time of many calls. Results are in benchmarks/results/predict.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import gpytorch
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 
-from records import Records, Row, recorded, table
+from measure import Row, new_results, read_results, table
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 
@@ -32,7 +32,7 @@ PEER = Path(__file__).parent / "peers" / "gpflow_predict.py"
 
 
 class _SVGP(gpytorch.models.ApproximateGP):
-    """GPyTorch's own, as its examples make it."""
+    """The model of GPyTorch's examples."""
 
     def __init__(self, Z: torch.Tensor) -> None:
         distribution = gpytorch.variational.CholeskyVariationalDistribution(len(Z)).double()
@@ -49,10 +49,10 @@ class _SVGP(gpytorch.models.ApproximateGP):
 
 
 def kernel(D: int) -> Kernel:
-    """The kernel of everybody here."""
-    made = ScaleKernel(RBFKernel(ard_num_dims=D)).double()
-    made.initialize(**{"base_kernel.lengthscale": 2.0})
-    return made
+    """Return the kernel of all models."""
+    rbf = ScaleKernel(RBFKernel(ard_num_dims=D)).double()
+    rbf.initialize(**{"base_kernel.lengthscale": 2.0})
+    return rbf
 
 
 def _gpytorch(Z: torch.Tensor) -> Callable[[torch.Tensor], object]:
@@ -61,8 +61,8 @@ def _gpytorch(Z: torch.Tensor) -> Callable[[torch.Tensor], object]:
 
     def predict(X: torch.Tensor) -> object:
         with torch.no_grad(), gpytorch.settings.fast_pred_var():
-            found = model(X)
-            return found.mean, found.variance
+            latent = model(X)
+            return latent.mean, latent.variance
 
     return predict
 
@@ -77,7 +77,7 @@ def _winnowgp(Z: torch.Tensor, data: Dataset) -> Callable[[torch.Tensor], object
     return predict
 
 
-def _least(call: Callable[[], object], repeats: int) -> Row:
+def _shortest(call: Callable[[], object], repeats: int) -> Row:
     call()
     wall, cpu = [], []
     for _ in range(repeats):
@@ -89,8 +89,8 @@ def _least(call: Callable[[], object], repeats: int) -> Row:
 
 
 def run(gpflow: str | None) -> None:
-    """Measure everybody, one after another."""
-    records = Records("predict/predict")
+    """Measure all models one after another."""
+    results = new_results("predict/predict")
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(2000, INPUTS, dtype=torch.float64, generator=generator)
     data = Dataset.of(X, torch.sin(X[:, 0]))
@@ -100,22 +100,24 @@ def run(gpflow: str | None) -> None:
         for name, predict in peers.items():
             for rows in ROWS:
                 new = torch.randn(rows, INPUTS, dtype=torch.float64, generator=generator)
-                seconds = _least(lambda p=predict, n=new: p(n), REPEATS * (20 if rows == 1 else 1))
-                records.add(peer=name, M=M, rows=rows, **seconds)
+                seconds = _shortest(
+                    lambda p=predict, n=new: p(n), REPEATS * (20 if rows == 1 else 1)
+                )
+                results.add({"peer": name, "M": M, "rows": rows, **seconds})
         if gpflow is not None:
-            words = ["--points", str(M), "--inputs", str(INPUTS), "--repeats", str(REPEATS)]
+            options = ["--points", str(M), "--inputs", str(INPUTS), "--repeats", str(REPEATS)]
             answer = subprocess.run(
-                [gpflow, str(PEER), *words, "--rows", ",".join(map(str, ROWS))],
+                [gpflow, str(PEER), *options, "--rows", ",".join(map(str, ROWS))],
                 capture_output=True,
                 text=True,
                 check=True,
             )
             for line in answer.stdout.splitlines():
-                records.add(**json.loads(line))
+                results.add({**json.loads(line)})
 
 
 def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object], ...]:
-    """The same number of points in a numpy file and in onnxruntime."""
+    """Return the predictions of an exported numpy file and of onnxruntime with M points."""
     import runpy
 
     import onnxruntime
@@ -126,7 +128,7 @@ def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object]
     model = SparseGPRegressor(candidates=X[:M].numpy(), alpha=1e-9, schedule="paper")
     model.set_params(epochs=(0, 0, 0))
     model.fit(X.numpy(), torch.sin(X[:, 0]).numpy())
-    # All candidates, not the draw of the schedule.
+    # Use all candidates, not those that the schedule selects.
     full = SparseGP(model.posterior_.kernel, X[:M], noise=0.1).posterior(
         Dataset.of(X, torch.sin(X[:, 0]))
     )
@@ -147,8 +149,8 @@ def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object]
 
 
 def report() -> None:
-    """CPU milliseconds for the batch, microseconds for one row."""
-    rows = recorded("predict/*")
+    """Print CPU milliseconds for the batch and microseconds for one row."""
+    rows = read_results("predict/*")
     header = ("peer", *(f"M={M}, {n:,} rows" for n in ROWS for M in POINTS))
     lines = []
     for peer in dict.fromkeys(row["peer"] for row in rows):
@@ -162,14 +164,16 @@ def report() -> None:
 
 
 def main() -> None:
-    """Words typed by a person to calls of the parts."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--gpflow", help="a Python that has GPflow; without it, GPflow is left out")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
-    words = parser.parse_args()
+    parser.add_argument(
+        "--gpflow", help="Python executable with GPflow; without it GPflow is skipped"
+    )
+    parser.add_argument("--report", action="store_true", help="print results without measuring")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if not words.report:
-        run(words.gpflow)
+    if not arguments.report:
+        run(arguments.gpflow)
     report()
 
 

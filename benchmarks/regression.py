@@ -1,13 +1,13 @@
-"""End to end: SparseGPRegressor's schedule against GPflow's SGPR and GPyTorch's SVGP swept over M.
+"""Regression: the default schedule against GPflow's SGPR and GPyTorch's SVGP at several M.
 
-    python benchmarks/regression.py                  # fit winnowgp on concrete, energy, kin8nm
+    python benchmarks/regression.py                  # concrete, energy, kin8nm
     python benchmarks/regression.py --data energy --points 16 64 default
-    make peers                                       # sweep the peers in environments of their own
-    python benchmarks/regression.py --report         # tables of what the files hold
+    make peers                                       # run GPflow and GPyTorch in their environments
+    python benchmarks/regression.py --report         # print the results
 
-Everyone has the same split (90 % of the rows of a seeded permutation), standardises on the training
-rows, and uses one thread. Compare CPU seconds: the wall's clock also counts whatever else the
-machine is doing. Rows go to benchmarks/results/regression.
+All methods have the same split (90 % of the rows of a seeded permutation), standardise by the
+training rows, and use one thread. Compare CPU seconds: wall-clock time depends on the load of the
+machine. Results are in benchmarks/results/regression.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from records import Records, Row, recorded, table, timed
+from measure import Row, new_results, read_results, table, timed
 from winnowgp import fit
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
@@ -30,7 +30,7 @@ POINTS = ("default", "16", "32", "64", "128", "256")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training rows in standard units, test rows, and the unit of the targets."""
+    """Standardised training and test rows, and the standard deviation of the targets."""
 
     train: Dataset
     test: Dataset
@@ -38,21 +38,21 @@ class Split:
 
 
 def split(name: str, *, seed: int) -> Split:
-    """The split that all peers use."""
+    """Return the split that all methods use."""
     raw = load_table(name).dataset()
     order = torch.from_numpy(np.random.default_rng(seed).permutation(raw.N))
     cut = int(0.9 * raw.N)
     train, test = order[:cut], order[cut:]
     x, y = Standardiser.of(raw.X[train]), Standardiser.of(raw.Y[train])
-    parts = [Dataset(x.forward(raw.X[rows]), y.forward(raw.Y[rows])) for rows in (train, test)]
-    return Split(parts[0], parts[1], y.scale.item())
+    datasets = [Dataset(x.forward(raw.X[rows]), y.forward(raw.Y[rows])) for rows in (train, test)]
+    return Split(datasets[0], datasets[1], y.scale.item())
 
 
 def run(names: list[str], points: list[str], *, seed: int) -> None:
-    """Fit winnowgp and write one row a fit."""
+    """Fit winnowgp and write one row per fit."""
     for name in names:
         problem = split(name, seed=seed)
-        records = Records(f"regression/winnowgp-{name}-{seed}")
+        results = new_results(f"regression/winnowgp-{name}-{seed}")
         for wanted in points:
             goal = Tolerance() if wanted == "default" else MaxPoints(int(wanted))
 
@@ -62,25 +62,27 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
                 return fit(model, problem.train, schedule=FastSchedule(goal), generator=generator)
 
             fitted, seconds = timed(work)
-            row = records.add(
-                peer="winnowgp",
-                dataset=name,
-                asked=wanted,
-                M=fitted.posterior.M,
-                seed=seed,
-                n_train=problem.train.N,
-                elbo=fitted.elbo,
-                upper_bound=fitted.upper_bound,
-                given_up=fitted.elbo_gap / problem.train.N,
-                alpha=fitted.selection.alpha,
-                **_test_scores(fitted, problem),
-                **seconds.row(),
+            row = results.add(
+                {
+                    "peer": "winnowgp",
+                    "dataset": name,
+                    "asked": wanted,
+                    "M": fitted.posterior.M,
+                    "seed": seed,
+                    "n_train": problem.train.N,
+                    "elbo": fitted.bound,
+                    "upper_bound": fitted.upper_bound,
+                    "given_up": fitted.elbo_gap / problem.train.N,
+                    "alpha": fitted.selection.alpha,
+                    **_test_scores(fitted, problem),
+                    **seconds.row(),
+                }
             )
             print(f"{name} {wanted}: M={row['M']} elbo={row['elbo']:.2f} cpu={row['cpu_s']:.1f} s")
 
 
-def _test_scores(fitted: FitResult, problem: Split) -> Row:
-    """In the targets' own units."""
+def _test_scores(fitted: Fit, problem: Split) -> Row:
+    """Return test scores in the original unit of the targets."""
     mean = fitted.posterior.predict_mean(problem.test.X)
     density = fitted.posterior.log_density(problem.test.X, problem.test.Y)
     return {
@@ -90,11 +92,11 @@ def _test_scores(fitted: FitResult, problem: Split) -> Row:
 
 
 def report(seed: int) -> None:
-    """Ours against the best and the quickest of the peers' fits at each M."""
-    ours = [r for r in recorded("regression/winnowgp-*") if r["seed"] == seed]
+    """Compare winnowgp with the best and the fastest of GPflow's fits at each M."""
+    ours = [r for r in read_results("regression/winnowgp-*") if r["seed"] == seed]
     peers = [
         r
-        for r in recorded("regression/gpflow-*")
+        for r in read_results("regression/gpflow-*")
         if r["seed"] == seed and r.get("elbo") is not None and r["initial_noise"] == 1.0
     ]
     _report_sizes([r for r in ours if r["asked"] != "default"], peers)
@@ -110,7 +112,7 @@ def _report_sizes(ours: list[Row], peers: list[Row]) -> None:
         "starts",
         "gap/obs",
         "our cpu s",
-        "quickest cpu s",
+        "fastest cpu s",
     )
     lines = []
     for row in ours:
@@ -128,7 +130,7 @@ def _report_sizes(ours: list[Row], peers: list[Row]) -> None:
                 f"{min((p['cpu_seconds'] for p in same), default=math.nan):.1f}",
             )
         )
-    print("\nWith max_points set; a gap above -0.003 nats per observation meets the bar.")
+    print("\nWith max_points set; the goal is a gap above -0.003 nats per observation.")
     print(table(header, lines))
 
 
@@ -161,22 +163,22 @@ def _report_default(ours: list[Row], peers: list[Row]) -> None:
                 max(p["M"] for p in sweep),
             )
         )
-    print("\nWith defaults, against the highest bound of GPflow's k-means sweep.")
+    print("\nWith defaults, against the highest bound of GPflow's fits with k-means start.")
     print(table(header, lines))
 
 
 def main() -> None:
-    """Words typed by a person to calls of the parts."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", nargs="+", choices=[*DATA, "protein"], default=list(DATA))
     parser.add_argument("--points", nargs="+", default=list(POINTS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--report", action="store_true", help="measure nothing")
-    words = parser.parse_args()
+    parser.add_argument("--report", action="store_true", help="print results without measuring")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if not words.report:
-        run(words.data, words.points, seed=words.seed)
-    report(words.seed)
+    if not arguments.report:
+        run(arguments.data, arguments.points, seed=arguments.seed)
+    report(arguments.seed)
 
 
 if __name__ == "__main__":

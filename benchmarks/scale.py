@@ -1,41 +1,60 @@
-"""Seconds and memory against rows, points and processes.
+"""Time and memory against rows, inducing points and processes.
 
     python benchmarks/scale.py [--what rows points ranks minibatches fits] [--rows 10000 ...] ...
     python benchmarks/scale.py --device cuda --what gpu
     python benchmarks/scale.py --report
 
-rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 points, one thread,
-and a choice of points from the statistics. points: the same of 1e5 rows against the number of
-points. ranks: the same in one and in two processes of one thread each, started by torchrun.
-minibatches: steps of layers and of classes in as many processes. fits: whole fits with selection
-from Parquet files, 256 candidates, two threads. gpu: a million rows and 1024 candidates, in double
-and mixed precision in turn, fits from three seeds; the paper's protein table; and the share of the
-device's float64 peak that the passes reach.
+- rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 inducing points, one
+  thread, and a selection from the statistics.
+- points: the same for 1e5 rows against the number of inducing points.
+- ranks: the same in one and in two processes of one thread each, started by torchrun.
+- minibatches: training steps of a deep GP and of a classifier in as many processes.
+- fits: whole fits with selection from Parquet files, 256 candidates, two threads.
+- gpu: a million rows and 1024 candidates in double and mixed precision, fits with three seeds, the
+  paper's protein data, and the share of the device's float64 peak that the passes reach.
 
-Each measurement is made in a process of its own, of which the kernel says how much memory it had
-at most, and how much once everything was imported. Processes share compiled bytecode, as those of
-an installation do: modules that are imported at first use are not compiled while a clock runs. Rows
-go to benchmarks/results/scale; `--report` prints and draws from those files alone.
+The data are synthetic: nine inputs, of which five determine the target. Each measurement has a
+process of its own, whose peak memory is read from the operating system, also after the imports.
+Processes share compiled bytecode, so that no module is compiled while time is measured. Results
+are in benchmarks/results/scale; `--report` prints and draws from those files alone.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from numpy.typing import NDArray
 
-from records import Records, Row
-from scale_measures import MEASURES, peak_mib
-from scale_report import report
-from scale_rows import written
-from winnowgp.data.distributed import ProcessGroup
+from measure import Row, Seconds, new_results, timed
+from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
+from winnowgp.data import (
+    Dataset,
+    ParquetSource,
+    ProcessGroup,
+    Source,
+    load_table,
+    shared,
+    standardised,
+)
 from winnowgp.errors import DataNotFoundError
+from winnowgp.models import SparseGP
+from winnowgp.selection import path_frontier
+from winnowgp.training import Fast, fit
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
 POINTS = [32, 64, 128, 256, 512]
@@ -43,50 +62,307 @@ BATCHES = [1024, 4096, 16_384]
 REPEATS = 3
 PRECISIONS = ("double", "mixed")
 
+INPUTS = 9
+COLUMNS = [*(f"x{i}" for i in range(INPUTS)), "y"]
+BLOCK, NOISE = 65_536, 0.3
+
+
+def blocks(rows: int) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield blocks of inputs and targets; a shorter table is the beginning of a longer one."""
+    rng = np.random.default_rng(0)
+    for start in range(0, rows, BLOCK):
+        X, noise = rng.normal(size=(BLOCK, INPUTS)), rng.normal(size=BLOCK)
+        f = np.sin(2 * X[:, 0]) + np.cos(X[:, 1] + X[:, 2]) + 0.5 * np.tanh(X[:, 3] * X[:, 4])
+        count = min(BLOCK, rows - start)
+        yield X[:count], (f + NOISE * noise)[:count]
+
+
+def write_parquet(path: Path, rows: int) -> Path:
+    """Write the table as Parquet, one row group per block."""
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = pyarrow.schema([(name, pyarrow.float64()) for name in COLUMNS])
+    with parquet.ParquetWriter(path, schema) as file:
+        for X, y in blocks(rows):
+            file.write_table(pyarrow.table([*X.T, y], schema=schema))
+    return path
+
+
+def in_memory(rows: int, device: torch.device) -> Dataset:
+    """Return the table as tensors."""
+    arrays = list(blocks(rows))
+    X, y = (torch.from_numpy(np.concatenate([block[i] for block in arrays])) for i in range(2))
+    return Dataset.of(X, y).to(device)
+
+
+def peak_mib() -> float:
+    """Return the peak memory of this process, as Linux reports it.
+
+    Not `ru_maxrss`, which starts at the memory of the parent process.
+    """
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))
+    assert match is not None
+    return round(int(match.group(1)) / 1024, 1)
+
+
+def gpu_mib() -> float:
+    """Return the peak memory of tensors on the GPU."""
+    return round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch.cuda.is_available() else 0.0
+
+
+def synchronised(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that also waits until the GPU has finished."""
+
+    def run() -> Any:
+        result = work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return result
+
+    return run
+
+
+def shortest(work: Callable[[], object], repeats: int) -> Seconds:
+    """Return the shortest of several times, since other processes can only make them longer."""
+    times = [timed(synchronised(work))[1] for _ in range(repeats)]
+    return Seconds(min(t.wall for t in times), min(t.cpu for t in times))
+
+
+def gp(source: Source, points: int, *, device: str = "cpu", precision: str = "double") -> SparseGP:
+    """Return a model of the table whose candidates are the first rows."""
+    base = RBFKernel(ard_num_dims=INPUTS)
+    base.lengthscale = torch.full((1, INPUTS), 2.0)
+    Z = source.part(torch.arange(points)).X.to(device)
+    return SparseGP(ScaleKernel(base), Z, mean=ConstantMean(), noise=0.2, precision=precision)
+
+
+def open_table(path: str | None, rows: int, device: str) -> Source:
+    """Return the rows of a Parquet file, or rows in memory if there is no file."""
+    if path is None:
+        return in_memory(rows, torch.device(device))
+    return ParquetSource(Path(path), targets=["y"])
+
+
+def evaluation(
+    *,
+    rows: int,
+    points: int,
+    repeats: int,
+    path: str | None = None,
+    device: str = "cpu",
+    precision: str = "double",
+) -> Row:
+    """Time the bound and its gradient, the pass for the statistics, and a selection from them."""
+    source = open_table(path, rows, device)
+    together = ProcessGroup.started()
+    if torch.distributed.is_torchelastic_launched():
+        source = shared(source)
+    model = gp(source, points, device=device, precision=precision)
+    bound, values = model.chunked_bound(source), []
+
+    def evaluate() -> None:
+        model.zero_grad()
+        value = bound()
+        value.backward()
+        values.append(value.item())
+
+    processes = together.world_size
+    row: Row = {"rows": rows, "points": points, "precision": precision, "ranks": processes}
+    row |= {"source": "memory" if path is None else "parquet", "first_wall_s": first(evaluate)}
+    row |= shortest(evaluate, repeats).row()
+    row |= {"bound": values[-1], "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
+    row |= shortest(lambda: model.moments(source), repeats).row("statistics_")
+    statistics = model.subset_statistics(source)
+    row |= shortest(lambda: path_frontier(statistics), 5).row("selection_")
+    mask = torch.arange(points, device=device) % 2 == 0
+    row |= shortest(lambda: statistics.marginal_gains(mask), 20).row("flips_")
+    return row
+
+
+def first(work: Callable[[], object]) -> float:
+    """Return seconds of the first run, which also initialises libraries and devices."""
+    return round(timed(synchronised(work))[1].wall, 4)
+
+
+def arithmetic(*, rows: int, points: int, size: int, device: str) -> Row:
+    """Measure the share of the device's float64 peak that the passes reach.
+
+    The peak is that of a product of two large matrices in the same process. Counted are the useful
+    multiplications and additions of N rows, K points and F = 2D + 1 features: for the statistics
+    2NKF (exponents), NK² (a triangular solve) and NK² (half of a symmetric product); for the bound
+    and its gradient these, and 2NK² (the cotangent of K_uf) and 2NKF (its pull-back). Exponentials,
+    and products of panels above a diagonal, are not counted.
+    """
+    source = in_memory(rows, torch.device(device))
+    rates = {}
+    for dtype in (torch.float64, torch.float32):
+        A = torch.randn(size, size, dtype=dtype, device=device)
+        out = torch.empty_like(A)
+        torch.mm(A, A, out=out)
+        rates[dtype] = 2 * size**3 / shortest(lambda a=A, o=out: torch.mm(a, a, out=o), 5).wall
+        del A, out
+    peak = rates[torch.float64]
+    row: Row = {"rows": rows, "points": points, "product": size}
+    row |= {"peak_tflops": round(peak / 1e12, 3)}
+    row |= {"single_tflops": round(rates[torch.float32] / 1e12, 3)}
+    features = 2 * rows * points * (2 * INPUTS + 1)
+    useful = {"statistics": features + 2 * rows * points**2}
+    useful["gradient"] = 2 * features + 4 * rows * points**2
+    for precision in ("double", "mixed"):
+        model = gp(source, points, device=device, precision=precision)
+        bound = model.chunked_bound(source)
+        works: dict[str, Callable[[], object]] = {"gradient": lambda b=bound: b().backward()}
+        if precision == "double":
+            works["statistics"] = lambda m=model: m.moments(source)
+        for name, work in works.items():
+            work()
+            wall = shortest(work, 3).wall
+            row[f"{precision}_{name}_wall_s"] = round(wall, 4)
+            row[f"{precision}_{name}_share"] = round(useful[name] / wall / peak, 3)
+    return row
+
+
+def whole_fit(
+    *,
+    rows: int,
+    points: int,
+    path: str | None = None,
+    device: str = "cpu",
+    precision: str = "double",
+    seed: int = 0,
+) -> Row:
+    """Time a fit with selection; standardising and opening the rows are timed separately.
+
+    Opening includes the start of a GPU and the transfer of the rows; files are written before. The
+    report adds the time of standardising to that of the fit.
+    """
+    start = time.perf_counter()
+    source = open_table(path, rows, device)
+    opened = time.perf_counter()
+    data = standardised(source)
+    empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
+    model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
+    schedule, generator = Fast(n_candidates=points), torch.Generator(device).manual_seed(seed)
+    work = synchronised(lambda: fit(model, data, schedule=schedule, generator=generator))
+    fitted, seconds = timed(work)
+    return {
+        "rows": rows,
+        "points": points,
+        "precision": precision,
+        "seed": seed,
+        "source": "memory" if path is None else "parquet",
+        "made_s": round(opened - start, 2),
+        "standardised_s": round(time.perf_counter() - opened - seconds.wall, 2),
+        **seconds.row(),
+        "kept": fitted.posterior.M,
+        "bound": fitted.bound,
+        "own_bound": own_bound(fitted.model, data, precision),
+        "double_bound": own_bound(fitted.model, data, "double"),
+        "given_up": fitted.elbo_gap / rows,
+        "peak_mib": peak_mib(),
+        "gpu_mib": gpu_mib(),
+    }
+
+
+@torch.no_grad()
+def own_bound(model: SparseGP, data: Source, precision: str) -> float:
+    """Return the bound that is optimised in a precision, at the parameters of the model."""
+    copy = deepcopy(model)
+    copy.precision = precision
+    return copy.chunked_bound(data)().item()
+
+
+def protein(*, device: str, rows: int) -> Row:
+    """Time the default estimator on the paper's largest data set, twice in one process."""
+    data = load_table("protein").dataset().part(slice(rows))
+    X, y = data.X.numpy(), data.Y[:, 0].numpy()
+    row: Row = {"rows": data.N, "points": 512}
+    for name in ("first_", "second_"):
+        work = synchronised(lambda: SparseGPRegressor(device=device, random_state=0).fit(X, y))
+        fitted, seconds = timed(work)
+        row |= seconds.row(name)
+    row |= {"kept": fitted.n_inducing_, "bound": fitted.elbo_}
+    return {**row, "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
+
+
+def minibatches(*, rows: int, batch: int, steps: int) -> Row:
+    """Time a step of the paper's schedule for a two-layer GP and for a classifier."""
+    data, points = in_memory(rows, torch.device("cpu")), 100
+    classes = Dataset.of(data.X, (data.Y > 0).double())
+    options: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "batch_size": batch}
+    options |= {"n_candidates": points, "random_state": 0}
+    layers = DeepGPRegressor(hidden_mean="identity", epochs=(0, steps, 0, 0), **options)
+    seconds = {
+        "layers": step_s(layers, shared(data)),
+        "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **options), shared(classes)),
+    }
+    processes = ProcessGroup.started().world_size
+    row: Row = {"rows": rows, "points": points, "batch": batch, "ranks": processes}
+    return {**row, **{f"{name}_wall_s": round(wall, 5) for name, wall in seconds.items()}}
+
+
+def step_s(estimator: Any, rows: Source) -> float:
+    """Return the median time of a step in the first phase of a fit."""
+    ends: list[float] = []
+    estimator.on_progress = lambda progress: ends.append(time.perf_counter())
+    estimator.fit(rows)
+    return median(late - early for early, late in pairwise(ends))
+
+
+MEASUREMENTS: dict[str, Callable[..., Row]] = {
+    "evaluation": evaluation,
+    "arithmetic": arithmetic,
+    "fit": whole_fit,
+    "protein": protein,
+    "minibatches": minibatches,
+}
+
 
 class Tables:
-    """Parquet files of so many rows, each made once."""
+    """Parquet files of the table by number of rows, each written once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, rows: int) -> str:
         path = self._folder / f"{rows}.parquet"
-        return str(path if path.exists() else written(path, rows))
+        return str(path if path.exists() else write_parquet(path, rows))
 
 
-def measured(kind: str, *, threads: int = 1, process_group: int | None = None, **words: Any) -> Row:
-    """What a new process, or several of them, found."""
+def measured(kind: str, *, threads: int = 1, processes: int | None = None, **settings: Any) -> Row:
+    """Make a measurement in a new process, or in several that torchrun starts."""
     torchrun = [
         "-m",
         "torch.distributed.run",
         "--standalone",
         "--nproc-per-node",
-        str(process_group),
+        str(processes),
     ]
-    command = [sys.executable, *([] if process_group is None else torchrun), __file__]
+    command = [sys.executable, *([] if processes is None else torchrun), __file__]
     done = subprocess.run(
-        [*command, "--measure", json.dumps({"kind": kind, **words})],
+        [*command, "--measure", json.dumps({"kind": kind, **settings})],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{kind} of {words} failed")
+        raise SystemExit(f"the measurement {kind} with {settings} failed")
     row = {"threads": threads, **json.loads(done.stdout.splitlines()[-1])}
     print({name: value for name, value in row.items() if name != "versions"}, flush=True)
     return row
 
 
 def measure(task: Row) -> None:
-    """In the new process."""
-    import pyarrow.parquet as _  # noqa: F401  (memory of imports is not that of the work)
+    """Make a measurement in this process and print it."""
+    import pyarrow.parquet as _  # noqa: F401  (its memory counts as memory of imports)
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     imported = peak_mib()
     try:
-        row = MEASURES[task.pop("kind")](**task)
+        row = MEASUREMENTS[task.pop("kind")](**task)
     except DataNotFoundError as error:
         row = {"skipped": str(error)}
     if ProcessGroup.initialise().is_first:
@@ -94,119 +370,122 @@ def measure(task: Row) -> None:
         print(json.dumps({**row, "imports_mib": imported, "gpu": name}), flush=True)
 
 
-def rows(tables: Tables, said: argparse.Namespace) -> None:
-    """Against N."""
-    records = Records("scale/rows")
-    for count in said.rows or ROWS:
-        words = {"rows": count, "points": 128, "repeats": said.repeats, "path": tables(count)}
-        records.add(**measured("evaluation", **words))
+def run_rows(tables: Tables, options: argparse.Namespace) -> None:
+    """Measure against the number of rows."""
+    results = new_results("scale/rows")
+    for count in options.rows or ROWS:
+        settings = {"rows": count, "points": 128, "repeats": options.repeats, "path": tables(count)}
+        results.add(measured("evaluation", **settings))
 
 
-def points(tables: Tables, said: argparse.Namespace) -> None:
-    """Against K."""
-    records = Records("scale/points")
-    count = max(said.rows or [100_000])
-    for K in said.points or POINTS:
-        words = {"rows": count, "points": K, "repeats": said.repeats, "path": tables(count)}
-        records.add(**measured("evaluation", **words))
+def run_points(tables: Tables, options: argparse.Namespace) -> None:
+    """Measure against the number of inducing points."""
+    results = new_results("scale/points")
+    count = max(options.rows or [100_000])
+    for K in options.points or POINTS:
+        settings = {"rows": count, "points": K, "repeats": options.repeats, "path": tables(count)}
+        results.add(measured("evaluation", **settings))
 
 
-def process_group(tables: Tables, said: argparse.Namespace) -> None:
-    """Against processes; one and two in turn, so that a busy machine is busy for both."""
-    records = Records("scale/ranks")
-    count = max(said.rows or [1_000_000])
-    for _ in range(said.repeats):
-        for of in (1, 2):
-            words = {"rows": count, "points": 128, "repeats": 2, "path": tables(count)}
-            records.add(**measured("evaluation", process_group=of, **words))
+def run_processes(tables: Tables, options: argparse.Namespace) -> None:
+    """Measure against processes, one and two in turn, so that a busy machine affects both."""
+    results = new_results("scale/ranks")
+    count = max(options.rows or [1_000_000])
+    for _ in range(options.repeats):
+        for processes in (1, 2):
+            settings = {"rows": count, "points": 128, "repeats": 2, "path": tables(count)}
+            results.add(measured("evaluation", processes=processes, **settings))
 
 
-def minibatches(_tables: Tables, said: argparse.Namespace) -> None:
-    """Steps of minibatches against processes, in turn too."""
-    records = Records("scale/minibatches")
-    count = max(said.rows or [20_000])
+def run_minibatches(_tables: Tables, options: argparse.Namespace) -> None:
+    """Measure steps of minibatches against processes, one and two in turn."""
+    results = new_results("scale/minibatches")
+    count = max(options.rows or [20_000])
     for batch in BATCHES:
-        for _ in range(said.repeats):
-            for of in (1, 2):
-                words = {"rows": count, "batch": batch, "steps": 30}
-                records.add(**measured("minibatches", process_group=of, **words))
+        for _ in range(options.repeats):
+            for processes in (1, 2):
+                settings = {"rows": count, "batch": batch, "steps": 30}
+                results.add(measured("minibatches", processes=processes, **settings))
 
 
-def fits(tables: Tables, said: argparse.Namespace) -> None:
-    """Whole fits on two cores."""
-    records = Records("scale/fits")
-    K = max(said.points or [256])
-    for count in said.rows or ROWS[:3]:
-        words = {"rows": count, "points": K, "path": tables(count)}
-        records.add(**measured("fit", threads=2, **words))
+def run_fits(tables: Tables, options: argparse.Namespace) -> None:
+    """Measure whole fits on two cores."""
+    results = new_results("scale/fits")
+    K = max(options.points or [256])
+    for count in options.rows or ROWS[:3]:
+        settings = {"rows": count, "points": K, "path": tables(count)}
+        results.add(measured("fit", threads=2, **settings))
 
 
-def gpu(tables: Tables, said: argparse.Namespace) -> None:
-    """A million rows on one device."""
-    records, threads = Records("scale/gpu"), os.cpu_count() or 1
-    count, K = max(said.rows or [1_000_000]), max(said.points or [1024])
+def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
+    """Measure a million rows on one device."""
+    results, threads = new_results("scale/gpu"), os.cpu_count() or 1
+    count, K = max(options.rows or [1_000_000]), max(options.points or [1024])
 
-    def add(kind: str, **words: Any) -> None:
-        found = measured(kind, threads=threads, device=said.device, **words)
-        records.add(kind=kind, **found)
+    def add(kind: str, **settings: Any) -> None:
+        row = measured(kind, threads=threads, device=options.device, **settings)
+        results.add({"kind": kind, **row})
 
     size = {"rows": count, "points": K}
-    add("arithmetic", **size, size=16_384 if said.device != "cpu" else 2048)
+    add("arithmetic", **size, size=16_384 if options.device != "cpu" else 2048)
     for points in (K // 4, K // 2, K):
         for precision in PRECISIONS:
-            words = {"rows": count, "points": points, "precision": precision}
-            add("evaluation", **words, repeats=said.repeats)
-    for seed in range(said.repeats):
+            settings = {"rows": count, "points": points, "precision": precision}
+            add("evaluation", **settings, repeats=options.repeats)
+    for seed in range(options.repeats):
         for precision in PRECISIONS:
             add("fit", **size, precision=precision, seed=seed)
     for fewer in (count // 10, count):
-        words = {"rows": fewer, "points": K, "repeats": said.repeats, "path": tables(fewer)}
-        add("evaluation", **words)
+        settings = {"rows": fewer, "points": K, "repeats": options.repeats, "path": tables(fewer)}
+        add("evaluation", **settings)
     add("protein", rows=45_730 if count >= 45_730 else count)
 
 
 PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
-    "rows": rows,
-    "points": points,
-    "ranks": process_group,
-    "minibatches": minibatches,
-    "fits": fits,
-    "gpu": gpu,
+    "rows": run_rows,
+    "points": run_points,
+    "ranks": run_processes,
+    "minibatches": run_minibatches,
+    "fits": run_fits,
+    "gpu": run_gpu,
 }
 
 
 def main() -> None:
-    """Words typed by a person to calls of the parts."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--what", nargs="+", choices=PARTS, default=["rows", "points", "ranks"])
-    parser.add_argument("--rows", nargs="+", type=int, help="those of each part if not given")
-    parser.add_argument("--points", nargs="+", type=int, help="those of each part if not given")
+    parser.add_argument("--rows", nargs="+", type=int, help="default: those of each part")
+    parser.add_argument("--points", nargs="+", type=int, help="default: those of each part")
     parser.add_argument(
         "--repeats",
         type=int,
         default=REPEATS,
-        help="of which the least counts; seeds of fits on a GPU",
+        help="timings, of which the shortest counts; seeds of fits on a GPU",
     )
-    parser.add_argument("--device", default="cpu", help="of the part gpu")
-    parser.add_argument("--tables", type=Path, help="a folder that keeps the Parquet files")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--device", default="cpu", help="device of the part gpu")
+    parser.add_argument(
+        "--tables", type=Path, help="folder for the Parquet files; default: temporary"
+    )
+    parser.add_argument("--report", action="store_true", help="print results without measuring")
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
-    said = parser.parse_args()
-    if said.measure is not None:
-        return measure(said.measure)
-    if not said.report:
+    options = parser.parse_args()
+    if options.measure is not None:
+        measure(options.measure)
+        return
+    if not options.report:
         with tempfile.TemporaryDirectory() as name:
             os.environ |= {"PYTHONPYCACHEPREFIX": name, "PYTHONDONTWRITEBYTECODE": ""}
-            # This one compiles what the others import.
+            # The first process compiles the modules that the others import.
             measured("evaluation", rows=1000, points=2, repeats=1)
-            for part in said.what:
-                PARTS[part](Tables(said.tables or Path(name)), said)
-    report()
-    if said.report:
-        from scale_picture import draw  # matplotlib is not for processes that are measured
+            for part in options.what:
+                PARTS[part](Tables(options.tables or Path(name)), options)
+    # Imported here: matplotlib must not count as memory of the processes that are measured.
+    from scale_report import draw, report
 
+    report()
+    if options.report:
         draw()
-    return None
 
 
 if __name__ == "__main__":

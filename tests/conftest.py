@@ -1,16 +1,16 @@
-"""Shapes are checked while tests run: every signature of the inner rooms goes through beartype.
+"""Shape checks in the test run: the signatures of the inner packages go through beartype.
 
-The rim (estimators, integrations, cli) is left out: it meets whatever users bring, and must say
-itself what is wrong with it. Its tests run whole fits, and run the inner rooms unchecked too, as
-users do. Whole fits of the inner rooms are checked once for each path, and marked `unchecked`
-beyond that.
+The outer packages (estimators, integrations, cli) are left out: they validate what users pass and
+raise their own errors. Their tests run whole fits, and run the inner packages without checks too,
+as users do. A whole fit of an inner package is checked once for each code path; further ones are
+marked `unchecked`.
 """
 
 import os
 from collections.abc import Iterator
 
-# One thread for a worker of the tests, and for every process that a test starts: more of them
-# would wait for each other in turns. Read when the libraries are loaded.
+# One thread for each test worker and each process that a test starts: several would wait for each
+# other. The variable is read when the libraries are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -20,7 +20,8 @@ from jaxtyping import install_import_hook
 from helpers.forks import Forks
 from helpers.typechecker import begin_test, check_first_calls
 
-INNER_ROOMS = [
+# Packages whose signatures are checked.
+CHECKED_PACKAGES = [
     "linalg",
     "data",
     "point_processes",
@@ -33,23 +34,27 @@ INNER_ROOMS = [
     "plots",
     "experiments",
 ]
-# The parts of the GPyTorch integration that users do not call.
-INNER_ROOMS += [
+# Modules of the GPyTorch integration that are not part of its public interface.
+CHECKED_PACKAGES += [
     f"integrations.gpytorch.{module}" for module in ("distribution", "pruning", "sites")
 ]
-RIM = ["estimators", "report", "integrations", "experiments", "cli", "tests"]
+# Folders of tests that run without checks.
+UNCHECKED_TESTS = ["estimators", "report", "integrations", "cli", "tests"]
 check_first_calls()
-install_import_hook([f"winnowgp.{room}" for room in INNER_ROOMS], "helpers.typechecker.checked")
+install_import_hook(
+    [f"winnowgp.{name}" for name in CHECKED_PACKAGES], "helpers.typechecker.checked"
+)
 torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before any fixture, for those that fit a model."""
+    """Switch the checks on or off before any fixture runs, since fixtures fit models."""
     unchecked = item.get_closest_marker("unchecked") is not None
-    # GPyTorch's door has inner drawers, and tests of them.
-    inner = item.path.parent.name not in RIM or item.path.name.startswith("test_gpytorch_")
-    begin_test(wanted=inner and not unchecked)
+    # The GPyTorch integration has checked modules, and tests of them.
+    checked = item.path.parent.name not in UNCHECKED_TESTS
+    checked = checked or item.path.name.startswith("test_gpytorch_")
+    begin_test(wanted=checked and not unchecked)
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """For work in processes of its own."""
+    """Processes that run functions apart from the test process."""
     forks = Forks()
     yield forks
     forks.close()
@@ -67,6 +72,6 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def paper_data() -> None:
-    """For tests that need the paper's data."""
+    """Skip the test unless the paper's data sets are available."""
     if "WINNOWGP_DATA" not in os.environ:
-        pytest.skip("needs the paper's data: set WINNOWGP_DATA to the folder that holds it")
+        pytest.skip("needs the paper's data: set WINNOWGP_DATA to the folder that has them")

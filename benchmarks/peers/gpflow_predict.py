@@ -1,4 +1,4 @@
-"""Time of predictions from GPflow's cached posteriors: one JSON object a line, best of many calls.
+"""Time of predictions from GPflow's cached posteriors: one JSON object per line.
 
     python gpflow_predict.py --points 64 --inputs 8 --rows 10000,1 --repeats 20
 
@@ -28,15 +28,15 @@ import tensorflow as tf  # noqa: E402
 
 
 def main() -> None:
-    """Words typed by a person to calls of the parts."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--points", type=int, required=True)
     parser.add_argument("--inputs", type=int, required=True)
     parser.add_argument("--rows", required=True)
     parser.add_argument("--repeats", type=int, default=20)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     rng = np.random.default_rng(0)
-    D, M = words.inputs, words.points
+    D, M = arguments.inputs, arguments.points
     X = rng.normal(size=(2000, D))
     y = np.sin(X[:, :1]) + 0.1 * rng.normal(size=(2000, 1))
     kernel = gpflow.kernels.SquaredExponential(lengthscales=np.full(D, 2.0))
@@ -47,11 +47,11 @@ def main() -> None:
     for peer, model in models.items():
         posterior = model.posterior()
         compiled = tf.function(posterior.predict_f, reduce_retracing=True)
-        for rows in map(int, words.rows.split(",")):
+        for rows in map(int, arguments.rows.split(",")):
             new = tf.constant(rng.normal(size=(rows, D)))
             compiled(new)
             wall, cpu = [], []
-            for _ in range(words.repeats if rows > 1 else 20 * words.repeats):
+            for _ in range(arguments.repeats if rows > 1 else 20 * arguments.repeats):
                 starts = time.perf_counter(), time.process_time()
                 mean, variance = compiled(new)
                 mean.numpy(), variance.numpy()

@@ -18,7 +18,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def known(monkeypatch, *experiments: Experiment) -> None:
-    monkeypatch.setattr(catalogue, "named", lambda *names: list(experiments))
+    monkeypatch.setattr(catalogue, "select_experiments", lambda *names: list(experiments))
 
 
 def made(log: Path) -> int:
@@ -120,16 +120,16 @@ def test_reproduce_too_few_rows_is_invalid_input(tmp_path: Path, capsys) -> None
 
 def test_reproduce_interrupted_keeps_rows(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log))
-    measured = Toy.measured
+    run_once = Toy.run
 
     def interrupted(self, settings, scope):
         if settings.get("seed") == 1:
             raise KeyboardInterrupt
-        return measured(self, settings, scope)
+        return run_once(self, settings, scope)
 
     words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
     with monkeypatch.context() as patch:
-        patch.setattr(Toy, "measured", interrupted)
+        patch.setattr(Toy, "run", interrupted)
         assert run(words) == 130
     assert "run the same command again to resume" in capsys.readouterr().err
     assert run(words) == 0
@@ -222,7 +222,7 @@ def test_reproduce_more_seeds_than_folds_warns(
 def test_reproduce_takes_several_names(capsys) -> None:
     found = catalogue.named("estimators", "noise", "noise")
     assert [experiment.name for experiment in found] == ["noise", "estimators"]
-    assert len(catalogue.named("noise", "all")) == len(EXPERIMENTS)
+    assert len(catalogue.select_experiments("noise", "all")) == len(EXPERIMENTS)
     assert run(["reproduce", "noise", "figure-9"]) == 2
     assert "one of illustration, noise" in capsys.readouterr().err
 

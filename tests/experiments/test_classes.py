@@ -1,17 +1,17 @@
 import torch
 
-from winnowgp.experiments.classes import classes_picture, run_classes
+from winnowgp.experiments.classes import draw_classes, run_classes
 
 
-def test_both_schedules_keep_fewer_points_and_the_fast_one_near_the_boundary(tmp_path) -> None:
-    found = run_classes(epochs=(20, 20, 20))
-    assert list(found.maps) == ["fast", "paper"]
-    fast = found.maps["fast"]
+def test_run_classes_selects_few_points_near_the_boundary(tmp_path) -> None:
+    result = run_classes(epochs=(20, 20, 20))
+    assert list(result.maps) == ["fast", "paper"]
+    fast = result.maps["fast"]
     assert len(fast.points) < 20
-    assert len(found.maps["paper"].points) < 100
-    # Distance to the nearest row of the other class: small for points, larger for rows at large.
-    other = [found.X[found.labels != label] for label in (0, 1)]
+    assert len(result.maps["paper"].points) < 100
+    # Distance to the nearest row of the other class: smaller for inducing points than for rows.
+    other = [result.X[result.labels != label] for label in (0, 1)]
     nearest = torch.stack([torch.cdist(fast.points, rows).amin(1) for rows in other]).amax(0)
-    rows = torch.stack([torch.cdist(found.X, rows).amin(1) for rows in other]).amax(0)
+    rows = torch.stack([torch.cdist(result.X, rows).amin(1) for rows in other]).amax(0)
     assert nearest.mean() < rows.mean()
-    assert classes_picture(found, tmp_path / "classes.png").exists()
+    assert draw_classes(result, tmp_path / "classes.png").exists()

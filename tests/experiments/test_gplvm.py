@@ -19,10 +19,10 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, PaperSchedule, fast_gplvm
 
 
-def test_the_figure_shows_four_moments_of_the_training(paper_data, tmp_path: Path) -> None:
+def test_draw_shows_four_steps_of_the_training(paper_data, tmp_path: Path) -> None:
     experiment, scope = Gplvm(), Scope(quick=True)
     settings = {**experiment.settings(scope, [])[0], "epochs": 5}
-    row = json.loads(json.dumps({**settings, **experiment.measured(settings, scope)}))
+    row = json.loads(json.dumps({**settings, **experiment.run(settings, scope)}))
     assert [moment["title"].split(":")[0] for moment in row["moments"]] == [
         "step 1",
         "step 1",
@@ -34,15 +34,18 @@ def test_the_figure_shows_four_moments_of_the_training(paper_data, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_few_points_near_the_cloud_are_kept_and_stages_come_apart(paper_data) -> None:
-    found = run_gplvm(paper_settings())
-    assert torch.equal(found.fitted.candidates[0], grid())
-    latents, inclusion = found.fitted.model.latents.mean.detach(), found.fitted.selection.inclusion
-    assert found.fitted.selection.M < SIDE**2 // 2
+def test_run_gplvm_selects_few_points_and_separates_stages(paper_data) -> None:
+    training = run_gplvm(paper_settings())
+    assert torch.equal(training.fitted.candidates, grid())
+    latents, inclusion = (
+        training.fitted.model.latents.mean.detach(),
+        training.fitted.selection.inclusion,
+    )
+    assert training.fitted.selection.M < SIDE**2 // 2
     distance = torch.cdist(grid(), latents).amin(1)
     assert distance[inclusion > 0.5].mean() < 0.5 * distance[inclusion < 0.5].mean()
-    before = neighbour_accuracy(found.start, found.stages)
-    assert neighbour_accuracy(latents, found.stages) > before + 0.2
+    before = neighbour_accuracy(training.start, training.stages)
+    assert neighbour_accuracy(latents, training.stages) > before + 0.2
 
 
 def row(kind: str, distances: list[float], switched: list[int]) -> Row:
@@ -58,26 +61,26 @@ def row(kind: str, distances: list[float], switched: list[int]) -> Row:
     }
 
 
-def test_claims_are_judged_by_the_rows() -> None:
+def test_claims_judged_by_rows() -> None:
     good, bad = row("paper", [0.3, 0.9], [4, 0]), row("fast", [0.9, 0.3], [0, 7])
-    *judged, quality = Gplvm().claims([good, bad])
-    assert [line.split(":")[0] for line in judged] == ["agrees", "does not agree", "agrees"]
+    *verdicts, quality = Gplvm().claims([good, bad])
+    assert [line.split(":")[0] for line in verdicts] == ["agrees", "does not agree", "agrees"]
     (still,) = (line for line in Gplvm().claims([row("paper", [0.3, 0.9], [0, 4]), bad])[2:3])
-    assert still.startswith("does not agree: as the cloud moves")
+    assert still.startswith("does not agree: further candidates become active")
     assert "PCA 0.600" in quality
 
 
-def test_neighbours_of_the_same_stage_are_counted() -> None:
+def test_neighbour_accuracy_counts_equal_stages() -> None:
     X = torch.tensor([[0.0], [0.1], [5.0], [5.2], [0.25]])
     assert neighbour_accuracy(X, ("a", "a", "b", "b", "b")) == pytest.approx(0.8)
 
 
 class Stopped(Exception):
-    """Nothing is to be trained."""
+    """Raised in place of training."""
 
 
 @pytest.mark.parametrize("kind", ["paper", "fast"])
-def test_what_a_row_says_of_start_and_schedule_is_what_runs(paper_data, monkeypatch, kind) -> None:
+def test_run_gplvm_uses_every_setting_of_a_row(paper_data, monkeypatch, kind) -> None:
     seen = {}
 
     def fit(model, table, *, schedule, **others):
@@ -107,16 +110,16 @@ def test_what_a_row_says_of_start_and_schedule_is_what_runs(paper_data, monkeypa
     assert model.kernel.base_kernel.lengthscale.detach() == pytest.approx(0.7)
     assert model.likelihood.noise.item() == pytest.approx(0.3)
     if kind == "fast":
-        found = schedule.goal.alpha, schedule.n_candidates, schedule.rounds, schedule.iterations
-        assert found == (0.9, 33, 5, 17)
+        used = schedule.goal.alpha, schedule.n_candidates, schedule.rounds, schedule.iterations
+        assert used == (0.9, 33, 5, 17)
     else:
         rates = schedule.learning_rate, schedule.inclusion_learning_rate
         assert (schedule.prior.alpha, schedule.joint, *rates) == (0.9, 11, 0.05, 0.4)
         assert (schedule.gradient.samples, schedule.initial_inclusion) == (7, 0.25)
 
 
-def test_what_rows_say_are_the_defaults_that_the_first_rows_were_made_with() -> None:
-    paper, fast = (PaperSchedule(SquaredCardinality(1, 1.0)), FastSchedule())
+def test_settings_equal_the_defaults_of_the_schedules() -> None:
+    paper, fast = (JointLatent(SquaredCardinality(1, 1.0)), FastLatent())
     gradient = paper.gradient
     assert isinstance(gradient, ScoreFunction)
     assert {
@@ -125,6 +128,5 @@ def test_what_rows_say_are_the_defaults_that_the_first_rows_were_made_with() -> 
         "subsets": gradient.samples,
         "start_inclusion": paper.initial_inclusion,
     }.items() <= gplvm.PAPER.items()
-    defaults = {"fresh": fast_gplvm.CANDIDATES, "iterations": fast_gplvm.ITERATIONS}
-    found = {**defaults, "rounds": fast.rounds}
-    assert found.items() <= gplvm.FAST.items()
+    defaults = {"fresh": fast.n_candidates, "rounds": fast.rounds, "iterations": fast.iterations}
+    assert defaults.items() <= gplvm.FAST.items()

@@ -1,34 +1,60 @@
 import os
 from pathlib import Path
-from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from winnowgp.experiments import kin8nm_deep as predict_cost
-from winnowgp.experiments.base import Row, Runs, Scope
-from winnowgp.experiments.fixed_points import equal_size_claims
-from winnowgp.experiments.kin8nm_deep import Fold, Kin8nmDeep, deep_predict_us
-from winnowgp.experiments.runner import asked, make_runs
+from helpers.figures import scattered
+from winnowgp.experiments import kin8nm_deep
+from winnowgp.experiments.base import Row, Scope
+from winnowgp.experiments.kin8nm_deep import (
+    Fold,
+    Group,
+    Kin8nmDeep,
+    deep_predict_us,
+    draw_tradeoff,
+    groups,
+)
+from winnowgp.experiments.runner import make_runs
+from winnowgp.experiments.runs import Runs
 
-RESULTS = Runs(Path(__file__).parents[2] / "docs" / "results" / "kin8nm-deep.jsonl")
 FEW = {"layerwise": 1, "pre": 1, "process": 1, "post": 1, "share": 0.5, "rounds": 1}
 
 
-def test_the_rows_of_the_documentation_are_found_again_by_their_settings() -> None:
-    found = asked(Kin8nmDeep(), RESULTS, Scope())
-    assert not found.missing
-    kinds = [row["kind"] for row in found.rows]
-    assert {kind: kinds.count(kind) for kind in ("paper", "fast", "weighed")} == {
-        "paper": 20,
-        "fast": 20,
-        "weighed": 20,
-    }
-    assert kinds.count("grid") == 100
-    assert kinds.count("time") >= 50
+def rows_of_folds(*log_densities: float) -> list[Row]:
+    """Return rows of every kind, with one fold for each log density."""
+    shared = [{"fold": fold, "log_density": nats} for fold, nats in enumerate(log_densities)]
+    rows: list[Row] = []
+    for own in shared:
+        rows += [
+            {"kind": "paper", "alpha": 2.0, "sizes": [9, 4], "connected": True, **own},
+            {"kind": "fast", "alpha": 1.0, "sizes": [5, 6], "connected": False, **own},
+            {"kind": "weighed", "alpha": 1.0, "sizes": [7, 3], "connected": False, **own},
+            {"kind": "grid", "sizes": [8, 8], "connected": False, **own},
+            {"kind": "fixed", "start": "random", "sizes": [5, 6], "connected": False, **own},
+        ]
+    timed = {(tuple(row["sizes"]), row["connected"]) for row in rows}
+    return rows + [
+        {"kind": "time", "sizes": list(sizes), "connected": connected, "predict_us": sum(sizes)}
+        for sizes, connected in timed
+    ]
 
 
-def test_the_grid_is_sixteen_pairs_and_four_that_are_cheap_within_a_hundred_runs() -> None:
+def test_groups_several_folds_gives_mean_accuracy_and_time() -> None:
+    rows = rows_of_folds(1.0, 1.5)
+    by_kind = {group.kind: group for group in groups(rows)}
+    assert list(by_kind) == ["weighed", "fast", "paper", "grid"]
+    fast = by_kind["fast"]
+    assert (fast.label, fast.sizes) == ("α = 1", [[5, 6], [5, 6]])
+    assert (fast.cost, fast.accuracy) == (11, 1.25)
+    assert by_kind["grid"].label == "[8, 8]"
+    untimed = [row for row in rows if row["kind"] != "time"]
+    assert groups(untimed) == []
+
+
+def test_settings_grid_has_twenty_pairs_on_five_folds() -> None:
     grid = [s for s in Kin8nmDeep().settings(Scope(), []) if s["kind"] == "grid"]
     assert len(grid) == 100
     pairs = {tuple(s["sizes"]) for s in grid}
@@ -37,22 +63,36 @@ def test_the_grid_is_sixteen_pairs_and_four_that_are_cheap_within_a_hundred_runs
     assert pairs - square == {(70, 20), (70, 30), (100, 20), (100, 30)}
 
 
-def test_the_figure_and_the_claims_come_from_the_results_alone(tmp_path: Path) -> None:
-    experiment, rows = Kin8nmDeep(), asked(Kin8nmDeep(), RESULTS, Scope()).rows
+def test_draw_rows_of_every_kind_gives_figure_and_claims(tmp_path: Path) -> None:
+    experiment, rows = Kin8nmDeep(), rows_of_folds(1.0, 1.5)
     assert experiment.draw(rows, tmp_path / "figure.png").stat().st_size > 10_000
     lines = experiment.claims(rows)
-    assert "agrees: more points in the last layer, the fast schedule (in 18 of 20 runs)" in lines
+    more = "more inducing points in the last layer"
+    assert f"does not agree: {more}, the paper's procedure (in 0 of 2 runs)" in lines
+    assert f"agrees: {more}, the fast schedule (in 2 of 2 runs)" in lines
+    assert len(lines) == 3 + 2 + 1
 
 
-@pytest.mark.parametrize(("hand", "word"), [(0.9, "agrees"), (1.1, "does not agree")])
-def test_a_better_and_quicker_grid_point_puts_a_choice_off_the_frontier(
-    hand: float, word: str
-) -> None:
+def test_draw_tradeoff_shows_grid_and_each_procedure() -> None:
+    grid = [
+        Group("grid", "", [[1, 1]], cost=cost, accuracy=nats)
+        for cost, nats in ((1.0, 0.1), (2.0, 0.2))
+    ]
+    selected = Group("fast", "α = 1", [[7, 9], [7, 9]], cost=1.5, accuracy=0.3)
+    ax = Figure().subplots()
+    draw_tradeoff([*grid, selected], ax=ax)
+    np.testing.assert_allclose(scattered(ax)[0], [[1.0, 0.1], [2.0, 0.2]])
+    assert np.asarray(ax.lines[0].get_xydata()).tolist() == [[1.5, 0.3]]
+    assert [t.get_text() for t in ax.texts] == ["7, 9"]
+
+
+@pytest.mark.parametrize(("density", "word"), [(0.9, "agrees"), (1.1, "does not agree")])
+def test_claims_better_and_faster_grid_pair_disagrees(density: float, word: str) -> None:
     own = {"fold": 0, "sizes": [5, 5], "log_density": 1.0, "alpha": 1.0}
     rows: list[Row] = [
         {"kind": "fast", "connected": False, **own},
         {"kind": "paper", "connected": True, **own},
-        {"kind": "grid", "connected": False, "fold": 0, "sizes": [3, 4], "log_density": hand},
+        {"kind": "grid", "connected": False, "fold": 0, "sizes": [3, 4], "log_density": density},
     ]
     rows += [
         {"kind": "time", "sizes": sizes, "connected": skip_connections, "predict_us": sum(sizes)}
@@ -63,47 +103,47 @@ def test_a_better_and_quicker_grid_point_puts_a_choice_off_the_frontier(
     assert [line.split(":")[0] for line in lines[:2]] == [word] * 2
 
 
-def test_controls_and_timings_wait_for_the_runs_whose_sizes_they_take() -> None:
+def test_settings_baselines_and_timings_follow_selected_sizes() -> None:
     experiment, scope = Kin8nmDeep(), Scope(seeds=1)
     first = experiment.settings(scope, [])
     assert {s["kind"] for s in first} == {"paper", "fast", "weighed", "grid"}
-    chosen = next(s for s in first if s["kind"] == "fast" and s["alpha"] == 1.0)
-    later = experiment.settings(scope, [{**chosen, "sizes": [7, 9]}])
+    selected = next(s for s in first if s["kind"] == "fast" and s["alpha"] == 1.0)
+    later = experiment.settings(scope, [{**selected, "sizes": [7, 9]}])
     fixed = [s for s in later if s["kind"] == "fixed"]
     assert [(s["start"], s["sizes"]) for s in fixed] == [("random", [7, 9]), ("kmeans", [7, 9])]
     timed = [s for s in later if s["kind"] == "time"]
-    how = {"connected": False, "samples": 100, "best_of": 25}
-    assert timed == [{"kind": "time", "sizes": (7, 9), **how}]
+    repeats = {"connected": False, "samples": 100, "best_of": 25}
+    assert timed == [{"kind": "time", "sizes": (7, 9), **repeats}]
 
 
-def test_times_are_measured_after_the_runs_that_share_the_machine(monkeypatch, tmp_path) -> None:
+def test_make_runs_timings_come_last_and_alone(monkeypatch, tmp_path) -> None:
     made: list[str] = []
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
+    def run(self, settings: Row, scope: Scope) -> Row:
         made.append(settings["kind"])
         if settings["kind"] == "time":
             return {"predict_us": 1.0}
         return {"log_density": 1.0} | ({"sizes": [4, 3]} if "candidates" in settings else {})
 
-    monkeypatch.setattr(Kin8nmDeep, "measured", measured)
+    monkeypatch.setattr(Kin8nmDeep, "run", run)
     runs, scope = Runs(tmp_path / "rows.jsonl"), Scope(quick=True)
     make_runs(Kin8nmDeep(), runs, scope)
     first = made.index("time")
     assert set(made[:first]) == {"paper", "fast", "weighed", "grid", "fixed"}
     assert set(made[first:]) == {"time"}
 
-    # A time that is missing is measured again, and nothing is trained for it.
+    # A missing timing is measured again without any training.
     lines = runs.path.read_text(encoding="utf-8").splitlines()
-    lost = next(line for line in lines if '"kind":"time"' in line)
-    runs.path.write_text("\n".join(line for line in lines if line != lost), encoding="utf-8")
+    timing = next(line for line in lines if '"kind":"time"' in line)
+    runs.path.write_text("\n".join(line for line in lines if line != timing), encoding="utf-8")
     made.clear()
     make_runs(Kin8nmDeep(), runs, scope)
     assert made == ["time"]
 
 
-def test_the_cost_of_a_prediction_is_the_least_of_all_but_the_first(monkeypatch) -> None:
+def test_deep_predict_us_returns_shortest_timing(monkeypatch) -> None:
     seconds = iter([0.0, 5.0, 10.0, 11.0, 20.0, 22.0])
-    monkeypatch.setattr(predict_cost, "process_time", lambda: next(seconds))
+    monkeypatch.setattr(kin8nm_deep, "process_time", lambda: next(seconds))
     threads = torch.get_num_threads()
     us = deep_predict_us([3, 2], skip_connections=False, samples=2, best_of=3)
     # Five, one and two seconds for 500 rows.
@@ -111,46 +151,19 @@ def test_the_cost_of_a_prediction_is_the_least_of_all_but_the_first(monkeypatch)
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize(
-    ("theirs", "word", "error"),
-    [
-        ([0.9, 0.7, 0.9, 0.7], "agrees", 0.0577),
-        # A mean gain that one fold alone makes.
-        ([0.6, 1.0, 1.0, 1.0], "does not agree", 0.1),
-        ([1.1, 1.3, 1.1, 1.3], "does not agree", 0.0577),
-    ],
-)
-def test_chosen_points_must_gain_more_than_chance_on_the_same_folds(
-    theirs: list[float], word: str, error: float
-) -> None:
-    chosen = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 99.0}
-    found = {"random": dict(enumerate(theirs)), "kmeans": {}}
-    (line,) = equal_size_claims(chosen, found, each="fold")
-    assert line.startswith(f"{word}: beyond the paper: chosen points beat as many random rows")
-    assert f"1.000 against {fmean(theirs):.3f} nats" in line
-    assert f"higher on {sum(each < 1 for each in theirs)} of 4 folds" in line
-    assert f"gain {1 - fmean(theirs):+.4f} with a standard error of {error:.4f}" in line
-
-
-def test_one_fold_is_never_clear_of_chance() -> None:
-    (line,) = equal_size_claims({0: 5.0}, {"random": {0: 1.0}}, each="fold")
-    assert line.startswith("does not agree")
-    assert "higher on 1 of 1 fold; gain +4.0000 with a standard error of inf" in line
-
-
-def test_there_are_five_folds_and_no_more() -> None:
+def test_settings_more_seeds_than_folds_uses_all_folds() -> None:
     assert {s["fold"] for s in Kin8nmDeep().settings(Scope(seeds=9), [])} == {0, 1, 2, 3, 4}
 
 
-def test_folds_share_no_row(paper_data) -> None:
-    found = Fold.of(0, "cpu")
-    assert found.train.N + found.test.N == 8192
-    assert abs(found.train.Y.mean().item()) < 1e-12
+def test_fold_of_splits_and_standardises_all_rows(paper_data) -> None:
+    fold = Fold.of(0, "cpu")
+    assert fold.train.N + fold.test.N == 8192
+    assert abs(fold.train.Y.mean().item()) < 1e-12
 
 
 @pytest.mark.skipif("WINNOWGP_DATA" not in os.environ, reason="needs kin8nm: set WINNOWGP_DATA")
 @pytest.mark.parametrize("kind", ["paper", "fast", "weighed", "grid", "fixed", "time"])
-def test_every_kind_of_run_ends_with_finite_numbers(kind: str) -> None:
+def test_run_every_kind_gives_plausible_scores(kind: str) -> None:
     experiment, scope = Kin8nmDeep(), Scope(quick=True)
     known: list[Row] = [
         {"kind": "fast", "fold": 0, "alpha": 1.0, "sizes": [4, 3], "connected": False}
@@ -159,7 +172,7 @@ def test_every_kind_of_run_ends_with_finite_numbers(kind: str) -> None:
     small = {**settings, "N": 60, "steps": FEW}
     if "candidates" in small:
         small["candidates"] = 12
-    row = experiment.measured(small, scope)
+    row = experiment.run(small, scope)
     if kind == "time":
         assert row["predict_us"] > 0
         return

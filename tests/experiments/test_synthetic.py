@@ -1,5 +1,3 @@
-"""Figure 3."""
-
 from itertools import pairwise
 
 import pytest
@@ -9,8 +7,9 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.base import Runs, Scope
+from winnowgp.experiments.base import Scope
 from winnowgp.experiments.runner import make_runs
+from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.synthetic import (
     PROCESS,
     RANGES,
@@ -26,8 +25,8 @@ def rbf(A: Tensor, B: Tensor, lengthscale: float) -> Tensor:
     return torch.exp(-0.5 * ((A - B.mT) / lengthscale) ** 2)
 
 
-def test_the_divergence_is_that_of_the_two_posteriors_over_values_and_inducing_values() -> None:
-    """KL of q(f, u) = p(f | u) q(u) from p(f, u | y), both written out as dense normals."""
+def test_divergence_equals_kl_of_dense_posteriors() -> None:
+    """The reference is KL[q(f, u) ‖ p(f, u | y)] with q(f, u) = p(f | u) q(u), as dense normals."""
     g = torch.Generator().manual_seed(1)
     X = torch.linspace(0, 5, 9, dtype=torch.float64)[:, None]
     Z = torch.tensor([[0.8], [2.2], [4.1]], dtype=torch.float64)
@@ -48,17 +47,17 @@ def test_the_divergence_is_that_of_the_two_posteriors_over_values_and_inducing_v
     gain = torch.linalg.solve(Kff + noise * torch.eye(9, dtype=torch.float64), prior[:9]).mT
     p = MultivariateNormal(gain @ y, prior - gain @ prior[:9])
 
-    found = divergence(model, Dataset.of(X, y))
-    assert found == pytest.approx(kl_divergence(q, p).item(), rel=1e-6)
-    assert found > 0.1
+    kl = divergence(model, Dataset.of(X, y))
+    assert kl == pytest.approx(kl_divergence(q, p).item(), rel=1e-6)
+    assert kl > 0.1
 
 
-def test_the_divergence_vanishes_with_a_point_at_every_row() -> None:
+def test_divergence_inducing_point_at_every_row_is_zero() -> None:
     data = sampled("noise", 0.5, rows=20, seed=0)
     assert divergence(SparseGP(kernel_from("rbf", 1), data.X), data) == pytest.approx(0, abs=1e-6)
 
 
-def test_intensities_are_five_log_spaced_values() -> None:
+def test_intensities_are_log_spaced() -> None:
     for condition, (low, high) in RANGES.items():
         values = intensities(condition)
         assert (values[0], values[-1]) == (low, high)
@@ -66,17 +65,17 @@ def test_intensities_are_five_log_spaced_values() -> None:
         assert ratios == pytest.approx([(high / low) ** 0.25] * 4, rel=2e-3)
 
 
-def test_noise_is_a_standard_deviation_and_all_else_stays() -> None:
+def test_sampled_noise_is_a_standard_deviation() -> None:
     quiet, loud = (sampled("noise", sigma, rows=400, seed=0) for sigma in (0.2, 0.7))
     assert torch.equal(quiet.X, loud.X)
     assert 0 <= quiet.X.min() < 1
     assert 99 < quiet.X.max() <= 100
     difference = (loud.Y - quiet.Y).std().item()
-    # Of 400 draws, the standard deviation is known to 3.5 %.
+    # The standard deviation of 400 draws is known to 3.5 %.
     assert difference == pytest.approx(0.5, rel=0.15)
 
 
-def test_a_longer_lengthscale_is_smoother_by_as_much_as_the_kernel_says() -> None:
+def test_sampled_smoothness_matches_the_kernel() -> None:
     # E(y_i − y_j)² = 2 (1 − exp(−½ d²/γ²)) + 2 σ² with σ = 0.1, for pairs of neighbours.
     for gamma in (0.8, 2.5):
         squares, expected = [], []
@@ -90,7 +89,7 @@ def test_a_longer_lengthscale_is_smoother_by_as_much_as_the_kernel_says() -> Non
         assert mean == pytest.approx(torch.cat(expected).mean().item(), rel=0.15)
 
 
-def test_clusters_are_five_normals_of_the_stated_precision() -> None:
+def test_sampled_clustering_has_five_normals_of_given_precision() -> None:
     root = 0.5  # √β, so a standard deviation of 2
     x = sampled("clustering", root, rows=400, seed=0).X[:, 0]
     off = x[:, None] - torch.linspace(0, 100, 5, dtype=x.dtype)
@@ -99,7 +98,7 @@ def test_clusters_are_five_normals_of_the_stated_precision() -> None:
     assert off.gather(1, nearest[:, None]).std().item() == pytest.approx(1 / root, rel=0.15)
 
 
-def test_settings_are_the_papers() -> None:
+def test_settings_equal_the_papers() -> None:
     settings = Synthetic().settings(Scope(seeds=1), [])
     assert len(settings) == 3 * 5 * 4
     by = {row["kind"]: row for row in settings}
@@ -131,7 +130,7 @@ def test_settings_are_the_papers() -> None:
     ],
     ids=lambda kind: kind["kind"],
 )
-def test_every_kind_has_a_divergence_for_each_of_its_sets(kind: dict) -> None:
+def test_run_every_kind_gives_one_divergence_per_set(kind: dict) -> None:
     settings = {
         **kind,
         "condition": "noise",
@@ -140,21 +139,21 @@ def test_every_kind_has_a_divergence_for_each_of_its_sets(kind: dict) -> None:
         "seed": 0,
         "process": PROCESS,
     }
-    row = Synthetic().measured(settings, Scope())
+    row = Synthetic().run(settings, Scope())
     sizes = settings["sizes"] if kind["kind"] == "fixed" else row["kept"]
     assert len(row["kl"]) == len(row["elbo"]) == len(sizes)
     assert min(row["kl"]) > -1e-3
     assert not row.keys() & settings.keys()
-    assert row == Synthetic().measured(settings, Scope())
+    assert row == Synthetic().run(settings, Scope())
 
 
 @pytest.mark.slow
-def test_a_quick_look_gives_every_run_a_figure_and_claims(tmp_path) -> None:
+def test_make_runs_quick_scope_gives_figure_and_claims(tmp_path) -> None:
     runs, experiment, scope = Runs(tmp_path / "rows.jsonl"), Synthetic(), Scope(quick=True)
     make_runs(experiment, runs, scope)
     rows = list(runs)
     assert len(rows) == len(experiment.settings(scope, rows))
     assert experiment.draw(rows, tmp_path / "figure.png").stat().st_size > 10_000
     claims = experiment.claims(rows)
-    assert any(line.startswith("agrees: fewer points with more noise") for line in claims)
+    assert any(line.startswith("agrees: fewer inducing points with more noise") for line in claims)
     assert runs.path.stat().st_size < 30_000

@@ -1,4 +1,4 @@
-"""An experiment of three squares and their sum, for tests of whatever makes runs."""
+"""A small experiment for tests of the runner: three squares and their sum."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from winnowgp.experiments.base import Experiment, Row, Scope, claim
 
 
 class Toy(Experiment):
-    """Writes a line to a log for each run, so that tests can count them."""
+    """Squares of seeds, then their sum; each run appends a line to a log, which tests count."""
 
     name = "toy"
     title = "squares, and their sum"
@@ -26,7 +26,7 @@ class Toy(Experiment):
         self.log, self.steps, self.hangs_at, self.fails_at = log, steps, hangs_at, fails_at
         self.alone_at = alone_at
 
-    def alone(self, settings: Row) -> bool:
+    def runs_alone(self, settings: Row) -> bool:
         return settings.get("seed") == self.alone_at
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
@@ -35,12 +35,12 @@ class Toy(Experiment):
             {"kind": "square", "seed": seed, "sizes": (seed, 2), "steps": {"pre": self.steps}}
             for seed in range(seeds)
         ]
-        made = [row["square"] for row in rows if row["kind"] == "square"]
-        if len(made) < seeds:
+        results = [row["square"] for row in rows if row["kind"] == "square"]
+        if len(results) < seeds:
             return squares
-        return [*squares, {"kind": "sum", "of": made}]
+        return [*squares, {"kind": "sum", "of": results}]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
+    def run(self, settings: Row, scope: Scope) -> Row:
         with self.log.open("a", encoding="utf-8") as file:
             file.write(f"{settings['kind']} {os.getpid()}\n")
         if settings["kind"] == "sum":
@@ -57,5 +57,5 @@ class Toy(Experiment):
         return path
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
-        found = [row["sum"] for row in rows if row["kind"] == "sum"]
-        return [claim("the sum is five", agrees=found == [5], found=f"{found}")]
+        sums = [row["sum"] for row in rows if row["kind"] == "sum"]
+        return [claim("the sum is five", agrees=sums == [5], evidence=f"{sums}")]

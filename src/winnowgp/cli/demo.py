@@ -10,7 +10,7 @@ from winnowgp.cli.options import PICTURES, Quiet, Seed, checked_output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from winnowgp.experiments.illustration import Illustrated
+    from winnowgp.experiments.illustration import IllustrationResult
 
 
 def demo(
@@ -26,8 +26,8 @@ def demo(
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
-    from winnowgp.experiments.illustration import illustrate
-    from winnowgp.plots import draw_illustration, saved
+    from winnowgp.experiments.illustration import draw_panels, illustrate
+    from winnowgp.plots import save_figure
 
     # The data set is small: a second thread would only wait for the first.
     torch.set_num_threads(1)
@@ -39,7 +39,7 @@ def demo(
     console.print(f"plot: {output}")
 
 
-def _table(result: "Illustrated") -> "Table":
+def _table(result: "IllustrationResult") -> "Table":
     from rich.table import Table
 
     table = Table(title="Inducing points selected by the model", title_justify="left")

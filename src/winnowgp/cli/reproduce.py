@@ -53,12 +53,12 @@ def reproduce(
     run the same command again to resume. Quick runs are stored in NAME-quick.jsonl.
     """
     from winnowgp.experiments.base import Scope
-    from winnowgp.experiments.runner import check_tables, named
+    from winnowgp.experiments.runner import check_tables, select_experiments
 
     if not names:
-        _list(named("all"), json=json)
+        _list(select_experiments("all"), json=json)
         return
-    experiments = named(*names)
+    experiments = select_experiments(*names)
     _check_device(device)
     scope = Scope(quick=quick, seeds=seeds, device=device)
     if not only_draw:
@@ -129,13 +129,13 @@ def _reproduced(
     from rich.console import Console
 
     from winnowgp.cli.progress import RunBar
-    from winnowgp.experiments.runner import drawn, reproduced
+    from winnowgp.experiments.runner import draw_experiment, run_experiment
 
     if only_draw:
-        return drawn(experiment, scope, folder)
+        return draw_experiment(experiment, scope, folder)
     with RunBar(Console(stderr=True), experiment.name, shown=shown) as bar:
         try:
-            return reproduced(experiment, scope, folder, jobs=jobs, on_run=bar.update)
+            return run_experiment(experiment, scope, folder, jobs=jobs, on_run=bar.update)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"rows of finished runs are in {folder}; run the same command again to resume."

@@ -1,1 +1,1 @@
-"""The paper's figures, one file each: results first, pictures from the results."""
+"""The experiments of the paper, which `winnow reproduce` runs."""

@@ -1,4 +1,7 @@
-"""Where a classifier keeps its points: two moons, candidates on a grid."""
+"""Draw the inducing points that a classifier selects from a grid of candidates on two moons.
+
+python -m winnowgp.experiments.classes PATH.png
+"""
 
 import sys
 from dataclasses import dataclass
@@ -14,18 +17,16 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
-from winnowgp.plots import ClassMap, draw_classes_2d, saved, styled
+from winnowgp.plots import ClassMap, draw_classes_2d, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Schedule, fit
 
-SIDE = 10
-
-N = 600
+SIDE, N = 10, 600
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The data, and what each schedule found."""
+    """The data, and the classifier of each schedule."""
 
     X: Float[Tensor, "N 2"]
     labels: Int[Tensor, " N"]
@@ -33,10 +34,10 @@ class Classes:
 
 
 def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)) -> Classes:
-    """Fit both schedules to two noisy moons, from the same grid of 10 × 10 candidates.
+    """Fit both schedules to two noisy moons with the same 10 × 10 candidates.
 
-    The candidates are frozen for the fast schedule, so that the picture shows which of them it
-    keeps; the paper's moves them while it learns.
+    The candidates are fixed for the fast schedule, so that the figure shows which of them it
+    selects; the paper's schedule trains their locations too.
     """
     X, y = make_moons(N, noise=0.22, random_state=seed)
     data = Dataset.of(torch.from_numpy(X), torch.from_numpy(y).double())
@@ -56,13 +57,13 @@ def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)
         model.candidates.requires_grad_(moves)
         generator = torch.Generator().manual_seed(seed)
         fitted = fit(model, data, schedule=schedule, generator=generator)
-        held = (grid[:, None] != fitted.posterior.Z).any(-1).all(1)
-        idle = fitted.candidates[0][~fitted.selection.mask] if moves else grid[held]
-        maps[name] = _map(fitted, data, idle)
+        unused = (grid[:, None] != fitted.posterior.Z).any(-1).all(1)
+        idle = fitted.candidates[~fitted.selection.mask] if moves else grid[unused]
+        maps[name] = _class_map(fitted, data, idle)
     return Classes(data.X, data.Y[:, 0].long(), maps)
 
 
-def _map(fitted: FitResult[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]) -> ClassMap:
+def _class_map(fitted: Fit[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]) -> ClassMap:
     margin = 0.15 * (data.X.amax(0) - data.X.amin(0))
     low, high = data.X.amin(0) - margin, data.X.amax(0) + margin
     steps = torch.linspace(0, 1, 120, dtype=torch.float64)
@@ -78,17 +79,17 @@ def _map(fitted: FitResult[VariationalGP], data: Dataset, idle: Float[Tensor, "J
     )
 
 
-def classes_picture(found: Classes, path: Path) -> Path:
-    """One panel a schedule."""
+def draw_classes(result: Classes, path: Path) -> Path:
+    """Draw one panel per schedule."""
     with styled():
         figure = Figure(figsize=(9, 4.1))
-        panels = figure.subplots(1, len(found.maps), sharex=True, sharey=True)
-        for ax, (name, class_map) in zip(panels, found.maps.items(), strict=True):
-            draw_classes_2d(class_map, found.X, found.labels, ax=ax)
+        panels = figure.subplots(1, len(result.maps), sharex=True, sharey=True)
+        for ax, (name, class_map) in zip(panels, result.maps.items(), strict=True):
+            draw_classes_2d(class_map, result.X, result.labels, ax=ax)
             ax.set_title(f"{name} schedule")
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 if __name__ == "__main__":
-    classes_picture(run_classes(), Path(sys.argv[1]))
+    draw_classes(run_classes(), Path(sys.argv[1]))

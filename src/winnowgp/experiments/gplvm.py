@@ -1,7 +1,8 @@
-"""Figure 7 of the paper: a GP-LVM of single-cell expressions whose points follow the cloud.
+"""Figure 7 of the paper: a GP-LVM of single-cell expressions with candidates on a grid.
 
-PCA start, a fixed grid of 15 × 15 candidates, α = 3; the paper's 300 epochs with the point process
-on throughout, or the fast schedule on the same grid with the same α.
+The latent positions start at principal components; the 15 × 15 candidates are fixed, α = 3. The
+paper's procedure trains the point process throughout 300 epochs; the fast schedule has the same
+candidates and α.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,18 @@ from torch import Tensor
 
 from winnowgp.data import MaskedMatrix, Standardiser, load_table
 from winnowgp.experiments.base import (
+    PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
     Experiment,
     Row,
     Scope,
     claim,
-    numbers,
-    rounded,
+    to_lists,
+    to_tensor,
 )
 from winnowgp.gradients import ScoreFunction
 from winnowgp.models import LatentVariableGP
-from winnowgp.plots import PROCEDURES, LatentMap, draw_latent_map, saved, styled
+from winnowgp.plots import LatentMap, draw_latent_map, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,
@@ -44,17 +46,12 @@ from winnowgp.training import (
 )
 
 SIDE, REACH = 15, 3.0
-
 ALPHA = 3.0
-
 EPOCHS, QUICK_EPOCHS = 300, 60
-
 SEEDS = 3
-
 SHARED = {"candidates": SIDE**2, "reach": REACH, "alpha": ALPHA}
 # Every hyper-parameter starts at 1.
 START = {"start_variance": 1.0, "start_lengthscale": 1.0, "start_noise": 1.0}
-
 PAPER = {
     "learning_rate": 0.01,
     "process_learning_rate": 0.2,
@@ -62,38 +59,39 @@ PAPER = {
     "start_inclusion": 0.5,
     **START,
 }
-# At most so many fresh candidates at a choice, choices, and iterations of the last climb.
+# Number of new candidates per round, of rounds, and of L-BFGS iterations after the last one.
 FAST = {"fresh": 100, "rounds": 3, "iterations": 300, **START}
-# The moments that the figure shows, as shares of the training.
+# The steps that the figure shows, as shares of the training.
 MOMENTS = (0.01, 0.1, 0.33, 1.0)
-# The seed whose rows hold them.
+# The seed whose rows hold the figure.
 DRAWN = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What was seen on the way, and what came of it."""
+    """The history and the result of one fit."""
 
     stages: tuple[str, ...]
-    """Cell stage of each row, which the model never sees."""
+    """Cell stage of each row, which the model does not use."""
     start: Float[Tensor, "N 2"]
-    """Principal components."""
+    """Principal components, the initial latent positions."""
     frames: tuple[LatentMap, ...]
-    fitted: FitResult[LatentVariableGP]
+    """The embedding after every step."""
+    fitted: LatentFit[LatentVariableGP]
 
     def moments(self) -> list[LatentMap]:
-        """The frames that the figure shows."""
+        """Return the frames that the figure shows."""
         count = len(self.frames)
         return [self.frames[min(max(round(m * count), 1), count) - 1] for m in MOMENTS]
 
 
 def paper_settings(seed: int = 0, *, epochs: int = EPOCHS) -> Row:
-    """Of a run of the paper's procedure."""
+    """Return the settings of a run of the paper's procedure."""
     return {"kind": "paper", "epochs": epochs, "seed": seed, **SHARED, **PAPER}
 
 
 def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
-    """PCA start, candidates fixed on a grid, all else learnt, as a row's settings say."""
+    """Fit a GP-LVM to qPCR as the settings of a row say; the candidates stay on their grid."""
     table = load_table("qpcr")
     entries = MaskedMatrix.of(Standardiser.of(table.values).forward(table.values).to(device))
     generator = torch.Generator(device=device).manual_seed(settings["seed"])
@@ -107,7 +105,7 @@ def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
     model.candidates.requires_grad_(False)
     frames: list[LatentMap] = []
 
-    def watch(progress: Progress) -> None:
+    def record(progress: Progress) -> None:
         assert progress.latents is not None
         if progress.inclusion is None:
             inclusion = _present(candidates, progress.candidates[0])
@@ -123,7 +121,9 @@ def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
             )
         )
 
-    fitted = fit(model, entries, schedule=_schedule(settings), generator=generator, callbacks=watch)
+    fitted = fit_latent(
+        model, entries, schedule=_schedule(settings), generator=generator, on_progress=record
+    )
     return Training(table.labels, start, tuple(frames), fitted)
 
 
@@ -147,13 +147,13 @@ def _schedule(settings: Row) -> Schedule:
 
 
 def grid(side: int = SIDE, reach: float = REACH) -> Float[Tensor, "K 2"]:
-    """Candidates on the square that the prior N(0, I) covers."""
+    """Return candidates on a regular grid over the square that the prior N(0, I) covers."""
     steps = torch.linspace(-reach, reach, side, dtype=torch.float64)
     return torch.cartesian_prod(steps, steps)
 
 
 def neighbour_accuracy(X: Float[Tensor, "N Q"], stages: tuple[str, ...]) -> float:
-    """How often a row's nearest neighbour on the map is of its own stage."""
+    """Return the share of rows whose nearest neighbour in the embedding has the same stage."""
     distance = torch.cdist(X, X).fill_diagonal_(torch.inf)
     nearest = distance.argmin(1).tolist()
     return sum(stages[i] == stages[j] for i, j in enumerate(nearest)) / len(stages)
@@ -161,43 +161,43 @@ def neighbour_accuracy(X: Float[Tensor, "N Q"], stages: tuple[str, ...]) -> floa
 
 @final
 class Gplvm(Experiment):
-    """Four moments of training for each procedure."""
+    """The embedding at four steps of each procedure."""
 
     name = "gplvm"
-    title = "figure 7: a latent map whose points switch on where the cloud is"
+    title = "figure 7: a GP-LVM whose inducing points are active near the latent positions"
     tables = ("qpcr",)
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
         epochs = QUICK_EPOCHS if scope.quick else EPOCHS
-        # Nothing in the fast schedule is drawn when candidates are given: one seed says it all.
+        # With given candidates the fast schedule is deterministic: one seed suffices.
         fast = {"kind": "fast", "seed": DRAWN, **SHARED, **FAST}
         return [*(paper_settings(seed, epochs=epochs) for seed in seeds), fast]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
-        found = run_gplvm(settings, device=scope.device)
-        latents = found.fitted.model.latents.mean.detach().cpu()
-        moments = found.moments()
+    def run(self, settings: Row, scope: Scope) -> Row:
+        training = run_gplvm(settings, device=scope.device)
+        latents = training.fitted.model.latents.mean.detach().cpu()
+        moments = training.moments()
         row: Row = {
-            "points": found.fitted.model.K,
-            "bound": round(found.fitted.elbo, 2),
-            "accuracy": round(neighbour_accuracy(latents, found.stages), 4),
-            "start_accuracy": round(neighbour_accuracy(found.start.cpu(), found.stages), 4),
+            "points": training.fitted.model.K,
+            "bound": round(training.fitted.bound, 2),
+            "accuracy": round(neighbour_accuracy(latents, training.stages), 4),
+            "start_accuracy": round(neighbour_accuracy(training.start.cpu(), training.stages), 4),
             "distances": [_distances(moment) for moment in moments],
             "switched": [_switched(*pair) for pair in pairwise(moments)],
         }
         if settings["seed"] != DRAWN:
             return row
-        names = list(dict.fromkeys(found.stages))
+        names = list(dict.fromkeys(training.stages))
         return {
             **row,
             "stages": names,
-            "stage": [names.index(stage) for stage in found.stages],
+            "stage": [names.index(stage) for stage in training.stages],
             "moments": [
                 {
                     "title": moment.title,
-                    "latents": rounded(moment.latents, 2),
-                    "inclusion": rounded(moment.inclusion, 2),
+                    "latents": to_lists(moment.latents, 2),
+                    "inclusion": to_lists(moment.inclusion, 2),
                 }
                 for moment in moments
             ],
@@ -215,12 +215,14 @@ class Gplvm(Experiment):
                 for ax, moment in zip(line, row["moments"], strict=True):
                     draw_latent_map(_map(moment, _grid_of(row)), labels, ax=ax)
                     ax.set(xlabel="", ylabel="")
-                line[0].set_ylabel(PROCEDURE_NAMES[row["kind"]], color=PROCEDURES[row["kind"]])
+                line[0].set_ylabel(
+                    PROCEDURE_NAMES[row["kind"]], color=PROCEDURE_COLOURS[row["kind"]]
+                )
             handles, names = panels[0, 0].get_legend_handles_labels()
             figure.legend(
                 handles, names, loc="outside lower center", ncols=len(names), markerscale=2
             )
-        return saved(figure, path)
+        return save_figure(figure, path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         lines = []
@@ -228,9 +230,9 @@ class Gplvm(Experiment):
             last = [row["distances"][-1] for row in rows if row["kind"] == kind]
             lines.append(
                 claim(
-                    f"points near the latent cloud are the active ones, {name}",
+                    f"the active candidates are those near the latent positions, {name}",
                     agrees=all(None not in pair and pair[0] < pair[1] for pair in last),
-                    found="mean distance to the nearest cell at the end, active and idle: "
+                    evidence="mean distance to the nearest cell at the end, active and inactive: "
                     + "; ".join(f"{active} and {idle}" for active, idle in last),
                 )
             )
@@ -238,33 +240,34 @@ class Gplvm(Experiment):
 
 
 def _switching(rows: Sequence[Row]) -> str:
-    """Of the paper's procedure alone: the fast one drops points, and never takes one up again."""
+    """Judge the paper's procedure only: the fast one removes candidates and never adds one."""
     switched = [row["switched"][-1] for row in rows if row["kind"] == "paper"]
     return claim(
-        f"as the cloud moves, further points become active, {PROCEDURE_NAMES['paper']}",
+        "further candidates become active as the latent positions move, "
+        f"{PROCEDURE_NAMES['paper']}",
         agrees=all(on > 0 for on, _ in switched),
-        found="on and off between the third moment and the last: "
+        evidence="activated and deactivated between the third step shown and the last: "
         + "; ".join(f"{on} and {off}" for on, off in switched),
     )
 
 
 def _quality(rows: Sequence[Row]) -> str:
-    words = [f"PCA {rows[0]['start_accuracy']:.3f}"]
+    texts = [f"PCA {rows[0]['start_accuracy']:.3f}"]
     for kind, name in PROCEDURE_NAMES.items():
-        of = [row for row in rows if row["kind"] == kind]
-        points = ", ".join(str(row["points"]) for row in of)
-        accuracy, bound = (fmean([r[column] for r in of]) for column in ("accuracy", "bound"))
-        words.append(f"{name} {accuracy:.3f} ({points} points, bound {bound:.0f} nats)")
-    return "nearest neighbour of the same cell stage: " + ", ".join(words)
+        runs = [row for row in rows if row["kind"] == kind]
+        sizes = ", ".join(str(row["points"]) for row in runs)
+        accuracy, bound = (fmean([r[column] for r in runs]) for column in ("accuracy", "bound"))
+        texts.append(f"{name} {accuracy:.3f} ({sizes} inducing points, ELBO {bound:.0f} nats)")
+    return "share of nearest neighbours of the same cell stage: " + ", ".join(texts)
 
 
 def _present(candidates: Float[Tensor, "K 2"], points: Float[Tensor, "M 2"]) -> Float[Tensor, " K"]:
-    """One where a candidate is among the points, zero elsewhere."""
+    """Return one for each candidate that is an inducing point, and zero for the others."""
     return (candidates[:, None] == points).all(-1).any(1).to(candidates.dtype)
 
 
 def _distances(moment: LatentMap) -> list[float | None]:
-    """Mean distance to the nearest row, of candidates that are rather in and rather out."""
+    """Return the mean distance of active and of inactive candidates to their nearest row."""
     nearest = torch.cdist(moment.candidates, moment.latents).amin(1)
     active = moment.inclusion > 0.5
     sides = nearest[active], nearest[~active]
@@ -272,7 +275,7 @@ def _distances(moment: LatentMap) -> list[float | None]:
 
 
 def _switched(before: LatentMap, after: LatentMap) -> list[int]:
-    """How many candidates went on, and how many off."""
+    """Return how many candidates became active, and how many inactive."""
     was, now = before.inclusion > 0.5, after.inclusion > 0.5
     return [int((now & ~was).sum()), int((was & ~now).sum())]
 
@@ -284,8 +287,8 @@ def _grid_of(row: Row) -> Float[Tensor, "K 2"]:
 def _map(moment: Row, candidates: Float[Tensor, "K 2"]) -> LatentMap:
     return LatentMap(
         title=moment["title"],
-        latents=numbers(moment["latents"]),
+        latents=to_tensor(moment["latents"]),
         deviation=None,
         candidates=candidates,
-        inclusion=numbers(moment["inclusion"]),
+        inclusion=to_tensor(moment["inclusion"]),
     )

@@ -1,323 +1,218 @@
-"""Appendix B.3: the variance of gradient estimators."""
+"""Appendix B.3 of the paper: gradients of E_q[L(Z)] by score function and by relaxation.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+Natural updates by all marginal gains are added. The problem is one of figure 3 (500 rows, σ = 0.3,
+80 random rows as candidates, α = 0.05) with known kernel and noise, so that only the inclusion
+probabilities λ are learnt. There are two kinds of runs:
+
+- `path`: the objective over steps and CPU seconds, at that α and, for the cost of a step under a
+  strong prior, at α = 1. The score function with four subsets and the relaxed gradient with one
+  draw use the kernel blocks, as in the paper; the score function also uses subset statistics, and
+  natural updates only those.
+- `variance`: the variance of each gradient at the same λ, for several numbers of draws.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
-from time import process_time
+from statistics import fmean
 from typing import Any, final
 
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.base import Experiment, Row, Scope, one_thread
-from winnowgp.experiments.gradient_figure import draw_gradients, gradient_claims
+from winnowgp.experiments.base import (
+    PROCEDURE_COLOURS,
+    Experiment,
+    Row,
+    Scope,
+    claim,
+    group_rows,
+    single_thread,
+)
+from winnowgp.experiments.gradient_estimates import (
+    LEARNING_RATE,
+    GradientNoise,
+    OptimisationPath,
+    gradient_draws,
+    marginal_gain_draws,
+    objective_of,
+    optimise_by_gradient,
+)
+from winnowgp.experiments.sizes import MARGIN
 from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sampled
 from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
 from winnowgp.models import SparseGP
-from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
-from winnowgp.selection import SubsetStatistics, fit_inclusion
-from winnowgp.training.adam import Adam
-from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
-
-# How noisy a gradient of E_q[L(Z)] is, at one q.
-
-
-FORGOTTEN = 50
-
-"""Estimates after which a baseline has forgotten how it began."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientNoise:
-    """Of R estimates of the gradient with respect to the logits of λ, in nats²."""
-
-    variance: float
-    """Σ_k Var[g_k]."""
-    bias: float
-    """‖mean g − reference‖² less what variance alone makes of it; about zero without a bias."""
-
-    @classmethod
-    def of(cls, draws: Float[Tensor, "R K"], reference: Float[Tensor, "T K"]) -> "GradientNoise":
-        """Of estimates, against others that have no bias."""
-        variance = draws.var(0).sum()
-        chance = variance / len(draws) + reference.var(0).sum() / len(reference)
-        distance = (draws.mean(0) - reference.mean(0)).square().sum()
-        return cls(variance.item(), (distance - chance).item())
-
-
-def gradient_draws(
-    gradient: Gradient[Any],
-    score: ScoreMasks | ScoreWeights,
-    q: Bernoulli,
-    *,
-    repeats: int,
-    generator: torch.Generator,
-) -> Float[Tensor, "R K"]:
-    """Estimates of ∂E_q[L]/∂logit λ, one after the other at the same q."""
-    logits = q.logits.clone().requires_grad_()
-    state, draws = gradient.init(), []
-    for _ in range(FORGOTTEN + repeats):
-        estimate = gradient.step(Bernoulli(logits), score, state=state, generator=generator)
-        state = estimate.state
-        draws.append(torch.autograd.grad(estimate.surrogate, logits)[0])
-    return torch.stack(draws[FORGOTTEN:])
-
-
-def flip_draws(
-    statistics: SubsetStatistics,
-    q: Bernoulli,
-    *,
-    samples: int,
-    repeats: int,
-    generator: torch.Generator,
-) -> Float[Tensor, "R K"]:
-    """The same from all flips of S sampled subsets: ∂E_q[L]/∂logit λ_k = λ_k (1 − λ_k) E[ΔL_k].
-
-    ΔL_k = L(Z ∪ k) − L(Z without k) does not depend on whether k was drawn, so a subset from q
-    serves every k.
-    """
-    weight = q.inclusion * torch.sigmoid(-q.logits)
-    masks = q.sample(repeats * samples, generator=generator)
-    marginal_gains = torch.stack([statistics.marginal_gains(mask) for mask in masks])
-    return weight * marginal_gains.reshape(repeats, samples, q.K).mean(1)
-
-
-# Inclusions on their way up: the objective after so many steps, and what they cost.
-
-
-LEARNING_RATE = 0.2
-
-"""The paper's, of the logits of λ."""
-
-
-def objective_of(
-    statistics: SubsetStatistics, prior: CardinalityPrior, *, draws: int
-) -> Callable[[Bernoulli], float]:
-    """E_q[L(Z)] − KL[q ‖ p] in nats, from draws that do not depend on how q came about."""
-
-    def value(q: Bernoulli) -> float:
-        generator = torch.Generator(device=q.logits.device).manual_seed(12345)
-        masks = q.sample(draws, generator=generator)
-        return (statistics.value(masks).mean() - kl_divergence(q, prior)).item()
-
-    return value
-
-
-@final
-class InclusionPath:
-    """Steps, CPU seconds and objective at a few marks. Looking takes no time that is counted.
-
-    Args:
-        objective: what is looked at.
-        marks: numbers of steps after which to look.
-    """
-
-    def __init__(self, objective: Callable[[Bernoulli], float], marks: Sequence[int]) -> None:
-        self._objective, self.marks = objective, marks
-        self.steps: list[int] = []
-        self.seconds: list[float] = []
-        self.objective: list[float] = []
-        self.last: Bernoulli | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin to count time anew."""
-        self._spent, self._since = 0.0, process_time()
-
-    def look(self, step: int, q: Bernoulli) -> None:
-        """At q, reached after so many steps, if that is a mark."""
-        if step not in self.marks:
-            return
-        self._spent += process_time() - self._since
-        self.steps.append(step)
-        self.seconds.append(self._spent)
-        self.objective.append(self._objective(q))
-        self.last, self._since = q, process_time()
-
-
-def climb_gradient(
-    path: InclusionPath,
-    gradient: Gradient[Any],
-    score: Callable[[], ScoreMasks | ScoreWeights],
-    *,
-    prior: CardinalityPrior,
-    like: torch.Tensor,
-    generator: torch.Generator,
-    learning_rate: float = LEARNING_RATE,
-) -> None:
-    """From λ = ½ by Adam, as the paper does, up to the last mark.
-
-    Args:
-        score: makes what scores subsets; part of what is timed.
-        like: for dtype and device.
-    """
-    logits = like.new_zeros(prior.K).requires_grad_()
-    state, step = gradient.init(), 0
-    # A process's first optimiser loads modules for a second.
-    torch.optim.Adam([logits])
-    path.restart()
-    answer = score()
-
-    def surrogate() -> Scalar:
-        nonlocal state, step
-        path.look(step, Bernoulli(logits.detach().clone()))
-        estimate = gradient.step(Bernoulli(logits), answer, state=state, generator=generator)
-        state, step = estimate.state, step + 1
-        return estimate.surrogate - kl_divergence(Bernoulli(logits), prior)
-
-    most = max(path.marks)
-    groups = [([logits], learning_rate)]
-    Adam(most).maximise(surrogate, groups, scale=1.0, on_step=lambda step, value: None)
-    path.look(most, Bernoulli(logits.detach()))
-
-
-def climb_naturally(
-    path: InclusionPath,
-    statistics: Callable[[], SubsetStatistics],
-    *,
-    prior: CardinalityPrior,
-    generator: Callable[[], torch.Generator],
-) -> None:
-    """By natural all-flip updates, a run of its own to each mark: what a caller would wait for.
-
-    Args:
-        statistics: makes them; part of what is timed.
-        generator: makes one, the same for every run.
-    """
-    for steps in path.marks:
-        path.restart()
-        found = fit_inclusion(statistics(), prior=prior, generator=generator(), max_steps=steps)
-        path.look(steps, found.q)
-        if found.converged:
-            return
-
-
-# Appendix B.3 of the paper: score function against relaxed draws, and against all flips.
-#
-# One problem of figure 3 (500 rows, σ = 0.3, the process that made them known, 80 random rows as
-# candidates, α = 0.05), so that only λ is learnt. Two kinds of runs:
-#
-# - `path`: the objective over steps and CPU seconds, at that α and, for what a step costs under a
-#   strong prior, at α = 1. The score function with four subsets and the
-#   relaxed gradient with one draw score straight from the kernel blocks, as the paper does; the
-# score
-#   function scores by statistics as well, natural all-flip updates only so.
-# - `variance`: of each gradient at the same λ, for several numbers of draws.
-
+from winnowgp.plots import save_figure, styled
+from winnowgp.plots.style import COLOURS
+from winnowgp.point_processes import Bernoulli, SquaredCardinality
+from winnowgp.selection import NaturalSelection, SubsetStatistics, select_naturally
+from winnowgp.typing import ScoreMasks, ScoreWeights
 
 SIGMA, SEEDS = 0.3, 3
-
-STRONG = 1.0
-
-"""α under which fewer than half of the candidates are kept: where a step's cost is judged."""
-
+STRONG_ALPHA = 1.0
+"""Strength of the prior under which fewer than half of the candidates are included."""
 MARKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 600)
-
 NATURAL_MARKS = (0, 1, 2, 5, 10, 20, 50, 100)
-
 DRAWS = 500
-
-"""Subsets behind every value of the objective."""
-
+"""Number of subsets for every value of the objective."""
 REFERENCE = 1000
+"""Number of subsets for the gradient that biases are measured against."""
+POSITIONS = {"start": "at λ = ½", "midway": "midway", "end": "at the end of natural updates"}
+"""λ = ½, half the logits at which natural updates end, and these logits."""
 
-"""Subsets behind the gradient that biases are measured against."""
-
-PLACES = ("start", "midway", "end")
-
-"""λ = ½, half the logits that natural updates end with, and those."""
+NAMES = {
+    "score": "score function",
+    "score by statistics": "score function, by statistics",
+    "relaxed": "relaxed",
+    "natural": "natural updates",
+    "flips": "marginal gains",
+}
+_COLOURS = {
+    "score": PROCEDURE_COLOURS["paper"],
+    "score by statistics": PROCEDURE_COLOURS["paper"],
+    "relaxed": COLOURS["second"],
+    "natural": PROCEDURE_COLOURS["fast"],
+    "flips": PROCEDURE_COLOURS["fast"],
+}
+# A logarithmic axis cannot show a gap of zero to the best objective.
+_SMALLEST_GAP = 0.1
+_BESIDE: Row = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
 
 
 @final
-class Problem:
-    """Rows, the process that made them, and statistics of the candidates."""
+class GradientVariance(Experiment):
+    """The objective over time, and the variance of the gradient."""
+
+    name = "estimators"
+    title = "appendix B.3: score function, relaxed and natural gradients; objective and variance"
+
+    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
+        seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
+        problem = {"N": N, "sigma": SIGMA, "candidates": CANDIDATES, "process": PROCESS}
+        weak, strong = ({**problem, "alpha": alpha} for alpha in (ALPHA, STRONG_ALPHA))
+        paths = _path_settings(scope)
+        sampling = [path for path in paths if path["gradient"] != "natural"]
+        return [
+            {**run, "seed": seed}
+            for run in (
+                *({**variance, **weak} for variance in _variance_settings(scope)),
+                *({**path, **weak} for path in paths),
+                *({**path, **strong} for path in sampling),
+            )
+            for seed in seeds
+        ]
+
+    def runs_alone(self, settings: Row) -> bool:
+        return settings["kind"] == "path"
+
+    def run(self, settings: Row, scope: Scope) -> Row:
+        problem = _Problem(settings, scope.device)
+        if settings["kind"] == "path":
+            with single_thread():
+                return _run_path(problem, settings)
+        return _run_variance(problem, settings)
+
+    def draw(self, rows: Sequence[Row], path: Path) -> Path:
+        paths = [row for row in rows if row["kind"] == "path"]
+        # The figure shows the paper's α; stronger priors only serve the claim about costs.
+        alpha = min(row["alpha"] for row in paths)
+        paths = group_rows([row for row in paths if row["alpha"] == alpha], "gradient")
+        variances = group_rows([row for row in rows if row["kind"] == "variance"], "at")
+        with styled():
+            figure = Figure(figsize=(11, 6.6))
+            grid = figure.add_gridspec(2, 2 * len(variances))
+            left = figure.add_subplot(grid[0, : len(variances)])
+            right = figure.add_subplot(grid[0, len(variances) :], sharey=left)
+            best = _best_by_seed(paths)
+            for members in paths:
+                _draw_path(members, "cpu", best, ax=left)
+                _draw_path(members, "steps", best, ax=right)
+            label = "gap to the best objective (nats)"
+            left.set(xscale="log", yscale="log", xlabel="CPU seconds", ylabel=label)
+            right.set(xscale="symlog", xlabel="steps", xlim=(-0.1, None))
+            right.legend(**_BESIDE)
+            below = [figure.add_subplot(grid[1, 2 * i : 2 * i + 2]) for i in range(len(variances))]
+            for ax, members in zip(below, variances, strict=True):
+                _draw_variances(members, ax=ax)
+            below[0].set_ylabel("variance of the gradient (nats²)")
+            below[-1].legend(**_BESIDE)
+        return save_figure(figure, path)
+
+    def claims(self, rows: Sequence[Row]) -> list[str]:
+        paths = [row for row in rows if row["kind"] == "path"]
+        alpha = min((row["alpha"] for row in paths), default=0.0)
+        by_name = {
+            members[0]["gradient"]: members
+            for members in group_rows([r for r in paths if r["alpha"] == alpha], "gradient")
+        }
+        by_kind = {
+            (members[0]["gradient"], members[0].get("temperature")): members
+            for members in group_rows(
+                [row for row in rows if row["kind"] == "variance"], "gradient", "temperature"
+            )
+        }
+        names = ("score", "relaxed", "natural")
+        kinds = (("score", None), ("flips", None), ("relaxed", 0.1), ("relaxed", 1.0))
+        comparable_paths = _same_runs([by_name.get(name, []) for name in names])
+        comparable_variances = _same_runs([by_kind.get(kind, []) for kind in kinds])
+        return [
+            *(_path_claims(by_name) if comparable_paths else []),
+            *_cost_claims(paths),
+            *(_variance_claims(by_kind) if comparable_variances else []),
+        ]
+
+
+@final
+class _Problem:
+    """The data, and a model with the kernel and noise that generated them."""
 
     def __init__(self, settings: Row, device: str) -> None:
         sigma, process = settings["sigma"], settings["process"]
-        how = {"rows": settings["N"], "seed": settings["seed"], "process": process}
-        drawn = sampled("noise", sigma, **how)
-        self.data = Dataset(drawn.X.to(device), drawn.Y.to(device))
+        sample = sampled("noise", sigma, rows=settings["N"], seed=settings["seed"], process=process)
+        self.data = Dataset(sample.X.to(device), sample.Y.to(device))
         kernel = kernel_from("rbf", 1).initialize(**{"base_kernel.lengthscale": process["gamma"]})
-        # Rows are drawn independently: the first are as random as any.
+        # The rows are independent draws, so the first ones are random rows.
         candidates = self.data.X[: settings["candidates"]]
         self.model = SparseGP(kernel, candidates, noise=sigma**2).requires_grad_(False)
         self.prior = SquaredCardinality(self.model.K, settings["alpha"])
         self.seed = settings["seed"]
 
     def statistics(self) -> SubsetStatistics:
-        """Of the candidates, from a pass over the rows."""
         return self.model.subset_statistics(self.data)
 
     def generator(self) -> torch.Generator:
-        """The same at every call."""
+        """Return a generator in the same state at every call."""
         return torch.Generator(device=self.data.X.device).manual_seed(self.seed)
 
-    def place(self, name: str) -> Bernoulli:
-        """One of `PLACES`."""
-        share = PLACES.index(name) / 2
-        found = fit_inclusion(
-            self.statistics(), prior=self.prior, generator=self.generator(), max_steps=100
+    def q_at(self, position: str) -> Bernoulli:
+        """Return q(Z) at one of `POSITIONS`."""
+        share = list(POSITIONS).index(position) / 2
+        return Bernoulli(share * self.natural_selection(max_steps=100).q.logits)
+
+    def natural_selection(self, *, max_steps: int) -> NaturalSelection:
+        """Optimise λ by natural updates; computing the statistics is a part of it."""
+        return select_naturally(
+            self.statistics(), prior=self.prior, generator=self.generator(), max_steps=max_steps
         )
-        return Bernoulli(share * found.q.logits)
 
 
-@final
-class Estimators(Experiment):
-    """Objective over time, and variance of the gradient."""
-
-    name = "estimators"
-    title = "appendix B.3: score function, relaxed and all-flip gradients; objective and variance"
-
-    def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
-        seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
-        problem = {"N": N, "sigma": SIGMA, "candidates": CANDIDATES, "process": PROCESS}
-        weak, strong = ({**problem, "alpha": alpha} for alpha in (ALPHA, STRONG))
-        paths = _paths(scope)
-        costly = [path for path in paths if path["gradient"] != "natural"]
-        return [
-            {**run, "seed": seed}
-            for run in (
-                *({**variance, **weak} for variance in _variances(scope)),
-                *({**path, **weak} for path in paths),
-                *({**path, **strong} for path in costly),
-            )
-            for seed in seeds
-        ]
-
-    def alone(self, settings: Row) -> bool:
-        return settings["kind"] == "path"
-
-    def measured(self, settings: Row, scope: Scope) -> Row:
-        problem = Problem(settings, scope.device)
-        if settings["kind"] == "path":
-            with one_thread():
-                return _path(problem, settings)
-        return _variance(problem, settings)
-
-    def draw(self, rows: Sequence[Row], path: Path) -> Path:
-        return draw_gradients(rows, path)
-
-    def claims(self, rows: Sequence[Row]) -> list[str]:
-        return gradient_claims(rows)
-
-
-def _paths(scope: Scope) -> list[Row]:
-    """Settings of what is looked at on its way up."""
+def _path_settings(scope: Scope) -> list[Row]:
     marks = [mark for mark in MARKS if mark <= 100] if scope.quick else list(MARKS)
-    drawn = {"marks": marks, "draws": DRAWS, "learning_rate": LEARNING_RATE}
+    sampling = {"marks": marks, "draws": DRAWS, "learning_rate": LEARNING_RATE}
     return [
-        {"kind": "path", "gradient": "relaxed", "samples": 1, **drawn},
-        {"kind": "path", "gradient": "score", "samples": 4, **drawn},
-        {"kind": "path", "gradient": "score by statistics", "samples": 4, **drawn},
+        {"kind": "path", "gradient": "relaxed", "samples": 1, **sampling},
+        {"kind": "path", "gradient": "score", "samples": 4, **sampling},
+        {"kind": "path", "gradient": "score by statistics", "samples": 4, **sampling},
         {"kind": "path", "gradient": "natural", "marks": list(NATURAL_MARKS), "draws": DRAWS},
     ]
 
 
-def _variances(scope: Scope) -> list[Row]:
-    """Settings of gradients that are estimated many times at the same place."""
+def _variance_settings(scope: Scope) -> list[Row]:
     few, many = ([1, 4], [1, 4]) if scope.quick else ([1, 4, 16], [1, 4, 16, 64])
     gradients: list[Row] = [
         {"gradient": "relaxed", "temperature": 1.0, "samples": few},
@@ -325,25 +220,38 @@ def _variances(scope: Scope) -> list[Row]:
         {"gradient": "flips", "samples": few},
         {"gradient": "score", "samples": many},
     ]
-    how = {"repeats": 100 if scope.quick else 200, "reference": REFERENCE}
+    repeats = {"repeats": 100 if scope.quick else 200, "reference": REFERENCE}
     return [
-        {"kind": "variance", **gradient, "at": place, **how}
+        {"kind": "variance", **gradient, "at": position, **repeats}
         for gradient in gradients
-        for place in PLACES[:: 2 if scope.quick else 1]
+        for position in list(POSITIONS)[:: 2 if scope.quick else 1]
     ]
 
 
-def _path(problem: Problem, settings: Row) -> Row:
+def _run_path(problem: _Problem, settings: Row) -> Row:
     objective = objective_of(problem.statistics(), problem.prior, draws=settings["draws"])
-    path = InclusionPath(objective, settings["marks"])
-    if settings["gradient"] == "natural":
-        climb_naturally(path, problem.statistics, prior=problem.prior, generator=problem.generator)
+    path, name = OptimisationPath(objective, settings["marks"]), settings["gradient"]
+
+    def make_score() -> ScoreMasks | ScoreWeights:
+        if name == "score by statistics":
+            return problem.statistics().value
+        blocks = problem.model.subset_objective(problem.data)
+        return blocks.relaxed_value if name == "relaxed" else blocks.value
+
+    if name == "natural":
+        # Each mark has a run of its own, from the start.
+        for steps in path.marks:
+            path.restart_clock()
+            selection = problem.natural_selection(max_steps=steps)
+            path.record(steps, selection.q)
+            if selection.settled:
+                break
     else:
-        relaxed = settings["gradient"] == "relaxed"
-        climb_gradient(
+        estimator = Relaxed if name == "relaxed" else ScoreFunction
+        optimise_by_gradient(
             path,
-            Relaxed(settings["samples"]) if relaxed else ScoreFunction(settings["samples"]),
-            lambda: _score(problem, settings["gradient"]),
+            estimator(settings["samples"]),
+            make_score,
             prior=problem.prior,
             learning_rate=settings["learning_rate"],
             like=problem.data.X,
@@ -358,48 +266,205 @@ def _path(problem: Problem, settings: Row) -> Row:
     }
 
 
-def _score(problem: Problem, name: str) -> ScoreMasks | ScoreWeights:
-    """What answers a gradient's questions."""
-    if name == "score by statistics":
-        return problem.statistics().value
-    blocks = problem.model.subset_objective(problem.data)
-    return blocks.relaxed_value if name == "relaxed" else blocks.value
+def _run_variance(problem: _Problem, settings: Row) -> Row:
+    q, statistics = problem.q_at(settings["at"]), problem.statistics()
+    blocks, generator = problem.model.subset_objective(problem.data), problem.generator()
 
+    def gains(samples: int, repeats: int) -> Float[Tensor, "R K"]:
+        return marginal_gain_draws(
+            statistics, q, samples=samples, repeats=repeats, generator=generator
+        )
 
-def _variance(problem: Problem, settings: Row) -> Row:
-    q, statistics, generator = (
-        problem.place(settings["at"]),
-        problem.statistics(),
-        problem.generator(),
-    )
-    reference = flip_draws(
-        statistics, q, samples=1, repeats=settings["reference"], generator=generator
-    )
-    blocks, repeats = problem.model.subset_objective(problem.data), settings["repeats"]
-    found = []
-    for samples in settings["samples"]:
-        if settings["gradient"] == "flips":
-            draws = flip_draws(statistics, q, samples=samples, repeats=repeats, generator=generator)
-        else:
-            relaxed = settings["gradient"] == "relaxed"
-            draws = gradient_draws(
-                _relaxed(samples, settings["temperature"]) if relaxed else ScoreFunction(samples),
-                blocks.relaxed_value if relaxed else statistics.value,
-                q,
-                repeats=repeats,
-                generator=generator,
-            )
-        found.append(GradientNoise.of(draws, reference))
+    def estimates(samples: int, repeats: int) -> Float[Tensor, "R K"]:
+        gradient: Gradient[Any] = ScoreFunction(samples)
+        score: ScoreMasks | ScoreWeights = statistics.value
+        if settings["gradient"] == "relaxed":
+            tau = settings["temperature"]
+            gradient, score = Relaxed(samples, Temperature(tau, tau, 1)), blocks.relaxed_value
+        return gradient_draws(gradient, score, q, repeats=repeats, generator=generator)
+
+    reference = gains(1, settings["reference"])
+    draws = gains if settings["gradient"] == "flips" else estimates
+    noises = [
+        GradientNoise.of(draws(samples, settings["repeats"]), reference)
+        for samples in settings["samples"]
+    ]
     return {
-        "variance": [_short(noise.variance) for noise in found],
-        "bias": [_short(noise.bias) for noise in found],
-        "norm": _short(reference.mean(0).square().sum().item()),
+        "variance": [_four_digits(noise.variance) for noise in noises],
+        "bias": [_four_digits(noise.bias) for noise in noises],
+        "norm": _four_digits(reference.mean(0).square().sum().item()),
     }
 
 
-def _relaxed(samples: int, temperature: float) -> Relaxed:
-    return Relaxed(samples, Temperature(temperature, temperature, 1))
-
-
-def _short(value: float) -> float:
+def _four_digits(value: float) -> float:
     return float(f"{value:.4g}")
+
+
+def _same_runs(groups: Sequence[Sequence[Row]]) -> bool:
+    """Return whether all groups have rows of the same seeds and positions."""
+    keys = [sorted((row["seed"], row.get("at", "")) for row in rows) for rows in groups]
+    return bool(keys[0]) and all(each == keys[0] for each in keys)
+
+
+def _path_claims(paths: dict[str, list[Row]]) -> list[str]:
+    score, relaxed, natural = (
+        fmean([row["objective"][-1] for row in paths[name]])
+        for name in ("score", "relaxed", "natural")
+    )
+    score_rows = {row["seed"]: row for row in paths["score"]}
+    speed_ups = [_speed_up(row, score_rows[row["seed"]]) for row in paths["natural"]]
+    reached = [ratio for ratio in speed_ups if ratio is not None]
+    rows = paths["score"][0]["N"]
+    return [
+        claim(
+            "score function and relaxed gradient give comparable results",
+            agrees=abs(score - relaxed) <= MARGIN * rows,
+            evidence=f"they end at {score:.1f} and {relaxed:.1f} nats; a difference of {MARGIN} "
+            "nats per observation would count as comparable",
+        ),
+        claim(
+            "beyond the paper: natural updates end at least as high as the score function",
+            agrees=natural >= score,
+            evidence=f"{natural:.1f} against {score:.1f} nats",
+        ),
+        claim(
+            "beyond the paper: natural updates reach the score function's objective sooner",
+            agrees=len(reached) == len(speed_ups) and min(reached) > 1,
+            evidence=f"in {min(reached):.0f} to {max(reached):.0f} times less CPU time"
+            if reached
+            else "they never reach it",
+        ),
+    ]
+
+
+def _cost_claims(paths: Sequence[Row]) -> list[str]:
+    """Compare the cost of a step; judged if fewer than half of the candidates are included."""
+    lines = []
+    for members in group_rows(paths, "alpha"):
+        by_name = {rows[0]["gradient"]: rows for rows in group_rows(members, "gradient")}
+        score, relaxed = by_name.get("score", []), by_name.get("relaxed", [])
+        if not _same_runs([score, relaxed]):
+            continue
+        expected, K = fmean([row["expected"] for row in score]), score[0]["candidates"]
+        ms = {name: fmean([_step_ms(row) for row in rows]) for name, rows in by_name.items()}
+        evidence = (
+            f"α = {members[0]['alpha']:g}: {ms['score']:.1f} ms with four subsets of "
+            f"{expected:.0f} candidates on average, {ms['relaxed']:.1f} ms with one relaxed draw "
+            f"of all {K}, a ratio of {ms['score'] / ms['relaxed']:.2f}"
+        )
+        if quick := ms.get("score by statistics"):
+            evidence += f"; {quick:.1f} ms by statistics, a ratio of {quick / ms['relaxed']:.2f}"
+        if expected < K / 2:
+            statement = "a step of the score function costs less if the prior is strong"
+            lines.append(claim(statement, agrees=ms["score"] < ms["relaxed"], evidence=evidence))
+        else:
+            lines.append(f"cost of a step if the prior is weak: {evidence}")
+    return lines
+
+
+def _variance_claims(by_kind: dict[tuple[str, float | None], list[Row]]) -> list[str]:
+    ratios = _variance_ratios(by_kind["score", None], by_kind["flips", None], samples=4)
+    cold, hot = (fmean([_relative_bias(r) for r in by_kind["relaxed", t]]) for t in (0.1, 1.0))
+    growth = _variance_ratios(by_kind["relaxed", 0.1], by_kind["relaxed", 1.0], samples=4)
+    return [
+        claim(
+            "beyond the paper: marginal gains vary less than the score function with as many "
+            "subsets",
+            agrees=min(ratios) > 1,
+            evidence=f"{min(ratios):.3g} to {max(ratios):.3g} times less variance with four "
+            "subsets",
+        ),
+        claim(
+            "a lower temperature reduces the bias of the relaxed gradient and adds variance",
+            agrees=cold < hot and min(growth) > 1,
+            evidence=f"mean bias {100 * cold:.0f} % of the gradient at τ = 0.1 and "
+            f"{100 * hot:.0f} % at τ = 1; {min(growth):.3g} to {max(growth):.3g} times the "
+            "variance",
+        ),
+    ]
+
+
+def _step_ms(row: Row) -> float:
+    """Return milliseconds per step in the second half of a path, where |Z| has settled."""
+    half = len(row["steps"]) // 2
+    steps = row["steps"][-1] - row["steps"][half]
+    return 1e3 * (row["cpu"][-1] - row["cpu"][half]) / steps
+
+
+def _speed_up(natural: Row, score: Row) -> float | None:
+    """Return the ratio of CPU times until the objective at which the score function ends."""
+    for seconds, objective in zip(natural["cpu"], natural["objective"], strict=True):
+        if objective >= score["objective"][-1]:
+            return score["cpu"][-1] / seconds
+    return None
+
+
+def _variance_ratios(first: Sequence[Row], second: Sequence[Row], *, samples: int) -> list[float]:
+    """Return the ratios of variances at the same position and seed."""
+    matches = {(row["at"], row["seed"]): row for row in second}
+    i, j = (rows[0]["samples"].index(samples) for rows in (first, second))
+    return [row["variance"][i] / matches[row["at"], row["seed"]]["variance"][j] for row in first]
+
+
+def _relative_bias(row: Row) -> float:
+    """Return the norm of the bias relative to the gradient, at the largest number of draws."""
+    return (max(row["bias"][-1], 0.0) / row["norm"]) ** 0.5
+
+
+def _best_by_seed(paths: Sequence[Sequence[Row]]) -> dict[int, float]:
+    rows = [row for members in paths for row in members]
+    seeds = {row["seed"] for row in rows}
+    return {seed: max(max(r["objective"]) for r in rows if r["seed"] == seed) for seed in seeds}
+
+
+def _draw_path(rows: Sequence[Row], column: str, best: dict[int, float], *, ax: Axes) -> None:
+    """Draw the gap of one gradient to the best objective; shorter runs drop out of the mean."""
+    name, longest = rows[0]["gradient"], max(len(row["steps"]) for row in rows)
+    running = [[row for row in rows if len(row["steps"]) > i] for i in range(longest)]
+    x = [fmean([row[column][i] for row in members]) for i, members in enumerate(running)]
+    gaps = [
+        [max(best[row["seed"]] - row["objective"][i], _SMALLEST_GAP) for row in members]
+        for i, members in enumerate(running)
+    ]
+    dashed = name == "score by statistics"
+    draw_band(x, gaps, name=NAMES[name], colour=_COLOURS[name], dashed=dashed, ax=ax)
+
+
+def _draw_variances(rows: Sequence[Row], *, ax: Axes) -> None:
+    """Draw the variance at one position against the number of draws, a line per gradient."""
+    for members in group_rows(rows, "gradient", "temperature"):
+        name, temperature = members[0]["gradient"], members[0].get("temperature")
+        variances = list(zip(*(row["variance"] for row in members), strict=True))
+        draw_band(
+            members[0]["samples"],
+            variances,
+            name=NAMES[name] + (f", τ = {temperature:g}" if temperature else ""),
+            colour=_COLOURS[name],
+            dashed=temperature == 0.1,
+            ax=ax,
+        )
+    ax.set(xscale="log", yscale="log", xlabel="draws per step")
+    counts = max((row["samples"] for row in rows), key=len)
+    ax.set_xticks(counts, [str(count) for count in counts])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_title(f"gradient {POSITIONS[rows[0]['at']]}")
+
+
+def draw_band(
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    *,
+    name: str,
+    colour: str,
+    dashed: bool,
+    ax: Axes,
+) -> None:
+    """Draw the mean of several runs as a line with dots, and their range as a band.
+
+    Args:
+        values: the values of all runs at each x.
+    """
+    low, high = [min(each) for each in values], [max(each) for each in values]
+    ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    style: Row = {"linestyle": "--" if dashed else "-", "linewidth": 1.3, "marker": "o"}
+    ax.plot(x, [fmean(each) for each in values], color=colour, markersize=3, label=name, **style)

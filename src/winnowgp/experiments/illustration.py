@@ -1,4 +1,8 @@
-"""Figure 1 of the paper on the package's own data."""
+"""Figure 1 of the paper: of fifty candidates the few that matter remain.
+
+The data are the package's own: a curve that is smooth at first and rough later. The figure shows
+the paper's procedure before, during and after the selection, and the result of the fast schedule.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,25 +10,28 @@ from pathlib import Path
 from typing import final
 
 import torch
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from winnowgp.data import Dataset, hills
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.base import (
+    PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
     Experiment,
     Row,
     Scope,
     claim,
-    curve_of,
-    curve_row,
-    numbers,
-    rounded,
+    curve_from_row,
+    curve_to_row,
+    to_lists,
+    to_tensor,
 )
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.plots import draw_illustration, saved
-from winnowgp.plots import paper as illustration
-from winnowgp.plots.regression import Curve
+from winnowgp.plots import Curve, draw_posterior_1d, save_figure, styled
+from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
     Callback,
@@ -39,37 +46,60 @@ from winnowgp.training.adam import Adam
 from winnowgp.training.callbacks import notify
 
 CANDIDATES, ALPHA, LEARNING_RATE = 50, 0.2, 0.03
-
 PRE, PROCESS, POST = 400, 300, 200
-
 SEEDS = 3
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
-# Where the hills begin to be steep: half of the path.
+# Input that separates the smooth half of the curve from the rough one.
 MIDDLE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Illustrated:
-    """The figure's numbers, and the fit behind them."""
+class InclusionSnapshot:
+    """The point process in the middle of its training, with a few draws from it."""
 
-    picture: illustration.Illustration
-    fit: FitResult
+    step: int
+    candidates: Float[Tensor, " K"]
+    inclusion: Float[Tensor, " K"]
+    draws: Bool[Tensor, "S K"]
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The contents of the figure."""
+
+    x: Float[Tensor, " N"]
+    y: Float[Tensor, " N"]
+    before: Curve
+    midway: InclusionSnapshot
+    after: Curve
+    fast: Curve | None = None
+    """The result of the fast schedule with the same candidates; None to leave it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class IllustrationResult:
+    """The contents of the figure, and the fit behind them."""
+
+    panels: Panels
+    fit: Fit
     full_bound: float
-    """The bound with all candidates before any was dropped, in nats."""
+    """The ELBO with all candidates before the selection, in nats."""
 
 
 @final
-class _MidwayCallback:
-    """Keeps the step in the middle of learning inclusion."""
+class _SnapshotCallback:
+    """Calls another callback, and stores the progress at one step of learning inclusion."""
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.kept: Progress | None = None
+        self.on_progress = on_progress
+        self.snapshot: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
         if progress.phase == "inclusion" and progress.step == self.step:
-            self.kept = progress
+            self.snapshot = progress
+        self.on_progress(progress)
 
 
 def illustrate(
@@ -82,8 +112,19 @@ def illustrate(
     post: int = POST,
     learning_rate: float = LEARNING_RATE,
     seed: int = 0,
-) -> Illustrated:
-    """Train with all candidates, learn which to keep, refit, and remember three moments."""
+) -> IllustrationResult:
+    """Run the paper's procedure: train with all candidates, learn inclusion, prune and refit.
+
+    Args:
+        on_progress: called at every step.
+        n_candidates: number of candidates, which start at random rows.
+        alpha: strength of the prior.
+        pre: steps with all candidates.
+        process: steps that also train the inclusion probabilities.
+        post: steps after pruning.
+        learning_rate: learning rate of Adam.
+        seed: seed of the candidates and of the draws.
+    """
     data, generator = hills(), torch.Generator().manual_seed(seed)
     model = _model(data, n_candidates, generator)
 
@@ -98,8 +139,8 @@ def illustrate(
     )
     before = model.posterior(data)
     full_bound = model.bound(data).item()
-    callback = _MidwayCallback(max(process // 4, 1))
-    schedule = PaperSchedule(
+    callback = _SnapshotCallback(max(process // 4, 1), on_progress)
+    schedule = ThreePhases(
         SquaredCardinality(model.K, alpha),
         pre=0,
         joint=process,
@@ -110,20 +151,63 @@ def illustrate(
         model, data, schedule=schedule, generator=generator, callbacks=(callback, *callbacks)
     )
 
-    assert callback.kept is not None
-    picture = illustration.Illustration(
+    assert callback.snapshot is not None
+    panels = Panels(
         x=data.X[:, 0],
         y=data.Y[:, 0],
         before=_curve(before, data),
-        midway=_midway(callback.kept, generator),
+        midway=_midway(callback.snapshot, generator),
         after=_curve(fitted.posterior, data),
     )
-    return Illustrated(picture, fitted, full_bound)
+    return IllustrationResult(panels, fitted, full_bound)
+
+
+def draw_panels(panels: Panels) -> Figure:
+    """Draw the figure; the second panel has the sampled subsets underneath."""
+    curves = [(panels.before, "(a) all candidates", "paper")]
+    curves += [(panels.after, "(c) after selection and refit", "paper")]
+    if panels.fast is not None:
+        curves.append((panels.fast, "(d) the same candidates, fast schedule", "fast"))
+    with styled():
+        figure = Figure(figsize=(13 / 3 * (len(curves) + 1), 3.8))
+        grid = figure.add_gridspec(2, len(curves) + 1, height_ratios=[3, 1])
+        left = figure.add_subplot(grid[:, 0])
+        top = figure.add_subplot(grid[0, 1], sharex=left)
+        bottom = figure.add_subplot(grid[1, 1], sharex=left)
+        right = [
+            figure.add_subplot(grid[:, column], sharex=left, sharey=left)
+            for column in range(2, len(curves) + 1)
+        ]
+        for ax, (curve, title, procedure) in zip([left, *right], curves, strict=True):
+            colour = PROCEDURE_COLOURS[procedure]
+            draw_posterior_1d(curve, panels.x, panels.y, ax=ax, colour=colour)
+            ax.set_title(title)
+            ax.legend(loc="upper left")
+        _draw_inclusion(panels.midway, top)
+        _draw_subsets(panels.midway, bottom)
+    return figure
+
+
+def _draw_inclusion(midway: InclusionSnapshot, ax: Axes) -> None:
+    ax.vlines(midway.candidates, 0, midway.inclusion, color=COLOURS["inclusion"], linewidth=1)
+    ax.scatter(midway.candidates, midway.inclusion, s=20, color=COLOURS["inclusion"], zorder=3)
+    ax.set(ylim=(-0.03, 1.08), ylabel="inclusion probability")
+    ax.set_title(f"(b) inclusion after {midway.step} steps, and sampled subsets")
+    ax.tick_params(labelbottom=False)
+
+
+def _draw_subsets(midway: InclusionSnapshot, ax: Axes) -> None:
+    for row, mask in enumerate(midway.draws):
+        subset = midway.candidates[mask]
+        ax.scatter(subset, [row] * len(subset), s=16, color=COLOURS["points"])
+    labels = [f"{int(mask.sum())} points" for mask in midway.draws]
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set(xlabel="x", ylim=(len(labels) - 0.5, -0.5))
 
 
 @final
 class Illustration(Experiment):
-    """A curve that is smooth at first and rough later; the paper's training and the fast one."""
+    """The paper's procedure and the fast schedule on one curve."""
 
     name = "illustration"
     title = "figure 1: of fifty candidates the few that matter remain"
@@ -138,83 +222,84 @@ class Illustration(Experiment):
             {**own, "seed": seed, **both} for seed in seeds for own in (paper, {"kind": "fast"})
         ]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
+    def run(self, settings: Row, scope: Scope) -> Row:
         if settings["kind"] == "fast":
-            return _measured_fast(settings)
-        found = illustrate(
+            return _run_fast(settings)
+        result = illustrate(
+            on_progress=silent,
             n_candidates=settings["candidates"],
             alpha=settings["alpha"],
             learning_rate=settings["learning_rate"],
             seed=settings["seed"],
             **settings["steps"],
         )
-        midway = found.picture.midway
+        midway, panels = result.panels.midway, result.panels
         row = {
-            "points": found.fit.posterior.M,
-            "expected": round(found.fit.selection.inclusion.sum().item(), 2),
-            "bound": round(found.fit.elbo, 3),
-            "full_bound": round(found.full_bound, 3),
+            "points": result.fit.posterior.M,
+            "expected": round(result.fit.selection.inclusion.sum().item(), 2),
+            "bound": round(result.fit.bound, 3),
+            "full_bound": round(result.full_bound, 3),
             "midway": {
                 "step": midway.step,
-                "candidates": rounded(midway.candidates),
-                "inclusion": rounded(midway.inclusion),
+                "candidates": to_lists(midway.candidates),
+                "inclusion": to_lists(midway.inclusion),
                 "draws": midway.draws.int().tolist(),
             },
         }
         if settings["seed"] != DRAWN:
             return row
-        x, y = rounded(found.picture.x), rounded(found.picture.y)
-        before, after = curve_row(found.picture.before), curve_row(found.picture.after)
+        x, y = to_lists(panels.x), to_lists(panels.y)
+        before, after = curve_to_row(panels.before), curve_to_row(panels.after)
         return {**row, "x": x, "y": y, "before": before, "after": after}
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
         shown = {row["kind"]: row for row in rows if row["seed"] == DRAWN}
         paper, fast = shown["paper"], shown.get("fast")
         midway = paper["midway"]
-        picture = illustration.Illustration(
-            x=numbers(paper["x"]),
-            y=numbers(paper["y"]),
-            before=curve_of(paper["before"]),
-            midway=illustration.Midway(
+        panels = Panels(
+            x=to_tensor(paper["x"]),
+            y=to_tensor(paper["y"]),
+            before=curve_from_row(paper["before"]),
+            midway=InclusionSnapshot(
                 midway["step"],
-                numbers(midway["candidates"]),
-                numbers(midway["inclusion"]),
+                to_tensor(midway["candidates"]),
+                to_tensor(midway["inclusion"]),
                 torch.tensor(midway["draws"], dtype=torch.bool),
             ),
-            after=curve_of(paper["after"]),
-            fast=None if fast is None else curve_of(fast["after"]),
+            after=curve_from_row(paper["after"]),
+            fast=None if fast is None else curve_from_row(fast["after"]),
         )
-        return saved(draw_illustration(picture), path)
+        return save_figure(draw_panels(panels), path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         paper = [row for row in rows if row["kind"] == "paper"]
         halves = [_inclusion_by_half(row["midway"]) for row in paper]
         lines = [
             claim(
-                "midway, uninformative points are less likely to be included",
+                "midway, uninformative candidates have lower inclusion probabilities",
                 agrees=all(smooth < rough for smooth, rough in halves),
-                found="mean probability on the smooth and on the rough half: "
+                evidence="mean probability on the smooth and on the rough half: "
                 + "; ".join(f"{smooth:.2f} and {rough:.2f}" for smooth, rough in halves),
             )
         ]
         full = {row["seed"]: row["full_bound"] for row in paper}
         for kind, name in PROCEDURE_NAMES.items():
-            kept = [row for row in rows if row["kind"] == kind and row["seed"] in full]
-            lines += [
+            runs = [row for row in rows if row["kind"] == kind and row["seed"] in full]
+            lines.append(
                 claim(
-                    f"a small set of highly informative points remains, {name}",
-                    agrees=all(2 * row["points"] < row["candidates"] for row in kept),
-                    found="; ".join(
-                        f"{row['points']} of {row['candidates']}, bound {row['bound']:.1f} after "
+                    f"a small set of highly informative inducing points remains, {name}",
+                    agrees=all(2 * row["points"] < row["candidates"] for row in runs),
+                    evidence="; ".join(
+                        f"{row['points']} of {row['candidates']}, ELBO {row['bound']:.1f} after "
                         f"{full[row['seed']]:.1f} nats with all"
-                        for row in kept
+                        for row in runs
                     ),
                 )
-            ]
+            )
         return lines
 
 
-def _measured_fast(settings: Row) -> Row:
+def _run_fast(settings: Row) -> Row:
     data, generator = hills(), torch.Generator().manual_seed(settings["seed"])
     model = _model(data, settings["candidates"], generator)
     schedule = FastSchedule(FixedAlpha(settings["alpha"]))
@@ -226,25 +311,24 @@ def _measured_fast(settings: Row) -> Row:
     }
     if settings["seed"] != DRAWN:
         return row
-    return {**row, "after": curve_row(_curve(fitted.posterior, data))}
+    return {**row, "after": curve_to_row(_curve(fitted.posterior, data))}
 
 
 def _model(data: Dataset, n_candidates: int, generator: torch.Generator) -> SparseGP:
-    chosen = torch.randperm(data.N, generator=generator)[:n_candidates]
-    return SparseGP(kernel_from("rbf", data.D), data.X[chosen])
+    rows = torch.randperm(data.N, generator=generator)[:n_candidates]
+    return SparseGP(kernel_from("rbf", data.D), data.X[rows])
 
 
 def _inclusion_by_half(midway: Row) -> tuple[float, float]:
-    where, inclusion = numbers(midway["candidates"]), numbers(midway["inclusion"])
-    smooth = where < MIDDLE
+    locations, inclusion = to_tensor(midway["candidates"]), to_tensor(midway["inclusion"])
+    smooth = locations < MIDDLE
     return inclusion[smooth].mean().item(), inclusion[~smooth].mean().item()
 
 
-def _midway(progress: Progress, generator: torch.Generator) -> illustration.Midway:
+def _midway(progress: Progress, generator: torch.Generator) -> InclusionSnapshot:
     assert progress.inclusion is not None
-    (inclusion,), (candidates,) = progress.inclusion, progress.candidates
-    draws = Bernoulli.from_inclusion(inclusion).sample(3, generator=generator)
-    return illustration.Midway(progress.step, candidates[:, 0], inclusion, draws)
+    draws = Bernoulli.from_inclusion(progress.inclusion).sample(3, generator=generator)
+    return InclusionSnapshot(progress.step, progress.candidates[:, 0], progress.inclusion, draws)
 
 
 def _curve(posterior: Posterior, data: Dataset) -> Curve:

@@ -1,4 +1,17 @@
-"""Deep GPs on kin8nm."""
+"""Figure 6 of the paper: a two-layer deep GP on kin8nm, with selected and with fixed sizes.
+
+There are six kinds of runs, each on five folds:
+
+- `paper`: the paper's model (with input skip connections) and phases, 150
+  candidates per layer, four strengths of the prior.
+- `fast`: hidden functions around the identity, backward elimination by sites, as many updates.
+- `weighed`: as `fast`, with a prior that weighs each layer by the cost of its predictions.
+- `fixed`: the sizes that `fast` selected at α = 1, inducing points that start at random rows or
+  k-means centres of each layer's inputs, as many updates.
+- `grid`: the pairs of sizes in `GRID` (the paper has 10, 20, .., 100 in each layer).
+- `time`: the cost of a prediction for the sizes of all other runs, on one CPU thread; measured
+  after them, one at a time and without training.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,12 +20,13 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from time import process_time
-from typing import final
+from typing import Any, final
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from sklearn.model_selection import KFold
@@ -20,228 +34,50 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.base import PROCEDURE_NAMES, Experiment, Row, Scope, claim, one_thread
-from winnowgp.experiments.fixed_points import STARTS, equal_size_claims, spread_rows, train_held
-from winnowgp.models import DeepGP, deep_layers
-from winnowgp.plots import (
-    COLOURS,
-    PROCEDURES,
-    Tradeoff,
-    draw_layer_sizes,
-    draw_tradeoff,
-    saved,
-    styled,
+from winnowgp.experiments.base import (
+    PROCEDURE_COLOURS,
+    PROCEDURE_NAMES,
+    Experiment,
+    Row,
+    Scope,
+    claim,
+    plural,
+    single_thread,
 )
-from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
-from winnowgp.training.layer_training import LayerTraining, random_rows
-from winnowgp.training.schedules import estimate_elbo
-
-# What a prediction of a two-layer model costs, by its sizes alone.
-
-
-ROWS = 500
-
-
-def deep_predict_us(
-    sizes: Sequence[int], *, skip_connections: bool, samples: int, best_of: int
-) -> float:
-    """CPU microseconds for the mean and variance of one row, a mixture of `samples`.
-
-    Eight inputs, eight hidden outputs, one thread; the least of `best_of` times, as whatever else
-    a machine does makes them longer. No training comes before it: the time depends on sizes, not on
-    where points lie.
-    """
-    generator = torch.Generator().manual_seed(0)
-    X = torch.randn(ROWS, 8, generator=generator, dtype=torch.float64)
-
-    def kernel(number: int, inputs: int) -> Kernel:
-        return kernel_from("rbf", inputs)
-
-    layers = deep_layers(
-        X, X[: max(sizes)], kernel=kernel, widths=(8, 1), skip_connections=skip_connections
-    )
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), skip_connections=skip_connections)
-    masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
-    posterior = model.prune(masks).posterior(samples=samples)
-    seconds = []
-    with one_thread(), torch.no_grad():
-        posterior.predict(X)
-        for _ in range(best_of):
-            start = process_time()
-            posterior.predict(X)
-            seconds.append(process_time() - start)
-    return round(1e6 * min(seconds) / ROWS, 2)
-
-
-# Figure 6 from its rows: accuracy against prediction time, points per layer, and what they say.
-
-
-# The third weighs the prior of a layer by what its points cost a prediction.
-NAMES = {**PROCEDURE_NAMES, "weighed": "the fast schedule, α by cost"}
-
-HUES = {**PROCEDURES, "weighed": COLOURS["second"]}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs that differ in their fold alone."""
-
-    kind: str
-    label: str
-    sizes: list[list[int]]
-    cost: float
-    """Mean µs of a prediction."""
-    accuracy: float
-    """Mean test log density in nats."""
-
-
-def groups(rows: Sequence[Row]) -> list[Group]:
-    """Runs by kind and α, or by kind and sizes, the quickest to predict first.
-
-    Runs whose prediction has not been timed yet are left out.
-    """
-    timed = [row for row in rows if row["kind"] == "time"]
-    us = {(tuple(row["sizes"]), row["connected"]): row["predict_us"] for row in timed}
-
-    def cost(row: Row) -> float | None:
-        return us.get((tuple(row["sizes"]), row["connected"]))
-
-    together: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["kind"] in NAMES and cost(row) is not None:
-            together[row["kind"], f"α = {row['alpha']:g}"].append(row)
-        elif row["kind"] == "grid" and cost(row) is not None:
-            together["grid", f"{row['sizes']}"].append(row)
-    found = [
-        Group(
-            kind,
-            label,
-            [row["sizes"] for row in members],
-            fmean([cost(row) or 0.0 for row in members]),
-            fmean([row["log_density"] for row in members]),
-        )
-        for (kind, label), members in together.items()
-    ]
-    return sorted(found, key=lambda group: group.cost)
-
-
-def kin8nm_picture(rows: Sequence[Row], path: Path) -> Path:
-    """Accuracy against prediction time on the left, points per layer of both on the right."""
-    found = groups(rows)
-
-    def tradeoff(kind: str, name: str) -> Tradeoff:
-        of = [group for group in found if group.kind == kind]
-        labels = [_sizes(group) for group in of] if kind in NAMES else []
-        return Tradeoff(name, [g.cost for g in of], [g.accuracy for g in of], labels)
-
-    named = {kind: name for kind, name in NAMES.items() if any(g.kind == kind for g in found)}
-    with styled():
-        figure = Figure(figsize=(7 + 3 * len(named), 4))
-        left, *right = figure.subplots(1, 1 + len(named), width_ratios=[1.8] + [1] * len(named))
-        ours = [tradeoff(kind, name) for kind, name in named.items()]
-        colours = [HUES[kind] for kind in named]
-        draw_tradeoff(tradeoff("grid", "sizes set by hand"), ours, ax=left, colours=colours)
-        left.set(xlabel="µs to predict a row", ylabel="test log density (nats)", xscale="log")
-        left.xaxis.set_major_locator(LogLocator(2))
-        left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        left.xaxis.set_minor_locator(NullLocator())
-        for ax, (kind, name) in zip(right, named.items(), strict=True):
-            of = sorted((g for g in found if g.kind == kind), key=lambda g: g.label)
-            draw_layer_sizes({group.label: group.sizes for group in of}, ax=ax)
-            runs = max(len(group.sizes) for group in of)
-            ax.set_title(f"{name}, {runs} fold{'s' * (runs > 1)}")
-    return saved(figure, path)
-
-
-def kin8nm_claims(rows: Sequence[Row]) -> list[str]:
-    """Of the frontier, and of the last layer; then what choosing is worth at equal sizes."""
-    found = groups(rows)
-    grid = [group for group in found if group.kind == "grid"]
-    chosen = {kind: [group for group in found if group.kind == kind] for kind in NAMES}
-    frontier = [_frontier_claim(kind, of, grid) for kind, of in chosen.items() if of]
-    last = [_last_layer_claim(kind, of) for kind, of in chosen.items() if kind in PROCEDURE_NAMES]
-    return [*frontier, *last, *_equal_sizes(rows)]
-
-
-def _frontier_claim(kind: str, chosen: Sequence[Group], grid: Sequence[Group]) -> str:
-    beaten = {group.label: [other for other in grid if _beats(other, group)] for group in chosen}
-    return claim(
-        "the sizes chosen lie on the frontier of accuracy and prediction time of "
-        f"{len(grid)} sizes set by hand, {NAMES[kind]}",
-        agrees=not any(beaten.values()),
-        found="; ".join(
-            f"{group.label}: {_sizes(group)} points, {group.accuracy:.3f} nats, "
-            f"{group.cost:.0f} µs, "
-            + (f"beaten by {_best(better)}" if (better := beaten[group.label]) else "not beaten")
-            for group in chosen
-        ),
-    )
-
-
-def _last_layer_claim(kind: str, chosen: Sequence[Group]) -> str:
-    sizes = [each for group in chosen for each in group.sizes]
-    more = sum(second > first for first, second in sizes)
-    return claim(
-        f"more points in the last layer, {NAMES[kind]}",
-        agrees=2 * more > len(sizes),
-        found=f"in {more} of {len(sizes)} runs",
-    )
-
-
-def _equal_sizes(rows: Sequence[Row]) -> list[str]:
-    """`fast` at α = 1 against points that nobody chose."""
-    chosen = [row for row in rows if row["kind"] == "fast" and row["alpha"] == 1.0]
-    others: dict[str, dict[int, float]] = defaultdict(dict)
-    for row in rows:
-        if row["kind"] == "fixed":
-            others[row["start"]][row["fold"]] = row["log_density"]
-    return equal_size_claims({r["fold"]: r["log_density"] for r in chosen}, others, each="fold")
-
-
-def _beats(other: Group, group: Group) -> bool:
-    return other.cost <= group.cost and other.accuracy >= group.accuracy
-
-
-def _best(beating: Sequence[Group]) -> str:
-    best = max(beating, key=lambda group: group.accuracy)
-    return f"{_sizes(best)} ({best.accuracy:.3f} nats, {best.cost:.0f} µs)"
-
-
-def _sizes(group: Group) -> str:
-    return ", ".join(f"{fmean(column):.0f}" for column in zip(*group.sizes, strict=True))
-
-
-# Figure 6 of the paper: a two-layer deep GP on kin8nm, its points chosen or set by hand.
-#
-# Kinds of runs, on five folds:
-#
-# - `paper`: the paper's model (the input added to the second layer) and phases, 150 candidates a
-#   layer, four strengths of the prior.
-# - `fast`: hidden functions around the identity, elimination by sites, as many updates.
-# - `fixed`: no choice; a model of the sizes that `fast` kept at α = 1, its points random rows or
-#   k-means centres of what each layer sees, as many updates.
-# - `weighed`: as `fast`, with a prior that weighs a layer's points by what they cost a prediction.
-# - `grid`: no choice; the pairs of sizes in `GRID` (the paper: 10, 20, .., 100 in each layer).
-# - `time`: what a prediction costs with the sizes of all the others, on one thread of this CPU;
-#   measured after them, one at a time, and without training.
-
+from winnowgp.experiments.deep import (
+    STARTS,
+    draw_layer_sizes,
+    equal_size_claims,
+    spread_rows,
+    train_fixed_sizes,
+)
+from winnowgp.models import DeepGP, deep_layers
+from winnowgp.plots import save_figure, styled
+from winnowgp.plots.style import COLOURS
+from winnowgp.training import (
+    DeepFast,
+    DeepSchedule,
+    DeepThreePhases,
+    LayerAlphas,
+    LayerTraining,
+    estimated_bound,
+    fit_deep,
+    random_rows,
+)
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
-# Propagated for each row of a prediction, and how often one is timed, for the least.
-SAMPLES, BEST_OF = 100, 25
-
+# Samples per row of a prediction, and the number of timings, of which the shortest counts.
+SAMPLES, BEST_OF, TIMED_ROWS = 100, 25, 500
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
-# Thinned, but for where predictions are cheap and good: a wide first layer, a narrow second one.
+# Fewer pairs than the paper's, but denser where predictions are cheap and good: a wide first layer
+# and a narrow second one.
 GRID = (
     *product((10, 40, 70, 100), (10, 40, 70, 100)),
     *product((70, 100), (20, 30)),
 )
-
 QUICK_GRID = tuple(product((5, 20), (5, 20)))
-# `share` of all updates come before the fast schedule's choice, which drops points in `rounds`.
+# A `share` of all updates precedes the fast schedule's elimination, which takes `rounds`.
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1500, "share": 0.5, "rounds": 3}
-
 QUICK_STEPS = {"layerwise": 20, "pre": 40, "process": 30, "post": 40, "share": 0.5, "rounds": 2}
 # Every hyper-parameter starts at 1.
 PAPER = {
@@ -251,7 +87,7 @@ PAPER = {
     "start_variances": (1.0, 1.0),
     "start_lengthscale": 1.0,
 }
-# Of the fast schedule, and of whatever is to be compared with it; √8 as there are eight inputs.
+# For the fast schedule and the baselines; the lengthscale is √8 because there are eight inputs.
 FAST = {
     "learning_rate": 0.03,
     "natural_rate": 0.3,
@@ -260,44 +96,45 @@ FAST = {
     "start_variances": (0.1, 1.0),
     "start_lengthscale": 8**0.5,
 }
-# Of α in the two layers. A layer with P outputs takes (1 + P) M² for each sample that it is given:
+# Weights of α in the two layers. A layer with P outputs costs (1 + P) M² per sample of its input:
 # the first has eight outputs and one sample, the row itself; the second one output and all samples.
 WEIGHTS = tuple(2 * cost / (9 + 2 * SAMPLES) for cost in (9, 2 * SAMPLES))
-
 KINDS: dict[str, Row] = {
     "paper": {**PAPER, "weights": (1.0, 1.0)},
     "fast": {**FAST, "weights": (1.0, 1.0)},
     "weighed": {**FAST, "weights": WEIGHTS},
 }
+NAMES = {**PROCEDURE_NAMES, "weighed": "the fast schedule, α by cost"}
+COLOURS_BY_KIND = {**PROCEDURE_COLOURS, "weighed": COLOURS["second"]}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A standardised training part and its test part."""
+    """Standardised training and test rows of one fold."""
 
     train: Dataset
     test: Dataset
     scale: float
-    """Of the target, for densities in its own units."""
+    """Standard deviation of the target in its original unit."""
 
     @classmethod
     def of(cls, number: int, device: str, *, rows: int = N) -> "Fold":
-        """One of five parts of the first rows of kin8nm as test rows."""
+        """Return one of five folds of the first rows of kin8nm."""
         table = load_table("kin8nm").dataset()
         data = Dataset(table.X[:rows], table.Y[:rows])
         splits = list(KFold(FOLDS, shuffle=True, random_state=0).split(data.X))
-        train, test = (torch.from_numpy(part) for part in splits[number])
+        train, test = (torch.from_numpy(indices) for indices in splits[number])
         x, y = Standardiser.of(data.X[train]), Standardiser.of(data.Y[train])
 
-        def part(rows: Tensor) -> Dataset:
+        def subset(rows: Tensor) -> Dataset:
             return Dataset(x.forward(data.X[rows]).to(device), y.forward(data.Y[rows]).to(device))
 
-        return cls(part(train), part(test), y.scale.item())
+        return cls(subset(train), subset(test), y.scale.item())
 
     @torch.no_grad()
     def score(self, model: DeepGP, *, samples: int) -> Row:
-        """Test log density and error in the target's own units, a mixture of `samples`."""
+        """Return test log density and RMSE in the target's original unit."""
         posterior = model.posterior(samples=samples)
         pairs = list(zip(self.test.X.split(512), self.test.Y.split(512), strict=True))
         nats = torch.cat([posterior.log_density(x, y) for x, y in pairs]).mean().item()
@@ -309,10 +146,10 @@ class Fold:
 
 @final
 class Kin8nmDeep(Experiment):
-    """Accuracy against the time of a prediction, and where the points go."""
+    """Accuracy against prediction time, and the number of inducing points per layer."""
 
     name = "kin8nm-deep"
-    title = "figure 6: two layers on kin8nm, accuracy against prediction time, points per layer"
+    title = "figure 6: two layers on kin8nm; accuracy, prediction time, inducing points per layer"
     tables = ("kin8nm",)
     folds = FOLDS
 
@@ -320,40 +157,58 @@ class Kin8nmDeep(Experiment):
         folds = range(min(scope.seeds or (1 if scope.quick else FOLDS), FOLDS))
         return [*(run for fold in folds for run in _runs(fold, scope, rows)), *_timings(rows)]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
+    def run(self, settings: Row, scope: Scope) -> Row:
         if settings["kind"] == "time":
-            kinds = ("sizes", "connected", "samples", "best_of")
-            us = deep_predict_us(**{name: settings[name] for name in kinds})
+            names = ("sizes", "connected", "samples", "best_of")
+            us = deep_predict_us(**{name: settings[name] for name in names})
             return {"predict_us": us, "device": "cpu"}
         fold = Fold.of(settings["fold"], scope.device, rows=settings["N"])
         generator = torch.Generator(device=scope.device).manual_seed(settings["fold"])
         if settings["kind"] in ("grid", "fixed"):
-            model, chosen = _held(settings, fold, generator), {}
-            bound = estimate_elbo(model, fold.train, generator=generator)
+            model, sizes = _fixed_model(settings, fold, generator), {}
+            bound = estimated_bound(model, fold.train, generator=generator)
         else:
-            model, bound, chosen = _chosen(settings, fold, generator)
+            model, bound, sizes = _selected_model(settings, fold, generator)
         assert isinstance(model.likelihood, GaussianLikelihood)
         noise = model.likelihood.noise.item() * fold.scale**2
         scores = fold.score(model, samples=settings["samples"])
         scores = {**scores, "elbo": bound / fold.train.N, "noise": noise}
-        return {**chosen, **{name: round(value, 6) for name, value in scores.items()}}
+        return {**sizes, **{name: round(value, 6) for name, value in scores.items()}}
 
-    def alone(self, settings: Row) -> bool:
+    def runs_alone(self, settings: Row) -> bool:
         return settings["kind"] == "time"
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
-        return kin8nm_picture(rows, path)
+        grouped = groups(rows)
+        kinds = [kind for kind in NAMES if any(group.kind == kind for group in grouped)]
+        with styled():
+            figure = Figure(figsize=(7 + 3 * len(kinds), 4))
+            left, *right = figure.subplots(1, 1 + len(kinds), width_ratios=[1.8] + [1] * len(kinds))
+            draw_tradeoff(grouped, ax=left)
+            for ax, kind in zip(right, kinds, strict=True):
+                members = sorted((g for g in grouped if g.kind == kind), key=lambda g: g.label)
+                draw_layer_sizes({group.label: group.sizes for group in members}, ax=ax)
+                runs = max(len(group.sizes) for group in members)
+                ax.set_title(f"{NAMES[kind]}, {plural(runs, 'fold')}")
+        return save_figure(figure, path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
-        return kin8nm_claims(rows)
+        grouped = groups(rows)
+        grid = [group for group in grouped if group.kind == "grid"]
+        selected = {kind: [group for group in grouped if group.kind == kind] for kind in NAMES}
+        return [
+            *(_frontier_claim(kind, each, grid) for kind, each in selected.items() if each),
+            *(_last_layer_claim(kind, selected[kind]) for kind in PROCEDURE_NAMES),
+            *_equal_sizes(rows),
+        ]
 
 
 def _runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
-    """Settings of one fold; those of the controls as soon as their sizes are known."""
+    """Return the settings of one fold; those of the baselines once their sizes are known."""
     used, candidates, steps = (800, 40, QUICK_STEPS) if scope.quick else (N, CANDIDATES, STEPS)
     alphas, pairs = ((1.0, 5.0), QUICK_GRID) if scope.quick else (ALPHAS, GRID)
     shared = {"fold": fold, "N": used, "steps": steps, "samples": SAMPLES}
-    chosen = [
+    selected = [
         {"kind": kind, "alpha": alpha, "candidates": candidates, **shared, **own}
         for kind, own in KINDS.items()
         for alpha in alphas
@@ -367,25 +222,27 @@ def _runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         if row["kind"] == "fast" and row["fold"] == fold and row["alpha"] == 1.0
         for start in STARTS
     ]
-    return [*chosen, *grid, *fixed]
+    return [*selected, *grid, *fixed]
 
 
 def _timings(rows: Sequence[Row]) -> list[Row]:
-    """One for every pair of sizes that the other runs ended with."""
+    """Return the settings of one timing for every pair of sizes of the other runs."""
     models = {(tuple(r["sizes"]), r["connected"]): None for r in rows if r["kind"] != "time"}
-    how = {"samples": SAMPLES, "best_of": BEST_OF}
+    repeats = {"samples": SAMPLES, "best_of": BEST_OF}
     return [
-        {"kind": "time", "sizes": sizes, "connected": skip_connections, **how}
-        for sizes, skip_connections in models
+        {"kind": "time", "sizes": sizes, "connected": connected, **repeats}
+        for sizes, connected in models
     ]
 
 
-def _chosen(settings: Row, fold: Fold, generator: torch.Generator) -> tuple[DeepGP, float, Row]:
-    """The model that a procedure ends with, its bound, and what it kept and expected to keep."""
+def _selected_model(
+    settings: Row, fold: Fold, generator: torch.Generator
+) -> tuple[DeepGP, float, Row]:
+    """Return the model that a procedure ends with, its ELBO, and its sizes."""
     points = random_rows(fold.train.X, settings["candidates"], generator)
     model = _model(settings, fold, points)
-    fitted = fit(model, fold.train, schedule=_schedule(settings), generator=generator)
-    expected = [round(found.inclusion.sum().item(), 3) for found in fitted.selections]
+    fitted = fit_deep(model, fold.train, schedule=_schedule(settings), generator=generator)
+    expected = [round(each.inclusion.sum().item(), 3) for each in fitted.selections]
     row: Row = {"sizes": list(fitted.model.sizes), "expected_sizes": expected}
     return fitted.model, fitted.elbo, row
 
@@ -411,9 +268,9 @@ def _schedule(settings: Row) -> Schedule:
     )
 
 
-def _held(settings: Row, fold: Fold, generator: torch.Generator) -> DeepGP:
+def _fixed_model(settings: Row, fold: Fold, generator: torch.Generator) -> DeepGP:
     sizes, steps = settings["sizes"], settings["steps"]
-    return train_held(
+    return train_fixed_sizes(
         _model(settings, fold, spread_rows(fold.train.X, max(sizes))),
         fold.train,
         sizes=sizes,
@@ -425,7 +282,7 @@ def _held(settings: Row, fold: Fold, generator: torch.Generator) -> DeepGP:
 
 
 def _halves(steps: Row) -> tuple[int, int]:
-    """As many updates of all layers as the paper's procedure takes: before and after a choice."""
+    """Split the paper's number of updates of all layers into those before and after elimination."""
     total = steps["pre"] + steps["process"] + steps["post"]
     before = round(steps["share"] * total)
     return before, total - before
@@ -435,10 +292,10 @@ def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
     skip_connections = settings["connected"]
 
     def kernel(number: int, inputs: int) -> Kernel:
-        made = kernel_from("rbf", inputs)
-        made.initialize(outputscale=settings["start_variances"][number])
-        made.initialize(**{"base_kernel.lengthscale": settings["start_lengthscale"]})
-        return made
+        rbf = kernel_from("rbf", inputs)
+        rbf.initialize(outputscale=settings["start_variances"][number])
+        rbf.initialize(**{"base_kernel.lengthscale": settings["start_lengthscale"]})
+        return rbf
 
     likelihood = GaussianLikelihood()
     likelihood.noise = torch.tensor(settings["start_noise"])
@@ -453,3 +310,152 @@ def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
     return DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections).to(
         points.device
     )
+    return DeepGP(layers, likelihood=likelihood, connected=connected).to(points.device)
+
+
+def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best_of: int) -> float:
+    """Return CPU microseconds per row for the mean and variance of a two-layer model.
+
+    The model has eight inputs, eight hidden outputs and no training: the time depends on the sizes,
+    not on the parameters. It is the shortest of `best_of` timings on one thread, because other
+    processes can only make a timing longer.
+    """
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(TIMED_ROWS, 8, generator=generator, dtype=torch.float64)
+
+    def kernel(number: int, inputs: int) -> Kernel:
+        return kernel_from("rbf", inputs)
+
+    layers = deep_layers(X, X[: max(sizes)], kernel=kernel, widths=(8, 1), connected=connected)
+    model = DeepGP(layers, likelihood=GaussianLikelihood(), connected=connected)
+    masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
+    posterior = model.prune(masks).posterior(samples=samples)
+    seconds = []
+    with single_thread(), torch.no_grad():
+        posterior.predict(X)
+        for _ in range(best_of):
+            start = process_time()
+            posterior.predict(X)
+            seconds.append(process_time() - start)
+    return round(1e6 * min(seconds) / TIMED_ROWS, 2)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ only in their fold."""
+
+    kind: str
+    label: str
+    sizes: list[list[int]]
+    cost: float
+    """Mean prediction time in microseconds."""
+    accuracy: float
+    """Mean test log density in nats."""
+
+
+def groups(rows: Sequence[Row]) -> list[Group]:
+    """Group runs by kind and α, or by kind and sizes, sorted by prediction time.
+
+    Runs whose prediction time has not been measured are left out.
+    """
+    times = {
+        (tuple(row["sizes"]), row["connected"]): row["predict_us"]
+        for row in rows
+        if row["kind"] == "time"
+    }
+    members: dict[tuple[str, str], list[tuple[Row, float]]] = defaultdict(list)
+    for row in rows:
+        time = times.get((tuple(row["sizes"]), row["connected"]))
+        if time is None or row["kind"] not in (*NAMES, "grid"):
+            continue
+        label = f"{row['sizes']}" if row["kind"] == "grid" else f"α = {row['alpha']:g}"
+        members[row["kind"], label].append((row, time))
+    grouped = [
+        Group(
+            kind,
+            label,
+            [row["sizes"] for row, _ in pairs],
+            fmean([time for _, time in pairs]),
+            fmean([row["log_density"] for row, _ in pairs]),
+        )
+        for (kind, label), pairs in members.items()
+    ]
+    return sorted(grouped, key=lambda group: group.cost)
+
+
+def draw_tradeoff(grouped: Sequence[Group], *, ax: Axes) -> None:
+    """Draw accuracy against prediction time: fixed sizes as grey dots, procedures as lines."""
+    by_kind = {kind: [g for g in grouped if g.kind == kind] for kind in ("grid", *NAMES)}
+    grid = by_kind.pop("grid")
+    costs, accuracies = [g.cost for g in grid], [g.accuracy for g in grid]
+    ax.scatter(costs, accuracies, s=16, color=COLOURS["data"], alpha=0.7, label="fixed sizes")
+    shown = {kind: members for kind, members in by_kind.items() if members}
+    best = max(shown, key=lambda kind: max(g.accuracy for g in shown[kind]), default=None)
+    for kind, members in shown.items():
+        colour = COLOURS_BY_KIND[kind]
+        points = [(group.cost, group.accuracy) for group in members]
+        ax.plot(*zip(*points, strict=True), color=colour, marker="o", ms=5, label=NAMES[kind])
+        # Labels stand above the uppermost line and below the others, so that they do not overlap.
+        offset: dict[str, Any] = {"xytext": (-5, 4), "ha": "right"}
+        if len(shown) == 1 or kind != best:
+            offset = {"xytext": (5, -9), "ha": "left"}
+        style = {"textcoords": "offset points", "fontsize": 7, "color": colour, **offset}
+        for group, point in zip(members, points, strict=True):
+            ax.annotate(_sizes(group), point, **style)
+    ax.set(xlabel="prediction time (µs per row)", ylabel="test log density (nats)", xscale="log")
+    ax.xaxis.set_major_locator(LogLocator(2))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.legend(loc="lower right")
+
+
+def _frontier_claim(kind: str, selected: Sequence[Group], grid: Sequence[Group]) -> str:
+    better = {group.label: [other for other in grid if _beats(other, group)] for group in selected}
+    texts = []
+    for group in selected:
+        text = f"{group.label}: {_sizes(group)} inducing points, {_scores(group)}, "
+        if not better[group.label]:
+            texts.append(text + "not beaten")
+            continue
+        best = max(better[group.label], key=lambda group: group.accuracy)
+        texts.append(text + f"beaten by {_sizes(best)} ({_scores(best)})")
+    return claim(
+        "the selected sizes lie on the frontier of accuracy and prediction time of "
+        f"{len(grid)} fixed sizes, {NAMES[kind]}",
+        agrees=not any(better.values()),
+        evidence="; ".join(texts),
+    )
+
+
+def _last_layer_claim(kind: str, selected: Sequence[Group]) -> str:
+    sizes = [each for group in selected for each in group.sizes]
+    more = sum(second > first for first, second in sizes)
+    return claim(
+        f"more inducing points in the last layer, {NAMES[kind]}",
+        agrees=2 * more > len(sizes),
+        evidence=f"in {more} of {len(sizes)} runs",
+    )
+
+
+def _equal_sizes(rows: Sequence[Row]) -> list[str]:
+    """Compare `fast` at α = 1 with the baselines of the same sizes."""
+    selected = [row for row in rows if row["kind"] == "fast" and row["alpha"] == 1.0]
+    baselines: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        if row["kind"] == "fixed":
+            baselines[row["start"]][row["fold"]] = row["log_density"]
+    densities = {row["fold"]: row["log_density"] for row in selected}
+    return equal_size_claims(densities, baselines, unit="fold")
+
+
+def _beats(other: Group, group: Group) -> bool:
+    return other.cost <= group.cost and other.accuracy >= group.accuracy
+
+
+def _scores(group: Group) -> str:
+    return f"{group.accuracy:.3f} nats, {group.cost:.0f} µs"
+
+
+def _sizes(group: Group) -> str:
+    return ", ".join(f"{fmean(column):.0f}" for column in zip(*group.sizes, strict=True))

@@ -1,15 +1,15 @@
-"""Figure 4 of the paper: the less points tell, the fewer are kept; four tables with added noise.
+"""Figure 4 of the paper: with more noise fewer inducing points are selected, on four data sets.
 
-All rows of a table, its targets corrupted by ŷ = y + ε · sd(y) · v with ε ~ N(0, 1), then
-standardised. Four kinds of runs:
+The targets of a data set are corrupted by ŷ = y + ε · sd(y) · v with ε ~ N(0, 1), then
+standardised; all rows are used. There are four kinds of runs:
 
-- `fixed`: points that nobody chose, 5000 updates each; 10, 20, .., 100 of them on concrete and
-  energy, five of these numbers on kin8nm and protein.
-- `paper`: the paper's three phases among 100 random rows, the last for several draws from q(Z), ten
-  on concrete and energy and three on the others.
-- `fast`: the fast schedule among the same rows under the same prior.
-- `auto`: the fast schedule among the same rows with a tolerance in place of the prior: it keeps the
-  fewest points that give up no more nats a row than that.
+- `fixed`: a fixed number of inducing points and 5000 updates; 10, 20, .., 100 inducing points on
+  concrete and energy, five of these numbers on kin8nm and protein.
+- `paper`: the paper's three phases with 100 random rows as candidates, the last phase for several
+  draws from q(Z): ten on concrete and energy, three on the others.
+- `fast`: the fast schedule with the same candidates and the same prior.
+- `auto`: the fast schedule with the same candidates and a tolerance in place of the prior: it
+  selects the fewest inducing points whose ELBO gap per observation is within the tolerance.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from winnowgp.experiments.sizes import (
     Level,
     SizeStudy,
     draw_levels,
-    levels_of,
+    levels_from_rows,
     size_claims,
     standardised,
 )
@@ -38,31 +38,31 @@ ALL_SIZES, FEW_SIZES = tuple(range(10, 101, 10)), (10, 20, 40, 70, 100)
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """How the paper treats one table, and how much of that one sitting can afford."""
+    """The settings of one data set: the paper's, with fewer sizes and draws on large ones."""
 
     N: int
-    """Rows, all of which are used."""
+    """Number of rows."""
     alpha: float
     noises: tuple[float, ...]
-    """v, from least to most."""
+    """Values of v in ascending order."""
     seeds: int
     sizes: tuple[int, ...]
-    """Fixed numbers of points."""
+    """Fixed numbers of inducing points."""
     draws: int
-    """From q(Z), each trained further."""
+    """Number of draws from q(Z)."""
 
 
 TABLES = {
     "concrete": Corruption(1030, 0.01, (0.0, 0.2, 0.3, 0.4), 2, ALL_SIZES, 10),
     "energy": Corruption(768, 0.05, (0.0, 0.05, 0.1, 0.15), 2, ALL_SIZES, 10),
-    # Five thousand updates of thousands of rows: fewer curves and draws than the paper's.
+    # 5000 updates of thousands of rows are expensive: fewer sizes and draws than the paper.
     "kin8nm": Corruption(8192, 0.1, (0.0, 0.2, 0.3, 0.4), 1, FEW_SIZES, 3),
     "protein": Corruption(45730, 0.2, (0.0, 0.3, 0.5, 0.7), 1, FEW_SIZES, 3),
 }
 
 
 def corrupted(name: str, noise: float, *, rows: int, seed: int) -> Dataset:
-    """Random rows of a table (all of them as a rule), with noise added to the targets."""
+    """Return random rows of a data set with noise added to the targets."""
     data = load_table(name).dataset()
     generator = torch.Generator().manual_seed(seed)
     epsilon = torch.randn(data.N, 1, generator=generator, dtype=torch.float64)
@@ -74,26 +74,27 @@ def corrupted(name: str, noise: float, *, rows: int, seed: int) -> Dataset:
 @final
 @dataclass(frozen=True)
 class Real(Experiment):
-    """The bound against the number of points.
+    """The ELBO against the number of inducing points.
 
-    >>> only = Real(names=("energy",))
-    >>> len(only.settings(Scope(seeds=1), []))
+    >>> len(Real(names=("energy",)).settings(Scope(seeds=1), []))
     52
     """
 
     name: ClassVar[str] = "real"
-    title: ClassVar[str] = "figure 4: fewer points as noise is added to four tables; the bound"
+    title: ClassVar[str] = (
+        "figure 4: with more noise fewer inducing points, on four data sets; the ELBO"
+    )
     tables: ClassVar[tuple[str, ...]] = tuple(TABLES)
 
     names: tuple[str, ...] = tuple(TABLES)
-    """Tables that are looked at."""
+    """Data sets that are used."""
     sizes: tuple[int, ...] | None = None
-    """Fixed numbers of points; None for each table's own."""
+    """Fixed numbers of inducing points; None for those in `TABLES`."""
     draws: int | None = None
-    """From q(Z); None for each table's own."""
+    """Number of draws from q(Z); None for that in `TABLES`."""
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
-        # Long runs first, so that several processes end together.
+        # The longest runs come first, so that several processes end at about the same time.
         return [
             {**kind, "data": name, "noise": noise, "seed": seed, "N": _rows(name, scope)}
             for name in sorted(self.names, key=list(TABLES).index, reverse=True)
@@ -103,7 +104,7 @@ class Real(Experiment):
         ]
 
     def _kinds(self, name: str, scope: Scope) -> list[Row]:
-        """What distinguishes the runs of one table, the longest first."""
+        """Return the settings that distinguish the runs of one data set, the longest first."""
         table = TABLES[name]
         steps = {"pre": 2500, "process": 1500, "post": 1000}
         sizes, draws = self.sizes or table.sizes, self.draws or table.draws
@@ -114,17 +115,17 @@ class Real(Experiment):
         updates = sum(steps.values())
         return [
             {"kind": "paper", **paper},
-            # One a row: five thousand updates are long enough to be lost.
+            # One size per row, so that an interruption loses one training at most.
             *({"kind": "fixed", "sizes": [M], "updates": updates, **adam} for M in sizes[::-1]),
             {"kind": "fast", **among, "alpha": table.alpha},
             {"kind": "auto", **among, "tolerance": TOLERANCE},
         ]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
-        found = corrupted(
+    def run(self, settings: Row, scope: Scope) -> Row:
+        noisy = corrupted(
             settings["data"], settings["noise"], rows=settings["N"], seed=settings["seed"]
         )
-        data = standardised(found, scope.device)
+        data = standardised(noisy, scope.device)
         models, row = SizeStudy(data, settings["seed"]).run(settings)
         return {**row, "elbo": [round(model.fixed_bound(data), 2) for model in models]}
 
@@ -133,15 +134,15 @@ class Real(Experiment):
             _levels(rows),
             path,
             column="elbo",
-            said="ELBO (nats)",
-            titles=lambda level: f"{level.group}, v = {level.value:g}",
+            label="ELBO (nats)",
+            title=lambda level: f"{level.group}, v = {level.value:g}",
         )
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         return size_claims(
             _levels(rows),
-            falling=lambda name: f"fewer points with more noise on {name}",
-            curves=(("ELBO on or above that of as many fixed points", "elbo", 1),),
+            fewer=lambda name: f"fewer inducing points with more noise on {name}",
+            curves=(("ELBO at least that of the same fixed size", "elbo", 1),),
         )
 
 
@@ -150,6 +151,6 @@ def _rows(name: str, scope: Scope) -> int:
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:
-    found = levels_of(rows, group="data", value="noise")
-    # The longest runs come first, the tables of the figure do not.
-    return sorted(found, key=lambda level: (list(TABLES).index(level.group), level.value))
+    levels = levels_from_rows(rows, group="data", value="noise")
+    # The longest runs come first among the rows, the smallest data set in the figure.
+    return sorted(levels, key=lambda level: (list(TABLES).index(level.group), level.value))

@@ -1,4 +1,4 @@
-"""Running experiments in processes and drawing their figures."""
+"""Running experiments: missing runs in several processes, then the figure and its claims."""
 
 import json
 import os
@@ -17,19 +17,18 @@ import torch
 
 from winnowgp.data.catalogue import find_table, table_folders
 from winnowgp.errors import DataNotFoundError, InputError, TrainingError
-from winnowgp.experiments.base import Experiment, Row, Runs, Scope, counted, quick_cuts
+from winnowgp.experiments.base import Experiment, Row, Scope, plural
 from winnowgp.experiments.gplvm import Gplvm
-from winnowgp.experiments.gradient_variance import Estimators
+from winnowgp.experiments.gradient_variance import GradientVariance
 from winnowgp.experiments.illustration import Illustration
 from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
 from winnowgp.experiments.noise import Noise
 from winnowgp.experiments.real import Real
+from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.square_wave import SquareWave
 from winnowgp.experiments.synthetic import Synthetic
 
-# The paper's experiments by name, in the order of their figures.
-
-
+# In the order of the paper's figures.
 EXPERIMENTS: tuple[type[Experiment], ...] = (
     Illustration,
     Noise,
@@ -38,15 +37,15 @@ EXPERIMENTS: tuple[type[Experiment], ...] = (
     SquareWave,
     Kin8nmDeep,
     Gplvm,
-    Estimators,
+    GradientVariance,
 )
 
 
-def named(*names: str) -> list[Experiment]:
-    """The experiments of some names, each once, or every one for "all".
+def select_experiments(*names: str) -> list[Experiment]:
+    """Return the experiments with some names, each once, or all of them for "all".
 
-    >>> [experiment.title for experiment in named("noise")]
-    ['figure 2: the more noise, the fewer points an accurate posterior needs']
+    >>> [experiment.title for experiment in select_experiments("noise")]
+    ['figure 2: with more noise an accurate posterior needs fewer inducing points']
     """
     known = [kind.name for kind in EXPERIMENTS]
     for name in names:
@@ -55,30 +54,125 @@ def named(*names: str) -> list[Experiment]:
     return [kind() for kind in EXPERIMENTS if "all" in names or kind.name in names]
 
 
-# Make the runs of an experiment that are missing: in any order, in several processes, once.
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """The outcome of an experiment."""
+
+    name: str
+    title: str
+    results: str
+    """Path of the file with the rows."""
+    figure: str
+    """Path of the figure."""
+    rows: int
+    """Number of rows that the figure and the claims use."""
+    missing: int
+    """Number of runs that are still to be made."""
+    cuts: str
+    """How the settings of a quick scope differ from the full ones; empty for a full scope."""
+    claims: list[str]
+    """The paper's claims about the figure, and whether the rows agree."""
+
+    def as_json(self) -> str:
+        """Return the fields as a JSON object on one line."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def run_experiment(
+    experiment: Experiment,
+    scope: Scope,
+    folder: Path,
+    *,
+    jobs: int | None = None,
+    on_run: Callable[[int, int, Row], None] = lambda done, total, row: None,
+) -> Reproduction:
+    """Make the runs that are missing in a folder, draw the figure, and check the claims.
+
+    Args:
+        experiment: the experiment.
+        scope: the part of it to run.
+        folder: the folder for rows and figure.
+        jobs: number of processes; None for one per core, or one on a GPU.
+        on_run: called after each run with the number of finished runs, the number of known runs,
+            and the newest row.
+    """
+    check_tables([experiment], scope, folder)
+    if jobs is None:
+        jobs = (os.cpu_count() or 1) if scope.device == "cpu" else 1
+    runs = Runs(_results_path(experiment, scope, folder))
+    make_runs(experiment, runs, scope, jobs=jobs, on_run=on_run)
+    return draw_experiment(experiment, scope, folder)
+
+
+def draw_experiment(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
+    """Draw the figure and check the claims from the rows in a folder, without new runs."""
+    results = _results_path(experiment, scope, folder)
+    status = run_status(experiment, Runs(results), scope)
+    if not status.rows:
+        raise InputError(f"{results} has no rows of these settings; make the runs first.")
+    try:
+        claims = experiment.claims(status.rows)
+        figure = experiment.draw(status.rows, results.with_suffix(".png"))
+    except (LookupError, ArithmeticError, ValueError) as error:
+        if not status.missing:
+            raise
+        raise InputError(
+            f"{results} has too few rows to draw: {plural(len(status.missing), 'run')} missing; "
+            "make the rest first."
+        ) from error
+    return Reproduction(
+        name=experiment.name,
+        title=experiment.title,
+        results=str(results),
+        figure=str(figure),
+        rows=len(status.rows),
+        missing=len(status.missing),
+        cuts=quick_differences(experiment, scope) if scope.quick else "",
+        claims=claims,
+    )
+
+
+def check_tables(experiments: Sequence[Experiment], scope: Scope, folder: Path) -> None:
+    """Raise an error if a run that is still to be made needs a data set that is not found."""
+    lacking = {each.name: _missing_tables(each, scope, folder) for each in experiments}
+    tables = list(dict.fromkeys(table for names in lacking.values() for table in names))
+    if not tables:
+        return
+    files = ", ".join(f"{table}.csv.gz" for table in tables)
+    folders = ", ".join(map(str, table_folders()))
+    blocked = ", ".join(name for name, names in lacking.items() if names)
+    runnable = " ".join(name for name, names in lacking.items() if not names)
+    raise DataNotFoundError(
+        f"{blocked}: no {files} in {folders}; copy the missing files there, or point "
+        "WINNOWGP_DATA at the folder that has them (`winnow data` lists their sources). "
+        "Nothing was run." + (f" Without them: winnow reproduce {runnable}" if runnable else "")
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a scope asks of an experiment, as far as it is known by now."""
+class RunStatus:
+    """The runs of a scope, as far as they are known."""
 
     rows: list[Row]
-    """Of runs that are made, in the order of their settings; rows of other settings are not."""
+    """Rows of finished runs in the order of their settings; rows of other settings are left out."""
     missing: list[Row]
-    """Settings of runs that are not."""
+    """Settings of the runs that are still to be made."""
 
 
-def asked(experiment: Experiment, runs: Runs, scope: Scope) -> Asked:
-    """Which rows there are, and which are missing."""
+def run_status(experiment: Experiment, runs: Runs, scope: Scope) -> RunStatus:
+    """Return which runs of a scope exist and which are missing."""
     existing, rows = list(runs), []
     while True:
-        # As they will come back from a file: tuples as lists.
-        wanted = [_plain(settings) for settings in experiment.settings(scope, rows)]
-        pairs = [(settings, _first(existing, settings)) for settings in wanted]
-        found = [row for _, row in pairs if row is not None]
-        if len(found) == len(rows):
-            return Asked(found, [settings for settings, row in pairs if row is None])
-        rows = found
+        # JSON turns tuples into lists; compare settings as they are read from a file.
+        wanted = [
+            json.loads(json.dumps(settings, allow_nan=False))
+            for settings in experiment.settings(scope, rows)
+        ]
+        pairs = [(settings, _first_match(existing, settings)) for settings in wanted]
+        matches = [row for _, row in pairs if row is not None]
+        if len(matches) == len(rows):
+            return RunStatus(matches, [settings for settings, row in pairs if row is None])
+        rows = matches
 
 
 def make_runs(
@@ -89,67 +183,115 @@ def make_runs(
     jobs: int = 1,
     on_run: Callable[[int, int, Row], None] = lambda done, total, row: None,
 ) -> list[Row]:
-    """Make every run whose row is missing, each row written as soon as its run ends.
+    """Make every run whose row is missing, and write each row as soon as its run ends.
 
-    A run that fails does not keep the others from being made; its error is raised after them. Runs
-    that measure time (`Experiment.alone`) come last, one at a time in this process.
+    A run that fails does not stop the others; its error is raised after them. Runs that measure
+    time (`Experiment.runs_alone`) come last, one at a time in this process.
 
     Args:
-        jobs: processes, of one thread each; with 1, this process and its threads.
-        on_run: told how many runs are done, of how many are known, and the newest row.
+        experiment: the experiment.
+        runs: the file of its rows.
+        scope: the part of the experiment to run.
+        jobs: number of processes with one thread each; 1 for this process and its threads.
+        on_run: called after each run with the number of finished runs, the number of known runs,
+            and the newest row.
 
     Returns:
-        All rows that the scope asks for.
+        All rows of the scope.
     """
-    while (found := asked(experiment, runs, scope)).missing:
-        done, total = len(found.rows), len(found.rows) + len(found.missing)
+    while (status := run_status(experiment, runs, scope)).missing:
+        done, total = len(status.rows), len(status.rows) + len(status.missing)
         failures: list[Exception] = []
-        together = [settings for settings in found.missing if not experiment.alone(settings)]
-        for made in _made(experiment, together or found.missing, scope, jobs if together else 1):
-            if isinstance(made, Exception):
-                failures.append(made)
+        together = [each for each in status.missing if not experiment.runs_alone(each)]
+        batch, processes = (together, jobs) if together else (status.missing, 1)
+        for outcome in _outcomes(experiment, batch, scope, processes):
+            if isinstance(outcome, Exception):
+                failures.append(outcome)
                 continue
-            runs.add(made)
+            runs.add(outcome)
             done += 1
-            on_run(done, total, made)
+            on_run(done, total, outcome)
         if failures:
             failures[0].add_note(f"{len(failures)} of {total} runs failed; the others are written.")
             raise failures[0]
-    return found.rows
+    return status.rows
 
 
-def _plain(settings: Row) -> Row:
-    return json.loads(json.dumps(settings, allow_nan=False))
+def quick_differences(experiment: Experiment, scope: Scope) -> str:
+    """Return in one line how the settings of a quick scope differ from the full ones."""
+    quick, full = experiment.settings(scope, []), experiment.settings(Scope(), [])
+    differences = [f"{plural(len(quick), 'run')} instead of {len(full)}"]
+    quick_values, full_values = _setting_values(quick), _setting_values(full)
+    for name, values in quick_values.items():
+        if name in full_values and set(values) != set(full_values[name]):
+            lists = (_abbreviated(each) for each in (values, full_values[name]))
+            differences.append(f"{name} {' instead of '.join(lists)}")
+    return "; ".join(differences)
 
 
-def _first(rows: Sequence[Row], settings: Row) -> Row | None:
+def _setting_values(settings: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the distinct values of each setting; a nested setting has both names."""
+    values: dict[str, dict[str, None]] = {}
+    for row in settings:
+        for name, value in row.items():
+            for inner_name, inner in value.items() if isinstance(value, dict) else [("", value)]:
+                text = f"{inner:g}" if isinstance(inner, int | float) else str(inner)
+                values.setdefault(f"{name} {inner_name}".strip(), {})[text] = None
+    return {name: list(texts) for name, texts in values.items()}
+
+
+def _abbreviated(texts: Sequence[str]) -> str:
+    return ", ".join(texts if len(texts) <= 4 else [*texts[:2], "...", texts[-1]])
+
+
+def _results_path(experiment: Experiment, scope: Scope, folder: Path) -> Path:
+    """Return the file of rows; quick and full rows have different files."""
+    return folder / f"{experiment.name}{'-quick' if scope.quick else ''}.jsonl"
+
+
+def _missing_tables(experiment: Experiment, scope: Scope, folder: Path) -> list[str]:
+    """Return the data sets that are not found, if there are runs left that need them."""
+    runs = Runs(_results_path(experiment, scope, folder))
+    if not experiment.tables or not run_status(experiment, runs, scope).missing:
+        return []
+    missing = []
+    for table in experiment.tables:
+        try:
+            find_table(table)
+        except DataNotFoundError:
+            missing.append(table)
+    return missing
+
+
+def _first_match(rows: Sequence[Row], settings: Row) -> Row | None:
     absent = object()
     return next((r for r in rows if all(r.get(k, absent) == v for k, v in settings.items())), None)
 
 
-def _made(
+def _outcomes(
     experiment: Experiment, missing: Sequence[Row], scope: Scope, jobs: int
 ) -> Iterator[Row | Exception]:
+    """Make runs and yield a row or an error for each, in the order in which they end."""
     jobs = min(jobs, len(missing))
     if jobs == 1:
-        yield from (_one(experiment, settings, scope) for settings in missing)
+        yield from (_run_outcome(experiment, settings, scope) for settings in missing)
         return
     with _workers(jobs) as pool:
         futures: list[Future[Row | Exception]] = [
-            pool.submit(_one, experiment, settings, scope) for settings in missing
+            pool.submit(_run_outcome, experiment, settings, scope) for settings in missing
         ]
         try:
             yield from (future.result() for future in as_completed(futures))
         except BrokenProcessPool as error:
             raise TrainingError(
-                f"one of {jobs} processes was ended from outside, most often for want of memory; "
-                "ask for fewer `jobs`. Rows that were made are kept."
+                f"one of {jobs} worker processes was killed, most often because memory ran out; "
+                "use fewer `jobs`. The rows of finished runs are written."
             ) from error
 
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with this one, and at once when what they do is no longer wanted."""
+    """Yield a pool whose processes end with this one, and at once on an error."""
     others = set(active_children())
     # Forked children would inherit the locks of threads that they do not have.
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
@@ -165,143 +307,28 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 def _start_worker() -> None:
     torch.set_num_threads(1)
-    # Ctrl-C reaches every process of a terminal; the first one decides.
+    # Ctrl-C reaches every process of a terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """However the parent ended: what a worker finds out after that, nobody would write."""
+def _exit_with_parent() -> None:
+    """End the worker when its parent ends for any reason: its results would be lost."""
     parent = parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _one(experiment: Experiment, settings: Row, scope: Scope) -> Row | Exception:
+def _run_outcome(experiment: Experiment, settings: Row, scope: Scope) -> Row | Exception:
     wall, cpu = perf_counter(), process_time()
     try:
-        results = experiment.measured(settings, scope)
+        results = experiment.run(settings, scope)
         if both := settings.keys() & results.keys():
             raise AssertionError(f"results that are settings already: {', '.join(sorted(both))}")
     except Exception as error:
-        error.add_note(f"It came of the run {json.dumps(settings)}.")
+        error.add_note(f"The settings of the run were {json.dumps(settings)}.")
         return error
     seconds = {"seconds": perf_counter() - wall, "cpu_seconds": process_time() - cpu}
     rounded = {name: round(value, 3) for name, value in seconds.items()}
     return {**settings, "device": scope.device, **rounded, **results}
-
-
-# An experiment from first run to figure, in a folder.
-
-
-@dataclass(frozen=True, slots=True)
-class Reproduction:
-    """What came of an experiment."""
-
-    name: str
-    title: str
-    results: str
-    """The file of rows."""
-    figure: str
-    """The picture that was drawn of them."""
-    rows: int
-    """That the figure and the claims rest on."""
-    missing: int
-    """Runs still to be made."""
-    cuts: str
-    """What a quick look left out; empty for a full one."""
-    claims: list[str]
-    """What the paper says of the figure, and whether these rows agree."""
-
-    def as_json(self) -> str:
-        """One object on one line."""
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-
-def reproduced(
-    experiment: Experiment,
-    scope: Scope,
-    folder: Path,
-    *,
-    jobs: int | None = None,
-    on_run: Callable[[int, int, Row], None] = lambda done, total, row: None,
-) -> Reproduction:
-    """Make the runs that are missing in `folder`, then draw and judge.
-
-    Args:
-        jobs: runs at once; None for one a core, or one on a GPU.
-    """
-    check_tables([experiment], scope, folder)
-    if jobs is None:
-        jobs = (os.cpu_count() or 1) if scope.device == "cpu" else 1
-    make_runs(
-        experiment, Runs(_results(experiment, scope, folder)), scope, jobs=jobs, on_run=on_run
-    )
-    return drawn(experiment, scope, folder)
-
-
-def check_tables(experiments: Sequence[Experiment], scope: Scope, folder: Path) -> None:
-    """Refuse to begin where runs that are still to be made need data sets that are not here."""
-    lacking = {each.name: _lacking(each, scope, folder) for each in experiments}
-    tables = list(dict.fromkeys(table for names in lacking.values() for table in names))
-    if not tables:
-        return
-    files = ", ".join(f"{table}.csv.gz" for table in tables)
-    folders = ", ".join(map(str, table_folders()))
-    needy = ", ".join(name for name, names in lacking.items() if names)
-    free = " ".join(name for name, names in lacking.items() if not names)
-    raise DataNotFoundError(
-        f"{needy}: no {files} in {folders}; put what is missing there, or point WINNOWGP_DATA at "
-        "the folder that holds it (`winnow data` says where each comes from). Nothing was run."
-        + (f" Without them: winnow reproduce {free}" if free else "")
-    )
-
-
-def _lacking(experiment: Experiment, scope: Scope, folder: Path) -> list[str]:
-    """Its data sets that are not on this machine, if there is anything left to run on them."""
-    runs = Runs(_results(experiment, scope, folder))
-    if not experiment.tables or not asked(experiment, runs, scope).missing:
-        return []
-    return [table for table in experiment.tables if not _present(table)]
-
-
-def _present(table: str) -> bool:
-    try:
-        find_table(table)
-    except DataNotFoundError:
-        return False
-    return True
-
-
-def drawn(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
-    """Draw and judge the rows there are, and make none."""
-    results = _results(experiment, scope, folder)
-    found = asked(experiment, Runs(results), scope)
-    if not found.rows:
-        raise InputError(f"{results} has no rows of these settings; make the runs first.")
-    try:
-        claims = experiment.claims(found.rows)
-        figure = experiment.draw(found.rows, results.with_suffix(".png"))
-    except (LookupError, ArithmeticError, ValueError) as error:
-        if not found.missing:
-            raise
-        raise InputError(
-            f"{results} has too few rows to draw: {counted(len(found.missing), 'run')} missing; "
-            "make the rest first."
-        ) from error
-    return Reproduction(
-        name=experiment.name,
-        title=experiment.title,
-        results=str(results),
-        figure=str(figure),
-        rows=len(found.rows),
-        missing=len(found.missing),
-        cuts=quick_cuts(experiment, scope) if scope.quick else "",
-        claims=claims,
-    )
-
-
-def _results(experiment: Experiment, scope: Scope, folder: Path) -> Path:
-    """Quick rows never lie among full ones."""
-    return folder / f"{experiment.name}{'-quick' if scope.quick else ''}.jsonl"

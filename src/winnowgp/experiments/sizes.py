@@ -1,4 +1,4 @@
-"""Studies of the number of points: runs, levels, claims."""
+"""What figures 3 and 4 share: models with fixed or selected sizes, their comparison and plot."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,28 +6,29 @@ from itertools import pairwise
 from math import log, pi
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 from torch import Tensor
 
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.estimators import kernel_from
-from winnowgp.experiments.base import PROCEDURE_NAMES, Row, alike, claim, counted
-from winnowgp.models import SparseGP
-from winnowgp.plots import (
-    COLOURS,
-    PROCEDURES,
-    ChosenSizes,
-    SizePanel,
-    draw_size_panel,
-    saved,
-    styled,
+from winnowgp.experiments.base import (
+    PROCEDURE_COLOURS,
+    PROCEDURE_NAMES,
+    Row,
+    claim,
+    group_rows,
+    plural,
 )
+from winnowgp.models import SparseGP
+from winnowgp.plots import save_figure, styled
+from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
     FastSchedule,
@@ -40,74 +41,79 @@ from winnowgp.training import (
 )
 from winnowgp.training.adam import Adam
 
-# Models of one data set that differ in their points: so many set by hand, or chosen.
-
-
 LEARNING_RATE = 0.01
+"""Learning rate of Adam for everything but the inclusion probabilities."""
 
-"""Of Adam on everything but λ."""
+MARGIN = 0.01
+"""Nats per observation within which two bounds count as equal: the default tolerance."""
+
+FIXED_NAME = "fixed number, as many updates"
+SELECTION_NAMES = {**PROCEDURE_NAMES, "auto": f"{PROCEDURE_NAMES['fast']} with automatic α"}
+_STYLES = {
+    "paper": (PROCEDURE_COLOURS["paper"], "o"),
+    "fast": (PROCEDURE_COLOURS["fast"], "D"),
+    "auto": (COLOURS["second"], "s"),
+}
 
 
 def standardised(data: Dataset, device: str) -> Dataset:
-    """Columns of mean zero and unit variance, on a device."""
+    """Return the data with columns of mean zero and unit variance, on a device."""
     X, Y = (Standardiser.of(A).forward(A).to(device) for A in (data.X, data.Y))
     return Dataset(X, Y)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What a procedure settled on."""
+class SelectedModels:
+    """The outcome of a selection."""
 
     expected: float
-    """E|Z|, the expected number of points under its process."""
+    """E|Z|, the expected number of inducing points under the point process."""
     models: list[SparseGP]
-    """Of the sets that it keeps: draws from the process, or the one set that a search found."""
+    """Models of several draws from the point process, or of the one set that a search found."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SizeStudy:
-    """The paper's model of some rows (appendix C): RBF-ARD, every hyper-parameter starts at 1.
+    """The paper's model of a data set (appendix C): RBF-ARD, all hyper-parameters start at 1.
 
-    Candidates are random rows, and a smaller number of points set by hand is the beginning of a
-    larger one.
+    Inducing points and candidates start at random rows. The rows of a smaller number are the first
+    rows of a larger one.
 
     Args:
-        data: standardised.
-        seed: of the rows that points start at, and of all that is drawn later.
+        data: standardised data.
+        seed: seed of the random rows and of the training.
     """
 
     data: Dataset
     seed: int
 
     def run(self, settings: Row) -> tuple[list[SparseGP], Row]:
-        """Models of one run, and what there is to say of the choice behind them, if any.
+        """Return the models of one run, and the sizes that it selected.
 
         Args:
             settings: `kind`, and what that kind needs: `fixed` has `sizes`, `updates` and a
-                `learning_rate`; `paper` that, `candidates`, `alpha`, `steps` and `draws`;
-                `fast` `candidates` and `alpha`; `auto` a `tolerance` and, unless it picks its
-                own, `candidates`.
+                `learning_rate`; `paper` has `candidates`, `alpha`, `steps`, `draws` and a
+                `learning_rate`; `fast` has `candidates` and `alpha`; `auto` has a `tolerance` and
+                maybe `candidates`.
         """
-        if settings["kind"] == "fixed":
-            how = {"steps": settings["updates"], "learning_rate": settings["learning_rate"]}
-            return [self.by_hand(M, **how) for M in settings["sizes"]], {}
-        chosen = self._chosen(settings)
-        kept = [model.K for model in chosen.models]
-        return chosen.models, {"expected": round(chosen.expected, 2), "kept": kept}
+        kind, K = settings["kind"], settings.get("candidates", 0)
+        if kind == "fixed":
+            steps, rate = settings["updates"], settings["learning_rate"]
+            models = [self.fixed(M, steps=steps, learning_rate=rate) for M in settings["sizes"]]
+            return models, {}
+        if kind == "paper":
+            names = ("alpha", "steps", "draws", "learning_rate")
+            selected = self.by_paper(K, **{name: settings[name] for name in names})
+        elif kind == "fast":
+            selected = self.by_search(K, goal=FixedAlpha(settings["alpha"]))
+        else:
+            selected = self.by_search(K, goal=Tolerance(settings["tolerance"]))
+        sizes = [model.K for model in selected.models]
+        return selected.models, {"expected": round(selected.expected, 2), "kept": sizes}
 
-    def _chosen(self, settings: Row) -> Chosen:
-        K = settings.get("candidates", 0)
-        if settings["kind"] == "auto":
-            return self.by_search(K, goal=Tolerance(settings["tolerance"]))
-        alpha = settings["alpha"]
-        if settings["kind"] == "fast":
-            return self.by_search(K, goal=FixedAlpha(alpha))
-        names = ("steps", "draws", "learning_rate")
-        return self.by_paper(K, alpha=alpha, **{name: settings[name] for name in names})
-
-    def by_hand(self, M: int, *, steps: int, learning_rate: float = LEARNING_RATE) -> SparseGP:
-        """M points that nobody chose, trained by Adam."""
+    def fixed(self, M: int, *, steps: int, learning_rate: float = LEARNING_RATE) -> SparseGP:
+        """Return a model with M inducing points that start at random rows, trained by Adam."""
         model = self._model(M)
         self._train(model, steps, learning_rate)
         return model
@@ -120,12 +126,13 @@ class SizeStudy:
         steps: Row,
         draws: int,
         learning_rate: float = LEARNING_RATE,
-    ) -> Chosen:
-        """The paper's three phases, the last of them for each of several draws from q(Z).
+    ) -> SelectedModels:
+        """Run the paper's three phases, the last one for each of several draws from q(Z).
 
         Args:
-            K: candidates.
-            steps: numbers of updates, `pre`, `process` and `post`.
+            K: number of candidates.
+            steps: numbers of updates: `pre`, `process` and `post`.
+            draws: number of draws from q(Z).
         """
         generator, model = self._generator(), self._model(K)
         self._train(model, steps["pre"], learning_rate)
@@ -138,27 +145,27 @@ class SizeStudy:
         )
         fitted = fit(model, self.data, schedule=schedule, generator=generator)
         q = Bernoulli.from_inclusion(fitted.selection.inclusion)
-        kept = [
-            fitted.model.with_candidates(fitted.candidates[0][mask])
+        models = [
+            fitted.model.with_candidates(fitted.candidates[mask])
             for mask in q.sample(draws, generator=generator)
         ]
-        for one in kept:
-            self._train(one, steps["post"], learning_rate)
-        return Chosen(q.mean_count().item(), kept)
+        for drawn_model in models:
+            self._train(drawn_model, steps["post"], learning_rate)
+        return SelectedModels(q.mean_count().item(), models)
 
-    def by_search(self, K: int, *, goal: Goal) -> Chosen:
-        """The fast schedule among the same random rows, or among those it picks if K = 0."""
-        schedule = FastSchedule(goal, n_candidates=K) if K else FastSchedule(goal)
-        found: FitResult[SparseGP] = fit(
+    def by_search(self, K: int, *, goal: Goal) -> SelectedModels:
+        """Run the fast schedule with K random rows as candidates, or with its own if K = 0."""
+        schedule = Fast(goal, n_candidates=K) if K else Fast(goal)
+        fitted: Fit[SparseGP] = fit(
             self._model(K), self.data, schedule=schedule, generator=self._generator()
         )
-        return Chosen(found.selection.inclusion.sum().item(), [found.model])
+        return SelectedModels(fitted.selection.inclusion.sum().item(), [fitted.model])
 
     def _model(self, count: int) -> SparseGP:
-        return SparseGP(kernel_from("rbf", self.data.D), self._rows(count))
+        return SparseGP(kernel_from("rbf", self.data.D), self._random_rows(count))
 
-    def _rows(self, count: int) -> Float[Tensor, "K D"]:
-        # Drawn where every device draws the same.
+    def _random_rows(self, count: int) -> Float[Tensor, "K D"]:
+        # Drawn on the CPU, so that every device has the same rows.
         order = torch.randperm(self.data.N, generator=torch.Generator().manual_seed(self.seed))
         return self.data.X[order[:count].to(self.data.X.device)]
 
@@ -166,101 +173,90 @@ class SizeStudy:
         return torch.Generator(device=self.data.X.device).manual_seed(self.seed)
 
     def _train(self, model: SparseGP, steps: int, learning_rate: float) -> None:
-        """Adam on the ordinary bound."""
-        # Chunks are several times quicker on a CPU; a GPU waits for each, and has the memory.
-        whole = self.data.X.device.type != "cpu"
+        """Maximise the ELBO with Adam."""
+        # Chunks are several times faster on a CPU; a GPU has the memory for whole matrices.
+        on_gpu = self.data.X.device.type != "cpu"
         objective = model.chunked_bound(self.data)
         Adam(steps).maximise(
-            (lambda: model.bound(self.data)) if whole else objective,
+            (lambda: model.bound(self.data)) if on_gpu else objective,
             [(model.parameters(), learning_rate)],
             scale=self.data.N,
             on_step=lambda step, value: None,
         )
 
 
-# One level of what makes points less informative: the rows of all models there, compared.
-
-
-NAMES = {
-    "fixed": "fixed number, as many updates",
-    **PROCEDURE_NAMES,
-    "auto": f"{PROCEDURE_NAMES['fast']} with α left to it",
-}
-
-CHOOSING = ("paper", "fast", "auto")
-
-MARGIN = 0.01
-
-"""Nats a row within which two bounds count as level: what the default gives up on purpose."""
-
-
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A run's sets against the curve of fixed numbers of its seed."""
+class Comparison:
+    """The sets of one run against the curve of fixed sizes with the same seed."""
 
     gains: list[float]
-    """Of each set that lies within the curve: its value less the curve's there, in nats."""
+    """For each set whose size is within the curve: its value minus the curve's, in nats."""
     outside: int
-    """Sets with fewer or more points than any on the curve, which are not judged."""
+    """Number of sets whose size is outside the curve."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Rows that differ in kind and seed alone.
+    """Rows of one condition and intensity, which differ only in kind and seed.
 
-    A row of the kind `fixed` has `sizes`, one or several numbers of points; any other has `kept`,
-    the numbers of points in the sets it keeps, and `expected`, E|Z|. Each has an `elbo`, and maybe
-    a divergence, for every size. Runs that took everything for noise are left out throughout.
+    A row of the kind `fixed` has `sizes`, one or several numbers of inducing points; any other row
+    has `kept`, the sizes of its sets, and `expected`, E|Z|. Each row has one `elbo`, and maybe one
+    KL divergence, per size. Runs that explain all data as noise are left out of all comparisons.
     """
 
     group: str
-    """What varies: a condition, or a data set to which noise is added."""
+    """What varies: a condition, or the data set to which noise is added."""
     value: float
-    """How strongly."""
+    """Its intensity."""
     N: int
     rows: tuple[Row, ...]
 
-    def numbers(self, kind: str) -> dict[int, float]:
-        """How many points a procedure chose, by seed: E|Z| under its process, or as many as it
-        kept where a search ended with one set."""
+    def sizes(self, kind: str) -> dict[int, float]:
+        """Return the selected number of inducing points by seed.
+
+        It is E|Z| for the paper's procedure, and the size of the set for a search.
+        """
         return {
             row["seed"]: row["expected"] if kind == "paper" else row["kept"][0]
             for row in self.of_kind(kind)
         }
 
-    def took_all_for_noise(self, row: Row) -> bool:
-        """Whether no bound of a run is a nat above that of independent noise on standardised
-        targets, −N/2 (log 2π + 1): started at one scale for everything, it found no function."""
+    def is_all_noise(self, row: Row) -> bool:
+        """Return whether no bound of a run exceeds that of pure noise by more than a nat.
+
+        For standardised targets, independent noise has the evidence −N/2 (log 2π + 1).
+        """
         return max(row["elbo"]) <= -0.5 * self.N * (log(2 * pi) + 1) + 1
 
     def of_kind(self, kind: str) -> list[Row]:
-        """Rows of one kind, seeds in order."""
-        found = [row for row in self.rows if row["kind"] == kind]
-        kept = [row for row in found if not self.took_all_for_noise(row)]
-        return sorted(kept, key=lambda row: row["seed"])
+        """Return the rows of one kind, sorted by seed, without runs that are all noise."""
+        rows = [row for row in self.rows if row["kind"] == kind and not self.is_all_noise(row)]
+        return sorted(rows, key=lambda row: row["seed"])
 
-    def left_out(self, kind: str) -> int:
-        """How many runs of a kind took everything for noise."""
-        return sum(row["kind"] == kind and self.took_all_for_noise(row) for row in self.rows)
+    def noise_count(self, kind: str) -> int:
+        """Return the number of runs of a kind that explain all data as noise."""
+        return sum(row["kind"] == kind and self.is_all_noise(row) for row in self.rows)
 
     def curve(self, column: str, *, seed: int) -> tuple[list[int], list[float]]:
-        """A column against the fixed number of points."""
+        """Return the fixed sizes of one seed, and a column at these sizes."""
         rows = [row for row in self.of_kind("fixed") if row["seed"] == seed]
         pairs = sorted(p for row in rows for p in zip(row["sizes"], row[column], strict=True))
         return [size for size, _ in pairs], [value for _, value in pairs]
 
     def curves(self, column: str) -> tuple[list[int], list[list[float]]]:
-        """The same for every seed whose curve is complete."""
+        """Return the fixed sizes, and a column for every seed that has all of them."""
         seeds = sorted({row["seed"] for row in self.of_kind("fixed")})
-        found = [self.curve(column, seed=seed) for seed in seeds]
-        widest = max((sizes for sizes, _ in found), key=len, default=[])
-        return widest, [values for sizes, values in found if sizes == widest]
+        curves = [self.curve(column, seed=seed) for seed in seeds]
+        all_sizes = max((sizes for sizes, _ in curves), key=len, default=[])
+        return all_sizes, [values for sizes, values in curves if sizes == all_sizes]
 
-    def compared(self, kind: str, column: str) -> list[Compared]:
-        """Every run of a procedure against the curve of its seed, linear in log M; those whose
-        seed has no curve are not among them."""
-        found = []
+    def comparisons(self, kind: str, column: str) -> list[Comparison]:
+        """Compare every run of a kind with the curve of its seed, interpolated in log M.
+
+        Runs whose seed has no curve are left out.
+        """
+        comparisons = []
         for row in self.of_kind(kind):
             sizes, values = self.curve(column, seed=row["seed"])
             if not sizes:
@@ -271,84 +267,86 @@ class Level:
                 for size, value in pairs
                 if sizes[0] <= size <= sizes[-1]
             ]
-            found.append(Compared(gains, len(pairs) - len(gains)))
-        return found
+            comparisons.append(Comparison(gains, len(pairs) - len(gains)))
+        return comparisons
 
 
-def grouped(levels: Sequence[Level]) -> Iterator[tuple[str, list[Level]]]:
-    """Levels of each group, from least to most."""
+def levels_by_group(levels: Sequence[Level]) -> Iterator[tuple[str, list[Level]]]:
+    """Yield each group with its levels, sorted by intensity."""
     for group in dict.fromkeys(level.group for level in levels):
-        mine = [level for level in levels if level.group == group]
-        yield group, sorted(mine, key=lambda level: level.value)
+        members = [level for level in levels if level.group == group]
+        yield group, sorted(members, key=lambda level: level.value)
 
 
-def levels_of(rows: Sequence[Row], *, group: str, value: str) -> list[Level]:
-    """Rows by two of their columns, what varies and how strongly."""
+def levels_from_rows(rows: Sequence[Row], *, group: str, value: str) -> list[Level]:
+    """Group rows by two of their columns: what varies, and its intensity."""
     return [
-        Level(mine[0][group], mine[0][value], mine[0]["N"], tuple(mine))
-        for mine in alike(rows, group, value)
+        Level(members[0][group], members[0][value], members[0]["N"], tuple(members))
+        for members in group_rows(rows, group, value)
     ]
 
 
 def size_claims(
     levels: Sequence[Level],
     *,
-    falling: Callable[[str], str],
+    fewer: Callable[[str], str],
     curves: Sequence[tuple[str, str, int]],
 ) -> list[str]:
-    """Of every procedure: whether its numbers of points fall, then how its sets compare.
+    """Return for every procedure whether its sizes fall, and how its sets compare with the curve.
 
     Args:
-        falling: what is said of the numbers of a group.
-        curves: what is said of a column, the column, and 1 or −1 as `curve_claim` takes it.
+        fewer: maps a group to the claim about its sizes.
+        curves: a claim, the column that it is about, and the `sign` that `curve_claim` takes.
     """
-    fewer = [
+    falling = [
         line
-        for kind in CHOOSING
-        for group, mine in grouped(levels)
-        for line in falling_claim(falling(group), mine, kind)
+        for kind in SELECTION_NAMES
+        for group, members in levels_by_group(levels)
+        for line in falling_claim(fewer(group), members, kind)
     ]
     compared = [
         line
-        for kind in CHOOSING
-        for said, column, sign in curves
-        for line in curve_claim(said, levels, kind, column, sign=sign)
+        for kind in SELECTION_NAMES
+        for statement, column, sign in curves
+        for line in curve_claim(statement, levels, kind, column, sign=sign)
     ]
-    return [*fewer, *compared]
+    return [*falling, *compared]
 
 
-def falling_claim(said: str, levels: Sequence[Level], kind: str) -> list[str]:
-    """Whether the mean number of points falls at every step from level to level.
+def falling_claim(statement: str, levels: Sequence[Level], kind: str) -> list[str]:
+    """Return whether the mean number of inducing points falls from each level to the next.
 
-    Of the seeds that have a run at every level; no line while there is none.
+    Only seeds with a run at every level count; without any, there is no claim.
     """
-    numbers = [level.numbers(kind) for level in levels]
-    seeds = set.intersection(*(set(each) for each in numbers))
-    paths = [[each[seed] for each in numbers] for seed in sorted(seeds)]
+    sizes = [level.sizes(kind) for level in levels]
+    seeds = set.intersection(*(set(each) for each in sizes))
+    paths = [[each[seed] for each in sizes] for seed in sorted(seeds)]
     if not paths:
         return []
     means = [fmean(each) for each in zip(*paths, strict=True)]
     correlations = [f"{_rank_correlation(range(len(path)), path):.2f}" for path in paths]
-    found = (
-        f"{_listed(means)} points on average; rank correlation by seed {', '.join(correlations)}; "
-        f"at every step in {sum(_falls(path) for path in paths)} of {counted(len(paths), 'seed')}"
-        + _noise_said(levels, kind)
+    evidence = (
+        f"{', '.join(f'{mean:.1f}' for mean in means)} inducing points on average; rank "
+        f"correlation by seed {', '.join(correlations)}; falling at every step in "
+        f"{sum(_falls(path) for path in paths)} of {plural(len(paths), 'seed')}"
+        + _noise_note(levels, kind)
     )
-    return [claim(f"{said}, {NAMES[kind]}", agrees=_falls(means), found=found)]
+    text = f"{statement}, {SELECTION_NAMES[kind]}"
+    return [claim(text, agrees=_falls(means), evidence=evidence)]
 
 
 def curve_claim(
-    said: str, levels: Sequence[Level], kind: str, column: str, *, sign: int
+    statement: str, levels: Sequence[Level], kind: str, column: str, *, sign: int
 ) -> list[str]:
-    """Whether a procedure's sets are level with the curve of fixed numbers, or better.
+    """Return whether the sets of a procedure are at least as good as the curve of fixed sizes.
 
     A level is judged by the mean over its runs, a run by the mean over its sets within the curve.
-    No line where none of its sets can be compared.
+    If no set can be compared, there is no claim.
 
     Args:
-        sign: 1 if more is better, −1 if less is.
+        sign: 1 if larger values are better, −1 if smaller ones are.
     """
-    runs = [(i, run) for i, level in enumerate(levels) for run in level.compared(kind, column)]
+    runs = [(i, run) for i, level in enumerate(levels) for run in level.comparisons(kind, column)]
     gains: dict[int, list[float]] = {}
     for i, run in runs:
         if run.gains:
@@ -359,50 +357,39 @@ def curve_claim(
     worse = [levels[number] for number, gain in means.items() if gain < -MARGIN]
     better = sum(gain > MARGIN for gain in means.values())
     judged = [gain for each in gains.values() for gain in each]
-    found = (
-        f"better by more than {MARGIN} nats a row at {better}, worse at {len(worse)} of "
-        f"{counted(len(means), 'setting')}; better by {min(means.values()):+.3f} to "
-        f"{max(means.values()):+.3f} nats a row; {sum(gain < 0 for gain in judged)} of "
-        f"{counted(len(judged), 'run')} on the wrong side of the curve by any amount"
+    evidence = (
+        f"better by more than {MARGIN} nats per observation at {better}, worse at {len(worse)} of "
+        f"{plural(len(means), 'setting')}; mean difference {min(means.values()):+.3f} to "
+        f"{max(means.values()):+.3f} nats per observation; {sum(gain < 0 for gain in judged)} of "
+        f"{plural(len(judged), 'run')} on the wrong side of the curve by any amount"
     )
     if worse:
-        where = ", ".join(f"{level.group} {level.value:.3g}" for level in worse)
-        found += f"; worse at {where}"
+        settings = ", ".join(f"{level.group} {level.value:.3g}" for level in worse)
+        evidence += f"; worse at {settings}"
     if outside := sum(run.outside for _, run in runs):
         total = outside + sum(len(run.gains) for _, run in runs)
-        found += f"; {outside} of {counted(total, 'set')} outside the curve, not judged"
-    found += _noise_said(levels, kind, "fixed")
-    return [claim(f"{said}, {NAMES[kind]}", agrees=not worse, found=found)]
+        evidence += f"; {outside} of {plural(total, 'set')} outside the curve, not judged"
+    evidence += _noise_note(levels, kind, "fixed")
+    text = f"{statement}, {SELECTION_NAMES[kind]}"
+    return [claim(text, agrees=not worse, evidence=evidence)]
 
 
-def _noise_said(levels: Sequence[Level], *kinds: str) -> str:
-    """How many runs are left out, for each kind that has such."""
-    numbers = {kind: sum(level.left_out(kind) for level in levels) for kind in kinds}
-    words = [counted(number, f"{kind} run") for kind, number in numbers.items() if number]
-    return f"; left out as all noise: {' and '.join(words)}" if words else ""
+def _noise_note(levels: Sequence[Level], *kinds: str) -> str:
+    """Return how many runs of each kind are left out because they explain all data as noise."""
+    counts = {kind: sum(level.noise_count(kind) for level in levels) for kind in kinds}
+    texts = [plural(count, f"{kind} run") for kind, count in counts.items() if count]
+    return f"; left out as all noise: {' and '.join(texts)}" if texts else ""
 
 
 def _rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's, and nought where one of them never changes."""
+    """Return Spearman's rank correlation, and zero if one of the sequences is constant."""
     a, b = (rankdata(values) for values in (first, second))
     return 0.0 if min(np.ptp(a), np.ptp(b)) == 0 else float(np.corrcoef(a, b)[0, 1])
 
 
 def _falls(values: Sequence[float]) -> bool:
-    """As far as can be seen in what is printed."""
+    """Return whether values fall at every step, to the one decimal that is printed."""
     return all(round(b, 1) < round(a, 1) for a, b in pairwise(values))
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.1f}" for value in values)
-
-
-# Figures 3 and 4: a panel a level, a row of panels a group.
-
-
-_COLOURS = {**PROCEDURES, "auto": COLOURS["second"]}
-
-_MARKERS = {"paper": "o", "fast": "D", "auto": "s"}
 
 
 def draw_levels(
@@ -410,58 +397,59 @@ def draw_levels(
     path: Path,
     *,
     column: str,
-    said: str,
-    titles: Callable[[Level], str],
-    scale: Literal["linear", "symlog"] = "linear",
+    label: str,
+    title: Callable[[Level], str],
 ) -> Path:
-    """A column against the number of points: fixed numbers in grey, procedures in colour.
+    """Draw a column against the number of inducing points: one panel per level, one row per group.
 
     Args:
-        column: the quantity of the rows that is drawn.
-        said: its name for the axis.
-        titles: of each panel.
-        scale: of the axis.
+        label: label of the vertical axis.
+        title: returns the title of a panel.
     """
-    groups = [mine for _, mine in grouped(levels)]
-    wide = max(len(mine) for mine in groups)
+    groups = [members for _, members in levels_by_group(levels)]
+    wide = max(len(members) for members in groups)
     with styled():
         figure = Figure(figsize=(2.6 * wide, 2.3 * len(groups) + 0.4))
         axes = figure.subplots(len(groups), wide, squeeze=False, sharex="row")
-        for row, mine in zip(axes, groups, strict=True):
-            for ax, level in zip(row, mine, strict=False):
-                draw_size_panel(_panel(level, column, titles(level)), ax=ax)
-                ax.set_yscale(scale)
-            for ax in row[len(mine) :]:
+        for row, members in zip(axes, groups, strict=True):
+            for ax, level in zip(row, members, strict=False):
+                draw_level(level, column, ax=ax)
+                ax.set_title(title(level))
+            for ax in row[len(members) :]:
                 ax.set_axis_off()
-            row[0].set_ylabel(said)
+            row[0].set_ylabel(label)
         for ax in axes[-1]:
-            ax.set_xlabel("number of points")
+            ax.set_xlabel("inducing points")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
-def _panel(level: Level, column: str, title: str) -> SizePanel:
+def draw_level(level: Level, column: str, *, ax: Axes) -> None:
+    """Draw fixed sizes as a grey curve with the range over seeds, and procedures in colour.
+
+    The dashed line of a procedure is its mean size; each marker is one of its sets.
+    """
     sizes, curves = level.curves(column)
     by_size = list(zip(*curves, strict=True))
-    return SizePanel(
-        title=title,
-        sizes=sizes,
-        middle=[fmean(values) for values in by_size],
-        low=[min(values) for values in by_size],
-        high=[max(values) for values in by_size],
-        name=NAMES["fixed"],
-        chosen=[_chosen(level, kind, column) for kind in CHOOSING if level.of_kind(kind)],
-    )
-
-
-def _chosen(level: Level, kind: str, column: str) -> ChosenSizes:
-    rows, numbers = level.of_kind(kind), level.numbers(kind).values()
-    return ChosenSizes(
-        name=NAMES[kind],
-        colour=_COLOURS[kind],
-        expected=fmean(numbers),
-        sizes=[size for row in rows for size in row["kept"]],
-        values=[value for row in rows for value in row[column]],
-        marker=_MARKERS[kind],
-    )
+    low, high = [min(values) for values in by_size], [max(values) for values in by_size]
+    grey = COLOURS["data"]
+    ax.fill_between(sizes, low, high, color=grey, alpha=0.25, linewidth=0)
+    means = [fmean(values) for values in by_size]
+    ax.plot(sizes, means, color=grey, linewidth=1.4, label=FIXED_NAME)
+    for kind, name in SELECTION_NAMES.items():
+        rows, (colour, marker) = level.of_kind(kind), _STYLES[kind]
+        if not rows:
+            continue
+        ax.axvline(fmean(level.sizes(kind).values()), color=colour, linestyle="--", linewidth=1)
+        ax.scatter(
+            [size for row in rows for size in row["kept"]],
+            [value for row in rows for value in row[column]],
+            s=16,
+            marker=marker,
+            facecolors="none",
+            edgecolors=colour,
+            linewidths=0.9,
+            zorder=3,
+            label=name,
+        )

@@ -1,4 +1,9 @@
-"""The paper's square wave."""
+"""Figure 5 of the paper: three layers fit a square wave, with fewer points in deeper layers.
+
+The paper's procedure and the fast schedule select among 50 candidates per layer (α = 0.5).
+Baselines have the sizes that the fast schedule selected, inducing points that start at random rows
+or k-means centres, and as many updates.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,103 +21,58 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.base import (
+    PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
     Experiment,
     Row,
     Scope,
     claim,
-    curve_of,
-    curve_row,
-    numbers,
-    rounded,
+    curve_from_row,
+    curve_to_row,
+    to_lists,
+    to_tensor,
 )
-from winnowgp.experiments.fixed_points import STARTS, equal_size_claims, spread_rows, train_held
-from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
-from winnowgp.plots import (
-    PROCEDURES,
-    Curve,
-    DensityMap,
-    draw_curve,
-    draw_density,
+from winnowgp.experiments.deep import (
+    STARTS,
     draw_layer_sizes,
-    saved,
-    styled,
+    equal_size_claims,
+    spread_rows,
+    train_fixed_sizes,
 )
-from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
-from winnowgp.training.layer_training import LayerTraining, random_rows
-from winnowgp.training.schedules import estimate_elbo
-
-# Figure 5 from its rows: layers, the density that comes out, and points per layer over seeds.
-
-
-def square_wave_picture(rows: Sequence[Row], path: Path, *, drawn: int) -> Path:
-    """A line of panels for each procedure, from the seed `drawn`; all seeds on the right."""
-    chosen = [row for row in rows if row["kind"] in PROCEDURE_NAMES]
-    shown = [row for row in chosen if row["seed"] == drawn]
-    layers = len(shown[0]["layers"])
-    with styled():
-        figure = Figure(figsize=(14, 2.6 * len(shown)))
-        grid = figure.add_gridspec(len(shown), layers + 2, width_ratios=[1] * layers + [1.5, 1])
-        for line, row in enumerate(shown):
-            axes = [figure.add_subplot(grid[line, column]) for column in range(layers + 1)]
-            _draw_line(row, axes)
-        right = figure.add_subplot(grid[:, -1])
-        kinds = dict.fromkeys(row["kind"] for row in chosen)
-        sizes = {k: [row["sizes"] for row in chosen if row["kind"] == k] for k in kinds}
-        draw_layer_sizes(sizes, ax=right)
-        right.set_title("points per layer, all seeds")
-    return saved(figure, path)
-
-
-def _draw_line(row: Row, axes: Sequence[Axes]) -> None:
-    kind, density = row["kind"], row["density"]
-    for number, (ax, curve) in enumerate(zip(axes, row["layers"], strict=False)):
-        draw_curve(curve_of(curve), ax=ax, colour=PROCEDURES[kind])
-        ax.set_title(f"layer {number + 1}: {len(curve['points'])} points")
-        ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
-    axes[0].set_ylabel(PROCEDURE_NAMES[kind])
-    found = DensityMap(
-        numbers(density["x"]),
-        numbers(density["y"]),
-        numbers(density["shades"]),
-        numbers(density["low"]),
-        numbers(density["high"]),
-    )
-    draw_density(found, numbers(row["x"]), numbers(row["y"]), ax=axes[-1])
-    axes[-1].set_ylim(density["y"][0], density["y"][-1])
-    axes[-1].set_title(f"posterior density, test log density {row['log_density']:.2f}")
-
-
-# Figure 5 of the paper: three layers make a square wave, with fewer points the deeper they lie.
-#
-# The paper's procedure and the fast one choose among 50 candidates a layer (α = 0.5); models of the
-# sizes that the fast one kept, with points at random rows or k-means centres and as many updates,
-# show what the choice is worth.
-
+from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
+from winnowgp.plots import Curve, save_figure, styled
+from winnowgp.plots.predictions import draw_curve
+from winnowgp.plots.style import COLOURS
+from winnowgp.training import (
+    DeepFast,
+    DeepSchedule,
+    DeepThreePhases,
+    LayerAlphas,
+    LayerTraining,
+    estimated_bound,
+    fit_deep,
+    random_rows,
+)
 
 N, CANDIDATES, ALPHA, SAMPLES = 200, 50, 0.5, 4
-# Propagated for each row of a prediction; SAMPLES are for each row of a training step.
+# Samples per row of a prediction; SAMPLES are per row of a training step.
 PREDICT_SAMPLES = 100
-# Of layers that have one output each, and of the noise that is added to the wave.
+# Numbers of outputs of the layers, and standard deviation of the noise.
 WIDTHS, SIGMA = (1, 1, 1), 0.05
-
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
-
 QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
 # The paper starts everything at 1.
 PAPER_START = {"start_noise": 1.0, "learning_rate": 0.01}
-
 FAST_START = {"start_noise": 0.1, "learning_rate": 0.01, "natural_rate": 0.05}
-
 SEEDS = 5
-# Of what takes a tenth of the time of the paper's procedure.
+# Seeds of the runs that take a tenth of the time of the paper's procedure.
 CHEAP_SEEDS = 15
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
 
 
 def square_wave(*, seed: int, count: int = N, sigma: float = SIGMA) -> Dataset:
-    """Three periods of a square wave with a little noise, rows evenly spread and standardised."""
+    """Return three periods of a square wave with noise, at evenly spaced, standardised inputs."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.linspace(0, 3, count, dtype=torch.float64)[:, None]
     level = torch.where((x + 0.25) % 1 < 0.5, 1.0, -1.0).to(x)
@@ -122,31 +82,31 @@ def square_wave(*, seed: int, count: int = N, sigma: float = SIGMA) -> Dataset:
 
 @final
 class SquareWave(Experiment):
-    """Two procedures that choose, and two controls of the sizes that the fast one kept."""
+    """Two procedures that select, and two baselines of the sizes that the fast one selected."""
 
     name = "square-wave"
-    title = "figure 5: three layers make a square wave, with fewer points in deeper ones"
+    title = "figure 5: a square wave by three layers, with fewer inducing points in deeper ones"
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         few = scope.seeds or (1 if scope.quick else None)
         steps = QUICK_STEPS if scope.quick else STEPS
         problem = {"N": N, "sigma": SIGMA, "widths": WIDTHS, "predict_samples": PREDICT_SAMPLES}
         shared = {**problem, "samples": SAMPLES, "steps": steps}
-        chosen = {"candidates": CANDIDATES, "alpha": ALPHA, **shared}
-        found: list[Row] = []
+        selected = {"candidates": CANDIDATES, "alpha": ALPHA, **shared}
+        settings: list[Row] = []
         for seed in range(few or SEEDS):
-            found.append({"kind": "paper", "seed": seed, **chosen, **PAPER_START})
+            settings.append({"kind": "paper", "seed": seed, **selected, **PAPER_START})
         for seed in range(few or CHEAP_SEEDS):
-            found.append({"kind": "fast", "seed": seed, **chosen, **FAST_START})
-            found += [
+            settings.append({"kind": "fast", "seed": seed, **selected, **FAST_START})
+            settings += [
                 {"kind": start, "seed": seed, "sizes": row["sizes"], **shared, **FAST_START}
                 for row in rows
                 if row["kind"] == "fast" and row["seed"] == seed
                 for start in STARTS
             ]
-        return found
+        return settings
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
+    def run(self, settings: Row, scope: Scope) -> Row:
         seed, device = settings["seed"], scope.device
         shape = {"count": settings["N"], "sigma": settings["sigma"]}
         data, test = (_moved(square_wave(seed=s, **shape), device) for s in (seed, seed + 1000))
@@ -162,10 +122,25 @@ class SquareWave(Experiment):
         row["sizes"] = list(model.sizes)
         if seed != DRAWN:
             return row
-        return {**row, **_seen(posterior.cpu(), _moved(data, "cpu"))}
+        return {**row, **_figure_columns(posterior.cpu(), _moved(data, "cpu"))}
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
-        return square_wave_picture(rows, path, drawn=DRAWN)
+        selected = [row for row in rows if row["kind"] in PROCEDURE_NAMES]
+        shown = [row for row in selected if row["seed"] == DRAWN]
+        layers = len(shown[0]["layers"])
+        with styled():
+            figure = Figure(figsize=(14, 2.6 * len(shown)))
+            grid = figure.add_gridspec(len(shown), layers + 2, width_ratios=[1] * layers + [1.5, 1])
+            for line, row in enumerate(shown):
+                axes = [figure.add_subplot(grid[line, column]) for column in range(layers + 1)]
+                _draw_layers(row, axes)
+                draw_density(row, ax=axes[-1])
+            right = figure.add_subplot(grid[:, -1])
+            kinds = dict.fromkeys(row["kind"] for row in selected)
+            sizes = {k: [row["sizes"] for row in selected if row["kind"] == k] for k in kinds}
+            draw_layer_sizes(sizes, ax=right)
+            right.set_title("all seeds")
+        return save_figure(figure, path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         lines = []
@@ -175,30 +150,29 @@ class SquareWave(Experiment):
             ordered = sum(a > b > c for a, b, c in sizes)
             lines.append(
                 claim(
-                    f"the deeper the layer the fewer points, {name}",
+                    f"fewer inducing points in deeper layers, {name}",
                     agrees=means[0] > means[1] > means[2],
-                    found=", ".join(f"{mean:.1f}" for mean in means)
-                    + f" points on average, strictly fewer in {ordered} of {len(sizes)} seeds",
+                    evidence=", ".join(f"{mean:.1f}" for mean in means)
+                    + f" on average, strictly fewer in {ordered} of {len(sizes)} seeds",
                 )
             )
         return [*lines, *_equal_sizes(rows), _density_line(rows)]
 
 
 def _equal_sizes(rows: Sequence[Row]) -> list[str]:
-    found: dict[str, dict[int, float]] = {start: {} for start in ("fast", *STARTS)}
+    densities: dict[str, dict[int, float]] = {start: {} for start in ("fast", *STARTS)}
     for row in rows:
-        found.get(row["kind"], {})[row["seed"]] = row["log_density"]
-    return equal_size_claims(found.pop("fast"), found, each="seed")
+        densities.get(row["kind"], {})[row["seed"]] = row["log_density"]
+    return equal_size_claims(densities.pop("fast"), densities, unit="seed")
 
 
 def _density_line(rows: Sequence[Row]) -> str:
-    words = []
+    texts = []
     for kind in (*PROCEDURE_NAMES, *STARTS):
         nats = [row["log_density"] for row in rows if row["kind"] == kind]
         if nats:
-            spread = f"{min(nats):.2f} to {max(nats):.2f}"
-            words.append(f"{kind} {fmean(nats):.2f} ({spread})")
-    return "test log density in nats a row, mean (range over seeds): " + ", ".join(words)
+            texts.append(f"{kind} {fmean(nats):.2f} ({min(nats):.2f} to {max(nats):.2f})")
+    return "test log density in nats per observation, mean (range over seeds): " + ", ".join(texts)
 
 
 def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP:
@@ -206,7 +180,7 @@ def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP
     if kind in STARTS:
         sizes, half = settings["sizes"], _half(steps)
         rates = settings["learning_rate"], settings["samples"], settings["natural_rate"]
-        return train_held(
+        return train_fixed_sizes(
             _model(settings, data, spread_rows(data.X, max(sizes))),
             data,
             sizes=sizes,
@@ -241,12 +215,12 @@ def _schedule(settings: Row) -> Schedule:
 
 
 def _half(steps: dict[str, int]) -> int:
-    """Of as many updates of all layers as the paper's procedure takes."""
+    """Return half of the number of updates of all layers that the paper's procedure takes."""
     return (steps["pre"] + steps["process"] + steps["post"]) // 2
 
 
 def _model(settings: Row, data: Dataset, points: Float[Tensor, "K 1"]) -> DeepGP:
-    """Zero-mean layers, kernels' hyper-parameters at 1."""
+    """Return a deep GP with zero-mean layers and kernel hyper-parameters of 1."""
 
     def kernel(number: int, inputs: int) -> Kernel:
         return kernel_from("rbf", inputs)
@@ -263,16 +237,16 @@ def _moved(data: Dataset, device: str) -> Dataset:
 
 
 @torch.no_grad()
-def _seen(posterior: DeepPosterior, data: Dataset) -> Row:
-    """Each layer's function with its points, and the composed density, coarsely."""
-    grid, layers = _widened(data.X[:, 0]), []
+def _figure_columns(posterior: DeepPosterior, data: Dataset) -> Row:
+    """Return the function of each layer with its inducing points, and the predictive density."""
+    grid, layers = _widened_grid(data.X[:, 0]), []
     for layer in posterior.layers:
-        layers.append(curve_row(_curve(layer, grid)))
+        layers.append(curve_to_row(_curve(layer, grid)))
         image = layer.marginals(grid[:, None], layer.points())
-        grid = _widened(image.mean[:, 0])
+        grid = _widened_grid(image.mean[:, 0])
     return {
-        "x": rounded(data.X[:, 0]),
-        "y": rounded(data.Y[:, 0]),
+        "x": to_lists(data.X[:, 0]),
+        "y": to_lists(data.Y[:, 0]),
         "layers": layers,
         "density": _density(posterior, data),
     }
@@ -287,25 +261,40 @@ def _curve(layer: DeepLayer, grid: Float[Tensor, " G"]) -> Curve:
 
 
 def _density(posterior: DeepPosterior, data: Dataset) -> Row:
-    """Shades from 0 to 99, and the lines of 5 and 95 %."""
+    """Return the density on a grid as integers from 0 to 99, and the 5 % and 95 % quantiles."""
     x = torch.linspace(data.X.min().item(), data.X.max().item(), 100, dtype=torch.float64)
     y = torch.linspace(-1.6, 1.6, 49, dtype=torch.float64)
     nats = torch.stack(
         [posterior.log_density(x[:, None], level.expand(len(x), 1))[:, 0] for level in y]
     )
-    # Square roots: a sharp plateau would leave the jumps white.
+    # The square root of the density: sharp plateaus would leave the jumps white.
     shades = (nats - nats.max()).mul(0.5).exp()
     low, high = posterior.quantiles(x[:, None], x.new_tensor([0.05, 0.95]))[:, :, 0]
-    return {
-        "x": rounded(x),
-        "y": rounded(y),
-        "shades": (99 * shades).round().int().tolist(),
-        "low": rounded(low),
-        "high": rounded(high),
-    }
+    row = {name: to_lists(a) for name, a in {"x": x, "y": y, "low": low, "high": high}.items()}
+    return {**row, "shades": (99 * shades).round().int().tolist()}
 
 
-def _widened(values: Float[Tensor, " N"]) -> Float[Tensor, " G"]:
+def _widened_grid(values: Float[Tensor, " N"]) -> Float[Tensor, " G"]:
     low, high = values.min().item(), values.max().item()
     margin = 0.1 * (high - low)
     return torch.linspace(low - margin, high + margin, 120, dtype=values.dtype)
+
+
+def _draw_layers(row: Row, axes: Sequence[Axes]) -> None:
+    for number, (ax, curve) in enumerate(zip(axes, row["layers"], strict=False)):
+        draw_curve(curve_from_row(curve), ax=ax, colour=PROCEDURE_COLOURS[row["kind"]])
+        ax.set_title(f"layer {number + 1}: {len(curve['points'])} inducing points")
+        ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
+    axes[0].set_ylabel(PROCEDURE_NAMES[row["kind"]])
+
+
+def draw_density(row: Row, *, ax: Axes) -> None:
+    """Draw the predictive density as shades, its 5 % and 95 % quantiles, and the data of a row."""
+    density = row["density"]
+    x, y, shades = (to_tensor(density[name]).numpy() for name in ("x", "y", "shades"))
+    ax.pcolormesh(x, y, shades, cmap="Blues", shading="auto", rasterized=True)
+    for name, label in (("low", "5 % and 95 %"), ("high", None)):
+        ax.plot(x, density[name], color=COLOURS["posterior"], linewidth=0.8, label=label)
+    ax.scatter(row["x"], row["y"], s=7, marker="x", linewidths=0.6, color=COLOURS["inclusion"])
+    ax.set(xlabel="x", ylabel="y", ylim=(density["y"][0], density["y"][-1]))
+    ax.set_title(f"predictive density, test log density {row['log_density']:.2f}")

@@ -1,12 +1,13 @@
-"""Figure 3 of the paper: the less points tell, the fewer are kept; data from a known process.
+"""Figure 3 of the paper: fewer inducing points with more noise, smoothness or clustering.
 
-Five hundred values of a process with an RBF kernel on [0, 100]. One of three things grows: the
-noise, the lengthscale, or how tightly the inputs cluster. Four kinds of runs:
+The data are 500 values of a GP with an RBF kernel on [0, 100]. The noise, the lengthscale or the
+clustering of the inputs increases. There are four kinds of runs:
 
-- `fixed`: 20, 25, .., 80 points that nobody chose, 1000 updates each.
-- `paper`: the paper's three phases among 80 random rows, the last for ten draws from q(Z).
-- `fast`: the fast schedule among the same rows under the same prior.
-- `auto`: the fast schedule as it comes: candidates of its own, α from a tolerance.
+- `fixed`: a fixed number of inducing points (20, 25, .., 80) and 1000 updates.
+- `paper`: the paper's three phases with 80 random rows as candidates, the last phase for ten draws
+  from q(Z).
+- `fast`: the fast schedule with the same candidates and the same prior.
+- `auto`: the fast schedule with its own candidates and a tolerance in place of the prior.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from winnowgp.experiments.sizes import (
     Level,
     SizeStudy,
     draw_levels,
-    levels_of,
+    levels_from_rows,
     size_claims,
     standardised,
 )
@@ -34,18 +35,16 @@ from winnowgp.models import SparseGP
 N, CANDIDATES, ALPHA, TOLERANCE, DRAWS, SEEDS = 500, 80, 0.05, 0.01, 10, 3
 
 PROCESS = {"sigma": 0.1, "gamma": 1.0, "reach": 100.0, "clusters": 5}
-
-"""Noise and lengthscale where they are not what varies, largest x, and number of clusters."""
+"""Noise and lengthscale unless they vary, largest input, and number of clusters."""
 
 RANGES = {"noise": (0.3, 1.0), "smoothness": (0.8, 2.5), "clustering": (0.03, 0.5)}
-
-"""σ, γ and √β, each from least to most."""
+"""Smallest and largest σ, γ and √β."""
 
 SYMBOLS = {"noise": "σ", "smoothness": "γ", "clustering": "√β"}
 
 
 def intensities(condition: str) -> list[float]:
-    """Five values, log-spaced.
+    """Return five log-spaced values.
 
     >>> intensities("noise")
     [0.3, 0.4054, 0.5477, 0.7401, 1.0]
@@ -57,7 +56,7 @@ def intensities(condition: str) -> list[float]:
 def sampled(
     condition: str, intensity: float, *, rows: int, seed: int, process: Row = PROCESS
 ) -> Dataset:
-    """Inputs, a function of unit variance and noisy targets, in their own units."""
+    """Return inputs and noisy values of a function of unit variance, not standardised."""
     generator = torch.Generator().manual_seed(seed)
     if condition == "clustering":
         x = _clustered(intensity, rows, process, generator)
@@ -74,23 +73,29 @@ def sampled(
 def _clustered(
     root: float, rows: int, process: Row, generator: torch.Generator
 ) -> Float[Tensor, " N"]:
-    """Equal normals of precision β with equidistant means, given √β."""
+    """Return draws from equally weighted normals of precision β with equidistant means."""
     means = torch.linspace(0, process["reach"], process["clusters"], dtype=torch.float64)
-    which = torch.randint(process["clusters"], (rows,), generator=generator)
-    return means[which] + torch.randn(rows, generator=generator, dtype=torch.float64) / root
+    cluster = torch.randint(process["clusters"], (rows,), generator=generator)
+    return means[cluster] + torch.randn(rows, generator=generator, dtype=torch.float64) / root
 
 
 def divergence(model: SparseGP, data: Dataset) -> float:
-    """KL[q(f) ‖ p(f | y)] = log p(y) − L(Z) at the model's hyper-parameters, in nats; O(N³)."""
+    """Return KL[q(f) ‖ p(f | y)] = log p(y) − L(Z) in nats; the cost is O(N³).
+
+    Both terms are taken at the hyper-parameters of the model.
+    """
     return model.dense_bound(data)().item() - model.fixed_bound(data)
 
 
 @final
 class Synthetic(Experiment):
-    """Divergence from the exact posterior against the number of points."""
+    """The KL divergence to the exact posterior against the number of inducing points."""
 
     name = "synthetic"
-    title = "figure 3: fewer points with more noise, smoothness or clustering; KL to the exact GP"
+    title = (
+        "figure 3: with more noise, smoothness or clustering fewer inducing points; "
+        "KL to the exact GP"
+    )
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
@@ -115,15 +120,15 @@ class Synthetic(Experiment):
             for i in levels
         ]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
-        drawn = sampled(
+    def run(self, settings: Row, scope: Scope) -> Row:
+        sample = sampled(
             settings["condition"],
             settings["intensity"],
             rows=settings["N"],
             seed=settings["seed"],
             process=settings["process"],
         )
-        data = standardised(drawn, scope.device)
+        data = standardised(sample, scope.device)
         models, row = SizeStudy(data, settings["seed"]).run(settings)
         return {
             **row,
@@ -136,20 +141,20 @@ class Synthetic(Experiment):
             _levels(rows),
             path,
             column="kl",
-            said="KL to the exact posterior (nats)",
-            titles=lambda level: f"{level.group}, {SYMBOLS[level.group]} = {level.value:.3g}",
+            label="KL to the exact posterior (nats)",
+            title=lambda level: f"{level.group}, {SYMBOLS[level.group]} = {level.value:.3g}",
         )
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         return size_claims(
             _levels(rows),
-            falling=lambda condition: f"fewer points with more {condition}",
+            fewer=lambda condition: f"fewer inducing points with more {condition}",
             curves=(
-                ("KL on or below that of as many fixed points", "kl", -1),
-                ("ELBO on or above that of as many fixed points", "elbo", 1),
+                ("KL at most that of the same fixed size", "kl", -1),
+                ("ELBO at least that of the same fixed size", "elbo", 1),
             ),
         )
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:
-    return levels_of(rows, group="condition", value="intensity")
+    return levels_from_rows(rows, group="condition", value="intensity")

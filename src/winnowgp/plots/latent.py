@@ -1,4 +1,4 @@
-"""Plots of latent embeddings, and animations of their training."""
+"""Figures of two-dimensional latent embeddings, and animations of their training."""
 
 import base64
 import html
@@ -21,66 +21,100 @@ from winnowgp.errors import InputError
 from winnowgp.io.format import atomic_write
 from winnowgp.plots.style import COLOURS, styled
 
-# A map of a table's rows in two latent dimensions, and the points that support it.
-
-
-# Okabe and Ito's palette once more, and the same darker, for up to sixteen kinds of rows.
-_KINDS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+# The palette of Okabe and Ito; further labels get the same colours, darker.
+_LABEL_COLOURS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#999999",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentMap:
-    """Where rows and points are in two of the latent dimensions."""
+    """Latent positions and candidates in two of the latent dimensions."""
 
     title: str
     latents: Float[Tensor, "N 2"]
+    """Mean latent position of each observation."""
     deviation: Float[Tensor, "N 2"] | None
-    """Standard deviations of the rows' places, if they are to be shown."""
+    """Standard deviation of each latent position; None to draw no ellipses."""
     candidates: Float[Tensor, "K 2"]
     inclusion: Float[Tensor, " K"]
-    """Probability of each candidate."""
+    """Inclusion probability of each candidate."""
 
 
-def draw_latent_map(found: LatentMap, labels: Sequence[str] | None, *, ax: Axes) -> Axes:
-    """Rows in the colours of their labels, ellipses of one standard deviation, and candidates
-    filled as far as they are probable: black where they are certain, open where they are out."""
-    given = [""] * len(found.latents) if labels is None else list(labels)
-    if len(given) != len(found.latents):
-        raise InputError(
-            f"`labels` must be one for each of {len(found.latents)} rows; got {len(given)}."
-        )
-    kinds, names = list(dict.fromkeys(given)), np.array(given)
-    for number, kind in enumerate(kinds):
-        rows, colour = found.latents[names == kind], kind_colour(number)
-        if found.deviation is not None:
-            widths = (2 * found.deviation[names == kind]).tolist()
+def draw_latent_map(embedding: LatentMap, labels: Sequence[str] | None, *, ax: Axes) -> Axes:
+    """Draw latent positions in the colours of their labels, and the candidates.
+
+    Ellipses show one standard deviation. The opacity of a candidate is its inclusion probability.
+
+    Args:
+        embedding: what is drawn.
+        labels: one label per observation, or None for a single colour.
+    """
+    N = len(embedding.latents)
+    names = np.array([""] * N if labels is None else list(labels))
+    if len(names) != N:
+        raise InputError(f"`labels` must hold one label for each of {N} rows; got {len(names)}.")
+    for number, name in enumerate(dict.fromkeys(names.tolist())):
+        rows, colour = embedding.latents[names == name], _label_colour(number)
+        if embedding.deviation is not None:
+            widths = (2 * embedding.deviation[names == name]).tolist()
             for (x, y), (a, b) in zip(rows.tolist(), widths, strict=True):
                 ax.add_patch(Ellipse((x, y), a, b, color=colour, alpha=0.12, linewidth=0))
-        ax.scatter(rows[:, 0], rows[:, 1], s=9, color=colour, linewidths=0, label=kind or None)
-    black = to_rgba(COLOURS["points"])
-    fills = [(*black[:3], p) for p in found.inclusion.tolist()]
-    edges = [(*black[:3], 0.25 + 0.75 * p) for p in found.inclusion.tolist()]
+        ax.scatter(rows[:, 0], rows[:, 1], s=9, color=colour, linewidths=0, label=name or None)
+    black = to_rgba(COLOURS["points"])[:3]
+    probabilities = embedding.inclusion.tolist()
     ax.scatter(
-        found.candidates[:, 0],
-        found.candidates[:, 1],
+        embedding.candidates[:, 0],
+        embedding.candidates[:, 1],
         s=20,
-        c=fills,
-        edgecolors=edges,
+        c=[(*black, p) for p in probabilities],
+        edgecolors=[(*black, 0.25 + 0.75 * p) for p in probabilities],
         linewidths=0.6,
         zorder=3,
     )
-    ax.set(xlabel="first dimension", ylabel="second dimension", title=found.title)
+    ax.set(xlabel="latent dimension 1", ylabel="latent dimension 2", title=embedding.title)
     return ax
 
 
-def kind_colour(number: int) -> tuple[float, float, float, float]:
-    """The colour of a kind of rows."""
-    colour = to_rgba(_KINDS[number % len(_KINDS)])
-    darker = 0.55 ** (number // len(_KINDS) % 3)
-    return colour[0] * darker, colour[1] * darker, colour[2] * darker, 1.0
+def save_animation(
+    maps: Sequence[LatentMap],
+    labels: Sequence[str] | None,
+    path: Path,
+    *,
+    frames_per_second: int = 8,
+) -> Path:
+    """Save embeddings as the frames of a GIF (needs Pillow) or of an HTML page with a slider.
+
+    All frames share their axes. If saving fails, no partial file is left behind.
+
+    Args:
+        maps: the frames.
+        labels: one label per observation, or None for a single colour.
+        path: ends in .gif or .html, which determines the format.
+        frames_per_second: of a GIF.
+    """
+    writers = {".gif": _write_gif, ".html": _write_page}
+    if path.suffix not in writers or not maps:
+        raise InputError(
+            f"`path` must end in .gif or .html and `maps` must not be empty; got {path.name!r} "
+            f"and {len(maps)} maps."
+        )
+    with written_whole(path) as part:
+        writers[path.suffix](maps, labels, part, frames_per_second)
+    return path
 
 
-# Maps one after another: a GIF, or a page with a slider that needs nothing else.
+def _label_colour(number: int) -> tuple[float, float, float]:
+    red, green, blue = to_rgba(_LABEL_COLOURS[number % len(_LABEL_COLOURS)])[:3]
+    darker = 0.55 ** (number // len(_LABEL_COLOURS) % 3)
+    return red * darker, green * darker, blue * darker
 
 
 _PAGE = """<!doctype html>
@@ -89,8 +123,8 @@ _PAGE = """<!doctype html>
 body{{font-family:sans-serif;max-width:45rem;margin:2rem auto}}
 img,input{{width:100%}}
 </style>
-<img id="frame" alt="map of the latent space">
-<input id="slider" type="range" min="0" max="{last}" value="0" aria-label="moment of training">
+<img id="frame" alt="latent embedding">
+<input id="slider" type="range" min="0" max="{last}" value="0" aria-label="training step">
 <script>
 const frames = [{frames}];
 const image = document.getElementById("frame"), slider = document.getElementById("slider");
@@ -100,29 +134,7 @@ slider.oninput();
 """
 
 
-def saved_frames(
-    maps: Sequence[LatentMap],
-    labels: Sequence[str] | None,
-    path: Path,
-    *,
-    frames_per_second: int = 8,
-) -> Path:
-    """Write maps as a GIF (needs Pillow) or, by the suffix .html, as a page with a slider.
-
-    All frames share their axes. Written whole or not at all.
-    """
-    writers = {".gif": _write_gif, ".html": _write_page}
-    if path.suffix not in writers or not maps:
-        raise InputError(
-            f"`path` must end in .gif or .html and there must be maps to show; got {path.name!r} "
-            f"and {len(maps)} maps."
-        )
-    with atomic_write(path) as part:
-        writers[path.suffix](maps, labels, part, frames_per_second)
-    return path
-
-
-def _drawer(
+def _frame_drawer(
     maps: Sequence[LatentMap], labels: Sequence[str] | None
 ) -> tuple[Figure, Callable[[int], list]]:
     figure = Figure(figsize=(6, 5.6))
@@ -145,10 +157,10 @@ def _write_gif(
 ) -> None:
     if importlib.util.find_spec("PIL") is None:
         raise InputError(
-            "a GIF needs Pillow: pip install pillow; or ask for a path ending in .html"
+            "a GIF needs Pillow: `pip install pillow`; or use a path that ends in .html."
         )
     with styled():
-        figure, draw = _drawer(maps, labels)
+        figure, draw = _frame_drawer(maps, labels)
         animation = FuncAnimation(figure, draw, frames=len(maps))
         animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=80)
 
@@ -158,7 +170,7 @@ def _write_page(
 ) -> None:
     frames = []
     with styled():
-        figure, draw = _drawer(maps, labels)
+        figure, draw = _frame_drawer(maps, labels)
         for index in range(len(maps)):
             draw(index)
             content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""One look for all pictures, and one safe way to save them."""
+"""Colours and settings that all figures share, and the function that saves them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from winnowgp.io.format import atomic_write
 
-# Okabe and Ito's palette: distinguishable with every common colour vision.
+# The palette of Okabe and Ito, which is distinguishable with every common colour vision.
 COLOURS = {
     "data": "#7f7f7f",
     "posterior": "#0072B2",
@@ -18,13 +18,11 @@ COLOURS = {
     "inclusion": "#D55E00",
     "second": "#009E73",
 }
-# Of the two procedures, wherever both are drawn.
-PROCEDURES = {"paper": COLOURS["posterior"], "fast": COLOURS["inclusion"]}
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the house style without touching the user's settings."""
+    """Draw in the package's style; the user's matplotlib settings are restored on exit."""
     settings: dict[Any, Any] = {
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -42,15 +40,19 @@ def styled() -> Iterator[None]:
         yield
 
 
-def saved(figure: Figure, path: Path) -> Path:
-    """Write the figure whole or not at all."""
-    with atomic_write(path) as part, styled():
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Save a figure; if saving fails, no partial file is left behind.
+
+    Returns:
+        `path`.
+    """
+    with written_whole(path) as part, styled():
         figure.savefig(part)
     return path
 
 
 def plain(text: str) -> str:
-    """A user's words, so that matplotlib shows dollar signs rather than reading mathematics.
+    """Escape dollar signs, which matplotlib would read as the start of a formula.
 
     >>> print(plain("$ per m$"))
     \\$ per m\\$

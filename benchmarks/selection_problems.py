@@ -1,4 +1,4 @@
-"""The problems that selectors are compared on: data, candidates, and hyper-parameters to hold."""
+"""Problems for the selection benchmarks: data, candidates and fixed hyper-parameters."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,23 +16,22 @@ ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
 
 K = 200
 FIT_ROWS = 4000
-"""Hyper-parameters are fitted on at most so many rows."""
+"""Largest number of rows that hyper-parameters are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Rows, and a model of them whose parameters are held."""
+    """Data, and a model with candidates and fixed hyper-parameters."""
 
     name: str
     data: Dataset
     model: SparseGP
-    """With its candidates."""
     note: str
-    """How the hyper-parameters came about."""
+    """How the hyper-parameters were fitted."""
 
 
 def standardised(name: str, *, most: int | None = None) -> Dataset:
-    """All rows of a data set, or a random part; columns of mean zero and unit variance."""
+    """Return a standardised data set, or `most` random rows of it."""
     raw = load_table(name).dataset()
     X, Y = (Standardiser.of(A).forward(A) for A in (raw.X, raw.Y))
     if most is not None and most < raw.N:
@@ -42,34 +41,34 @@ def standardised(name: str, *, most: int | None = None) -> Dataset:
 
 
 def permuted(N: int, *, seed: int) -> torch.Tensor:
-    """The numbers 0..N−1 in an order of their own."""
+    """Return a random permutation of 0..N−1."""
     return torch.randperm(N, generator=torch.Generator().manual_seed(seed))
 
 
-def warm(data: Dataset) -> tuple[SparseGP, str]:
-    """Hyper-parameters that suit K random candidates held in place; the candidates."""
+def fitted_model(data: Dataset) -> tuple[SparseGP, str]:
+    """Return a model with K random candidates and fitted hyper-parameters, and a note."""
     order = permuted(data.N, seed=0)
-    part = Dataset(data.X[order[:FIT_ROWS]], data.Y[order[:FIT_ROWS]])
+    subset = Dataset(data.X[order[:FIT_ROWS]], data.Y[order[:FIT_ROWS]])
     bare = SparseGP(kernel_from("rbf", data.D), data.X[:0])
     model = initialise_hyperparameters(bare, data, order=order).with_candidates(data.X[order[:K]])
     model.candidates.requires_grad_(False)
-    stop = Stop(gain=1e-3 * part.N, window=10, iterations=40)
-    found = maximise_elbo(model, part.X, objective=model.chunked_bound(part), stop=stop)
-    note = f"evidence of up to 1000 rows, then {found.iterations} L-BFGS steps on {part.N} rows"
+    stop = Stop(gain=1e-3 * subset.N, window=10, iterations=40)
+    result = climb(model, subset.X, objective=model.chunked_bound(subset), stop=stop)
+    note = f"evidence of up to 1000 rows, then {result.iterations} L-BFGS steps on {subset.N} rows"
     return model, note
 
 
 def problem(name: str, *, most: int | None = None) -> Problem:
-    """A data set with K random rows as candidates and fitted hyper-parameters."""
+    """Return a data set with K random rows as candidates and fitted hyper-parameters."""
     data = standardised(name, most=most)
-    model, note = warm(data)
+    model, note = fitted_model(data)
     return Problem(name, data, model, note)
 
 
-def moved(model: SparseGP, data: Dataset, *, iterations: int) -> SparseGP:
-    """A copy whose hyper-parameters and locations took so many L-BFGS steps."""
-    copied = deepcopy(model)
-    copied.candidates.requires_grad_(True)
+def refitted(model: SparseGP, data: Dataset, *, iterations: int) -> SparseGP:
+    """Return a copy after L-BFGS iterations on hyper-parameters and locations."""
+    copy = deepcopy(model)
+    copy.candidates.requires_grad_(True)
     stop = Stop(gain=0.0, window=iterations, iterations=iterations)
-    maximise_elbo(copied, data.X, objective=copied.chunked_bound(data), stop=stop)
-    return copied
+    climb(copy, data.X, objective=copy.chunked_bound(data), stop=stop)
+    return copy

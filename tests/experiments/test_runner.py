@@ -1,4 +1,4 @@
-"""Runs are made once, whatever ends the process that makes them."""
+"""Every run is made once, even if the process that makes it is killed."""
 
 import json
 import os
@@ -13,8 +13,9 @@ import pytest
 
 from helpers.toy_experiment import Toy
 from winnowgp.errors import TrainingError
-from winnowgp.experiments.base import Experiment, Row, Runs, Scope, quick_cuts
-from winnowgp.experiments.runner import asked, make_runs
+from winnowgp.experiments.base import Experiment, Row, Scope
+from winnowgp.experiments.runner import make_runs, quick_differences, run_status
+from winnowgp.experiments.runs import Runs
 
 FULL = Scope()
 
@@ -35,23 +36,23 @@ def runs(tmp_path: Path) -> Runs:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_every_run_is_made_once_and_those_that_depend_on_others_after_them(
+def test_make_runs_makes_each_once_and_dependent_ones_later(
     log: Path, runs: Runs, jobs: int
 ) -> None:
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     rows = make_runs(
-        Toy(log), runs, FULL, jobs=jobs, on_run=lambda done, total, row: told.append((done, total))
+        Toy(log), runs, FULL, jobs=jobs, on_run=lambda done, total, row: calls.append((done, total))
     )
-    assert told == [(1, 3), (2, 3), (3, 3), (4, 4)]
+    assert calls == [(1, 3), (2, 3), (3, 3), (4, 4)]
     assert kinds(log) == ["square", "square", "square", "sum"]
     assert [row.get("square", row.get("sum")) for row in rows] == [0, 1, 4, 5]
     assert make_runs(Toy(log), runs, FULL, jobs=jobs) == rows
     assert len(kinds(log)) == len(list(runs)) == 4
 
 
-def test_a_run_that_measures_time_comes_last_and_in_no_pool(log: Path, runs: Runs) -> None:
+def test_make_runs_timing_comes_last_in_this_process(log: Path, runs: Runs) -> None:
     rows = make_runs(Toy(log, alone_at=0), runs, FULL, jobs=2)
-    # The sum waits for the run that was made alone.
+    # The sum depends on the run that was made alone.
     assert [row.get("square", row.get("sum")) for row in rows] == [0, 1, 4, 5]
     pids = [int(line.split()[1]) for line in log.read_text(encoding="utf-8").splitlines()]
     assert [row.get("square") for row in runs][2] == 0
@@ -59,7 +60,7 @@ def test_a_run_that_measures_time_comes_last_and_in_no_pool(log: Path, runs: Run
     assert os.getpid() not in pids[:2]
 
 
-def test_a_row_holds_settings_results_seconds_device_and_versions(log: Path, runs: Runs) -> None:
+def test_make_runs_row_has_settings_results_times_and_versions(log: Path, runs: Runs) -> None:
     first = make_runs(Toy(log), runs, Scope(seeds=1))[0]
     assert {key: first[key] for key in ("kind", "seed", "sizes", "steps", "square", "device")} == {
         "kind": "square",
@@ -73,37 +74,35 @@ def test_a_row_holds_settings_results_seconds_device_and_versions(log: Path, run
     assert "torch" in first["versions"]
 
 
-def test_rows_of_other_settings_are_neither_used_nor_shown(log: Path, runs: Runs) -> None:
+def test_make_runs_rows_of_other_settings_are_not_reused(log: Path, runs: Runs) -> None:
     make_runs(Toy(log, steps=7), runs, FULL)
     rows = make_runs(Toy(log, steps=8), runs, FULL)
     assert [row["steps"]["pre"] for row in rows if row["kind"] == "square"] == [8, 8, 8]
-    # The sum depends on the squares alone, which are the same.
+    # The sum depends on the squares only, which are the same.
     assert kinds(log).count("square") == 6
     assert kinds(log).count("sum") == 1
     assert len(make_runs(Toy(log, steps=7), runs, Scope(seeds=2))) == 3
 
 
-def test_a_setting_that_a_row_does_not_know_is_not_taken_for_none(log: Path, runs: Runs) -> None:
+def test_run_status_absent_setting_does_not_match_none(log: Path, runs: Runs) -> None:
     class Wider(Experiment):
-        name, title = "wider", "a setting that came later"
+        name, title = "wider", "one more setting"
 
         def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
             return [{"kind": "square", "limit": None}]
 
-        def measured(self, settings: Row, scope: Scope) -> Row:
+        def run(self, settings: Row, scope: Scope) -> Row:
             return {}
 
         def draw(self, rows: Sequence[Row], path: Path) -> Path:
             return path
 
     runs.add({"kind": "square"})
-    assert asked(Wider(), runs, FULL).missing == [{"kind": "square", "limit": None}]
+    assert run_status(Wider(), runs, FULL).missing == [{"kind": "square", "limit": None}]
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(
-    log: Path, runs: Runs, jobs: int
-) -> None:
+def test_make_runs_failed_run_keeps_others_and_is_named(log: Path, runs: Runs, jobs: int) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         make_runs(Toy(log, fails_at=0), runs, FULL, jobs=jobs)
     notes = " ".join(caught.value.__notes__)
@@ -114,19 +113,19 @@ def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(
     assert kinds(log) == ["square"] * 4 + ["sum"]
 
 
-def test_results_may_not_hide_settings(log: Path, runs: Runs, monkeypatch) -> None:
-    monkeypatch.setattr(Toy, "measured", lambda self, settings, scope: {"seed": 9, "square": 1})
+def test_make_runs_result_named_like_setting_raises(log: Path, runs: Runs, monkeypatch) -> None:
+    monkeypatch.setattr(Toy, "run", lambda self, settings, scope: {"seed": 9, "square": 1})
     with pytest.raises(AssertionError, match="settings already: seed"):
         make_runs(Toy(log), runs, FULL)
 
 
-PROGRAMME = """
+PROGRAM = """
 import sys
 from pathlib import Path
 from helpers.toy_experiment import Toy
 from winnowgp.experiments.base import Scope
-from winnowgp.experiments.reproduce import make_runs
 from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.runner import make_runs
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
@@ -135,13 +134,13 @@ if __name__ == "__main__":
 
 
 def hanging(folder: Path) -> subprocess.Popen[bytes]:
-    """A process of its own that makes two rows and hangs in the third run."""
-    programme = folder / "programme.py"
-    programme.write_text(PROGRAMME, encoding="utf-8")
+    """Start a process that makes two rows and hangs in the third run."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
     paths = [str(Path(__file__).parents[1]), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     process = subprocess.Popen(
-        [sys.executable, str(programme), str(folder)], env=environment, stderr=subprocess.PIPE
+        [sys.executable, str(program), str(folder)], env=environment, stderr=subprocess.PIPE
     )
     results, log = folder / "toy.jsonl", folder / "log"
     while not (results.exists() and results.read_text().count("\n") == 2 and len(kinds(log)) == 3):
@@ -165,7 +164,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     "sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_what_was_made_survives_any_end_and_no_worker_stays(
+def test_make_runs_killed_keeps_rows_and_ends_workers(
     tmp_path: Path, log: Path, runs: Runs, sign: signal.Signals
 ) -> None:
     process = hanging(tmp_path)
@@ -177,7 +176,7 @@ def test_what_was_made_survives_any_end_and_no_worker_stays(
         time.sleep(0.05)
     assert not any(alive(pid) for pid in workers(log))
     assert sorted(row["square"] for row in runs) == [0, 1]
-    # As if the kill had come while a row was being written.
+    # Simulate a kill while a row was being written.
     with runs.path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"kind": "square"})[:9])
     rows = make_runs(Toy(log), runs, FULL)
@@ -186,13 +185,13 @@ def test_what_was_made_survives_any_end_and_no_worker_stays(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_ended_from_outside_is_told_of(log: Path, runs: Runs) -> None:
+def test_make_runs_killed_worker_raises_training_error(log: Path, runs: Runs) -> None:
     with pytest.raises(TrainingError, match="fewer `jobs`"):
-        make_runs(Suicidal(log), runs, FULL, jobs=2)
+        make_runs(KillsItself(log), runs, FULL, jobs=2)
 
 
-class Suicidal(Experiment):
-    name, title = "suicidal", "ends its own process"
+class KillsItself(Experiment):
+    name, title = "kills-itself", "kills its own process"
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -200,7 +199,7 @@ class Suicidal(Experiment):
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         return [{"seed": 0}, {"seed": 1}]
 
-    def measured(self, settings: Row, scope: Scope) -> Row:
+    def run(self, settings: Row, scope: Scope) -> Row:
         os.kill(os.getpid(), signal.SIGKILL)
         return {}
 
@@ -208,8 +207,8 @@ class Suicidal(Experiment):
         return path
 
 
-def test_what_a_quick_look_leaves_out_is_read_off_the_settings(log: Path) -> None:
-    assert quick_cuts(Toy(log), Scope(quick=True)) == (
+def test_quick_differences_lists_differing_settings(log: Path) -> None:
+    assert quick_differences(Toy(log), Scope(quick=True)) == (
         "1 run instead of 3; seed 0 instead of 0, 1, 2; sizes (0, 2) instead of "
         "(0, 2), (1, 2), (2, 2)"
     )

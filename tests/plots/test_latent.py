@@ -4,10 +4,10 @@ import torch
 from matplotlib.figure import Figure
 
 from winnowgp.errors import InputError
-from winnowgp.plots import LatentMap, draw_latent_map, saved_frames
+from winnowgp.plots import LatentMap, draw_latent_map, save_animation
 
 
-def a_map(step: int = 0) -> LatentMap:
+def embedding(step: int = 0) -> LatentMap:
     g = torch.Generator().manual_seed(step)
     return LatentMap(
         title=f"step {step}",
@@ -18,30 +18,35 @@ def a_map(step: int = 0) -> LatentMap:
     )
 
 
-def test_points_are_filled_as_far_as_they_are_probable() -> None:
+def test_draw_latent_map_opacity_is_inclusion_probability() -> None:
     ax = Figure().subplots()
-    draw_latent_map(a_map(), ["a", "b", "a"] * 4, ax=ax)
+    draw_latent_map(embedding(), ["a", "b", "a"] * 4, ax=ax)
     fills = np.asarray(ax.collections[-1].get_facecolor())
     assert fills[:, 3].tolist() == pytest.approx([0, 0.5, 1])
     assert len(ax.patches) == 12
     assert ax.get_legend_handles_labels()[1] == ["a", "b"]
 
 
-def test_rows_need_no_labels() -> None:
+def test_draw_latent_map_without_labels_draws_all_rows() -> None:
     ax = Figure().subplots()
-    draw_latent_map(a_map(), None, ax=ax)
+    draw_latent_map(embedding(), None, ax=ax)
     assert len(np.asarray(ax.collections[0].get_offsets())) == 12
 
 
+def test_draw_latent_map_wrong_number_of_labels_raises() -> None:
+    with pytest.raises(InputError, match="one label for each of 12 rows; got 2"):
+        draw_latent_map(embedding(), ["a", "b"], ax=Figure().subplots())
+
+
 @pytest.mark.parametrize("suffix", [".gif", ".html"])
-def test_frames_are_written_whole(tmp_path, suffix: str) -> None:
-    path = saved_frames([a_map(0), a_map(1)], None, tmp_path / f"frames{suffix}")
+def test_save_animation_writes_all_frames(tmp_path, suffix: str) -> None:
+    path = save_animation([embedding(0), embedding(1)], None, tmp_path / f"frames{suffix}")
     content = path.read_bytes()
     assert content[:3] == b"GIF" if suffix == ".gif" else content.count(b"iVBOR") == 2
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_other_files_are_refused(tmp_path) -> None:
+def test_save_animation_unknown_suffix_raises(tmp_path) -> None:
     with pytest.raises(InputError, match=r"\.gif or \.html"):
-        saved_frames([a_map()], None, tmp_path / "frames.mp4")
+        save_animation([embedding()], None, tmp_path / "frames.mp4")
     assert not list(tmp_path.iterdir())

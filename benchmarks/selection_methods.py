@@ -1,6 +1,8 @@
-"""Four ways to choose on the same problem: what each reaches, and how long it takes.
+"""Four selection methods on the same problem: objective and CPU time.
 
-The paper's score function scored directly and by statistics, natural all-flip updates, and search.
+The methods are the paper's score function with direct scoring and with subset statistics, natural
+updates by marginal gains, and search. A part of benchmarks/selection.py; results are in
+benchmarks/results/selection.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from problems import ALPHAS, K, Problem, problem
-from records import Records, Row, Seconds, mean, recorded, table, timed
+from measure import Row, Seconds, mean, new_results, read_results, table, timed
+from selection_problems import ALPHAS, K, Problem, problem
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import Bernoulli, SquaredCardinality, kl_divergence
 from winnowgp.selection import SubsetObjective, SubsetStatistics, fit_inclusion, search_frontier
@@ -19,35 +21,37 @@ from winnowgp.selection.natural import InclusionFit
 from winnowgp.training.adam import Adam
 
 DRAWS = 1000
-"""Subsets behind every value of the objective."""
+"""Number of subsets for every value of the objective."""
 STEPS, SAMPLES, LEARNING_RATE = 600, 4, 0.2
-"""The paper's estimator."""
+"""Settings of the paper's estimator."""
 NATURAL_STEPS = (1, 2, 4, 8, 16, 32, 64, 100)
-"""Where natural updates are looked at: each a run of its own from the start."""
+"""Numbers of natural updates that are measured, each in a run from the start."""
 TIMED_STEPS = 20
-"""Steps of direct scoring that are timed where 600 take too long."""
+"""Number of steps of direct scoring that are timed if all 600 take too long."""
 WHOLE_ROWS = 2000
-"""With more rows than this, direct scoring is timed on a few steps."""
+"""With more rows than this, only TIMED_STEPS of direct scoring are timed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """The objective E_q[L] − KL[q ‖ p] in nats."""
+class ObjectiveEstimate:
+    """An estimate of the objective E_q[L] − KL[q ‖ p] in nats."""
 
     mean: float
     error: float
     """Standard error of the mean."""
 
     def row(self) -> Row:
-        """Columns of a row."""
+        """Return the columns of a row."""
         return {"objective": round(self.mean, 3), "objective_se": round(self.error, 3)}
 
 
-def level(q: Bernoulli, statistics: SubsetStatistics, prior: SquaredCardinality) -> Level:
-    """The objective from draws that do not depend on how q came about."""
+def objective_of(
+    q: Bernoulli, statistics: SubsetStatistics, prior: SquaredCardinality
+) -> ObjectiveEstimate:
+    """Estimate the objective with a seed of its own."""
     masks = q.sample(DRAWS, generator=torch.Generator().manual_seed(12345))
     values = statistics.value(masks)
-    return Level(
+    return ObjectiveEstimate(
         (values.mean() - kl_divergence(q, prior)).item(), (values.std() / DRAWS**0.5).item()
     )
 
@@ -55,7 +59,7 @@ def level(q: Bernoulli, statistics: SubsetStatistics, prior: SquaredCardinality)
 def paper_path(
     objective: SubsetObjective, prior: SquaredCardinality, *, steps: int, seed: int, start: Tensor
 ) -> Tensor:
-    """Logits before each step of the paper's estimator and after the last, `[steps + 1, K]`."""
+    """Return logits before each step of the paper's estimator and after the last one."""
     generator = torch.Generator().manual_seed(seed)
     logits = start.clone().requires_grad_(True)
     gradient, states, path = ScoreFunction(samples=SAMPLES), [], []
@@ -78,35 +82,37 @@ def paper_path(
 
 
 class Comparison:
-    """One data set: its statistics, its prior, and a file of rows."""
+    """The methods on one data set."""
 
     def __init__(self, given: Problem) -> None:
         self.problem, self.alpha = given, ALPHAS[given.name]
         self.prior = SquaredCardinality(K, self.alpha)
         self.statistics, self.set_up = timed(lambda: given.model.subset_statistics(given.data))
-        self.records = Records(f"selection/{given.name}")
+        self.results = new_results(f"selection/{given.name}")
         self.half = given.data.X.new_zeros(K)
 
     def add(self, method: str, seconds: Seconds, **columns: object) -> Row:
-        """One row."""
-        return self.records.add(
-            data=self.problem.name,
-            N=self.problem.data.N,
-            K=K,
-            alpha=self.alpha,
-            hyper_parameters=self.problem.note,
-            method=method,
-            **seconds.row(),
-            **columns,
+        """Write one row."""
+        return self.results.add(
+            {
+                "data": self.problem.name,
+                "N": self.problem.data.N,
+                "K": K,
+                "alpha": self.alpha,
+                "hyper_parameters": self.problem.note,
+                "method": method,
+                **seconds.row(),
+                **columns,
+            }
         )
 
-    def paper(self, seed: int) -> tuple[Bernoulli, Level]:
-        """The paper's estimator by statistics; direct scoring is timed for the first seed."""
+    def paper(self, seed: int) -> tuple[Bernoulli, ObjectiveEstimate]:
+        """Measure the paper's estimator by statistics, and direct scoring for the first seed."""
         path, seconds = timed(
             lambda: paper_path(self.statistics, self.prior, steps=STEPS, seed=seed, start=self.half)
         )
         q = Bernoulli(path[-1])
-        end = level(q, self.statistics, self.prior)
+        end = objective_of(q, self.statistics, self.prior)
         common = {"seed": seed, "steps": STEPS, **end.row(), "size": q.mean_count().item()}
         self.add("paper, statistics", self.set_up + seconds, **self.set_up.row("set_up_"), **common)
         if seed == 0:
@@ -114,14 +120,14 @@ class Comparison:
         return q, end
 
     def _direct(self, path: Tensor, common: Row) -> None:
-        """Time of the same path with direct scoring: all of it, or steps spread evenly over it."""
+        """Time direct scoring on the same path: all steps, or some spread evenly over it."""
         given = self.problem
         objective, set_up = timed(lambda: given.model.subset_objective(given.data))
         if given.data.N <= WHOLE_ROWS:
             again, seconds = timed(
                 lambda: paper_path(objective, self.prior, steps=STEPS, seed=0, start=self.half)
             )
-            end = level(Bernoulli(again[-1]), self.statistics, self.prior)
+            end = objective_of(Bernoulli(again[-1]), self.statistics, self.prior)
             self.add("paper, direct", set_up + seconds, **{**common, **end.row()}, note="measured")
             return
         spread = torch.linspace(0, STEPS - 1, TIMED_STEPS).round().long().tolist()
@@ -142,26 +148,26 @@ class Comparison:
             "objective taken from the same path scored by statistics",
         )
 
-    def natural(self, seed: int, target: Level) -> Bernoulli:
-        """Natural updates as a user calls them, then looked at after each number of steps."""
-        chosen, seconds = timed(lambda: self._naturally(seed, None))
-        end = level(chosen.q, self.statistics, self.prior)
+    def natural(self, seed: int, target: ObjectiveEstimate) -> Bernoulli:
+        """Measure natural updates with their defaults, then after each number of steps."""
+        selection, seconds = timed(lambda: self._naturally(seed, None))
+        end = objective_of(selection.q, self.statistics, self.prior)
         self.add(
             "natural",
             self.set_up + seconds,
             **self.set_up.row("set_up_"),
             seed=seed,
-            steps=len(chosen.trace),
-            settled=chosen.converged,
+            steps=len(selection.trace),
+            settled=selection.settled,
             **end.row(),
-            size=chosen.q.mean_count().item(),
+            size=selection.q.mean_count().item(),
             target=round(target.mean, 3),
         )
         for steps in NATURAL_STEPS:
-            if steps > len(chosen.trace):
+            if steps > len(selection.trace):
                 break
             part, taken = timed(lambda steps=steps: self._naturally(seed, steps))
-            here = level(part.q, self.statistics, self.prior)
+            here = objective_of(part.q, self.statistics, self.prior)
             self.add(
                 "natural, after",
                 self.set_up + taken,
@@ -171,7 +177,7 @@ class Comparison:
                 size=part.q.mean_count().item(),
                 target=round(target.mean, 3),
             )
-        return chosen.q
+        return selection.q
 
     def _naturally(self, seed: int, steps: int | None) -> InclusionFit:
         generator = torch.Generator().manual_seed(seed)
@@ -182,10 +188,10 @@ class Comparison:
         )
 
     def search(self, processes: dict[str, Bernoulli]) -> None:
-        """One set by search, against the best of 100 draws of each process."""
+        """Measure one set by search, and the best of 100 draws from each point process."""
         log_weights = self.prior.log_weights(self.half)
-        found, seconds = timed(
-            lambda: multistart_search(
+        best_set, seconds = timed(
+            lambda: polished(
                 self.statistics, search_frontier(self.statistics), log_weights=log_weights
             )[0]
         )
@@ -193,8 +199,8 @@ class Comparison:
             "search",
             self.set_up + seconds,
             **self.set_up.row("set_up_"),
-            score=round(found.score, 3),
-            size=int(found.mask.sum()),
+            score=round(best_set.score, 3),
+            size=int(best_set.mask.sum()),
         )
         for name, q in processes.items():
             masks = q.sample(100, generator=torch.Generator().manual_seed(54321))
@@ -210,7 +216,7 @@ class Comparison:
 
 
 def run(names: Iterable[str], *, seeds: int) -> None:
-    """Measure, and write a file of rows for each data set."""
+    """Measure every data set and write its results."""
     for name in names:
         comparison = Comparison(problem(name))
         ends: dict[str, Bernoulli] = {}
@@ -219,11 +225,11 @@ def run(names: Iterable[str], *, seeds: int) -> None:
             natural = comparison.natural(seed, target)
             ends = ends or {"paper": paper, "natural": natural}
         comparison.search(ends)
-        print(f"{name}: {len(comparison.records.rows)} rows", flush=True)
+        print(f"{name}: {len(list(comparison.results))} rows", flush=True)
 
 
 def reached(rows: list[Row]) -> tuple[Row | None, Row | None]:
-    """First look at or above the target, and first from which on all are, the end included."""
+    """Return the first row at or above the target, and the first from which all rows are."""
     above = [row["objective"] >= row["target"] for row in rows]
     first = next((row for row, is_above in zip(rows, above, strict=True) if is_above), None)
     stays = None
@@ -236,10 +242,10 @@ def reached(rows: list[Row]) -> tuple[Row | None, Row | None]:
 
 def _lines(rows: list[Row]) -> Iterator[list[object]]:
     for name in ALPHAS:
-        mine = [row for row in rows if row["data"] == name]
-        direct = next((row for row in mine if row["method"] == "paper, direct"), None)
-        for paper in (row for row in mine if row["method"] == "paper, statistics"):
-            same = [row for row in mine if row.get("seed") == paper["seed"]]
+        members = [row for row in rows if row["data"] == name]
+        direct = next((row for row in members if row["method"] == "paper, direct"), None)
+        for paper in (row for row in members if row["method"] == "paper, statistics"):
+            same = [row for row in members if row.get("seed") == paper["seed"]]
             ends = [row for row in same if row["method"] == "natural"]
             if direct is None or not ends:
                 continue
@@ -261,17 +267,19 @@ def _lines(rows: list[Row]) -> Iterator[list[object]]:
 
 
 def _ratio(slow: Row, fast: Row | None, *, less: float = 0.0) -> str:
-    """How many times sooner, both clocks started `less` seconds later."""
+    """Return the ratio of CPU times, both reduced by `less` seconds."""
     return f"{(slow['cpu_s'] - less) / (fast['cpu_s'] - less):.0f}" if fast else "-"
 
 
 def report() -> None:
-    """Tables of what the files hold."""
-    rows = recorded("selection/*")
+    """Print the results."""
+    rows = read_results("selection/*")
     print("\nObjective in nats (mean of 1,000 draws ± standard error), CPU seconds, one thread.")
-    print("'first' and 'stays': natural updates reach, and keep above, the paper's end, s@steps.")
-    print("Times sooner, first/stays: than direct (d), than statistics (s), and than those with")
-    print("their set-up counted for neither (n). '!' marks a run that did not settle.\n")
+    print("'first', 'stays': natural updates reach, and stay above, the paper's result, s@steps.")
+    print(
+        "Speed-up, first/stays: over direct scoring (d), over statistics (s), and over statistics"
+    )
+    print("without the set-up of either (n). '!' marks a run that did not converge.\n")
     header = ["data", "seed", "paper L~", "natural L~", "direct s", "stat. s", "natural s"]
     header += ["set-up s", "first", "stays", *("d1", "d2", "s1", "s2", "n1", "n2"), "steps"]
     print(table(header, _lines(rows)))
@@ -279,13 +287,13 @@ def report() -> None:
     methods = ("search", "best of 100 draws, paper", "best of 100 draws, natural")
     lines = []
     for name in ALPHAS:
-        found = {row["method"]: row for row in rows if row["data"] == name and "score" in row}
-        if len(found) == len(methods):
-            cells = [f"{found[m]['score']:.1f} ({found[m]['size']})" for m in methods]
-            lines.append([name, *cells, f"{found['search']['cpu_s']:.2f}"])
+        by_method = {row["method"]: row for row in rows if row["data"] == name and "score" in row}
+        if len(by_method) == len(methods):
+            cells = [f"{by_method[m]['score']:.1f} ({by_method[m]['size']})" for m in methods]
+            lines.append([name, *cells, f"{by_method['search']['cpu_s']:.2f}"])
     print(table(["data", *methods, "search s"], lines))
     gains = [row["objective"] - row["target"] for row in rows if row["method"] == "natural"]
     if gains:
         print(
-            f"\nnatural less paper at the end: mean {mean(gains):.1f}, least {min(gains):.1f} nats"
+            f"\nnatural minus paper at the end: mean {mean(gains):.1f}, least {min(gains):.1f} nats"
         )

@@ -1,14 +1,14 @@
-"""GPyTorch's own examples through the door: how many points are left, and what that costs.
+"""GPyTorch's examples pruned by `winnow`: inducing points that remain, and test log density.
 
-Rewritten from what GPyTorch's documentation describes: SVGP regression (500 inducing points that
-start at the first rows, minibatches of 1,024, Adam at 0.01) and SVGP classification (Bernoulli, one
-input, every row an inducing point, 50 steps of Adam at 0.1), and the latter with two inputs. Each
-model is trained as its example says, then goes through `winnow`; test log densities are in nats a
-row and in standard units: before and after, with the marginal of q(u) alone instead of a q(u)
-inferred anew, and after a fifth of the epochs more ("on"). All in float32, as GPyTorch's users have
-it. One thread.
+    python benchmarks/integrations.py [--report] [--seeds 3] [NAME ...]
 
-    python benchmarks/doors.py [--report] [--seeds 3] [NAME ...]
+The examples follow GPyTorch's documentation: SVGP regression (500 inducing points that start at the
+first rows, minibatches of 1,024, Adam at 0.01), SVGP classification (Bernoulli, one input, an
+inducing point at every row, 50 steps of Adam at 0.1), and the latter with two inputs. Each model is
+trained as its example says and then pruned by `winnow`. Test log densities are in nats per
+observation of standardised targets: before and after, with the marginal of q(u) instead of a new
+q(u), and after a fifth of the epochs more ("on"). All in float32, GPyTorch's default; one thread.
+Results are in benchmarks/results/doors.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from gpytorch.variational import (
 from sklearn.datasets import make_moons
 from torch import Tensor
 
-from records import Records, Row, mean, recorded, table, timed
+from measure import Row, mean, new_results, read_results, table, timed
 from winnowgp.data import Standardiser, load_table
 from winnowgp.integrations.gpytorch import winnow
 from winnowgp.integrations.gpytorch.distribution import prune_model
@@ -56,7 +56,7 @@ class SVGP(ApproximateGP):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model, and the data it learns from and is scored on."""
+    """A model, and its training and test data."""
 
     model: ApproximateGP
     likelihood: Likelihood
@@ -67,7 +67,7 @@ class Example:
     rate: float
 
     def trained(self, model: ApproximateGP, likelihood: Likelihood, epochs: int) -> None:
-        """As the documentation does it."""
+        """Train a model as GPyTorch's documentation does."""
         x, y = self.train
         bound: Any = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
         parameters = [*model.parameters(), *likelihood.parameters()]
@@ -81,41 +81,41 @@ class Example:
                 optimiser.step()
 
     def trained_on(self, model: ApproximateGP) -> float:
-        """Log density after a fifth of the epochs more; copies are trained."""
-        again, likelihood = copy_module(model), copy_module(self.likelihood)
+        """Return the log density of a copy after a fifth of the epochs more."""
+        again, likelihood = copied(model), copied(self.likelihood)
         self.trained(again, likelihood, max(1, self.epochs // 5))
         return self.log_density(again, likelihood)
 
     @torch.no_grad()
     def log_density(self, model: ApproximateGP, likelihood: Likelihood | None = None) -> float:
-        """Mean over the test rows, in nats."""
-        seen: Any = (self.likelihood if likelihood is None else likelihood).eval()
+        """Return the mean test log density in nats."""
+        observed: Any = (self.likelihood if likelihood is None else likelihood).eval()
         model.eval()
         x, y = self.test
-        parts = zip(x.split(BATCH), y.split(BATCH), strict=True)
-        nats = [seen.log_marginal(b, model(a)).flatten() for a, b in parts]
+        batches = zip(x.split(BATCH), y.split(BATCH), strict=True)
+        nats = [observed.log_marginal(b, model(a)).flatten() for a, b in batches]
         model.train()
         return torch.cat(nats).mean().item()
 
 
 def regression(name: str, epochs: int) -> Callable[[int], Example]:
-    """SVGP regression on a table of the catalogue, 90 % of its rows."""
+    """Return SVGP regression on 90 % of the rows of a data set."""
 
-    def made(seed: int) -> Example:
+    def make(seed: int) -> Example:
         rows = load_table(name).dataset()
         order = torch.randperm(rows.N, generator=torch.Generator().manual_seed(seed))
         train, test = order[: int(0.9 * rows.N)], order[int(0.9 * rows.N) :]
         X, Y = Standardiser.of(rows.X[train]), Standardiser.of(rows.Y[train])
         x, y = X.forward(rows.X).float(), Y.forward(rows.Y).float()[:, 0]
-        parts = ((x[train], y[train]), (x[test], y[test]))
+        split = ((x[train], y[train]), (x[test], y[test]))
         model = SVGP(x[train][:POINTS])
-        return Example(model, GaussianLikelihood(), *parts, epochs, BATCH, 0.01)
+        return Example(model, GaussianLikelihood(), *split, epochs, BATCH, 0.01)
 
-    return made
+    return make
 
 
 def line(seed: int) -> Example:
-    """Which sign has cos 4πx? Ten rows, each an inducing point."""
+    """Classify the sign of cos 4πx: ten rows, an inducing point at each."""
     torch.manual_seed(seed)
     x, test = torch.linspace(0, 1, 10), torch.linspace(0, 1, 101)
     y, labels = ((torch.cos(4 * torch.pi * v) > 0).float() for v in (x, test))
@@ -125,7 +125,7 @@ def line(seed: int) -> Example:
 
 
 def moons(seed: int) -> Example:
-    """Two classes in two dimensions, 1,000 rows, the first 100 of them inducing points."""
+    """Classify two moons: 1,000 rows, inducing points at the first 100."""
     X, labels = make_moons(1000 + TEST, noise=0.25, random_state=seed)
     x, y = torch.tensor(X).float(), torch.tensor(labels).float()
     data = ((x[:1000], y[:1000]), (x[1000:], y[1000:]))
@@ -142,7 +142,7 @@ EXAMPLES: dict[str, Callable[[int], Example]] = {
 
 
 def measured(name: str, seed: int) -> Row:
-    """One example trained, and sent through with its defaults and with half of its points."""
+    """Train one example, and prune it by default and to half of its inducing points."""
     torch.manual_seed(seed)
     example = EXAMPLES[name](seed)
     _, training = timed(lambda: example.trained(example.model, example.likelihood, example.epochs))
@@ -152,26 +152,26 @@ def measured(name: str, seed: int) -> Row:
     row["before"] = example.log_density(example.model)
     row["before_on"] = example.trained_on(example.model)
     goals: dict[str, dict[str, Any]] = {"default": {}, "half": {"max_points": K // 2}}
-    for goal, words in goals.items():
-        found, seconds = timed(
-            lambda w=words: winnow(example.model, example.likelihood, example.train, **w)
+    for goal, options in goals.items():
+        result, seconds = timed(
+            lambda o=options: winnow(example.model, example.likelihood, example.train, **o)
         )
-        mask = found.sets[0].selection.mask
+        mask = result.sets[0].selection.mask
         row |= {
-            f"{goal}_M": found.n_inducing,
-            f"{goal}_after": example.log_density(found.model),
-            f"{goal}_on": example.trained_on(found.model),
-            f"{goal}_marginal": example.log_density(prune_model(example.model, [mask[None]])),
-            f"{goal}_given_up": found.elbo_gap / len(example.train[1]),
-            f"{goal}_gained": (found.reference - found.original) / len(example.train[1]),
+            f"{goal}_M": result.n_inducing,
+            f"{goal}_after": example.log_density(result.model),
+            f"{goal}_on": example.trained_on(result.model),
+            f"{goal}_marginal": example.log_density(pruned(example.model, [mask[None]])),
+            f"{goal}_given_up": result.elbo_gap / len(example.train[1]),
+            f"{goal}_gained": (result.reference - result.original) / len(example.train[1]),
             **seconds.row(f"{goal}_"),
         }
     return row
 
 
 def report() -> None:
-    """Means over the seeds."""
-    rows = recorded("doors/*")
+    """Print means over the seeds."""
+    rows = read_results("doors/*")
     columns = {
         "K": "K",
         "before": "before",
@@ -194,19 +194,19 @@ def report() -> None:
 
 
 def main() -> None:
-    """Measure, or print what was measured."""
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("names", nargs="*", choices=[*EXAMPLES, []], default=[])
-    words.add_argument("--report", action="store_true")
-    words.add_argument("--seeds", type=int, default=3)
-    said = words.parse_args()
-    if said.report:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*EXAMPLES, []], default=[])
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    if arguments.report:
         return report()
     torch.set_num_threads(1)
-    for name in said.names or list(EXAMPLES):
-        records = Records(f"doors/{name.replace(', ', '-').replace(' ', '-')}")
-        for seed in range(said.seeds):
-            row = records.add(**measured(name, seed))
+    for name in arguments.names or list(EXAMPLES):
+        results = new_results(f"doors/{name.replace(', ', '-').replace(' ', '-')}")
+        for seed in range(arguments.seeds):
+            row = results.add(measured(name, seed))
             print({k: v for k, v in row.items() if k != "versions"}, flush=True)
     return None
 

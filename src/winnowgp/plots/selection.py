@@ -1,0 +1,103 @@
+"""Figures of a selection: the frontier, inclusion probabilities, and the training history."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from winnowgp.plots.style import COLOURS
+
+# Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
+_SMALLEST_GAP = 1e-5
+# Marker and label of the phases of `Fast` that are marked.
+_PHASES = {"warm up": ("s", "initialisation"), "choose": ("o", "selection")}
+
+
+def draw_frontier(bounds: Sequence[float], chosen: int, *, rows: int, ax: Axes) -> Axes:
+    """Draw the ELBO gap to the best subset against the number of inducing points.
+
+    Args:
+        bounds: the best ELBO for 0, 1, 2, ... inducing points, in nats.
+        chosen: the number of inducing points that was selected.
+        rows: N, the number of observations; the gap is shown in nats per observation.
+    """
+    best = max(bounds)
+    gaps = [max((best - bound) / rows, _SMALLEST_GAP) for bound in bounds]
+    ax.plot(range(len(gaps)), gaps, color=COLOURS["posterior"], linewidth=1.4)
+    ax.scatter(
+        [chosen],
+        [gaps[chosen]],
+        s=46,
+        facecolors="white",
+        edgecolors=COLOURS["points"],
+        linewidths=1.4,
+        zorder=3,
+        label=f"{chosen} inducing points selected",
+    )
+    ax.set_yscale("log")
+    ax.set(xlabel="number of inducing points", ylabel="ELBO gap (nats per observation)")
+    ax.set_title("ELBO gap by number of inducing points")
+    ax.legend(loc="upper right")
+    return ax
+
+
+def draw_inclusion(inclusion: Sequence[float], kept: int, *, ax: Axes) -> Axes:
+    """Draw inclusion probabilities: selected candidates, then the others, each in falling order.
+
+    Args:
+        inclusion: the inclusion probability of each candidate, the selected ones first.
+        kept: the number of selected candidates.
+    """
+    groups = (
+        (inclusion[:kept], COLOURS["posterior"], f"{kept} candidates selected"),
+        (inclusion[kept:], COLOURS["inclusion"], f"{len(inclusion) - kept} not selected"),
+    )
+    start = 0
+    for values, colour, label in groups:
+        positions = range(start, start + len(values))
+        heights = sorted(values, reverse=True)
+        ax.vlines(positions, 0, heights, color=colour, linewidth=1)
+        ax.scatter(positions, heights, s=12, color=colour, label=label)
+        start += len(values)
+    ax.set(ylim=(0, 1.15), xlabel="candidate", ylabel="inclusion probability")
+    ax.set_title("Inclusion probabilities of the candidates")
+    ax.legend(loc="upper right", ncols=2)
+    return ax
+
+
+def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
+    """Draw the objective against the step and, on a second axis, the number of inducing points.
+
+    Args:
+        moments: `Summary["training"]["moments"]`.
+    """
+    moments = [moment for moment in moments if moment["objective"] is not None]
+    steps = [moment["step"] for moment in moments]
+    ax.plot(steps, [m["objective"] for m in moments], color=COLOURS["posterior"], linewidth=1.4)
+    for phase, (marker, label) in _PHASES.items():
+        marked = [moment for moment in moments if moment["phase"] == phase]
+        if marked:
+            ax.scatter(
+                [m["step"] for m in marked],
+                [m["objective"] for m in marked],
+                marker=marker,
+                s=26,
+                facecolors="white",
+                edgecolors=COLOURS["posterior"],
+                zorder=3,
+                label=label,
+            )
+    ax.set(xlabel="step", ylabel="objective (nats)")
+    ax.yaxis.label.set_color(COLOURS["posterior"])
+    counts = ax.twinx()
+    sizes = [len(m["x"]) for m in moments]
+    counts.step(steps, sizes, where="post", color=COLOURS["inclusion"], linewidth=1)
+    counts.set_ylabel("inducing points", color=COLOURS["inclusion"])
+    counts.set_ylim(bottom=0)
+    counts.yaxis.set_major_locator(MaxNLocator(integer=True))
+    counts.spines["right"].set_visible(True)
+    ax.set_title("Training history")
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(loc="lower right")
+    return ax

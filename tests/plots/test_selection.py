@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from helpers.figures import scattered
+from winnowgp.plots import draw_frontier, draw_inclusion, draw_trace
+
+
+def test_draw_frontier_shows_gap_per_observation() -> None:
+    ax = draw_frontier([-30.0, -12.0, -10.0], 1, rows=2, ax=Figure().subplots())
+    gaps = np.asarray(ax.lines[0].get_ydata())
+    # The best bound has no gap, which a logarithmic axis shows as 1e-5.
+    assert gaps == pytest.approx([10.0, 1.0, 1e-5])
+    assert scattered(ax)[0].tolist() == [[1, 1.0]]
+
+
+def test_draw_inclusion_sorts_selected_and_other_candidates() -> None:
+    ax = draw_inclusion([0.7, 0.9, 0.1, 0.4], 2, ax=Figure().subplots())
+    selected, others = (offsets.tolist() for offsets in scattered(ax))
+    assert selected == [[0, 0.9], [1, 0.7]]
+    assert others == [[2, 0.4], [3, 0.1]]
+
+
+def test_draw_trace_shows_objective_and_number_of_points() -> None:
+    moments = [
+        {"step": 0, "objective": None, "phase": "warm up", "x": []},
+        {"step": 1, "objective": -5.0, "phase": "warm up", "x": [0.0, 1.0]},
+        {"step": 2, "objective": -4.0, "phase": "choose", "x": [0.0]},
+    ]
+    ax = draw_trace(moments, ax=Figure().subplots())
+    assert np.asarray(ax.lines[0].get_xydata()).tolist() == [[1, -5.0], [2, -4.0]]
+    _, counts = ax.figure.axes
+    assert np.asarray(counts.lines[0].get_ydata()).tolist() == [2, 1]
