@@ -49,7 +49,7 @@ from torch import Tensor
 
 from measure import RESULTS, mean, new_results, read_results, table
 from winnowgp import SparseGPRegressor
-from winnowgp.integrations.botorch import SparseGPModel, WinnowingAllocator
+from winnowgp.integrations.botorch import WinnowingAllocator
 
 METHODS = ("greedy", "prior", "winnowing", "capped", "regressor")
 D, START, BATCH, TOTAL = 6, 20, 4, 100

@@ -32,8 +32,6 @@ from torch import Tensor
 from measure import Row, mean, new_results, read_results, table, timed
 from winnowgp.data import Standardiser, load_table
 from winnowgp.integrations.gpytorch import winnow
-from winnowgp.integrations.gpytorch.distribution import prune_model
-from winnowgp.integrations.gpytorch.strategies import copy_module
 
 BATCH, POINTS, TEST = 1024, 500, 1000
 

@@ -34,7 +34,7 @@ from winnowgp import GPLVM, LatentVariableGP, MaskedMatrix
 from winnowgp.data import Standardiser, load_table
 from winnowgp.experiments.gplvm import grid, neighbour_accuracy, paper_settings, run_gplvm
 from winnowgp.models import Latents
-from winnowgp.training import FastSchedule, MaxPoints, Progress, fit, principal_latents
+from winnowgp.training import MaxPoints, Progress, principal_latents
 from winnowgp.training.adam import Adam
 
 PARTS = ("map", "missing", "peer")

@@ -42,18 +42,11 @@ from numpy.typing import NDArray
 
 from measure import Row, Seconds, new_results, timed
 from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
-from winnowgp.data import (
-    Dataset,
-    ParquetSource,
-    ProcessGroup,
-    Source,
-    load_table,
-    shared,
-    standardised,
-)
+from winnowgp.data import Dataset, ParquetSource, Source, load_table, shard, standardise
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import DataNotFoundError
 from winnowgp.models import SparseGP
-from winnowgp.selection import path_frontier
+from winnowgp.selection import elimination_frontier
 from winnowgp.training import Fast, fit
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
@@ -155,9 +148,9 @@ def evaluation(
 ) -> Row:
     """Time the bound and its gradient, the pass for the statistics, and a selection from them."""
     source = open_table(path, rows, device)
-    together = ProcessGroup.started()
+    together = ProcessGroup.initialise()
     if torch.distributed.is_torchelastic_launched():
-        source = shared(source)
+        source = shard(source)
     model = gp(source, points, device=device, precision=precision)
     bound, values = model.chunked_bound(source), []
 
@@ -174,7 +167,7 @@ def evaluation(
     row |= {"bound": values[-1], "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
     row |= shortest(lambda: model.moments(source), repeats).row("statistics_")
     statistics = model.subset_statistics(source)
-    row |= shortest(lambda: path_frontier(statistics), 5).row("selection_")
+    row |= shortest(lambda: elimination_frontier(statistics), 5).row("selection_")
     mask = torch.arange(points, device=device) % 2 == 0
     row |= shortest(lambda: statistics.marginal_gains(mask), 20).row("flips_")
     return row
@@ -240,7 +233,7 @@ def whole_fit(
     start = time.perf_counter()
     source = open_table(path, rows, device)
     opened = time.perf_counter()
-    data = standardised(source)
+    data = standardise(source)
     empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
     model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
@@ -295,10 +288,10 @@ def minibatches(*, rows: int, batch: int, steps: int) -> Row:
     options |= {"n_candidates": points, "random_state": 0}
     layers = DeepGPRegressor(hidden_mean="identity", epochs=(0, steps, 0, 0), **options)
     seconds = {
-        "layers": step_s(layers, shared(data)),
-        "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **options), shared(classes)),
+        "layers": step_s(layers, shard(data)),
+        "classes": step_s(SparseGPClassifier(epochs=(steps, 0, 0), **options), shard(classes)),
     }
-    processes = ProcessGroup.started().world_size
+    processes = ProcessGroup.initialise().world_size
     row: Row = {"rows": rows, "points": points, "batch": batch, "ranks": processes}
     return {**row, **{f"{name}_wall_s": round(wall, 5) for name, wall in seconds.items()}}
 

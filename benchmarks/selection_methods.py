@@ -191,7 +191,7 @@ class Comparison:
         """Measure one set by search, and the best of 100 draws from each point process."""
         log_weights = self.prior.log_weights(self.half)
         best_set, seconds = timed(
-            lambda: polished(
+            lambda: multistart_search(
                 self.statistics, search_frontier(self.statistics), log_weights=log_weights
             )[0]
         )

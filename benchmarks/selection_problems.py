@@ -9,7 +9,7 @@ from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.training.initialization import initialise_hyperparameters
-from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.lbfgs import Stop
 
 ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
 """The paper's strength of the prior for each data set."""

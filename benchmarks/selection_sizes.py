@@ -15,7 +15,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments import synthetic
 from winnowgp.models import SparseGP
-from winnowgp.training import FastSchedule, Tolerance, fit
+from winnowgp.training import Tolerance, fit
 from winnowgp.training.initialization import trainable_lengthscales
 
 N, K, TOLERANCE = 500, 80, 0.01

@@ -16,7 +16,6 @@ from winnowgp.experiments.gplvm import (
 )
 from winnowgp.gradients import ScoreFunction
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FastSchedule, PaperSchedule, fast_gplvm
 
 
 def test_draw_shows_four_steps_of_the_training(paper_data, tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ def rows_of_folds(*log_densities: float) -> list[Row]:
         ]
     timed = {(tuple(row["sizes"]), row["connected"]) for row in rows}
     return rows + [
-        {"kind": "time", "sizes": list(sizes), "connected": connected, "predict_us": sum(sizes)}
-        for sizes, connected in timed
+        {
+            "kind": "time",
+            "sizes": list(sizes),
+            "connected": skip_connections,
+            "predict_us": sum(sizes),
+        }
+        for sizes, skip_connections in timed
     ]
 
 

@@ -26,8 +26,7 @@ def demo(
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
-    from winnowgp.experiments.illustration import draw_panels, illustrate
-    from winnowgp.plots import save_figure
+    from winnowgp.experiments.illustration import illustrate
 
     # The data set is small: a second thread would only wait for the first.
     torch.set_num_threads(1)

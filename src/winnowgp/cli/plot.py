@@ -46,7 +46,6 @@ def plot(
         raise InputError("`--data` is for `--what surface`; leave it out.")
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
-    from winnowgp.plots import save_figure
 
     fitted = load_table_model(model)
     if what == "surface":

@@ -19,7 +19,7 @@ from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
 from winnowgp.plots import ClassMap, draw_classes_2d, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Schedule, fit
+from winnowgp.training import FastSchedule, PaperSchedule, Schedule, fit
 
 SIDE, N = 10, 600
 

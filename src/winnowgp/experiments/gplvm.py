@@ -36,12 +36,10 @@ from winnowgp.plots import LatentMap, draw_latent_map, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,
-    FitResult,
     FixedAlpha,
     PaperSchedule,
     Progress,
     Schedule,
-    fit,
     principal_latents,
 )
 

@@ -50,7 +50,8 @@ from winnowgp.models import SparseGP
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.selection import NaturalSelection, SubsetStatistics, select_naturally
+from winnowgp.selection import SubsetStatistics, fit_inclusion
+from winnowgp.selection.natural import InclusionFit
 from winnowgp.typing import ScoreMasks, ScoreWeights
 
 SIGMA, SEEDS = 0.3, 3
@@ -194,9 +195,9 @@ class _Problem:
         share = list(POSITIONS).index(position) / 2
         return Bernoulli(share * self.natural_selection(max_steps=100).q.logits)
 
-    def natural_selection(self, *, max_steps: int) -> NaturalSelection:
+    def natural_selection(self, *, max_steps: int) -> InclusionFit:
         """Optimise λ by natural updates; computing the statistics is a part of it."""
-        return select_naturally(
+        return fit_inclusion(
             self.statistics(), prior=self.prior, generator=self.generator(), max_steps=max_steps
         )
 

@@ -36,9 +36,7 @@ from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
     Callback,
     FastSchedule,
-    FitResult,
     FixedAlpha,
-    PaperSchedule,
     Progress,
     fit,
 )

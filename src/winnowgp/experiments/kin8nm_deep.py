@@ -55,10 +55,6 @@ from winnowgp.models import DeepGP, deep_layers
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.training import (
-    DeepFast,
-    DeepSchedule,
-    DeepThreePhases,
-    LayerAlphas,
     LayerTraining,
     estimated_bound,
     fit_deep,
@@ -230,8 +226,8 @@ def _timings(rows: Sequence[Row]) -> list[Row]:
     models = {(tuple(r["sizes"]), r["connected"]): None for r in rows if r["kind"] != "time"}
     repeats = {"samples": SAMPLES, "best_of": BEST_OF}
     return [
-        {"kind": "time", "sizes": sizes, "connected": connected, **repeats}
-        for sizes, connected in models
+        {"kind": "time", "sizes": sizes, "connected": skip_connections, **repeats}
+        for sizes, skip_connections in models
     ]
 
 
@@ -310,10 +306,14 @@ def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
     return DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections).to(
         points.device
     )
-    return DeepGP(layers, likelihood=likelihood, connected=connected).to(points.device)
+    return DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections).to(
+        points.device
+    )
 
 
-def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best_of: int) -> float:
+def deep_predict_us(
+    sizes: Sequence[int], *, skip_connections: bool, samples: int, best_of: int
+) -> float:
     """Return CPU microseconds per row for the mean and variance of a two-layer model.
 
     The model has eight inputs, eight hidden outputs and no training: the time depends on the sizes,
@@ -326,8 +326,10 @@ def deep_predict_us(sizes: Sequence[int], *, connected: bool, samples: int, best
     def kernel(number: int, inputs: int) -> Kernel:
         return kernel_from("rbf", inputs)
 
-    layers = deep_layers(X, X[: max(sizes)], kernel=kernel, widths=(8, 1), connected=connected)
-    model = DeepGP(layers, likelihood=GaussianLikelihood(), connected=connected)
+    layers = deep_layers(
+        X, X[: max(sizes)], kernel=kernel, widths=(8, 1), skip_connections=skip_connections
+    )
+    model = DeepGP(layers, likelihood=GaussianLikelihood(), skip_connections=skip_connections)
     masks = [torch.arange(layer.K) < M for layer, M in zip(model.layers, sizes, strict=True)]
     posterior = model.prune(masks).posterior(samples=samples)
     seconds = []

@@ -43,7 +43,7 @@ from winnowgp.models.kernels import covariance
 from winnowgp.plots import Curve, draw_posterior_1d, save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FastSchedule, FitResult, FixedAlpha, PaperSchedule, Schedule, fit
+from winnowgp.training import FitResult, FixedAlpha, Schedule, fit
 
 SIGMAS = (0.1, 0.3, 1.0)
 N, CANDIDATES, ALPHA, REACH = 100, 50, 0.05, 10.0

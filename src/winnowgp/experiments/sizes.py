@@ -31,8 +31,6 @@ from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
-    FastSchedule,
-    FitResult,
     FixedAlpha,
     Goal,
     PaperSchedule,

@@ -44,13 +44,7 @@ from winnowgp.plots import Curve, save_figure, styled
 from winnowgp.plots.predictions import draw_curve
 from winnowgp.plots.style import COLOURS
 from winnowgp.training import (
-    DeepFast,
-    DeepSchedule,
-    DeepThreePhases,
-    LayerAlphas,
     LayerTraining,
-    estimated_bound,
-    fit_deep,
     random_rows,
 )
 

@@ -106,7 +106,7 @@ def save_animation(
             f"`path` must end in .gif or .html and `maps` must not be empty; got {path.name!r} "
             f"and {len(maps)} maps."
         )
-    with written_whole(path) as part:
+    with atomic_write(path) as part:
         writers[path.suffix](maps, labels, part, frames_per_second)
     return path
 

@@ -46,7 +46,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     Returns:
         `path`.
     """
-    with written_whole(path) as part, styled():
+    with atomic_write(path) as part, styled():
         figure.savefig(part)
     return path
 
