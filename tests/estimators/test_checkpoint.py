@@ -12,8 +12,8 @@ from sklearn.model_selection import cross_val_score
 
 from winnowgp import GPLVM, Checkpoint, DeepGPClassifier, SparseGPRegressor, load
 from winnowgp.errors import CheckpointError, InputError
-from winnowgp.estimators import base as inducing_estimator
-from winnowgp.estimators import base as points_request
+from winnowgp.estimators import base as base_module
+from winnowgp.estimators import sparse as sparse_module
 from winnowgp.training import MaxPoints, Progress
 
 PAPER: dict[str, Any] = {
@@ -47,7 +47,7 @@ def stopped(model: Any, *rows: np.ndarray, after: int = 0) -> None:
             stop(progress)
 
     with pytest.raises(Stopped):
-        model.set_params(on_progress=watch).fit(*rows)
+        model.set_params(callbacks=watch).fit(*rows)
 
 
 def same(a: SparseGPRegressor, b: SparseGPRegressor) -> bool:
@@ -75,8 +75,8 @@ def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatc
         raise Stopped
 
     measured = iter([3, 5, 7])
-    monkeypatch.setattr(points_request, "points_within", lambda *_, **__: next(measured))
-    monkeypatch.setattr(inducing_estimator, "fit", fit)
+    monkeypatch.setattr(sparse_module, "points_within", lambda *_, **__: next(measured))
+    monkeypatch.setattr(base_module, "fit", fit)
     for where in (tmp_path / "kept", tmp_path / "kept", tmp_path / "other", None):
         stopped(SparseGPRegressor(max_predict_us=50.0, checkpoint=where), *rows())
     assert planned == [MaxPoints(3), MaxPoints(3), MaxPoints(5), MaxPoints(7)]
@@ -147,7 +147,7 @@ def test_steps_are_counted_over_all_runs(tmp_path: Path) -> None:
     where = Checkpoint(tmp_path, every=0)
     stopped(GPLVM(1, **asked, random_state=0, checkpoint=where), table)
     told: list[Progress] = []
-    model = GPLVM(1, **asked, random_state=0, checkpoint=where, on_progress=told.append)
+    model = GPLVM(1, **asked, random_state=0, checkpoint=where, callbacks=told.append)
     assert model.fit(table).n_iter_ == 5
     assert [progress.step for progress in told] == [2, 3, 4, 5]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from winnowgp.errors import InputError
-from winnowgp.estimators.validation import ClassLabels
+from winnowgp.estimators.classification import ClassLabels
 
 
 def test_labels_of_two_types_are_refused() -> None:

@@ -131,7 +131,7 @@ def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
         schedule="paper",
         alpha=(0.1, 0.2),
         epochs=(2, 6, 8, 6),
-        on_progress=lambda p: seen.append(p.phase),
+        callbacks=lambda p: seen.append(p.phase),
     ).fit(X, y)
     assert list(dict.fromkeys(seen)) == ["layer 2", "pre-train", "inclusion", "post-train"]
     assert model.alpha_ == (0.1, 0.2)
@@ -176,7 +176,7 @@ def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
             seen.append(progress)
             raise KeyboardInterrupt
 
-        model.set_params(on_progress=ended, hidden_mean="auto")
+        model.set_params(callbacks=ended, hidden_mean="auto")
         with pytest.raises(KeyboardInterrupt):
             model.fit(1e3 * X, 7 * y if labels is y else y > 40)
         np.testing.assert_array_equal(model.predict(X), before)
@@ -193,11 +193,11 @@ def test_it_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"layers": 0}, "`layers` must be a whole number"),
-        ({"width": (1, 2)}, "`width` must be one number or one for each of 1 hidden layers"),
-        ({"kernel": ("rbf",)}, "`kernel` must be one or one for each of 2 layers"),
+        ({"layers": 0}, "`layers` must be an integer"),
+        ({"width": (1, 2)}, "`width` must be one value, or one for each of 1 hidden layers"),
+        ({"kernel": ("rbf",)}, "`kernel` must be one value, or one for each of 2 layers"),
         ({"kernel": "rbff"}, "the kernels are rbf"),
-        ({"hidden_mean": "none"}, "`hidden_mean` must be one of auto"),
+        ({"hidden_mean": "none"}, "`hidden_mean` must be 'auto', 'identity' or 'zero'"),
         ({"alpha": -1.0}, "`alpha` must be a positive number"),
         ({"alpha": (1.0, 1.0, 1.0)}, "one for each of 2 layers"),
         ({"alpha": 1.0, "max_cost": 10}, "in one way only"),
@@ -205,12 +205,12 @@ def test_it_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
         ({"tolerance": 0}, "`tolerance` must be a positive number"),
         ({"schedule": "slow"}, "`schedule` must be 'fast' or 'paper'"),
         ({"schedule": "paper"}, "needs a number for `alpha`"),
-        ({"epochs": (1, 2)}, "`epochs` must be 3 whole numbers"),
-        ({"batch_size": 0}, "`batch_size` must be a whole number"),
-        ({"samples": 0}, "`samples` must be a whole number"),
-        ({"predict_samples": 0}, "`predict_samples` must be a whole number"),
-        ({"predict_samples": "64"}, "`predict_samples` must be a whole number"),
-        ({"max_cost": 1}, "`max_cost` must allow one point in each of 2 layers"),
+        ({"epochs": (1, 2)}, "`epochs` must be 3 integers"),
+        ({"batch_size": 0}, "`batch_size` must be an integer"),
+        ({"samples": 0}, "`samples` must be an integer"),
+        ({"predict_samples": 0}, "`predict_samples` must be an integer"),
+        ({"predict_samples": "64"}, "`predict_samples` must be an integer"),
+        ({"max_cost": 1}, "`max_cost` .* must allow one inducing point in each of 2 layers"),
         ({"kernel": RBFKernel(ard_num_dims=3)}, "`kernel` cannot be evaluated on 1 columns"),
         ({"likelihood": "poisson"}, "counts must be whole numbers"),
     ],

@@ -199,7 +199,7 @@ def test_it_works_in_a_pipeline() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_components": 0}, "`n_components` must be a whole number"),
+        ({"n_components": 0}, "`n_components` must be an integer"),
         ({"schedule": "slow"}, "'fast' or 'paper'; got 'slow'"),
         ({"schedule": "paper"}, "needs a number for `alpha`"),
         ({"noise": "loud"}, "'shared' or 'column'"),
@@ -207,14 +207,14 @@ def test_it_works_in_a_pipeline() -> None:
         ({"kernel": "matern32"}, "schedule='paper'"),
         ({"likelihood": "poisson"}, "schedule='paper'"),
         ({"alpha": -1.0}, "`alpha` must be a positive number"),
-        ({"alpha": 1.0, "max_points": 3}, "not both"),
+        ({"alpha": 1.0, "max_points": 3}, "in one way only"),
         ({"tolerance": 0}, "nats per observed entry"),
-        ({"start": "random"}, "`start` must be 'pca'"),
+        ({"start": "random"}, "`start` must be one of pca or locations"),
         ({"start": np.zeros((3, 1))}, r"shape \[50 1\]; got shape \[3, 1\]"),
         ({"candidates": np.zeros((3, 2))}, r"shape \[K 1\]"),
-        ({"candidates": "grid"}, "`candidates` must be 'auto'"),
+        ({"candidates": "grid"}, "`candidates` must be one of auto or locations"),
         ({"candidates": np.zeros((0, 1))}, r"got shape \[0, 1\]"),
-        ({"start": [["a"]] * 50}, "`start` must be an array of numbers"),
+        ({"start": [["a"]] * 50}, "`start` must be numbers"),
         ({"kernel": None}, "or a GPyTorch kernel; got None"),
         ({"kernel": RBFKernel(ard_num_dims=3)}, "`ard_num_dims=1`"),
         ({"batch_size": 10}, "`batch_size` is for"),
@@ -250,7 +250,7 @@ def test_a_map_that_became_noise_is_begun_again(seed: int) -> None:
 
 
 def test_a_table_of_noise_says_so() -> None:
-    with pytest.warns(UserWarning, match="every row was placed at 0"):
+    with pytest.warns(UserWarning, match="the latent positions of all rows are 0"):
         quick(max_points=5).fit(np.random.default_rng(0).normal(size=(40, 5)))
 
 

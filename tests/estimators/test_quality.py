@@ -16,7 +16,7 @@ def test_the_baseline_is_one_gaussian(units: float) -> None:
     model = SparseGPRegressor(schedule="paper", alpha=0.1, epochs=(3, 3, 3), random_state=0)
     model.fit(X[::2], y[::2])
     found = regression_quality(model, X[1::2], y[1::2], y_train=y[::2])
-    (density,) = [m for m in found["metrics"] if m["name"] == "log density a row"]
+    (density,) = [m for m in found["metrics"] if m["name"] == "log density per observation"]
     expected = norm.logpdf(y[1::2], y[::2].mean(), y[::2].std()).mean()
     assert density["baseline"] == pytest.approx(expected)
 
@@ -26,7 +26,7 @@ def test_a_target_that_never_varies_has_a_baseline_like_the_model_s_own() -> Non
     y = np.full(24, 7.0)
     model = SparseGPRegressor(max_points=2, random_state=0).fit(X, y)
     found = regression_quality(model, X, y, y_train=y)
-    (density,) = [m for m in found["metrics"] if m["name"] == "log density a row"]
+    (density,) = [m for m in found["metrics"] if m["name"] == "log density per observation"]
     assert density["baseline"] == pytest.approx(norm.logpdf(0, scale=1e-3))
     assert density["value"] <= density["baseline"] + 1e-6
     assert density["value"] > density["baseline"] - 8

@@ -49,7 +49,7 @@ REGRESSORS = {
     "kernel": SparseGPRegressor(
         ScaleKernel(MaternKernel(nu=1.5)), random_state=np.random.RandomState(3), **QUICK
     ),
-    "counts": SparseGPRegressor(likelihood="poisson", on_progress=callback, **QUICK),
+    "counts": SparseGPRegressor(likelihood="poisson", callbacks=callback, **QUICK),
     "locations": SparseGPRegressor(candidates=X[:8], tolerance=np.float64(0.1)),
 }
 
@@ -133,13 +133,13 @@ DEEP_REGRESSORS: dict[str, DeepGPRegressor] = {
         **LAYERS,
     ),
     "counts": DeepGPRegressor(likelihood="poisson", **DEEP),
-    "locations": DeepGPRegressor(likelihood=LaplaceLikelihood(), on_progress=print, **DEEP),
+    "locations": DeepGPRegressor(likelihood=LaplaceLikelihood(), callbacks=print, **DEEP),
 }
 
 
 @pytest.mark.parametrize("name", DEEP_REGRESSORS)
 def test_a_deep_regressor_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
-    asked = clone(DEEP_REGRESSORS[name]).set_params(on_progress=deep_silent)
+    asked = clone(DEEP_REGRESSORS[name]).set_params(callbacks=deep_silent)
     model = asked.fit(X, targets(name))
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))
     same(model, back)

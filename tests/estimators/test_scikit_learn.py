@@ -65,7 +65,7 @@ def test_scikit_learns_own_checks(estimator, check) -> None:
     check(estimator)
 
 
-@pytest.mark.filterwarnings("ignore:every row was placed at 0")
+@pytest.mark.filterwarnings("ignore:the latent positions of all rows are 0")
 @parametrize_with_checks([GPLVM(schedule="paper", alpha=0.01, epochs=2, n_candidates=5)])
 def test_scikit_learns_own_checks_of_maps(estimator, check) -> None:
     check(estimator)
@@ -87,7 +87,7 @@ def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) ->
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:every row was placed at 0")
+@pytest.mark.filterwarnings("ignore:the latent positions of all rows are 0")
 @parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
 def test_scikit_learns_own_checks_of_longer_maps(estimator, check) -> None:
     check(estimator)
@@ -177,7 +177,7 @@ def test_a_fraction_says_how_little_a_row_is_trusted() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.ones(39), r"one number a row, \[40\]; got shape \[39\]"),
+        (np.ones(39), r"one number per row, \[40\]; got shape \[39\]"),
         (np.ones((40, 2)), r"got shape \[40, 2\]"),
         (-np.ones(40), "must be finite and not negative; 40 of 40"),
         (np.full(40, np.nan), "must be finite"),

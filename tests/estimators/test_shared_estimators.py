@@ -89,9 +89,9 @@ def test_a_source_is_not_predicted_at_once(name: str) -> None:
     estimator, targets = work.ESTIMATORS[name]
     rows = work.source(targets)
     fitted = unfitted(estimator).fit(rows)
-    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows some at a time"):
+    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows in chunks"):
         fitted.predict(rows)
-    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows some at a time"):
+    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows in chunks"):
         fitted.log_density(rows, targets)
 
 

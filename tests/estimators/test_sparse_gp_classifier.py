@@ -169,7 +169,7 @@ class TestBadLabels:
     def test_labels_of_another_length(self) -> None:
         X, y = bands()
         model = paper(epochs=(1, 1, 1)).fit(X, y)
-        with pytest.raises(InputError, match="one label a row, 150; got shape"):
+        with pytest.raises(InputError, match="one label per row, 150; got shape"):
             model.log_density(X, y[:3])
 
     def test_batches_need_the_papers_schedule(self) -> None:

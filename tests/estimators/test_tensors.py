@@ -17,5 +17,5 @@ def test_numbers_are_copied_whatever_their_type_and_strides() -> None:
 
 
 def test_words_are_no_targets() -> None:
-    with pytest.raises(InputError, match=r"`y` must be numbers; got 'many'\. Labels"):
+    with pytest.raises(InputError, match=r"`y` must be numbers; got 'many'\. Use a classifier"):
         tensor(np.array(["3", "many"]))

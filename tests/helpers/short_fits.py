@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import base as points_request
+from winnowgp.estimators import sparse as sparse_module
 from winnowgp.models import Model
 from winnowgp.training import FastSchedule
 from winnowgp.training import initialization as warm_up
@@ -25,6 +25,6 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
         patch.setattr(
-            points_request, "Fast", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
+            sparse_module, "Fast", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
         yield

@@ -12,15 +12,19 @@ from sklearn.utils.validation import check_is_fitted
 
 from winnowgp.data import Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError, NotSaveableError
-from winnowgp.estimators.base import InducingEstimator
-from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
-from winnowgp.estimators.deep_base import DeepEstimator, seen_outside
+from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
+from winnowgp.estimators.deep import (
+    DeepEstimator,
+    DeepGPClassifier,
+    DeepGPRegressor,
+    layer_locations,
+)
 from winnowgp.estimators.gplvm import GPLVM
-from winnowgp.estimators.gplvm_parameters import relevance
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.gplvm_initialization import relevance
+from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
+from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
-from winnowgp.estimators.validation import LIKELIHOODS, ClassLabels, TargetScaler
+from winnowgp.estimators.validation import LIKELIHOODS
 from winnowgp.io import Packed, Packing
 from winnowgp.io.components import (
     kernel_from_packed,
@@ -295,7 +299,7 @@ def _regressor_from(found: Packed) -> SparseGPRegressor:
     return model
 
 
-def _packed_inducing(model: InducingEstimator) -> Packed:
+def _packed_inducing(model: SparseEstimator) -> Packed:
     """What both shallow estimators have."""
     found = packed_estimator(model)
     found.about.update({key: packed_number(getattr(model, name)) for key, name in _NUMBERS.items()})
@@ -394,7 +398,7 @@ def _deep_from(made: Any, found: Packed) -> Any:
     model._x_scaler = units_from(found.parts["x_scaler"], D)
     model.posterior_, model.n_inducing_ = posterior, posterior.M
     kept = [layer.candidates.detach().clone() for layer in layers]
-    model.inducing_points_ = seen_outside(kept, model._x_scaler)
+    model.inducing_points_ = layer_locations(kept, model._x_scaler)
     model.elbo_ = number_from(found.about["elbo_"])
     model.elbo_gap_ = number_from(found.about["given_up_"])
     model.alpha_ = tuple(number_from(text) for text in found.said("alpha_", list))
@@ -434,7 +438,7 @@ def _packed_gplvm(model: GPLVM) -> Packed:
     )
     found.tensors["varies"] = model._varies
     found.tensors["anchor_mean"], found.tensors["anchor_variance"] = model._anchors
-    found.parts["units"] = packed_units(model._units)
+    found.parts["units"] = packed_units(model._x_scaler)
     found.parts["posterior"] = packed_latent_posterior(model.posterior_)
     if model.frontier_ is not None:
         found.parts["frontier"] = packed_frontier(model.frontier_)
@@ -450,7 +454,7 @@ def _gplvm_from(found: Packed) -> GPLVM:
     if function.P != P or varies.dtype != torch.bool or varies.shape != (P,):
         raise ModelFileError(f"has {P} columns and a map to {function.P}")
     check_likelihood(model.likelihood, function.likelihood)
-    model._varies, model._units = varies, units_from(found.parts["units"], P)
+    model._varies, model._x_scaler = varies, units_from(found.parts["units"], P)
     anchors = found.numbers("anchor_mean", None, Q)
     model._anchors = anchors, found.numbers("anchor_variance", *anchors.shape)
     if not bool((model._anchors[1] > 0).all()):
