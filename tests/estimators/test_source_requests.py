@@ -45,17 +45,19 @@ def test_who_does_not_take_a_source_says_so() -> None:
     source = ArraySource(X, Y)
     with pytest.raises(InputError, match="classification needs all 30 rows in memory at once"):
         SparseGPClassifier().fit(source)
-    with pytest.raises(InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"):
+    with pytest.raises(
+        InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"
+    ):
         GPLVM().fit(source)
     table = np.c_[X, Y, Y * X[:, 0]]
     model = GPLVM(1, schedule="paper", alpha=0.01, epochs=1, n_candidates=3).fit(table)
-    with pytest.raises(InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"):
+    with pytest.raises(
+        InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"
+    ):
         model.transform(source)
     model = SparseGPRegressor(n_candidates=5, tolerance=0.5, random_state=0).fit(source)
     for ask in (model.predict, lambda rows: model.log_density(rows, Y)):
-        with pytest.raises(
-            InputError, match=r"got a ArraySource\. Predict its rows in chunks"
-        ):
+        with pytest.raises(InputError, match=r"got a ArraySource\. Predict its rows in chunks"):
             ask(source)
     # What the message says to do gives the predictions of all rows.
     parts: list[Dataset] = list(source.chunks(7))

@@ -71,6 +71,8 @@ class BaseGP(BaseEstimator, ABC):
 
     _constraints: ClassVar[Mapping[str, Constraint]] = PARAMETERS
     # Set by a fit; not arguments.
+    n_features_in_: int = field(init=False)
+    feature_names_in_: Any = field(init=False)
     _x_scaler: Standardiser = field(init=False)
     posterior_: Any = field(init=False)
 

@@ -1,5 +1,6 @@
 """Classification: class labels, and the sparse GP classifier."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self, final
@@ -98,6 +99,15 @@ class ClassTargets(ClassifierMixin, BaseGP):
         self._fit(rows, params)
         self._labels, self.classes_ = labels, labels.classes
         return self
+
+    @abstractmethod
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probability of each class, `[N C]`, averaged over the latent functions."""
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of each row."""
+        probability = self.predict_proba(X)
+        return self.classes_[probability.argmax(1)]
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Return the log probability of each label, in nats; −∞ for an unknown label."""
@@ -227,10 +237,6 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
         inputs = self._inputs(X)
         mean = self._predict_latent(inputs, self.posterior_.predict, observed=True).mean
         return self._labels.probabilities(mean.numpy())
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def _model(
         self, kernel: Kernel, candidates: Tensor, data: Source, params: SimpleNamespace

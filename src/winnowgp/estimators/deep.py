@@ -434,7 +434,3 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
         """
         mean = self._predict_by(method, X, observed=True).mean
         return self._labels.probabilities(mean.numpy())
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]

@@ -153,8 +153,10 @@ class _Parser:
             is_sum = isinstance(node.op, ast.Add)
             operands: list[KernelExpression] = []
             for operand in (self._expression(node.left), self._expression(node.right)):
-                nested = isinstance(operand, ComposedKernel) and operand.is_sum == is_sum
-                operands.extend(operand.operands if nested else [operand])
+                if isinstance(operand, ComposedKernel) and operand.is_sum == is_sum:
+                    operands.extend(operand.operands)
+                else:
+                    operands.append(operand)
             return ComposedKernel(is_sum, tuple(operands))
         if isinstance(node, ast.BinOp):
             self._refuse(node, "only + and * combine kernels")

@@ -34,7 +34,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models import HIDDEN_MEANS, LEAST_NOISE
 from winnowgp.models.likelihoods import is_plain
-from winnowgp.training import Checkpoint
+from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 
 Constraint: TypeAlias = Callable[[str, Any], Any]
@@ -93,7 +93,7 @@ def integer(name: str, value: Any) -> int:
 def step_counts(name: str, value: Any, *, phases: Sequence[str]) -> tuple[int, ...]:
     """Validate the numbers of steps of some phases."""
     steps = tuple(value) if isinstance(value, tuple | list) else ()
-    if len(steps) != len(phases) or not all(isinstance(n, Integral) and n >= 0 for n in steps):
+    if len(steps) != len(phases) or not all(isinstance(n, Integral) and int(n) >= 0 for n in steps):
         raise InputError(
             f"`{name}` must be {len(phases)} integers, the numbers of steps of the phases "
             f"({', '.join(phases)}); got {value!r}."
@@ -208,6 +208,14 @@ def device_from(name: str, value: Any) -> torch.device:
     return device
 
 
+def _callbacks(name: str, value: Any) -> tuple[Callback, ...]:
+    if value is not None and not callable(value) and not isinstance(value, Sequence):
+        raise InputError(
+            f"`{name}` must be None, a callable or a sequence of callables; got {value!r}."
+        )
+    return as_callbacks(value)
+
+
 def _checkpoint(name: str, value: Any) -> Checkpoint | None:
     if value is None or isinstance(value, Checkpoint):
         return value
@@ -235,7 +243,7 @@ def _unchanged(name: str, value: Any) -> Any:
 PARAMETERS: Mapping[str, Constraint] = {
     "alpha": strength_or_auto,
     "batch_size": optional(integer),
-    "callbacks": lambda _, value: as_callbacks(value),
+    "callbacks": _callbacks,
     "checkpoint": _checkpoint,
     "device": device_from,
     "epochs": _unchanged,
