@@ -74,8 +74,8 @@ def test_fit_on_a_gpu_predicts_on_the_cpu(name: str, tmp_path: Any) -> None:
     answer = model.transform(data[0]) if isinstance(model, GPLVM) else model.predict(data[0])
     assert len(answer) == len(data[0])
     assert model.save(tmp_path / "model.winnow").exists()
-    if name in ("regressor", "classifier", "GPLVM"):
-        # Minibatches and samples are drawn differently; these fits draw nothing that matters.
+    if name in ("regressor", "classifier"):
+        # The other fits depend on random numbers, which differ between devices.
         assert model.elbo_ == pytest.approx(fitted(name, "cpu").elbo_, rel=0.05, abs=1.0)
 
 
