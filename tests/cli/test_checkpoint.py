@@ -24,10 +24,10 @@ def words(tmp_path: Path) -> list[str]:
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = TrainingHistory.__call__
 
-    def call(film: TrainingHistory, progress: Progress) -> None:
-        if progress.phase == "move" and progress.step == step:
+    def call(history: TrainingHistory, progress: Progress) -> None:
+        if progress.phase == "optimisation" and progress.step == step:
             raise KeyboardInterrupt
-        real(film, progress)
+        real(history, progress)
 
     monkeypatch.setattr(TrainingHistory, "__call__", call)
 
@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_is_a_line_and_the_model_is_saved_all_the_same(
 
     monkeypatch.setattr(checkpoint_module, "write_packed", write)
     assert run(words) == 0
-    assert "No space left on device); the fit goes on" in capsys.readouterr().err
+    assert "No space left on device); the fit continues" in capsys.readouterr().err
     assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0
 
 

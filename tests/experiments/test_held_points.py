@@ -11,8 +11,8 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.experiments.fixed_points import kmeans_centres, spread_rows, train_held
 from winnowgp.models import DeepGP
-from winnowgp.training import FastSchedule, FixedAlpha, fit
-from winnowgp.training.fast_deep import LayerTraining
+from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, fit
+from winnowgp.training.layer_training import LayerTraining
 
 SIZES = (3, 6, 4)
 STEPS = (2, 3, 4)
@@ -105,7 +105,9 @@ def test_controls_take_as_many_updates_as_the_fast_schedule(
         lambda: fit(
             started(data=data, widths=(2, 2), hidden_mean="zero", K=max(SIZES)),
             data,
-            schedule=FastSchedule(FixedAlpha(0.1), layerwise=alone, pre=first, post=last),
+            schedule=FastSchedule(
+                FixedAlpha(0.1), deep=DeepTraining(layerwise=alone, pre=first, post=last)
+            ),
             generator=torch.Generator().manual_seed(0),
         ),
     ):

@@ -1,4 +1,4 @@
-"""Functions called in processes of their own, forked from one that has imported what they need.
+"""Functions called in processes forked from one that has imported what they need.
 
 To import PyTorch and the library takes seconds, to fork next to nothing. As a script it is the
 process that forks: it reads what to call line by line, and answers each line with another.
@@ -19,18 +19,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 LONGEST = 600
-"""Seconds after which a process is ended."""
+"""Seconds after which a process is killed."""
 
 
 class Forks:
-    """One process for a session of tests, started when it is first asked."""
+    """One server process for a session of tests, started at the first call."""
 
     def __init__(self) -> None:
         self._forking: subprocess.Popen[str] | None = None
         self._answers: dict[str, str] = {}
 
     def call(self, work: Callable[..., Any], *words: Any) -> Any:
-        """What the function returns, as JSON has it; called once for the same words.
+        """Return what the function returns, as JSON; called once for the same arguments.
 
         It is called in an empty folder, and what it raises fails whoever asked, traceback and all.
 
@@ -59,14 +59,14 @@ class Forks:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A process that calls a function and leaves what it returns, or raises, in a file."""
+    """A process that calls a function and writes what it returns, or raises, to a file."""
 
     number: int
     answer: Path
 
     @classmethod
     def of(cls, work: Callable[[], Any], answer: Path) -> "Fork":
-        """One that begins now."""
+        """Start a process."""
         answer.unlink(missing_ok=True)
         child = os.fork()
         if child:
@@ -82,7 +82,7 @@ class Fork:
             os._exit(0)
 
     def ended(self) -> str | None:
-        """Its answer; None if it was killed."""
+        """Return the process's answer; None if it was killed."""
         _, status = os.waitpid(self.number, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             return None
@@ -92,7 +92,7 @@ class Fork:
 
 
 def returned(answer: str) -> Any:
-    """What a function returned; what it raised fails the test."""
+    """Return what a function returned; an exception fails the test."""
     said = json.loads(answer)
     assert "raised" not in said, said["raised"]
     return said["returned"]
@@ -125,7 +125,7 @@ def _started() -> subprocess.Popen[str]:
 
 
 def _forked(asked: str) -> str:
-    # What the function needs is imported here, not in every process.
+    # Imports happen here, not in every process.
     work, *words = json.loads(asked, object_hook=_function)
     with TemporaryDirectory() as folder:
         place = Path(folder) / "work"
@@ -145,7 +145,7 @@ def _serve() -> None:
     warnings.simplefilter("ignore")
     # Optimisers import half of PyTorch when they are first made.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()
-    # What anybody prints is not an answer.
+    # Printed output is not an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for asked in sys.stdin:

@@ -1,4 +1,4 @@
-"""`winnow fit` ended by Ctrl-C, in a process of its own."""
+"""`winnow fit` interrupted by Ctrl-C in its own process."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def interrupted_fit() -> tuple[int, str, dict[str, str | None]]:
     os.close(speaks)
     with open(heard, "rb", buffering=0) as words:
         said = b""
-        while b"warm up" not in said and (piece := words.read(4096)):
+        while b"initialisation" not in said and (piece := words.read(4096)):
             said += piece
         os.kill(fork.number, signal.SIGINT)
         said += words.read()

@@ -1,4 +1,4 @@
-"""Fits killed with SIGKILL and run again, each in a process of its own."""
+"""Fits killed with SIGKILL and resumed, each in its own process."""
 
 import os
 import signal
@@ -17,15 +17,15 @@ from winnowgp.cli.app import run
 from winnowgp.selection import Frontier
 from winnowgp.training import checkpoint as checkpoint_module
 from winnowgp.training import checkpoint as journal_module
-from winnowgp.training.checkpoint import described
+from winnowgp.training.fingerprint import described
 
-# What a command imports when it is needed: before processes are forked, not in each of them.
+# Commands import this lazily: import it before processes are forked.
 with suppress(ModuleNotFoundError):
     import pydantic  # noqa: F401
 
 
 SPARSE = 3
-"""Events between two writings, where not every step is written down."""
+"""Number of events between two writes, where not every step is written."""
 
 
 def curve(N: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +43,7 @@ def table(N: int = 24) -> np.ndarray:
 
 
 def words(value: Any) -> str:
-    """A finding, so that two are the same to the last bit or in other words."""
+    """Return a description of a value that is equal for equal bits only."""
     if isinstance(value, Frontier):
         return words((value.bounds, value.masks, value.N))
     if isinstance(value, tuple | list):
@@ -107,7 +107,7 @@ def latent_paper(checkpoint: Any) -> dict[str, str]:
 
 
 def command(checkpoint: Any) -> dict[str, str]:
-    """`winnow fit`, and the file that it wrote, its film included."""
+    """Run `winnow fit`, and return the contents of its file."""
     X, y = curve(20)
     here = Path("command")
     here.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def die() -> None:
 
 
 def die_at_writing(number: int, *, midway: bool) -> list[int]:
-    """Kill this process at the n-th writing: half through, or when the file has its name."""
+    """Kill this process during the n-th write, or right after it."""
     real, seen = checkpoint_module.write_packed, [0]
 
     def write(packed: Any, path: Path) -> Path:
@@ -168,7 +168,7 @@ def die_at_writing(number: int, *, midway: bool) -> list[int]:
 
 
 def die_at_tick(number: int) -> list[int]:
-    """A clock that ticks whenever it is looked at, and kills this process at the n-th tick."""
+    """Install a clock that advances with every call, and kills this process at the n-th."""
     ticks, seen = count(), [0]
 
     def tick() -> float:
@@ -182,7 +182,7 @@ def die_at_tick(number: int) -> list[int]:
 
 
 def in_a_process(work: Callable[[], Any], seed: int) -> Any:
-    """What the work returned; None if the process was killed."""
+    """Return what the work returned; None if the process was killed."""
 
     def seeded() -> Any:
         # The seed of a fit without `random_state`.
@@ -194,7 +194,7 @@ def in_a_process(work: Callable[[], Any], seed: int) -> Any:
 
 
 def events(problem: Callable[[Any], dict[str, str]], *, sparse: bool) -> int:
-    """How many moments there are to be killed at."""
+    """Return the number of moments at which a process can be killed."""
 
     def work() -> int:
         seen = die_at_tick(0) if sparse else die_at_writing(0, midway=False)
@@ -215,7 +215,7 @@ def killed(name: str, points: int) -> dict[str, Any]:
         share = (point + 0.5) / points
         kind = ("after", "midway", "between", "twice")[point % 4]
         sparse = kind == "between"
-        # Not before the seed is on disk: until then there is nothing to go on with.
+        # Not before the seed is on disk: until then there is nothing to resume from.
         moment = 3 + int(share * (most[sparse] - 3))
         where = Checkpoint(f"killed-{point}", SPARSE if sparse else 0)
 
@@ -231,7 +231,7 @@ def killed(name: str, points: int) -> dict[str, Any]:
             return problem(where)
 
         deaths = [dies, dies_again] if kind == "twice" else [dies]
-        # Another seed afterwards: the one that was drawn belongs to the checkpoint.
+        # Another seed afterwards: the checkpoint has the one that was drawn.
         for seed, death in enumerate(deaths, start=7):
             kills += in_a_process(death, seed) is None
         found.append(in_a_process(lambda where=where: problem(where), 11))

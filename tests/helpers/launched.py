@@ -1,4 +1,4 @@
-"""What torchrun does, as tests ask for it."""
+"""torchrun for tests."""
 
 import os
 import subprocess
@@ -17,12 +17,12 @@ def torchrun(
     restarts: int = 0,
     folder: Path,
 ) -> subprocess.CompletedProcess[str]:
-    """What torchrun left behind; `words` name a script or a module with its arguments.
+    """Run torchrun; `words` are a script or a module with its arguments.
 
     Args:
         folder: where it is run.
     """
-    # The package under test, wherever the command is run.
+    # The package under test, whatever the working directory.
     package = str(Path(winnowgp.__file__).parents[1])
     tests = str(Path(__file__).parents[1])
     counted = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]

@@ -1,4 +1,4 @@
-"""Checkpoints of fits that processes share; each has a folder of its own, to see who writes."""
+"""Checkpoints of fits that processes share; each has its own folder, to see which one writes."""
 
 import errno
 import os
@@ -16,17 +16,17 @@ from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
 from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, fit
 from winnowgp.training import checkpoint as checkpoint_module
-from winnowgp.training.context import open_checkpoint
+from winnowgp.training.checkpoint import open_checkpoint
 
 PLAN = FastSchedule(n_candidates=8, rounds=1, inclusion_steps=10)
 
 
 class Stopped(Exception):
-    """A fit that was stopped from outside."""
+    """Raised by a callback to interrupt a fit."""
 
 
 class Stops:
-    """A watcher that stops the fit at its n-th step, and counts what it is told."""
+    """A callback that interrupts the fit at its n-th step, and counts steps."""
 
     def __init__(self, at: int = -1, error: type[Exception] = Stopped) -> None:
         self.at, self.error, self.told = at, error, 0
@@ -38,7 +38,7 @@ class Stops:
 
 
 def curve() -> ShardedSource:
-    """A fit of these takes little time."""
+    """Return a small sharded source."""
     X, y, _ = rows()
     return shared(ArraySource(X[:60, :1], y[:60] - X[:60, 1]))
 
@@ -49,7 +49,7 @@ def line(noise: float = 0.1) -> SparseGP:
 
 def _fitted(**words: Any) -> dict[str, Any]:
     found = fit(line(), curve(), schedule=PLAN, **words)
-    return {"bound": found.bound, "points": plain(found.posterior.Z)}
+    return {"bound": found.elbo, "points": plain(found.posterior.Z)}
 
 
 def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
@@ -57,36 +57,34 @@ def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def resumed(process_group: ProcessGroup) -> dict[str, Any]:
-    """Stopped, gone on with, and begun once more after it has ended."""
+    """Interrupt a fit, resume it, and run it again after it has ended."""
     where = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
-        _fitted(checkpoint=where, on_progress=Stops(8))
+        _fitted(checkpoint=where, callbacks=Stops(8))
     goes_on, ended = Stops(), Stops()
     return {
-        "again": _fitted(checkpoint=where, on_progress=goes_on),
-        "once more": _fitted(checkpoint=where, on_progress=ended),
+        "again": _fitted(checkpoint=where, callbacks=goes_on),
+        "once more": _fitted(checkpoint=where, callbacks=ended),
         "told": [goes_on.told, ended.told],
         "folder": os.path.isdir(where.folder),
     }
 
 
 def once(process_group: ProcessGroup) -> list[int]:
-    """Of a journal that is kept, and of one that is not."""
-    kept = open_checkpoint(
-        Checkpoint(f"kept-{process_group.rank}"), "once", process_group=process_group
-    )
-    unkept = open_checkpoint(None, "once", process_group=process_group)
+    """Return values of a log that is saved, and of one that is not."""
+    kept = open_checkpoint(Checkpoint(f"kept-{process_group.rank}"), process_group=process_group)
+    unkept = open_checkpoint(None, process_group=process_group)
     return [kept.once(lambda: process_group.rank + 3), unkept.once(lambda: process_group.rank + 4)]
 
 
 def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
     callback = Stops(4, EndPhase) if process_group.first else Stops()
-    return [_fitted(on_progress=callback), callback.told]
+    return [_fitted(callbacks=callback), callback.told]
 
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
-    """From the third writing on."""
+    """Fit with a disk that is full from the third write on."""
     real, seen = checkpoint_module.write_packed, [0]
 
     def write(*words: Any) -> Any:
@@ -104,34 +102,34 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
     finally:
         checkpoint_module.write_packed = real  # type: ignore[assignment]
     warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
-    # What was written before is whole, and can be gone on from.
+    # The file written before is complete, and can be resumed from.
     return [found, sorted(warned), _fitted(checkpoint=where)]
 
 
 def damaged(process_group: ProcessGroup) -> list[str]:
-    """The file of the first process, and of no other."""
+    """Fit with a damaged file in the first process only."""
     where = Checkpoint(f"damaged-{process_group.rank}", 0)
     if process_group.first:
-        where.path("fit").parent.mkdir()
-        where.path("fit").write_bytes(b"nothing of ours")
+        where.path.parent.mkdir()
+        where.path.write_bytes(b"nothing of ours")
     return said(lambda: _fitted(checkpoint=where))
 
 
 def different(process_group: ProcessGroup) -> list[str]:
-    """A model of its own in each process."""
+    """Fit another model in each process."""
     return said(
         lambda: fit(line(0.1 + process_group.rank), curve(), schedule=FastSchedule(n_candidates=8))
     )
 
 
 def shards(process_group: ProcessGroup) -> list[str]:
-    """Rows of its own in each process."""
+    """Share other rows in each process."""
     X, y, _ = rows()
     return said(lambda: shared(ArraySource(X[process_group.rank :], y[process_group.rank :])))
 
 
 def elastic(process_group: ProcessGroup) -> dict[str, Any]:
-    """Under torchrun: the second process is killed in the first try, the first in the second."""
+    """Under torchrun: kill the second process in the first attempt, the first in the second."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     steps = Stops()
 
@@ -140,5 +138,5 @@ def elastic(process_group: ProcessGroup) -> dict[str, Any]:
         if attempt < 2 and steps.told == 6 and process_group.rank == 1 - attempt:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    found = _fitted(checkpoint=Checkpoint("kept", 0), on_progress=watch)
+    found = _fitted(checkpoint=Checkpoint("kept", 0), callbacks=watch)
     return {"attempt": attempt, "told": steps.told, "found": found}

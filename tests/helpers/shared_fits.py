@@ -16,7 +16,7 @@ QUICK: dict[str, Any] = {"n_candidates": 20, "rounds": 1, "inclusion_steps": 10}
 
 
 def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
-    """All that a fit finds."""
+    """Return the result of a fit as plain numbers."""
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     model = SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
     found = fit(model, source, schedule=FastSchedule(**{**QUICK, **plan}))
@@ -24,12 +24,12 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     predicted = found.posterior.predict(X)
     assert found.selection.frontier is not None
     return {
-        "bound": found.bound,
+        "bound": found.elbo,
         "upper bound": found.upper_bound,
         "given up": found.elbo_gap,
         "noise": found.model.noise.item(),
         "points": plain(found.posterior.Z),
-        "candidates": plain(found.candidates),
+        "candidates": plain(found.candidates[0]),
         "inclusion": plain(found.selection.inclusion),
         "frontier": plain(found.selection.frontier.bounds),
         "mean": plain(predicted.mean),
@@ -38,7 +38,7 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
 
 
 def fits(process_group: ProcessGroup) -> dict[str, Any]:
-    """Of rows in memory that count differently, and of rows that are read."""
+    """Fit weighted rows in memory, and rows of a source."""
     return {
         "weights": _fitted(standardised(shared(dataset(weighted=True))), goal=FEW),
         "array": _fitted(standardised(shared(array())), goal=FEW),
@@ -46,7 +46,7 @@ def fits(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def more_fits(process_group: ProcessGroup) -> dict[str, Any]:
-    """Of other sources, and by other plans."""
+    """Fit other sources by other schedules."""
     units = standardised(shared(array()))
     return {
         "dataset": _fitted(standardised(shared(dataset())), goal=FEW, rounds=2),

@@ -1,4 +1,4 @@
-"""The paper's schedules, shared: each process looks at a part of every minibatch."""
+"""The paper's schedule on minibatches that processes share."""
 
 from contextlib import suppress
 from typing import Any
@@ -17,24 +17,24 @@ from winnowgp.training import Checkpoint, PaperSchedule, fit
 
 
 def _plan(**words: Any) -> PaperSchedule:
-    asked: dict[str, Any] = {"process": 12, "post": 6, "pre": 8, "learning_rate": 0.05, **words}
+    asked: dict[str, Any] = {"joint": 12, "post": 6, "pre": 8, "learning_rate": 0.05, **words}
     return PaperSchedule(SquaredCardinality(12, 0.1), **asked)
 
 
 def _fitted(
     plan: PaperSchedule, *, likelihood: Likelihood | None = None, **words: Any
 ) -> dict[str, Any]:
-    """To numbers, or to two classes where a likelihood is given."""
+    """Fit numbers, or two classes where a likelihood is given."""
     X, y, _ = (torch.tensor(column[:60]) for column in rows())
     data = Dataset.of(X, y if likelihood is None else (y > 2).double())
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     start = VariationalGP(kernel, X[:12], likelihood=likelihood or GaussianLikelihood())
     values: list[float] = []
-    callback = words.pop("on_progress", lambda progress: values.append(progress.objective))
-    found = fit(start, shared(data), schedule=plan, on_progress=callback, **words)
+    callback = words.pop("callbacks", lambda progress: values.append(progress.objective))
+    found = fit(start, shared(data), schedule=plan, callbacks=callback, **words)
     return {
         "values": values,
-        "bound": found.bound,
+        "bound": found.elbo,
         "inclusion": plain(found.selection.inclusion),
         "points": plain(found.posterior.Z),
         "mean": plain(found.posterior.predict_mean(X[:9])),
@@ -54,31 +54,31 @@ def relaxed(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def whole(process_group: ProcessGroup) -> dict[str, Any]:
-    """All rows at every step."""
+    """Fit with all rows in every step."""
     return _fitted(_plan())
 
 
 def odd(process_group: ProcessGroup) -> list[str]:
-    """Minibatches that two processes cannot halve."""
+    """Fit with minibatches that two processes cannot split evenly."""
     return said(lambda: _fitted(_plan(batch_size=21)))
 
 
 def resumed(process_group: ProcessGroup) -> dict[str, Any]:
-    """`gaussian`, stopped and gone on with."""
+    """Fit as `gaussian`, interrupted and resumed."""
     kept = Checkpoint(f"kept-{process_group.rank}", 0)
     with suppress(Stopped):
-        _fitted(_plan(batch_size=20), checkpoint=kept, on_progress=Stops(13))
+        _fitted(_plan(batch_size=20), checkpoint=kept, callbacks=Stops(13))
     return _fitted(_plan(batch_size=20), checkpoint=kept)
 
 
 def deep(process_group: ProcessGroup) -> dict[str, Any]:
-    """Two layers."""
+    """Fit a deep GP of two layers."""
     X, y, _ = rows()
     data = shared(Dataset.of(torch.tensor(X[:40]), torch.tensor(y[:40])))
     layers = [DeepLayer(ScaleKernel(RBFKernel()), torch.tensor(X[:8]), outputs=P) for P in (2, 1)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
-    plan = PaperSchedule(0.1, layerwise=2, pre=6, process=6, post=6, batch_size=20)
+    plan = PaperSchedule(0.1, layerwise=2, pre=6, joint=6, post=6, batch_size=20)
     values: list[float] = []
-    found = fit(model, data, schedule=plan, on_progress=lambda step: values.append(step.objective))
+    found = fit(model, data, schedule=plan, callbacks=lambda step: values.append(step.objective))
     state = {name: plain(value) for name, value in sorted(found.model.state_dict().items())}
-    return {"values": values, "bound": found.bound, "state": repr(state)}
+    return {"values": values, "bound": found.elbo, "state": repr(state)}

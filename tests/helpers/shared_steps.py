@@ -1,4 +1,4 @@
-"""Steps that several processes take together, each in a process of its own."""
+"""Steps that several processes take together."""
 
 from typing import Any
 
@@ -17,6 +17,7 @@ from winnowgp.models.kernels import ScaledRBFChunks
 from winnowgp.selection import Frontier
 from winnowgp.training import (
     Checkpoint,
+    DeepTraining,
     FastSchedule,
     MaxPoints,
     PaperSchedule,
@@ -26,8 +27,8 @@ from winnowgp.training import (
 )
 from winnowgp.training import fast as fast_steps
 from winnowgp.training.adam import Adam, Minibatches
-from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.context import TrainingContext, _check_same, open_checkpoint
+from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
+from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast import FastSteps
 from winnowgp.training.lbfgs import Stop
 
@@ -40,14 +41,14 @@ def rows(N: int = 80) -> Dataset:
 
 
 class Odd(Exception):
-    """An error that pickle cannot make again."""
+    """An error that cannot be unpickled."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} {second}")
 
 
 def words(process_group: ProcessGroup) -> dict[str, Any]:
-    """What the first process says is what all hear."""
+    """Return what the first process broadcasts to all."""
     own = torch.tensor([0.1 + process_group.rank, 1.0], dtype=torch.float64)
     mask = torch.tensor([[True, process_group.first]])
     led = process_group.broadcast(own, mask, torch.tensor(3.0 + process_group.rank))
@@ -84,7 +85,7 @@ def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
         return -(own.Y[:, 0] - own.X @ slope).square().mean()
 
     Adam(6).maximise(
-        lambda: parts.together(bound),
+        lambda: parts.mean_over_processes(bound),
         [([slope], 0.1)],
         scale=1.0,
         on_step=lambda step, value: values.append(value),
@@ -94,18 +95,18 @@ def one_fails(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def uneven(process_group: ProcessGroup) -> list[list[float]]:
-    """Parts that are far larger than their mean."""
+    """Return the mean of values that are far larger than it."""
     parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
     some = torch.linspace(0.1, 1, 50, dtype=torch.float64)
     own = (0.1 - 3e5 * some if process_group.rank else 3e5 * some).requires_grad_()
-    found = parts.together(lambda: own / 3, own.shape)
+    found = parts.mean_over_processes(lambda: own / 3, own.shape)
     found.sum().backward()
     assert own.grad is not None
     return [found.tolist(), own.grad.tolist()]
 
 
 def failed_scores(process_group: ProcessGroup) -> list[float]:
-    """Several numbers that the last process cannot compute, and what comes after them."""
+    """Return scores that the last process cannot compute at first."""
     parts = Minibatches(rows(40), 8, torch.Generator().manual_seed(0), process_group=process_group)
 
     def scores() -> Tensor:
@@ -114,20 +115,22 @@ def failed_scores(process_group: ProcessGroup) -> list[float]:
         return torch.ones(3, dtype=torch.float64)
 
     try:
-        return parts.together(scores, (3,)).tolist()
+        return parts.mean_over_processes(scores, (3,)).tolist()
     except NotPositiveDefiniteError:
-        return parts.together(lambda: torch.full((2,), 0.5 + process_group.rank), (2,)).tolist()
+        return parts.mean_over_processes(
+            lambda: torch.full((2,), 0.5 + process_group.rank), (2,)
+        ).tolist()
 
 
 def starts(process_group: ProcessGroup) -> list[list[float]]:
-    """A stage that begins elsewhere in each process."""
+    """Return the start of a stage that differs between processes."""
     own = torch.nn.Parameter(torch.tensor([1.0, 0.1 * process_group.rank]))
     CheckpointLog(process_group=process_group).stage({}, start=[own, torch.ones(0)])
     return own.tolist()
 
 
 class Unwritable:
-    """A watcher with a memory that a checkpoint has no words for."""
+    """A callback whose state cannot be saved."""
 
     def __call__(self, progress: Any) -> None: ...
 
@@ -138,13 +141,12 @@ class Unwritable:
 
 
 def watched(process_group: ProcessGroup) -> str:
-    """Only the first process has such a watcher."""
-    callback = Unwritable() if process_group.first else silent
+    """Open a checkpoint with an unsaveable callback in the first process only."""
+    callbacks = [Unwritable()] if process_group.first else []
     try:
         open_checkpoint(
             Checkpoint(f"kept-{process_group.world_size}"),
-            "fit",
-            callback=callback,
+            callbacks=callbacks,
             process_group=process_group,
         )
     except NotSaveableError as error:
@@ -153,7 +155,7 @@ def watched(process_group: ProcessGroup) -> str:
 
 
 def choices(process_group: ProcessGroup) -> dict[str, Any]:
-    """What the fast schedule decides by, which each process but the first sees differently."""
+    """Return what the fast schedule decides by, where processes round differently."""
     if not process_group.first:
         _differ()
     data = shared(rows())
@@ -161,19 +163,19 @@ def choices(process_group: ProcessGroup) -> dict[str, Any]:
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
     context = TrainingContext(
         torch.Generator().manual_seed(0),
-        silent,
+        (),
         CheckpointLog(process_group=process_group),
         process_group,
     )
     steps = FastSteps(model, data, rows=80, context=context)
     pool = steps.with_fresh(model, 12)
     frontier = steps.frontier(pool.subset_statistics(data))
-    kept = steps.chosen(pool, frontier.masks[6], 0.0)
+    kept = steps.select(pool, frontier.masks[6], 0.0)
     return {
         "own": kept.fixed_bound(data),
         "fresh": pool.candidates.tolist(),
         "frontier": [frontier.bounds.tolist(), frontier.masks.tolist()],
-        "climbed": [steps.climb(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
+        "climbed": [steps.optimise(kept, stop=Stop(1e-3, 5, most))[1] for most in (0, 3)],
     }
 
 
@@ -191,14 +193,14 @@ def _differ() -> None:
 
 
 def other_machines(process_group: ProcessGroup) -> dict[str, Any]:
-    """Processes but the first evaluate kernels with errors of their own."""
+    """Make all processes but the first evaluate kernels with errors."""
     return _perturbed(
         process_group, rows(40), FastSchedule(Tolerance(0.1), n_candidates=10, rounds=1)
     )
 
 
 def more_machines(process_group: ProcessGroup) -> dict[str, Any]:
-    """As many points as are asked for, where several starts race."""
+    """Fit a number of points by successive halving."""
     return _perturbed(
         process_group, rows(), FastSchedule(MaxPoints(20), n_candidates=30, rounds=2, iterations=30)
     )
@@ -214,17 +216,17 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -
         model,
         standardised(shared(data)),
         schedule=plan,
-        on_progress=lambda told: steps.append(told.objective),
+        callbacks=lambda told: steps.append(told.objective),
     )
     return {"steps": steps, "points": fitted.posterior.Z.tolist()}
 
 
 def threads(process_group: ProcessGroup) -> dict[str, str]:
-    """How many there are is no part of a fit that processes of several machines share."""
+    """Check headings that differ in the number of threads."""
     heading = {"threads": str(1 + process_group.rank), "rows": "4"}
-    _check_same(process_group.all_gather(heading))
+    check_same(process_group.all_gather(heading))
     try:
-        _check_same(process_group.all_gather({**heading, "rows": str(4 + process_group.rank)}))
+        check_same(process_group.all_gather({**heading, "rows": str(4 + process_group.rank)}))
     except InputError as error:
         return {"refused": str(error)}
     return {}
@@ -244,7 +246,7 @@ def _perturb(error: float) -> None:
 
 
 def blocks(process_group: ProcessGroup) -> list[float]:
-    """Of another size in each process, as free memory may have it."""
+    """Fit with blocks of another size in each process."""
     X, y = rows().X.numpy(), rows().Y.numpy()
     source = shared(ArraySource(X, y))
     found = RowBlocks(source, device=torch.device("cpu"), size=10 + process_group.rank)
@@ -252,7 +254,7 @@ def blocks(process_group: ProcessGroup) -> list[float]:
 
 
 def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
-    """An estimator standardises what may be standardised already."""
+    """Fit an estimator to a source that is standardised already."""
     read: list[int] = []
     original = ShardedSource.shards
 
@@ -268,9 +270,13 @@ def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
 
 
 def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
-    """Two layers by both schedules, for Gaussian noise and for classes."""
-    paper = PaperSchedule(0.1, layerwise=2, pre=4, process=4, post=4, batch_size=20, samples=2)
-    fast = FastSchedule(layerwise=2, pre=4, post=4, rounds=2, batch_size=20, inclusion_steps=4)
+    """Fit two layers by both schedules, with Gaussian noise and with classes."""
+    paper = PaperSchedule(0.1, layerwise=2, pre=4, joint=4, post=4, batch_size=20, samples=2)
+    fast = FastSchedule(
+        rounds=2,
+        inclusion_steps=4,
+        deep=DeepTraining(layerwise=2, pre=4, post=4, batch_size=20),
+    )
     data = rows(40)
     level = data.Y.mean()
     classes = Dataset(data.X, (level < data.Y).double())
@@ -280,7 +286,9 @@ def deep_layers(process_group: ProcessGroup) -> dict[str, Any]:
         "all rows": _deep(
             data,
             GaussianLikelihood(),
-            FastSchedule(layerwise=2, pre=3, post=3, rounds=1, inclusion_steps=4),
+            FastSchedule(
+                rounds=1, inclusion_steps=4, deep=DeepTraining(layerwise=2, pre=3, post=3)
+            ),
         ),
         "classes": _deep(classes, BernoulliLikelihood(), fast),
     }
@@ -296,12 +304,12 @@ def _deep(data: Dataset, likelihood: Likelihood, plan: Schedule) -> dict[str, An
         DeepGP(layers, likelihood=likelihood),
         shared(data),
         schedule=plan,
-        on_progress=lambda told: values.append(told.objective),
+        callbacks=lambda told: values.append(told.objective),
     )
     state = sorted(found.model.named_parameters())
     return {
         "values": values,
-        "bound": found.bound,
+        "bound": found.elbo,
         "sizes": list(found.model.sizes),
         "state": [number for _, part in state for number in part.flatten().tolist()],
     }

@@ -26,7 +26,7 @@ from winnowgp.data import ProcessGroup
 
 
 def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:
-    """What it returned in each of so many processes, introduced to each other by a file."""
+    """Return what the work returned in each of several processes that form a group."""
     met = Path("met").absolute()
 
     def begun(rank: int) -> Any:
@@ -37,7 +37,7 @@ def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:
 
     forks = [Fork.of(lambda rank=rank: begun(rank), Path(f"{rank}.answer")) for rank in range(of)]
     answers = [fork.ended() or json.dumps({"raised": "it was killed"}) for fork in forks]
-    # All of them, for those that lost a process raise too.
+    # Wait for all: processes that lost another one raise as well.
     raised = [said["raised"] for answer in answers if "raised" in (said := json.loads(answer))]
     assert not raised, "\n".join(raised)
     return [returned(answer) for answer in answers]

@@ -1,4 +1,4 @@
-"""The default schedule cut short, for tests of what is done with a model once there is one."""
+"""The fast schedule cut short, for tests that need some fitted model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +25,6 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
         patch.setattr(
-            sparse_module, "Fast", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
+            sparse_module, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
         yield

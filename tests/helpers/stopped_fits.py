@@ -1,4 +1,4 @@
-"""A small fit that is stopped, run again, and compared."""
+"""A small fit that is interrupted, resumed, and compared."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from winnowgp.training import FitResult, PaperSchedule, Progress
 
 
 class Stopped(Exception):
-    """Something else than the library would raise."""
+    """An exception that the library does not raise."""
 
 
 def stop_at(step: int, phase: str = "inclusion") -> Callable[[Progress], None]:
@@ -35,7 +35,7 @@ def gp(kernel: Any = None, K: int = 8) -> SparseGP:
 
 
 def plan(**words: Any) -> PaperSchedule:
-    asked: dict[str, Any] = {"pre": 3, "process": 6, "post": 3, **words}
+    asked: dict[str, Any] = {"pre": 3, "joint": 6, "post": 3, **words}
     return PaperSchedule(SquaredCardinality(8, 0.1), **asked)
 
 
@@ -52,7 +52,7 @@ def fitted(where: Checkpoint | None, **words: Any) -> FitResult[SparseGP]:
 
 def stopped(where: Checkpoint, step: int = 4, **words: Any) -> None:
     with pytest.raises(Stopped):
-        fitted(where, on_progress=stop_at(step), **words)
+        fitted(where, callbacks=stop_at(step), **words)
 
 
 def same(a: FitResult[SparseGP], b: FitResult[SparseGP]) -> bool:
@@ -61,5 +61,5 @@ def same(a: FitResult[SparseGP], b: FitResult[SparseGP]) -> bool:
         all(torch.equal(x, y) for x, y in pairs)
         and torch.equal(a.selection.trace, b.selection.trace)
         and torch.equal(a.selection.mask, b.selection.mask)
-        and a.bound == b.bound
+        and a.elbo == b.elbo
     )

@@ -14,7 +14,9 @@ from winnowgp.training import Progress
 
 
 def step(number: int, objective: float = 0.0) -> Progress:
-    return Progress("inclusion", number, 20, objective, torch.full((4,), 0.5), torch.zeros(4, 1))
+    return Progress(
+        "inclusion", number, 20, objective, (torch.full((4,), 0.5),), (torch.zeros(4, 1),)
+    )
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ pytest.importorskip("tensorboard", reason="needs winnowgp[tensorboard]")
 
 
 def step(number: int, phase: str = "inclusion", objective: float = 0.0) -> Progress:
-    inclusion = torch.full((4,), 0.5) if phase == "inclusion" else None
-    return Progress(phase, number, 20, objective, inclusion, torch.zeros(4, 1))
+    inclusion = (torch.full((4,), 0.5),) if phase == "inclusion" else None
+    return Progress(phase, number, 20, objective, inclusion, (torch.zeros(4, 1),))
 
 
 def read(folder: Path) -> Any:
@@ -94,7 +94,7 @@ def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list
             model,
             data,
             schedule=FastSchedule(Tolerance(0.01), n_candidates=12, rounds=2),
-            on_progress=CallbackList(board, watch),
+            callbacks=[board, watch],
             checkpoint=checkpoint,
         )
     finally:
@@ -115,13 +115,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], di
     phases = fast_fit(folder, None)
     found = curves(folder)
     assert [step for step, _ in found["points"]] == list(range(1, len(phases) + 1))
-    assert {f"objective/{phase}" for phase in phases} == {*found, "objective/warm up"} - {"points"}
+    assert {f"objective/{phase}" for phase in phases} == {*found, "objective/initialisation"} - {
+        "points"
+    }
     return phases, found
 
 
 @pytest.mark.parametrize(
     ("moment", "events"),
-    [("first", 0), ("choose", 0), ("move", 0), ("last", 0), ("choose", 3), ("last", 1000)],
+    [
+        ("first", 0),
+        ("selection", 0),
+        ("optimisation", 0),
+        ("last", 0),
+        ("selection", 3),
+        ("last", 1000),
+    ],
 )
 def test_a_fast_fit_that_goes_on_keeps_its_whole_curve(
     moment: str, events: int, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,8 +139,10 @@ def test_a_fast_fit_that_goes_on_keeps_its_whole_curve(
     ticks = count()
     monkeypatch.setattr(checkpoint_log, "monotonic", lambda: next(ticks))
     phases, expected = undisturbed
-    choose = 1 + phases.index("choose", phases.index("move"))
-    stop = {"first": 1, "choose": choose, "move": choose + 3, "last": len(phases)}[moment]
+    choose = 1 + phases.index("selection", phases.index("optimisation"))
+    stop = {"first": 1, "selection": choose, "optimisation": choose + 3, "last": len(phases)}[
+        moment
+    ]
     where = Checkpoint(tmp_path / "kept", events)
     with pytest.raises(Stopped):
         fast_fit(tmp_path / "curves", where, stop)

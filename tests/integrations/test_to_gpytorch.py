@@ -62,7 +62,7 @@ def test_a_posterior_has_the_same_mean_and_covariance(several: bool) -> None:
 def test_what_fit_returns_is_taken_too() -> None:
     x, y = curve(60)
     gp = SparseGP(ScaleKernel(RBFKernel()), x[:20], noise=0.05)
-    schedule = PaperSchedule(SquaredCardinality(20, 0.05), pre=3, process=2, post=3)
+    schedule = PaperSchedule(SquaredCardinality(20, 0.05), pre=3, joint=2, post=3)
     fitted = fit(gp, Dataset.of(x, y), schedule=schedule)
     model, _ = to_gpytorch(fitted)
     ours = fitted.posterior.predict_mean(rows)[:, 0]

@@ -179,7 +179,7 @@ def test_what_is_reported_is_in_double_precision() -> None:
 def test_a_fit_ends_with_a_bound_as_good() -> None:
     data = rows(200)
     models = pair(KERNELS["rbf"](), data, K=0)
-    bounds = [fit(model, data).bound for model in models]
+    bounds = [fit(model, data).elbo for model in models]
     assert bounds[1] == pytest.approx(bounds[0], rel=1e-3)
 
 

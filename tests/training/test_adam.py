@@ -8,7 +8,7 @@ from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.training.adam import Adam
 
 
-def test_it_climbs_and_reports_each_step() -> None:
+def test_adam_quadratic_reaches_maximum_and_reports_steps() -> None:
     x = torch.zeros(2, requires_grad=True)
     told: list[tuple[int, float]] = []
     Adam(300).maximise(
@@ -23,8 +23,8 @@ def test_it_climbs_and_reports_each_step() -> None:
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])
-def test_a_step_that_fails_is_taken_back(failure: str) -> None:
-    """Beyond x = 0.5 the objective cannot be computed; the climb stops short of it, unharmed."""
+def test_adam_failed_step_is_reverted(failure: str) -> None:
+    """The objective cannot be computed beyond x = 0.5; the optimisation stops before it."""
     x = torch.zeros((), requires_grad=True)
 
     def objective() -> torch.Tensor:
@@ -39,14 +39,14 @@ def test_a_step_that_fails_is_taken_back(failure: str) -> None:
     assert torch.isfinite(x)
 
 
-def test_an_objective_that_never_works_is_an_error_and_not_a_loop() -> None:
+def test_adam_objective_that_always_fails_raises() -> None:
     x = torch.zeros((), requires_grad=True)
     with pytest.raises(TrainingError, match="standardise"):
         Adam(5).maximise(lambda: x * float("nan"), [([x], 0.1)], scale=1.0, on_step=lambda *_: None)
 
 
 def strides(steps: int, **options: float) -> list[float]:
-    """How far each step goes up a slope of one: as far as the learning rate says."""
+    """Return the length of each step on a slope of one, which is the learning rate."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     places: list[float] = []
     Adam(steps, **options).maximise(
@@ -56,7 +56,7 @@ def strides(steps: int, **options: float) -> list[float]:
     return [after - before for before, after in pairwise(places)]
 
 
-def test_cooling_lets_the_learning_rate_fall_over_the_last_third() -> None:
+def test_adam_cooling_decreases_rate_over_last_third() -> None:
     found = strides(300, cooling=0.01)
     # Steps are counted from zero: 0.1 · 0.01^max(0, 3 step / 300 − 2).
     expected = [0.1 * 0.01 ** max(0.0, (step - 200) / 100) for step in range(300)]
@@ -64,14 +64,14 @@ def test_cooling_lets_the_learning_rate_fall_over_the_last_third() -> None:
     assert found[-1] == pytest.approx(0.001, rel=0.05)
 
 
-def test_without_cooling_the_learning_rate_stays() -> None:
+def test_adam_without_cooling_keeps_rate() -> None:
     assert strides(30) == pytest.approx([0.1] * 30, rel=1e-5)
     assert strides(30, cooling=1.0) == strides(30)
     assert strides(1, cooling=0.01) == pytest.approx([0.1], rel=1e-5)
 
 
-def test_cooling_goes_on_from_a_rate_that_was_halved() -> None:
-    """One step fails; afterwards the rates are half of what the schedule says."""
+def test_adam_cooling_continues_from_halved_rate() -> None:
+    """One step fails; afterwards the rates are half of the schedule's."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     places: list[float] = []
     calls = iter(range(1000))
@@ -86,10 +86,8 @@ def test_cooling_goes_on_from_a_rate_that_was_halved() -> None:
 
 
 @pytest.mark.parametrize(("longest", "least", "most"), [(2.0, 0.05, 0.2), (math.inf, 0.0, 0.01)])
-def test_a_gradient_out_of_all_proportion_is_shortened(
-    longest: float, least: float, most: float
-) -> None:
-    """Unshortened, one spike fills Adam's memory, and the steps after it go nowhere."""
+def test_adam_outlying_gradient_is_clipped(longest: float, least: float, most: float) -> None:
+    """Without clipping, one spike dominates Adam's moments, and later steps vanish."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     places: list[float] = []
     calls = iter(range(1000))
@@ -97,15 +95,17 @@ def test_a_gradient_out_of_all_proportion_is_shortened(
     def objective() -> torch.Tensor:
         return (1e6 if next(calls) == 50 else 1.0) * x
 
-    Adam(100, longest=longest).maximise(
+    Adam(100, max_norm_ratio=longest).maximise(
         objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
     )
     assert least < places[-1] - places[-2] < most
 
 
 @pytest.mark.parametrize(("deepest", "least", "most"), [(1.0, 0.3, 0.6), (math.inf, 5.0, 20.0)])
-def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most: float) -> None:
-    """Uphill is always to the right, also beyond the edge at 0.5, where everything is far lower."""
+def test_adam_divergence_rolls_back_with_smaller_steps(
+    deepest: float, least: float, most: float
+) -> None:
+    """The gradient always points right, also beyond 0.5, where the objective is far lower."""
     x = torch.zeros((), requires_grad=True)
     other = torch.nn.Parameter(torch.zeros(()))
     told: list[float] = []
@@ -115,7 +115,7 @@ def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most:
         with torch.no_grad():
             other.copy_(x)
 
-    Adam(200, deepest=deepest).maximise(
+    Adam(200, rollback_threshold=deepest).maximise(
         lambda: 3 * (x - 100 * (x > 0.5)),
         [([x], 0.05)],
         scale=3.0,
@@ -123,38 +123,38 @@ def test_a_fall_is_undone_with_shorter_steps(deepest: float, least: float, most:
         memory={"other": torch.nn.ParameterList([other])},
     )
     assert least < x.item() < most
-    # What is kept besides goes back too: never far from the parameter.
+    # Other state is rolled back as well, and never far from the parameter.
     assert abs(other.item() - x.item()) < 0.11
-    # A few steps were spent on falls.
+    # A few steps were spent on divergence.
     assert (len(told) < 200) == (deepest < math.inf)
 
 
 @pytest.mark.parametrize("steps", [12, 13, 14])
-def test_a_phase_that_ends_in_a_fall_ends_where_it_was_before(steps: int) -> None:
-    """The edge is passed by the eleventh step, and seen by one, two or three."""
+def test_adam_divergence_at_the_end_rolls_back(steps: int) -> None:
+    """The eleventh step passes the edge; one, two or three evaluations follow."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    Adam(steps, deepest=1.0).maximise(
+    Adam(steps, rollback_threshold=1.0).maximise(
         lambda: x - 100 * (x > 0.52), [([x], 0.05)], scale=1.0, on_step=lambda *_: None
     )
     assert x.item() == pytest.approx(0.5)
 
 
-def test_a_phase_whose_last_step_looked_low_by_chance_keeps_what_it_reached() -> None:
+def test_adam_low_last_value_by_chance_keeps_parameters() -> None:
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     calls = iter(range(1, 1000))
-    Adam(12, deepest=1.0).maximise(
+    Adam(12, rollback_threshold=1.0).maximise(
         lambda: x - 100 * (next(calls) == 12), [([x], 0.05)], scale=1.0, on_step=lambda *_: None
     )
     assert x.item() == pytest.approx(0.6)
-    # It was looked at once more.
+    # The objective was evaluated once more.
     assert next(calls) == 14
 
 
 @pytest.mark.parametrize(("edge", "least", "most"), [(math.inf, 7.0, 10.0), (4.0, 3.9, 4.01)])
-def test_noise_is_not_taken_for_a_fall_nor_hides_one(
+def test_adam_rollback_distinguishes_noise_from_divergence(
     edge: float, least: float, most: float
 ) -> None:
-    """Noise as large as the limit; beyond the edge everything is far lower."""
+    """The noise is as large as the threshold; beyond the edge the objective is far lower."""
     told: list[float] = []
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     noise = torch.Generator().manual_seed(1)
@@ -163,9 +163,9 @@ def test_noise_is_not_taken_for_a_fall_nor_hides_one(
         chance = torch.randn((), generator=noise)
         return -((x - 10) ** 2) / 20 - 100 * (x > edge) + chance
 
-    Adam(2000, deepest=1.0).maximise(
+    Adam(2000, rollback_threshold=1.0).maximise(
         objective, [([x], 0.01)], scale=1.0, on_step=lambda _, value: told.append(value)
     )
     assert least < x.item() < most
-    # However often it falls again, a fall is not what it gets used to.
+    # Repeated divergence does not raise the estimate of the noise.
     assert sum(value < -50 for value in told[-100:]) < 50

@@ -1,4 +1,4 @@
-"""Fits that are stopped and go on: what is computed again, what is refused."""
+"""Interrupted fits: what is restored, and which fits are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from winnowgp.errors import CheckpointError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
 from winnowgp.training import FastSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_module
-from winnowgp.training.context import TrainingContext, open_checkpoint
+from winnowgp.training.checkpoint import open_checkpoint
+from winnowgp.training.context import TrainingContext
 
 
 @pytest.mark.parametrize(
@@ -21,29 +22,29 @@ from winnowgp.training.context import TrainingContext, open_checkpoint
     [{}, {"gradient": ScoreFunction(samples=2)}, {"draws": 3}],
     ids=["plain", "samples", "draws"],
 )
-def test_a_fit_that_was_stopped_takes_only_the_steps_it_lacks(tmp_path: Path, asked: Any) -> None:
+def test_resumed_fit_takes_only_missing_steps(tmp_path: Path, asked: Any) -> None:
     whole = fitted(None, schedule=plan(**asked))
     stopped(Checkpoint(tmp_path, 0), step=4, schedule=plan(**asked))
     told: list[tuple[str, int]] = []
     again = fitted(
         Checkpoint(tmp_path, 0),
         schedule=plan(**asked),
-        on_progress=lambda p: told.append((p.phase, p.step)),
+        callbacks=lambda p: told.append((p.phase, p.step)),
     )
-    # The fourth step was told of and not taken.
+    # The fourth step was reported and not taken.
     inclusion = [("inclusion", step) for step in (4, 5, 6)]
     assert told == [*inclusion, *[("post-train", step) for step in (1, 2, 3)]]
     assert same(again, whole)
 
 
-def test_a_fit_that_had_ended_is_answered_without_a_step(tmp_path: Path) -> None:
+def test_finished_fit_is_restored_without_steps(tmp_path: Path) -> None:
     first = fitted(Checkpoint(tmp_path))
     told: list[Progress] = []
-    assert same(fitted(Checkpoint(tmp_path), on_progress=told.append), first)
+    assert same(fitted(Checkpoint(tmp_path), callbacks=told.append), first)
     assert told == []
 
 
-def test_another_fit_takes_the_place_of_one_that_had_ended(tmp_path: Path) -> None:
+def test_another_fit_replaces_finished_one(tmp_path: Path) -> None:
     fitted(Checkpoint(tmp_path))
     other = fitted(Checkpoint(tmp_path), generator=seeded(5))
     assert same(other, fitted(None, generator=seeded(5)))
@@ -57,27 +58,30 @@ def test_another_fit_takes_the_place_of_one_that_had_ended(tmp_path: Path) -> No
         ({"model": gp(ScaleKernel(MaternKernel(nu=1.5)))}, "`model` was"),
         ({"generator": seeded(1)}, "`generator` was"),
         ({"schedule": plan(learning_rate=0.02)}, "learning_rate=0.01.*learning_rate=0.02"),
-        ({"schedule": FastSchedule(Tolerance(1.0))}, "`schedule` was ThreePhases.*is Fast"),
+        (
+            {"schedule": FastSchedule(Tolerance(1.0))},
+            "`schedule` was PaperSchedule.*is FastSchedule",
+        ),
     ],
     ids=["targets", "inputs", "model", "generator", "rate", "schedule"],
 )
-def test_another_fit_is_refused_while_one_is_under_way(
+def test_another_fit_is_refused_with_what_differs(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     stopped(Checkpoint(tmp_path))
     with pytest.raises(CheckpointError, match=f"(?s){named}.*delete"):
         fitted(Checkpoint(tmp_path), **changed)
-    # And did no harm.
+    # The interrupted fit can still be resumed.
     assert same(fitted(Checkpoint(tmp_path)), fitted(None))
 
 
-def test_kernels_that_differ_only_in_a_plain_number_are_different_models(tmp_path: Path) -> None:
+def test_fingerprint_kernels_with_other_attributes_differ(tmp_path: Path) -> None:
     stopped(Checkpoint(tmp_path), model=gp(ScaleKernel(MaternKernel(nu=0.5))))
     with pytest.raises(CheckpointError, match="`model` was"):
         fitted(Checkpoint(tmp_path), model=gp(ScaleKernel(MaternKernel(nu=1.5))))
 
 
-def test_a_frozen_parameter_makes_another_model(tmp_path: Path) -> None:
+def test_fingerprint_frozen_parameter_differs(tmp_path: Path) -> None:
     stopped(Checkpoint(tmp_path))
     frozen = gp()
     frozen.candidates.requires_grad_(False)
@@ -85,14 +89,14 @@ def test_a_frozen_parameter_makes_another_model(tmp_path: Path) -> None:
         fitted(Checkpoint(tmp_path), model=frozen)
 
 
-def test_other_threads_round_differently_and_are_refused(tmp_path: Path, monkeypatch) -> None:
+def test_resume_with_other_threads_is_refused(tmp_path: Path, monkeypatch) -> None:
     stopped(Checkpoint(tmp_path))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     with pytest.raises(CheckpointError, match="`threads` was 1 and is 7"):
         fitted(Checkpoint(tmp_path))
 
 
-def test_it_is_written_only_as_often_as_asked(tmp_path: Path, monkeypatch) -> None:
+def test_checkpoint_every_limits_writes(tmp_path: Path, monkeypatch) -> None:
     real, written = checkpoint_module.write_packed, [0]
 
     def counted(packed: Any, path: Path) -> Path:
@@ -109,18 +113,18 @@ def test_it_is_written_only_as_often_as_asked(tmp_path: Path, monkeypatch) -> No
     assert written[0] == 17
 
 
-def test_a_start_that_was_computed_otherwise_is_noticed(tmp_path: Path, monkeypatch) -> None:
-    """As on another processor: what lies between stages no longer leads to the same place."""
+def test_resume_from_different_start_raises(tmp_path: Path, monkeypatch) -> None:
+    """As on another processor, what lies between stages gives another result."""
     with pytest.raises(Stopped):
-        fitted(Checkpoint(tmp_path, 0), on_progress=stop_at(2, "post-train"))
+        fitted(Checkpoint(tmp_path, 0), callbacks=stop_at(2, "post-train"))
     real = SparseGP.prune
     monkeypatch.setattr(SparseGP, "prune", lambda model, mask: real(model, mask.roll(1)))
-    with pytest.raises(CheckpointError, match="another place than before"):
+    with pytest.raises(CheckpointError, match="differs from the interrupted one"):
         fitted(Checkpoint(tmp_path, 0))
 
 
 class Diary(Baseline[Any]):
-    """A baseline with a memory that no file has words for."""
+    """A baseline whose state cannot be saved."""
 
     def init(self) -> Any:
         return object()
@@ -129,15 +133,15 @@ class Diary(Baseline[Any]):
         return torch.zeros_like(values), state
 
 
-def test_a_memory_without_words_is_named(tmp_path: Path) -> None:
+def test_state_that_cannot_be_saved_raises(tmp_path: Path) -> None:
     schedule = plan(gradient=ScoreFunction(baseline=Diary()))
     with pytest.raises(NotSaveableError, match="got object"):
         fitted(Checkpoint(tmp_path, 0), schedule=schedule)
-    # Without a checkpoint nobody asks.
+    # Without a checkpoint the state is not saved.
     fitted(None, schedule=schedule)
 
 
-def test_a_loop_of_the_users_becomes_a_stage(tmp_path: Path) -> None:
+def test_stage_of_user_loop_resumes(tmp_path: Path) -> None:
     def run(stop: int) -> tuple[float, int]:
         model, steps = torch.nn.Linear(1, 1, bias=False), [0]
         torch.nn.init.zeros_(model.weight)
@@ -148,8 +152,8 @@ def test_a_loop_of_the_users_becomes_a_stage(tmp_path: Path) -> None:
                 raise Stopped
             model.weight.data += 1
 
-        checkpoint_log = open_checkpoint(Checkpoint(tmp_path, 0), "loop")
-        context = TrainingContext(seeded(), lambda progress: None, checkpoint_log)
+        checkpoint_log = open_checkpoint(Checkpoint(tmp_path, 0))
+        context = TrainingContext(seeded(), (), checkpoint_log)
         stage = context.checkpoint_log.stage({"model": model}, start=list(model.parameters()))
         while not stage.ended and model.weight.item() < 5:
             take_a_step(model)

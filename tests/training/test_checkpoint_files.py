@@ -14,12 +14,11 @@ from winnowgp import Checkpoint
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError
 from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module
-from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.context import open_checkpoint
+from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])
-def test_a_damaged_checkpoint_is_named_and_not_used(tmp_path: Path, damage: str) -> None:
+def test_checkpoint_damaged_file_raises(tmp_path: Path, damage: str) -> None:
     stopped(Checkpoint(tmp_path, 0))
     path = tmp_path / "fit.checkpoint"
     content = bytearray(path.read_bytes())
@@ -40,48 +39,36 @@ ENTRY: dict[str, Any] = {"ended": True, "start": "", "memory": {}}
         [GOOD],
         {},
         {"finished": False, "entries": {}},
-        {**GOOD, "heading": ["inputs"]},
-        {**GOOD, "heading": {"inputs": 3}},
-        {**GOOD, "finished": "no"},
-        {**GOOD, "entries": [ENTRY]},
-        {**GOOD, "entries": {"1": ENTRY}},
-        {**GOOD, "entries": {1: [True]}},
-        {**GOOD, "entries": {1: {"ended": True, "memory": {}}}},
-        {**GOOD, "entries": {1: {**ENTRY, "ended": None}}},
-        {**GOOD, "entries": {1: {**ENTRY, "memory": []}}},
-        {**GOOD, "entries": {1: {"start": "", "memory": {}}}},
         {**GOOD, "more": 1},
     ],
     ids=str,
 )
-def test_a_file_that_holds_something_else_than_a_journal_is_refused(
-    tmp_path: Path, state: Any
-) -> None:
+def test_open_checkpoint_other_structure_raises(tmp_path: Path, state: Any) -> None:
     where = Checkpoint(tmp_path)
-    where.write("fit", state)
+    where.write(state)
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
-        open_checkpoint(where, "fit")
+        open_checkpoint(where)
 
 
 @pytest.mark.parametrize("entry", [{}, {"parameters": {}}, {"parameters": {"values": [1]}}])
-def test_a_memory_that_does_not_suit_the_fit_is_refused(tmp_path: Path, entry: Any) -> None:
+def test_stage_unsuitable_state_raises(tmp_path: Path, entry: Any) -> None:
     stopped(Checkpoint(tmp_path, 0))
-    held = Checkpoint(tmp_path).read("fit")
+    held = Checkpoint(tmp_path).read()
     assert held is not None
     held["entries"][1]["memory"] = entry
-    Checkpoint(tmp_path).write("fit", held)
+    Checkpoint(tmp_path).write(held)
     with pytest.raises(CheckpointError, match="does not suit this fit; delete it"):
         fitted(Checkpoint(tmp_path, 0))
 
 
-def test_a_stage_and_what_was_decided_once_are_not_taken_for_each_other(tmp_path: Path) -> None:
+def test_log_confused_stage_and_value_raises(tmp_path: Path) -> None:
     for entry in (ENTRY, {"ended": True, "value": 3}):
         checkpoint_log = CheckpointLog(lambda _: None, entries={1: entry})
         with pytest.raises(CheckpointError, match="delete"):
             checkpoint_log.once(lambda: 4) if entry is ENTRY else checkpoint_log.stage({})
 
 
-def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
+def test_checkpoint_folder_instead_of_file_raises(tmp_path: Path) -> None:
     (tmp_path / "fit.checkpoint").mkdir()
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint must be a file.*delete it"):
         fitted(Checkpoint(tmp_path))
@@ -102,14 +89,14 @@ def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
     ],
     ids=["empty", "table", "zip", "pickle", "safetensors", "list", "float", "about", "outline"],
 )
-def test_a_file_of_another_program_is_named(tmp_path: Path, content: bytes) -> None:
+def test_checkpoint_foreign_file_raises_and_remains(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fit.checkpoint").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"fit\.checkpoint is not a checkpoint.*delete it"):
         fitted(Checkpoint(tmp_path))
     assert (tmp_path / "fit.checkpoint").read_bytes() == content
 
 
-def test_a_model_file_is_no_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_model_file_raises(tmp_path: Path) -> None:
     from winnowgp import save
 
     save(gp(), tmp_path / "fit.checkpoint")
@@ -117,10 +104,8 @@ def test_a_model_file_is_no_checkpoint(tmp_path: Path) -> None:
         fitted(Checkpoint(tmp_path))
 
 
-def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
-    tmp_path: Path, monkeypatch
-) -> None:
-    """From the eighth writing on there is no space left; the file is that of the seventh."""
+def test_full_disk_warns_and_last_file_remains(tmp_path: Path, monkeypatch) -> None:
+    """From the eighth write on there is no space left; the file is that of the seventh."""
     writings = iter(range(1, 1000))
     kept: list[bytes] = []
     real = Path.write_bytes
@@ -133,31 +118,29 @@ def test_a_full_disk_does_not_end_the_fit_and_the_last_good_file_stays(
         return real(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", write)
-    with pytest.warns(CheckpointWarning, match="No space left.*goes on"):
+    with pytest.warns(CheckpointWarning, match="No space left.*continues"):
         whole = fitted(Checkpoint(tmp_path, 0))
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint"]
     assert (tmp_path / "fit.checkpoint").read_bytes() == kept[-1]
     told: list[Progress] = []
-    assert same(fitted(Checkpoint(tmp_path, 0), on_progress=told.append), whole)
+    assert same(fitted(Checkpoint(tmp_path, 0), callbacks=told.append), whole)
     assert 0 < len(told) < 12
     assert same(whole, fitted(None))
 
 
-def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_computed(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_unwritable_folder_raises_before_any_step(tmp_path: Path, monkeypatch) -> None:
     def full(packed: Any, path: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint_module, "write_packed", full)
     told: list[Progress] = []
     with pytest.raises(CheckpointError, match=r"`checkpoint` must be.*No space left"):
-        fitted(Checkpoint(tmp_path), on_progress=told.append)
+        fitted(Checkpoint(tmp_path), callbacks=told.append)
     assert told == []
 
 
-def test_a_place_that_is_no_folder_and_a_senseless_interval_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_invalid_arguments_raise(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="must be a folder"):
         Checkpoint(tmp_path / "file")
@@ -167,6 +150,6 @@ def test_a_place_that_is_no_folder_and_a_senseless_interval_are_refused(tmp_path
         Checkpoint(tmp_path, every=float("nan"))
 
 
-def test_a_leftover_that_cannot_be_removed_does_no_harm(tmp_path: Path) -> None:
+def test_temporary_file_that_cannot_be_removed_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".left.checkpoint").mkdir()
     assert same(fitted(Checkpoint(tmp_path)), fitted(None))

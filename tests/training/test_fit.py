@@ -13,53 +13,53 @@ from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("kernel", [ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel())])
-def test_where_the_origin_is_does_not_matter(kernel) -> None:
+def test_fit_is_invariant_to_translation(kernel) -> None:
     near = hills()
     far = Dataset.of(near.X + 2000, near.Y)
-    bounds = [fit(SparseGP(kernel, data.X[:0]), data).bound for data in (near, far)]
+    bounds = [fit(SparseGP(kernel, data.X[:0]), data).elbo for data in (near, far)]
     assert bounds[0] == pytest.approx(bounds[1], abs=1.0)
 
 
-def test_a_constant_mean_goes_where_the_targets_are() -> None:
+def test_fit_constant_mean_follows_targets() -> None:
     data = hills()
     raised = Dataset.of(data.X, data.Y + 100)
     model = SparseGP(ScaleKernel(RBFKernel()), data.X[:0], mean=ConstantMean())
-    plain, lifted = (fit(model, d).bound for d in (data, raised))
+    plain, lifted = (fit(model, d).elbo for d in (data, raised))
     assert lifted > plain - 10
 
 
-def test_points_can_be_chosen_at_known_hyper_parameters() -> None:
+def test_fit_frozen_hyperparameters_stay() -> None:
     data = hills()
     model = SparseGP(ScaleKernel(RBFKernel()), data.X[::4], noise=0.02)
     model.requires_grad_(False)
-    for schedule in (FastSchedule(), PaperSchedule(SquaredCardinality(model.K, 0.1), process=20)):
+    for schedule in (FastSchedule(), PaperSchedule(SquaredCardinality(model.K, 0.1), joint=20)):
         fitted = fit(model, data, schedule=schedule)
         assert fitted.model.noise == model.noise
         assert fitted.posterior.M < model.K
 
 
 @pytest.mark.parametrize("goal", [Tolerance(100.0), FixedAlpha(30.0)])
-# Noise that cannot rise costs seed 1 twelve nats of a tolerance, seed 2 two, and seed 0 none.
+# Noise that cannot rise costs twelve nats with seed 1, two with seed 2, and none with seed 0.
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))]
 )
-def test_noise_can_rise_from_its_floor_when_few_points_are_left(seed: int, goal) -> None:
+def test_fit_noise_leaves_its_lower_limit(seed: int, goal) -> None:
     g = torch.Generator().manual_seed(seed)
     X = 6 * torch.rand(30, 2, generator=g, dtype=torch.float64) - 3
     data = Dataset.of(X, torch.sin(X[:, 0]))
     fitted = fit(
         SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), X[:0]), data, schedule=FastSchedule(goal)
     )
-    # Started again from a large noise, the same points must not find a much better place.
+    # Restarted from a large noise, the same points must not reach a much better optimum.
     again = fitted.model.with_candidates(fitted.posterior.Z)
     again.likelihood.noise = X.new_tensor(0.1)
     maximise_elbo(again, X, objective=again.chunked_bound(data), stop=Stop(1e-3, 20, 300))
-    assert fitted.bound > again.fixed_bound(data) - 10
+    assert fitted.elbo > again.fixed_bound(data) - 10
 
 
-def test_models_and_data_that_do_not_fit_together_are_named() -> None:
+def test_fit_mismatched_model_and_data_raise() -> None:
     data = hills()
-    with pytest.raises(InputError, match="make them alike"):
+    with pytest.raises(InputError, match="model and data must have the same"):
         fit(SparseGP(RBFKernel(), torch.zeros(2, 3, dtype=torch.float64)), data)
-    with pytest.raises(InputError, match="make them alike"):
+    with pytest.raises(InputError, match="model and data must have the same"):
         fit(SparseGP(RBFKernel(), torch.zeros(2, 1)), data)

@@ -1,4 +1,4 @@
-"""A fit from any source is the fit of the same rows in memory; what is wrong with one is said."""
+"""Fits of sources equal those of the same rows in memory; faulty sources raise errors."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
     return path
 
 
-def open_checkpoint(path: Path) -> ParquetSource:
+def open_source(path: Path) -> ParquetSource:
     return ParquetSource(path, targets=["y"])
 
 
@@ -73,7 +73,7 @@ def batches() -> Any:
 
 
 def in_units(source: Source) -> Source:
-    """In other units and back: X and y are divided by two, having been twice as large."""
+    """X and y in other units and back: divided by two, having been twice as large."""
     twice = ArraySource(2 * X, 2 * Y)
     assert source.N == twice.N
     units = [Standardiser(torch.zeros(d).double(), torch.full((d,), 2.0).double()) for d in (1, 1)]
@@ -83,15 +83,15 @@ def in_units(source: Source) -> Source:
 SOURCES: dict[str, Callable[[Path], Source]] = {
     "arrays": lambda _: ArraySource(X, Y),
     "memory maps": maps,
-    "parquet": lambda path: open_checkpoint(parquet_file(path / "a.parquet")),
-    "folder": lambda path: open_checkpoint(folder(path / "table")),
+    "parquet": lambda path: open_source(parquet_file(path / "a.parquet")),
+    "folder": lambda path: open_source(folder(path / "table")),
     "batches": lambda _: BatchSource(batches),
     "units": lambda _: in_units(ArraySource(X, Y)),
     "tracked": lambda _: Tracked(WHOLE),
     "shared tensors": lambda _: shared(WHOLE),
-    "shared parquet": lambda path: shared(open_checkpoint(parquet_file(path / "a.parquet"))),
+    "shared parquet": lambda path: shared(open_source(parquet_file(path / "a.parquet"))),
 }
-# The others differ from these in how they read, which tests of sources look at.
+# The others differ in how they read, which tests of sources cover.
 QUICK = {"arrays", "parquet", "batches", "shared parquet"}
 
 
@@ -106,7 +106,7 @@ def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several to a pass, of which none falls together with a row group or a batch; all are read."""
+    """Several blocks per pass, none aligned with a row group or a batch."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
     monkeypatch.setattr("winnowgp.training.fast.HELD", 0)
 
@@ -123,21 +123,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
         patch.setattr("winnowgp.training.fast.HELD", 0)
-        return fitted(
-            open_checkpoint(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet"))
-        )
+        return fitted(open_source(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in SOURCES],
 )
-def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
+def test_fit_any_source_equals_rows_in_memory(
     name: str, expected: FitResult[SparseGP], tmp_path: Path
 ) -> None:
     found = fitted(SOURCES[name](tmp_path))
     assert found.posterior.M == expected.posterior.M
-    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.elbo == pytest.approx(expected.elbo, rel=1e-6)
     assert found.upper_bound == pytest.approx(expected.upper_bound, rel=1e-6)
     for words in ({}, {"observed": True}):
         ours, theirs = (f.posterior.predict(WHOLE.X[:20], **words) for f in (found, expected))
@@ -149,66 +147,66 @@ def test_a_fit_of_any_source_is_that_of_the_rows_in_memory(
 
 
 @pytest.mark.parametrize("sample", [20, 10], ids=["a part of an order", "numbers drawn"])
-def test_more_rows_than_the_sample_are_all_learnt_from(
+def test_fit_uses_rows_beyond_the_sample(
     sample: int, expected: FitResult[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("winnowgp.training.fast.SAMPLE", sample)
     source = Tracked(WHOLE)
     found = fitted(source)
-    # Reported for all rows: the direct bound, and predictions of the same points given them.
-    assert found.bound == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
+    # The result is for all rows: the direct bound, and predictions of the same points.
+    assert found.elbo == pytest.approx(found.model.bound(WHOLE).item(), rel=1e-8)
     means = [
         posterior.predict(WHOLE.X[:20]).mean
         for posterior in (found.posterior, found.model.posterior(WHOLE))
     ]
     torch.testing.assert_close(*means, rtol=0, atol=1e-8)
-    assert found.bound > expected.bound - 0.2 * N
+    assert found.elbo > expected.elbo - 0.2 * N
 
 
-def test_a_fit_holds_its_sample_and_a_few_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_memory_is_limited_to_sample_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnowgp.training.fast.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
-    # The first rows tell a checkpoint which rows they are.
+    # The first rows are read for the fingerprint.
     monkeypatch.setattr(sys.modules["winnowgp.training.checkpoint"], "FIRST", 10)
     source = Tracked(WHOLE)
     found = fitted(source)
     assert source.most <= 10 + 10 + 3 * 5
-    # Climbs are on all rows, not on the sample: two passes for each of dozens of evaluations.
+    # L-BFGS uses all rows, not the sample: two passes for each of dozens of evaluations.
     assert source.read > 60 * N
     del found
     assert source.alive == 0
 
 
-def test_those_who_need_all_rows_at_once_say_so(tmp_path: Path) -> None:
-    source = open_checkpoint(parquet_file(tmp_path / "a.parquet"))
+def test_fit_source_where_rows_must_be_in_memory_raises(tmp_path: Path) -> None:
+    source = open_source(parquet_file(tmp_path / "a.parquet"))
     kernel = ScaleKernel(RBFKernel())
     variational = VariationalGP(kernel, WHOLE.X[:5], likelihood=GaussianLikelihood())
     told = r"needs all 60 rows in memory at once; read them with"
     with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
         fit(variational, source)
-    plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, process=2, post=2)
+    plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, joint=2, post=2)
     with pytest.raises(InputError, match=f"`PaperSchedule` {told}.*Regression with Gaussian noise"):
         fit(gp(5), source, schedule=plan)
-    # What the message says to do is enough.
+    # The remedy in the message works.
     read = next(source.chunks(source.N))
     assert fit(gp(5), read, schedule=plan).posterior.M <= 5
 
 
-def test_a_nan_in_row_group_37_ends_the_fit_and_is_named(tmp_path: Path) -> None:
+def test_fit_nan_in_row_group_raises(tmp_path: Path) -> None:
     bad = Y.copy()
     bad[37] = np.nan
     path = parquet_file(tmp_path / "table.parquet", bad, group=1)
     told: list[Progress] = []
     where = Checkpoint(tmp_path / "run", 0)
     message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
-    for source in (open_checkpoint(path), shared(open_checkpoint(path))):
+    for source in (open_source(path), shared(open_source(path))):
         with pytest.raises(InputError, match=message):
-            fitted(source, on_progress=told.append, checkpoint=where)
+            fitted(source, callbacks=told.append, checkpoint=where)
     assert told == []
 
 
 def after(step: str, change: Callable[[], object]) -> Callable[[Progress], None]:
-    """A watcher that does something to the file, once, when a phase is told of."""
+    """Return a callback that changes the file once, when a phase begins."""
     done: list[None] = []
 
     def watch(progress: Progress) -> None:
@@ -240,14 +238,14 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(
     ("fault", "step"),
     [
-        ("cut off", "move"),
-        ("other rows", "move"),
-        pytest.param("other row groups", "move", marks=pytest.mark.slow),
-        pytest.param("gone", "move", marks=pytest.mark.slow),
-        pytest.param("cut off", "warm up", marks=pytest.mark.slow),
+        ("cut off", "optimisation"),
+        ("other rows", "optimisation"),
+        pytest.param("other row groups", "optimisation", marks=pytest.mark.slow),
+        pytest.param("gone", "optimisation", marks=pytest.mark.slow),
+        pytest.param("cut off", "initialisation", marks=pytest.mark.slow),
     ],
 )
-def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
+def test_fit_changed_file_raises_and_resumes_when_restored(
     fault: str, step: str, undisturbed: FitResult[SparseGP], tmp_path: Path
 ) -> None:
     path, where = parquet_file(tmp_path / "table.parquet"), Checkpoint(tmp_path / "run", 0)
@@ -255,29 +253,29 @@ def test_a_file_that_changes_during_a_fit_ends_it_and_mended_it_goes_on(
     change, message = FAULTS[fault]
     watch = after(step, lambda: change(path))
     with pytest.raises(InputError, match=message):
-        fitted(open_checkpoint(path), on_progress=watch, checkpoint=where)
-    held = where.read("fit")
+        fitted(open_source(path), callbacks=watch, checkpoint=where)
+    held = where.read()
     assert held is not None
     assert not held["finished"]
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["fit.checkpoint"]
     path.write_bytes(whole)
     told: list[Progress] = []
-    found = fitted(open_checkpoint(path), on_progress=told.append, checkpoint=where)
-    # What had been done was not done again, and the answer is that of a fit nobody disturbed.
+    found = fitted(open_source(path), callbacks=told.append, checkpoint=where)
+    # Steps taken before are not repeated, and the result is that of an undisturbed fit.
     assert told[0].phase == step
-    assert found.bound == undisturbed.bound
+    assert found.elbo == undisturbed.elbo
     assert torch.equal(found.posterior.Z, undisturbed.posterior.Z)
 
 
-def test_a_file_that_is_cut_off_is_named_before_the_fit(tmp_path: Path) -> None:
+def test_fit_truncated_file_raises(tmp_path: Path) -> None:
     path = parquet_file(tmp_path / "table.parquet")
     cut(path)
     with pytest.raises(InputError, match=r"table\.parquet cannot be read as Parquet.*cut off"):
-        open_checkpoint(path)
+        open_source(path)
 
 
-def test_damage_inside_a_row_group_is_named_during_the_fit(tmp_path: Path) -> None:
-    """The footer is whole; what it points at is not."""
+def test_fit_damaged_row_group_raises(tmp_path: Path) -> None:
+    """The footer is intact; the row group is not."""
     path = parquet_file(tmp_path / "table.parquet")
     from pyarrow import parquet
 
@@ -287,4 +285,4 @@ def test_damage_inside_a_row_group_is_named_during_the_fit(tmp_path: Path) -> No
     content[start : start + size] = b"\xff" * size
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"table\.parquet: row group 2 .*cannot be read"):
-        fitted(open_checkpoint(path))
+        fitted(open_source(path))

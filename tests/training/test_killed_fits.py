@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("problem", ["paper, classes", "command"])
-def test_killed_and_gone_on_with_the_answer_is_the_same(problem: str, forks: Forks) -> None:
+def test_killed_fit_resumes_to_same_result(problem: str, forks: Forks) -> None:
     found = forks.call(killed, problem, 4)
     # One of the four is killed twice.
     assert found["kills"] == 5
@@ -23,7 +23,7 @@ def test_killed_and_gone_on_with_the_answer_is_the_same(problem: str, forks: For
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_killed_at_twenty_points_the_answer_is_the_same(problem: str, forks: Forks) -> None:
+def test_killed_at_twenty_points_resumes_to_same_result(problem: str, forks: Forks) -> None:
     found = forks.call(killed, problem, 20)
     assert found["kills"] == 25
     assert found["left"] == []

@@ -43,7 +43,7 @@ def quadratic(n: int, condition: float) -> tuple[Callable[[Tensor], Tensor], Ten
 
 @pytest.mark.parametrize("memory", [2, 50])
 @pytest.mark.parametrize(("n", "condition"), [(1, 1.0), (8, 1e2), (20, 1e3)])
-def test_a_quadratic_is_climbed_to_its_top(n: int, condition: float, memory: int) -> None:
+def test_lbfgs_quadratic_reaches_maximum(n: int, condition: float, memory: int) -> None:
     f, c = quadratic(n, condition)
     found = maximise(differentiated(f), torch.zeros_like(c), stop=TIGHT, memory=memory)
     torch.testing.assert_close(found.x, c, rtol=0, atol=1e-5)
@@ -52,7 +52,7 @@ def test_a_quadratic_is_climbed_to_its_top(n: int, condition: float, memory: int
         assert found.iterations > memory
 
 
-def test_the_bent_ridge_of_rosenbrock_is_climbed_to_its_top() -> None:
+def test_lbfgs_rosenbrock_reaches_maximum() -> None:
     found = maximise(differentiated(rosenbrock), vector(-1.2, 1.0), stop=TIGHT)
     torch.testing.assert_close(found.x, vector(1, 1), rtol=0, atol=1e-6)
     # SciPy's needs 35 or so.
@@ -61,7 +61,7 @@ def test_the_bent_ridge_of_rosenbrock_is_climbed_to_its_top() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_step_is_uphill_on_a_rugged_function(seed: int) -> None:
+def test_lbfgs_rugged_function_never_decreases(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     W = 2 * torch.randn(6, 4, generator=g, dtype=torch.float64)
     start = torch.randn(4, generator=g, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_every_step_is_uphill_on_a_rugged_function(seed: int) -> None:
     assert last[1].norm() < 1e-3
 
 
-def test_a_gradient_that_points_the_wrong_way_leaves_it_at_the_start() -> None:
+def test_lbfgs_wrong_gradient_returns_start() -> None:
     def wrong(x: Tensor) -> tuple[float, Tensor]:
         return -float(x @ x), 2 * x
 
@@ -87,7 +87,7 @@ def test_a_gradient_that_points_the_wrong_way_leaves_it_at_the_start() -> None:
     assert found.iterations == 0
 
 
-def test_it_starts_at_a_top_and_stays_there() -> None:
+def test_lbfgs_start_at_maximum_stays() -> None:
     found = maximise(differentiated(rosenbrock), vector(1.0, 1.0), stop=Stop())
     assert torch.equal(found.x, vector(1, 1))
     assert found.iterations == 0
@@ -104,8 +104,8 @@ failing = pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.key
 
 
 @failing
-def test_it_climbs_up_to_a_wall(failure) -> None:
-    """Uphill all the way to x = 0.5, beyond which nothing can be computed."""
+def test_lbfgs_failing_region_is_approached(failure) -> None:
+    """The objective rises up to x = 0.5, beyond which it cannot be computed."""
     inside = differentiated(lambda x: x[0] + 0.1 * torch.sin(3 * x[0]))
     found = maximise(
         lambda x: failure(x) if x[0] > 0.5 else inside(x),
@@ -117,8 +117,8 @@ def test_it_climbs_up_to_a_wall(failure) -> None:
 
 
 @failing
-def test_a_wall_behind_the_top_does_not_keep_it_from_the_top(failure) -> None:
-    """Rosenbrock's ridge with everything below it walled off."""
+def test_lbfgs_failing_region_beyond_maximum(failure) -> None:
+    """Rosenbrock's function, which cannot be computed below its ridge."""
     inside = differentiated(rosenbrock)
     found = maximise(
         lambda x: failure(x) if x[1] < x[0] ** 2 - 0.2 or x[0] > 1.5 else inside(x),
@@ -129,14 +129,14 @@ def test_a_wall_behind_the_top_does_not_keep_it_from_the_top(failure) -> None:
 
 
 @failing
-def test_an_objective_that_fails_at_the_start_is_an_error_that_says_what_to_do(failure) -> None:
+def test_lbfgs_failure_at_start_raises(failure) -> None:
     with pytest.raises(TrainingError, match="standardised"):
         maximise(failure, vector(0.0), stop=Stop())
 
 
 @pytest.mark.parametrize(("gain", "window"), [(1e9, 4), (0.5, 3), (1e-2, 5), (0.3, 1)])
-def test_it_stops_once_a_window_of_iterations_gained_too_few_nats(gain: float, window: int) -> None:
-    """With memory for four pairs, too few for a forecast to be trusted."""
+def test_lbfgs_stops_after_small_gains(gain: float, window: int) -> None:
+    """With memory for four pairs, too few to predict the gain."""
     start = vector(-1.2, 1.0)
     trace = [rosenbrock(start).item()]
     found = maximise(
@@ -151,7 +151,7 @@ def test_it_stops_once_a_window_of_iterations_gained_too_few_nats(gain: float, w
 
 
 @pytest.mark.parametrize("gain", [1e-1, 1e-3, 1e-6])
-def test_a_forecast_ends_it_sooner_only_where_less_is_left_to_gain(gain: float) -> None:
+def test_lbfgs_predicted_gain_stops_only_near_maximum(gain: float) -> None:
     start, told = vector(-1.2, 1.0), []
     found = maximise(
         differentiated(rosenbrock),
@@ -169,7 +169,7 @@ def test_a_forecast_ends_it_sooner_only_where_less_is_left_to_gain(gain: float) 
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 7])
-def test_it_takes_no_more_iterations_than_allowed_and_numbers_them(iterations: int) -> None:
+def test_lbfgs_respects_iteration_limit(iterations: int) -> None:
     told: list[int] = []
     found = maximise(
         differentiated(rosenbrock),
@@ -181,16 +181,16 @@ def test_it_takes_no_more_iterations_than_allowed_and_numbers_them(iterations: i
     assert told == list(range(1, iterations + 1))
 
 
-def test_a_vector_without_entries_is_its_own_maximum() -> None:
+def test_lbfgs_empty_vector() -> None:
     found = maximise(lambda x: (3.5, x), vector(), stop=Stop())
     assert (found.value, found.iterations, found.rejected) == (3.5, 0, 0)
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 12])
-def test_the_direction_is_that_of_a_dense_inverse_hessian(
+def test_lbfgs_direction_matches_dense_inverse_hessian(
     count: int, generator: torch.Generator
 ) -> None:
-    """Both told the same pairs; memory for five, so of twelve the last five count."""
+    """Both have the same pairs; with memory for five, the last five of twelve count."""
     n, memory = 7, 5
     A = torch.randn(n, n, generator=generator, dtype=torch.float64)
     A = A @ A.mT + torch.eye(n)
@@ -210,7 +210,7 @@ def test_the_direction_is_that_of_a_dense_inverse_hessian(
     torch.testing.assert_close(pairs.direction(gradient), H @ gradient, rtol=1e-9, atol=1e-10)
 
 
-def test_a_step_along_which_the_gradient_grew_is_not_remembered() -> None:
+def test_lbfgs_negative_curvature_is_not_stored() -> None:
     pairs = _Pairs(5)
     pairs.add(vector(1, 0), vector(-1, 0))
     pairs.add(vector(1, 0), vector(0, 1))
@@ -219,7 +219,7 @@ def test_a_step_along_which_the_gradient_grew_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0, 1e2])
-def test_a_line_search_ends_where_value_and_slope_have_improved_enough(scale: float) -> None:
+def test_lbfgs_line_search_meets_wolfe_conditions(scale: float) -> None:
     """The weak Wolfe conditions, for directions far too long and far too short."""
     objective = differentiated(lambda x: -((x[0] - 1) ** 4) - torch.cosh(x[1]))
     line = _Line(objective)
@@ -234,7 +234,7 @@ def test_a_line_search_ends_where_value_and_slope_have_improved_enough(scale: fl
     assert float(direction @ point.gradient) <= 0.9 * slope
 
 
-def test_the_cubic_step_is_the_top_of_a_cubic() -> None:
+def test_lbfgs_cubic_step_is_maximum_of_cubic() -> None:
     """f(t) = −t³ + 3t + 1 rises up to t = 1."""
 
     def at(t: float) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Checkpoints of fits that several processes share, and what happens when one of them ends."""
+"""Checkpoints of fits that several processes share."""
 
 import json
 import sys
@@ -14,31 +14,31 @@ from helpers.shared_work import together
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 
 
-def test_all_go_on_from_what_the_first_has_read(forks: Forks) -> None:
+def test_all_processes_resume_from_the_first(forks: Forks) -> None:
     (unbroken,), (alone,) = (forks.call(together, w, 1) for w in (work.unbroken, work.resumed))
     assert forks.call(together, work.unbroken, 2) == [unbroken] * 2
     for each in forks.call(together, work.resumed, 2):
         assert each["again"] == each["once more"] == unbroken
-        # Seven steps were over before, and a fit that had ended is told of nothing.
+        # Seven steps were taken before, and a finished fit reports none.
         assert each["told"] == alone["told"] == [alone["told"][0], 0]
         assert each["told"][0] > 3
 
 
-def test_only_the_first_writes(forks: Forks) -> None:
+def test_only_the_first_process_writes(forks: Forks) -> None:
     assert [each["folder"] for each in forks.call(together, work.resumed, 2)] == [True, False]
 
 
-def test_what_chance_or_a_clock_decides_is_decided_by_the_first(forks: Forks) -> None:
+def test_once_returns_the_first_processes_value(forks: Forks) -> None:
     assert forks.call(together, work.once, 2) == [[3, 4], [3, 4]]
 
 
-def test_the_first_ends_a_phase_for_all(forks: Forks) -> None:
+def test_end_phase_of_first_process_applies_to_all(forks: Forks) -> None:
     (unbroken,), (alone,) = (forks.call(together, w, 1) for w in (work.unbroken, work.early))
     assert alone[0] != unbroken
     assert forks.call(together, work.early, 2) == [alone] * 2
 
 
-def test_a_full_disk_is_said_once_and_the_fit_goes_on(forks: Forks) -> None:
+def test_full_disk_warns_once_and_fit_continues(forks: Forks) -> None:
     (unbroken,) = forks.call(together, work.unbroken, 1)
     first, second = forks.call(together, work.full_disk, 2)
     assert first[0] == second[0] == first[2] == second[2] == unbroken
@@ -47,13 +47,13 @@ def test_a_full_disk_is_said_once_and_the_fit_goes_on(forks: Forks) -> None:
     assert second[1] == []
 
 
-def test_errors_of_the_first_are_raised_in_all(forks: Forks) -> None:
+def test_checkpoint_error_is_raised_in_all_processes(forks: Forks) -> None:
     for kind, words in forks.call(together, work.damaged, 2):
         assert kind == "CheckpointError"
         assert "damaged-0/fit.checkpoint is not a checkpoint" in words
 
 
-def test_different_fits_are_refused_in_all(forks: Forks) -> None:
+def test_different_fits_are_refused_in_all_processes(forks: Forks) -> None:
     for kind, words in forks.call(together, work.different, 2):
         assert kind == "InputError"
         assert words.startswith("all processes must be given the same fit; `model` is SparseGP")
@@ -67,9 +67,7 @@ def test_different_fits_are_refused_in_all(forks: Forks) -> None:
 
 
 @pytest.mark.slow
-def test_a_fit_whose_processes_are_killed_ends_with_the_same_answer(
-    tmp_path: Path, forks: Forks
-) -> None:
+def test_killed_processes_resume_to_same_result(tmp_path: Path, forks: Forks) -> None:
     words = (SHARED_WORK, "shared_checkpoints:elastic")
     done = torchrun(*words, processes=2, restarts=3, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -78,6 +76,6 @@ def test_a_fit_whose_processes_are_killed_ends_with_the_same_answer(
         each = json.loads((tmp_path / f"elastic-{rank}.json").read_text())
         assert each["attempt"] == 2, done.stderr
         assert each["found"] == unbroken
-        # It did not begin again: each try was told of five or six steps that the next was not.
+        # It did not start again: each attempt reports five or six steps that the next does not.
         assert each["told"] < alone["told"][0]
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["fit.checkpoint"]

@@ -31,8 +31,9 @@ from winnowgp.io import save
 from winnowgp.models import DeepPosterior, Posterior, Prediction, SparseGP
 from winnowgp.selection import Frontier
 from winnowgp.training import Callbacks, FitResult, Schedule, fit
-from winnowgp.training.checkpoint import CheckpointLog, row_identity
-from winnowgp.training.context import open_checkpoint, warn_not_sharded
+from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
+from winnowgp.training.context import warn_not_sharded
+from winnowgp.training.fingerprint import row_identity
 
 ROWS = 16_384
 """Rows predicted at once: bounds the memory at this many times the number of inducing points."""
@@ -93,7 +94,9 @@ class BaseGP(BaseEstimator, ABC):
         """Check parameters that depend on the number of columns, and convert them in place."""
 
     @abstractmethod
-    def _initial_model(self, data: Any, params: SimpleNamespace, generator: torch.Generator) -> Any:
+    def _initial_model(
+        self, data: Any, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
+    ) -> Any:
         """Return the model that is trained, on the device of the data."""
 
     @abstractmethod
@@ -127,7 +130,7 @@ class BaseGP(BaseEstimator, ABC):
             x_scaler = Standardiser.of(given.X, weights=given.weights)
             data = rows.alike(replace(given, X=x_scaler.forward(given.X)))
         params.x_scaler = x_scaler
-        identity = row_identity(rows, kept=params.checkpoint is not None)
+        identity = row_identity(rows, saved=params.checkpoint is not None)
         names = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
         result, _ = self._train(
             data,
@@ -163,7 +166,7 @@ class BaseGP(BaseEstimator, ABC):
         del parameters["callbacks"], parameters["checkpoint"]
         log = open_checkpoint(
             params.checkpoint,
-            "estimator",
+            callbacks=params.callbacks,
             process_group=process_group,
             **identity,
             estimator=type(self).__name__,
@@ -173,13 +176,13 @@ class BaseGP(BaseEstimator, ABC):
         drawn = int(check_random_state(self.random_state).randint(2**31))
         generator = torch.Generator(params.device).manual_seed(log.once(lambda: drawn))
         data = _moved(data, params.device)
-        model = self._initial_model(data, params, generator)
+        model = self._initial_model(data, params, generator, log)
         result = fit(
             model,
             data,
             schedule=self._training_schedule(model, data, params, log),
             callbacks=params.callbacks,
-            checkpoint=params.checkpoint,
+            checkpoint=log,
             generator=generator,
         )
         log.finish()

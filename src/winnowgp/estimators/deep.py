@@ -49,8 +49,8 @@ from winnowgp.training import (
     Tolerance,
 )
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.fast_deep import select_start
 from winnowgp.training.initialization import best_level
+from winnowgp.training.layer_training import select_start
 
 _PHASES = {
     "fast": ("each layer alone", "all candidates", "selected points"),
@@ -122,7 +122,7 @@ class DeepEstimator(BaseGP, ABC):
             check_kernel(kernel_from(kernel, inputs), inputs)
 
     def _initial_model(
-        self, data: Source, params: SimpleNamespace, generator: torch.Generator
+        self, data: Source, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
     ) -> DeepGP:
         """Return the initial model; of several, the best one after a short training."""
         means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
@@ -142,7 +142,7 @@ class DeepEstimator(BaseGP, ABC):
             batch_size=params.batch_size,
             generator=generator,
             callbacks=params.callbacks,
-            checkpoint=params.checkpoint,
+            checkpoint=log,
         )
 
     def _training_schedule(

@@ -330,8 +330,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         """Do nothing: no parameter depends on the number of columns."""
 
     def _initial_model(
-        self, data: MaskedMatrix, params: SimpleNamespace, generator: torch.Generator
+        self,
+        data: MaskedMatrix,
+        params: SimpleNamespace,
+        generator: torch.Generator,
+        log: CheckpointLog,
     ) -> LatentModel:
+        del log
         return initial_gplvm(data, params, generator)
 
     def _training_schedule(

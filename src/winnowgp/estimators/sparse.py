@@ -86,8 +86,9 @@ class SparseEstimator(BaseGP, ABC):
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
 
     def _initial_model(
-        self, data: Source, params: SimpleNamespace, generator: torch.Generator
+        self, data: Source, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
     ) -> InducingModel:
+        del log
         kernel = kernel_from(params.kernel, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
         return self._model(kernel, candidates, data, params)

@@ -209,11 +209,12 @@ def device_from(name: str, value: Any) -> torch.device:
 
 
 def _callbacks(name: str, value: Any) -> tuple[Callback, ...]:
-    if value is not None and not callable(value) and not isinstance(value, Sequence):
+    callbacks: Any = (value,) if callable(value) else value
+    if callbacks is not None and not isinstance(callbacks, Sequence):
         raise InputError(
             f"`{name}` must be None, a callable or a sequence of callables; got {value!r}."
         )
-    return as_callbacks(value)
+    return as_callbacks(callbacks)
 
 
 def _checkpoint(name: str, value: Any) -> Checkpoint | None:

@@ -15,7 +15,12 @@ from winnowgp.experiments.base import claim, counted
 from winnowgp.models import DeepGP
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast_deep import Initializer, LayerTraining, random_rows, train_layerwise
+from winnowgp.training.layer_training import (
+    Initializer,
+    LayerTraining,
+    random_rows,
+    train_layerwise,
+)
 
 # Chosen points against as many that nobody chose, after as many updates.
 

@@ -33,7 +33,7 @@ from winnowgp.plots import (
     styled,
 )
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
-from winnowgp.training.fast_deep import LayerTraining, random_rows
+from winnowgp.training.layer_training import LayerTraining, random_rows
 from winnowgp.training.schedules import estimate_elbo
 
 # What a prediction of a two-layer model costs, by its sizes alone.

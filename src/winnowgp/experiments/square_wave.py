@@ -39,7 +39,7 @@ from winnowgp.plots import (
     styled,
 )
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
-from winnowgp.training.fast_deep import LayerTraining, random_rows
+from winnowgp.training.layer_training import LayerTraining, random_rows
 from winnowgp.training.schedules import estimate_elbo
 
 # Figure 5 from its rows: layers, the density that comes out, and points per layer over seeds.

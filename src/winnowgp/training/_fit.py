@@ -9,9 +9,10 @@ from winnowgp.data import MaskedMatrix, ProcessGroup, Source, StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LatentModel
 from winnowgp.training.callbacks import Callbacks
-from winnowgp.training.checkpoint import Checkpoint, row_identity
+from winnowgp.training.checkpoint import Checkpoint, CheckpointLog
 from winnowgp.training.context import training_context
 from winnowgp.training.fast import FastSchedule
+from winnowgp.training.fingerprint import row_identity
 from winnowgp.training.schedules import FitResult, Schedule, Trained
 
 
@@ -21,7 +22,7 @@ def fit(
     *,
     schedule: Schedule | None = None,
     callbacks: Callbacks = (),
-    checkpoint: Checkpoint | None = None,
+    checkpoint: Checkpoint | CheckpointLog | None = None,
     generator: torch.Generator | None = None,
 ) -> FitResult[Trained]:
     """Train a copy of a model and select inducing points among its candidates.
@@ -33,7 +34,8 @@ def fit(
         schedule: the plan, `FastSchedule()` if None: the fewest points within 0.01 nats per
             observation of the best ELBO.
         callbacks: functions called with the `Progress` of every step.
-        checkpoint: folder in which the fit is recorded, and from which it resumes if interrupted.
+        checkpoint: folder in which the fit is recorded, and from which it resumes if interrupted;
+            or the open log of a larger fit that this one is a part of.
         generator: source of randomness, seeded with 0 if None.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -62,15 +64,16 @@ def fit(
     schedule.check(model, data)
     if generator is None:
         generator = torch.Generator(device=_device(model)).manual_seed(0)
+    identity: dict[str, Any] = {}
+    if not isinstance(checkpoint, CheckpointLog):
+        identity = {**_row_identity(data, saved=checkpoint is not None), "model": model}
+        identity["schedule"] = schedule
     with training_context(
         checkpoint,
-        "fit",
         generator=generator,
         callbacks=callbacks,
         process_group=process_group,
-        **_identity(data, saved=checkpoint is not None),
-        model=model,
-        schedule=schedule,
+        **identity,
     ) as context:
         return schedule.run(deepcopy(model), data, context=context)
 
@@ -102,8 +105,8 @@ def _device(model: Any) -> torch.device:
     return next(model.parameters()).device
 
 
-def _identity(data: Source | MaskedMatrix, *, saved: bool) -> dict[str, Any]:
+def _row_identity(data: Source | MaskedMatrix, *, saved: bool) -> dict[str, Any]:
     """Return what identifies the rows of a fit."""
     if isinstance(data, MaskedMatrix):
         return {"table": data.Y, "observed": data.observed}
-    return row_identity(data, kept=saved)
+    return row_identity(data, saved=saved)

@@ -129,39 +129,39 @@ class Minibatches:
 
 
 MOST_REJECTIONS = 20
-# Steps beyond the limit that are a fall, and how often a place to go back to is remembered.
-CLIFF, ANCHORED = 3, 10
-# Times the average dip below the running average that chance may explain: 3.2 standard deviations
-# of normal noise.
+# Number of steps below the rollback threshold that count as divergence, and number of steps between
+# two snapshots to roll back to.
+DIVERGED, SNAPSHOT_EVERY = 3, 10
+# Multiple of the average drop below the running average that noise can explain: 3.2 standard
+# deviations of normal noise.
 CHANCE = 8.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Maximise an objective in nats by Adam, group by group of parameters.
+    """Maximise an objective in nats by Adam, with rejected steps and rollback after divergence.
 
-    A step after which the objective or its gradient cannot be computed is taken back, and all
+    A step after which the objective or its gradient cannot be computed is reverted, and all
     learning rates are halved.
+
+    Attributes:
+        steps: number of steps.
+        cooling: factor that the learning rates decrease to, geometrically, over the last third.
+        max_norm_ratio: largest norm of a gradient relative to its running average; longer ones are
+            clipped. Gradients through sampled layers are heavy-tailed where functions are steep,
+            and one step along such a gradient can undo hundreds.
+        rollback_threshold: largest drop of the objective, divided by `scale`, below its running
+            average; more where the objective has always been so noisy that chance explains it.
+            After three steps in a row beyond it, training rolls back to a snapshot from before the
+            drop, with half the learning rates and no momentum. A phase that ends in such a drop
+            evaluates the objective again, without a step, until there are three or it was chance.
     """
 
     steps: int
     cooling: float = 1.0
-    """What share of them the learning rates fall to, geometrically, over the last third."""
     max_norm_ratio: float = inf
-    """Times the running average of its length that a gradient may be; it is shortened beyond.
-
-    Gradients through sampled layers have heavy tails where functions are steep, and one step along
-    such a one can undo hundreds.
-    """
     rollback_threshold: float = inf
-    """How far the objective, divided by `scale`, may fall below its running average; further where
-    it has always been so noisy that chance explains more.
-
-    Three steps in a row beyond that, and training goes back to where it was some steps before the
-    fall, with half the learning rates and no momentum. A phase whose last steps are beyond it looks
-    again, without a step, until there are three or it was chance.
-    """
 
     def maximise(
         self,
@@ -177,33 +177,33 @@ class Adam:
         """Take `steps` steps.
 
         Args:
-            objective: nats, larger is better; called once a step, and again where a phase ends in
-                what may be a fall.
+            objective: nats, larger is better; called once per step, and again where a phase ends in
+                a drop.
             groups: parameters with their learning rate.
             scale: what the objective is divided by before it is differentiated, the number of rows.
-            on_step: told the number of the step, from one, and the objective before it, but not of
-                those that are spent on going back; may raise `EndPhase`.
-            journal: where this is a stage of.
-            memory: what objective and `on_step` change besides the parameters.
-            ranks: processes that take the same steps, along the mean of their gradients; the
-                objective must be the same number in each.
+            on_step: called with the number of each step, from one, and the objective before it,
+                except for steps that are rolled back; may raise `EndPhase`.
+            checkpoint_log: log in which this optimisation is recorded.
+            memory: what `objective` and `on_step` change besides the parameters.
+            process_group: processes that take the same steps, along the mean of their gradients;
+                the objective must be the same number in each.
         """
         listed = [{"params": list(p), "lr": lr} for p, lr in groups]
-        learnt = [group for group in listed if group["params"]]
-        if not learnt:
+        trainable = [group for group in listed if group["params"]]
+        if not trainable:
             return
-        loop = _Loop(torch.optim.Adam(learnt))
+        loop = _Loop(torch.optim.Adam(trainable))
         parameters = loop.parameters
         kept = {"parameters": _Parameters(parameters), **(memory or {})}
         stage = checkpoint_log.stage(kept, start=parameters, scratch={"loop": loop})
         while loop.step < self.steps and not stage.ended:
-            loop.set_rates(self._share(loop.step))
+            loop.set_rates(self._rate_factor(loop.step))
             value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
             if value is None:
                 loop.reject()
                 continue
             loop.accept()
-            if self.rollback_threshold < inf and loop.fell(
+            if self.rollback_threshold < inf and loop.roll_back(
                 value / scale, self.rollback_threshold, kept
             ):
                 stage.save()
@@ -213,22 +213,22 @@ class Adam:
             except EndPhase:
                 break
             if self.max_norm_ratio < inf:
-                loop.average = self._shortened(parameters, loop.average)
+                loop.norm = self._clip(parameters, loop.norm)
             loop.optimiser.step()
             stage.save()
-        while loop.falling:
+        while loop.dropped:
             value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
-            loop.fell(-inf if value is None else value / scale, self.rollback_threshold, kept)
+            loop.roll_back(-inf if value is None else value / scale, self.rollback_threshold, kept)
         stage.end()
 
-    def _shortened(self, parameters: list[Tensor], average: float | None) -> float:
-        """Hold a gradient's length against the average so far; return the next average."""
+    def _clip(self, parameters: list[Tensor], average: float | None) -> float:
+        """Clip the gradient's norm by its running average, and return the next average."""
         limit = inf if average is None else self.max_norm_ratio * average
-        length = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
-        length = min(length, limit)
-        return length if average is None else 0.95 * average + 0.05 * length
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+        norm = min(norm, limit)
+        return norm if average is None else 0.95 * average + 0.05 * norm
 
-    def _share(self, step: int) -> float:
+    def _rate_factor(self, step: int) -> float:
         late = max(0.0, 3 * step / self.steps - 2)
         return self.cooling**late
 
@@ -240,8 +240,7 @@ def _differentiate(
     scale: float,
     process_group: ProcessGroup,
 ) -> float | None:
-    """Fill in gradients, the mean over processes, and return the objective; None if either is
-    unusable."""
+    """Set the gradients, averaged over processes, and return the objective; None on failure."""
     optimiser.zero_grad()
     try:
         value = objective()
@@ -250,8 +249,8 @@ def _differentiate(
         return None
     if process_group.world_size > 1:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        for mine, total in zip(gradients, process_group.all_reduce(*gradients), strict=True):
-            mine.copy_(total / process_group.world_size)
+        for own, total in zip(gradients, process_group.all_reduce(*gradients), strict=True):
+            own.copy_(total / process_group.world_size)
     usable = torch.isfinite(value) and all(
         p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters
     )
@@ -260,7 +259,7 @@ def _differentiate(
 
 @final
 class _Parameters:
-    """Parameters as something stateful."""
+    """Parameters as a stateful object."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self._parameters = parameters
@@ -274,91 +273,91 @@ class _Parameters:
 
 @final
 class _Loop:
-    """What Adam remembers from step to step."""
+    """The state of the optimisation between steps."""
 
     def __init__(self, optimiser: torch.optim.Adam) -> None:
         self.optimiser = optimiser
         self.parameters: list[Tensor] = [p for g in optimiser.param_groups for p in g["params"]]
         self.step = 0
-        self.average: float | None = None
+        self.norm: float | None = None
         self._good = [p.detach().clone() for p in self.parameters]
         self._rates: list[float] = [group["lr"] for group in optimiser.param_groups]
         self._rejections = 0
         self._level: float | None = None
-        self._dip = 0.0
+        self._drop = 0.0
         self._low = 0
-        self._anchor: dict[str, Any] = {}
+        self._snapshot: dict[str, Any] = {}
 
-    def set_rates(self, share: float) -> None:
+    def set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate * share
+            group["lr"] = rate * factor
 
     def accept(self) -> None:
-        """The parameters are good, and a step will be taken from here."""
+        """Count a step that will be taken from here."""
         self._good = [p.detach().clone() for p in self.parameters]
         self._rejections = 0
         self.step += 1
 
     def reject(self) -> None:
-        """Back to where the parameters were good last, to take a shorter step."""
+        """Revert the last step, and halve the learning rates."""
         self._rejections += 1
         if self._rejections > MOST_REJECTIONS:
             raise TrainingError(
-                f"{self._rejections} steps in a row failed, however short; the data may be "
-                "scaled badly (standardise them), or the kernel cannot be evaluated there."
+                f"{self._rejections} steps in a row failed at ever smaller learning rates; "
+                "standardise the data, or use another kernel: this one cannot be evaluated there."
             )
         _set(self.parameters, self._good)
         self._rates = [0.5 * rate for rate in self._rates]
 
-    def fell(self, value: float, deepest: float, kept: Mapping[str, Stateful]) -> bool:
-        """Whether the objective fell off a cliff; if so, all that is kept is back before it."""
+    def roll_back(self, value: float, threshold: float, kept: Mapping[str, Stateful]) -> bool:
+        """Return whether the objective diverged; if so, all that is kept is restored."""
         level = value if self._level is None else self._level
-        limit = max(deepest, CHANCE * self._dip)
+        limit = max(threshold, CHANCE * self._drop)
         if value >= level - limit:
-            # What it came back from by itself was chance: dips to the limit, or beyond.
-            for dip in (*self._low * [limit], max(level - value, 0.0)):
-                self._dip += max(0.02, 1 / (10 + self.step)) * (dip - self._dip)
+            # Drops that the objective recovered from by itself were noise, up to the limit.
+            for drop in (*self._low * [limit], max(level - value, 0.0)):
+                self._drop += max(0.02, 1 / (10 + self.step)) * (drop - self._drop)
             self._low = 0
             self._level = value if self._level is None else 0.9 * level + 0.1 * value
-            if value >= self._level and self.step % ANCHORED == 1:
-                self._anchor = {name: deepcopy(part.state_dict()) for name, part in kept.items()}
+            if value >= self._level and self.step % SNAPSHOT_EVERY == 1:
+                self._snapshot = {name: deepcopy(part.state_dict()) for name, part in kept.items()}
             return False
         self._low += 1
-        if self._low < CLIFF:
+        if self._low < DIVERGED:
             return False
         for name, part in kept.items():
-            part.load_state_dict(self._anchor[name])
+            part.load_state_dict(self._snapshot[name])
         self.optimiser.state.clear()
         self._good = [p.detach().clone() for p in self.parameters]
         self._rates = [0.5 * rate for rate in self._rates]
-        # An average that was lucky must not make everything after it a fall.
+        # A running average that was too high by chance must not make every later step a drop.
         self._level, self._low = level - limit, 0
         return True
 
     @property
-    def falling(self) -> bool:
-        """Whether the objective was too low last time, and not yet often enough to go back."""
+    def dropped(self) -> bool:
+        """Whether the objective was too low last time, but not yet often enough to roll back."""
         return self._low > 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "moments": self.optimiser.state_dict()["state"],
             "step": self.step,
-            "average": self.average,
+            "norm": self.norm,
             "good": self._good,
             "rates": self._rates,
             "level": self._level,
-            "dip": self._dip,
+            "drop": self._drop,
             "low": self._low,
-            "anchor": self._anchor,
+            "snapshot": self._snapshot,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state["moments"]})
-        self.step, self.average = state["step"], state["average"]
+        self.step, self.norm = state["step"], state["norm"]
         self._rates = list(state["rates"])
-        self._level, self._dip = state["level"], state["dip"]
-        self._low, self._anchor = state["low"], state["anchor"]
+        self._level, self._drop = state["level"], state["drop"]
+        self._low, self._snapshot = state["low"], state["snapshot"]
         good = zip(state["good"], self.parameters, strict=True)
         self._good = [saved.to(p.device) for saved, p in good]
 

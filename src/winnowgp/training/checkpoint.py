@@ -1,52 +1,56 @@
-"""Checkpoints: files from which an interrupted fit resumes."""
+"""Checkpoints: files from which an interrupted fit resumes.
 
-import hashlib
+A fit is determined by its data, model, schedule and seed. Run again from its beginning it meets the
+same long loops, its stages, in the same order. A stage that had ended is not run again: its result
+is restored. The stage in progress continues from its last saved state. What lies between stages
+takes little time, and is computed again.
+"""
+
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar, final
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from winnowgp import __version__
-from winnowgp.data import ProcessGroup, Source, StandardisedSource, standardised
+from winnowgp.data import ProcessGroup
 from winnowgp.errors import CheckpointError, CheckpointWarning, InputError, ModelFileError
 from winnowgp.io import State, packed_state, read_packed, state_from, write_packed
-from winnowgp.training.callbacks import Callback, CallbackStates, Stateful
+from winnowgp.training.callbacks import Callback, CallbackStates, Stateful, decision_settings
+from winnowgp.training.fingerprint import digest, fingerprint
 
-# Where a fit is remembered on disk, so that it can be killed and go on.
-
+Value = TypeVar("Value")
 
 _KIND = "Checkpoint"
+_ALONE = ProcessGroup.alone()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that a fit writes down in how far it has come.
+    """A folder in which a fit records its progress.
 
-    The same fit, run again with the same folder, goes on from there and ends with the same answer
-    to the last bit, as if it had never been stopped. A fit that had ended is not trained again.
-    Another fit is refused until the one in the folder has ended, and then takes its place.
+    The same fit, run again with the same folder, resumes and returns the same result to the last
+    bit, as if it had never been interrupted. A fit that had ended is not trained again. Another fit
+    is refused until the one in the folder has ended, and then replaces it.
 
-    Files are written whole and then renamed: killed at any moment, the last good one stays.
+    The file is written to a temporary name and then renamed, so that a process killed at any moment
+    leaves the last complete one.
 
     >>> Checkpoint("runs/energy", every=10)
     Checkpoint(folder='runs/energy', every=10)
     """
 
     folder: str | os.PathLike[str]
-    """Made if it does not exist; one for each fit."""
+    """Folder of one fit; created if it does not exist."""
     every: float = 30.0
-    """Seconds between two writings at least; what is lost at the most. 0 writes at every step."""
+    """Least number of seconds between two writes; 0 writes after every step."""
 
     def __post_init__(self) -> None:
         if not self.every >= 0:
@@ -56,251 +60,71 @@ class Checkpoint:
                 f"`checkpoint` must be a folder, or a new one; got the file {self.folder}."
             )
 
-    def path(self, name: str) -> Path:
-        """The file in which one part of the work is remembered."""
-        return Path(self.folder) / f"{name}.checkpoint"
+    @property
+    def path(self) -> Path:
+        """The file that holds the fit's progress."""
+        return Path(self.folder) / "fit.checkpoint"
 
-    def read(self, name: str) -> State | None:
-        """What was written last; None if nothing was.
+    def read(self) -> State | None:
+        """Return what was written last; None if nothing was.
 
         Raises:
             CheckpointError: the file is damaged, not a checkpoint, or cannot be read.
         """
-        path = self.path(name)
         try:
-            if not path.exists():
+            if not self.path.exists():
                 return None
-            packed = read_packed(path)
+            packed = read_packed(self.path)
             if packed.kind != _KIND:
-                raise ModelFileError(f"{path} holds a {packed.kind}.")
-            return state_from(packed)
+                raise ModelFileError(f"{self.path} holds a {packed.kind}.")
+            state = state_from(packed)
         except OSError as error:
             raise CheckpointError(
-                f"{path} must be a file that can be read ({error}); delete it to start again, or "
-                "give another folder."
+                f"{self.path} must be a file that can be read ({error}); delete it to start again, "
+                "or use another folder."
             ) from error
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise self.unusable(name) from error
+            raise self._unusable() from error
+        if not isinstance(state, dict) or state.keys() != {"heading", "finished", "entries"}:
+            raise self._unusable()
+        return state
 
-    def unusable(self, name: str) -> CheckpointError:
-        """For a file that holds something else than a fit writes down."""
-        return CheckpointError(
-            f"{self.path(name)} is not a checkpoint, damaged, or of another version of winnowgp; "
-            "delete it to start again, or give another folder."
-        )
+    def write(self, state: State) -> None:
+        """Replace the last state, completely or not at all.
 
-    def tidy(self) -> None:
-        """Remove what a process that was killed while it wrote has left half written."""
+        Raises:
+            OSError: the file cannot be written; the last one remains.
+        """
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        write_packed(packed_state(_KIND, state), self.path)
+
+    def remove_temporary(self) -> None:
+        """Remove incomplete files of processes that were killed while writing."""
         for path in Path(self.folder).glob(".*.checkpoint"):
-            # Where it cannot be removed, writing will say so.
+            # If it cannot be removed, writing will raise the error.
             with suppress(OSError):
                 path.unlink()
 
-    def write(self, name: str, state: State) -> None:
-        """Put a state in the place of the last one, whole or not at all.
-
-        Raises:
-            OSError: it cannot be written; the last one stays.
-        """
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
-        write_packed(packed_state(_KIND, state), self.path(name))
-
-
-# Which rows a fit is of, in things that its checkpoint can tell apart.
-
-
-FIRST = 1000
-
-
-def row_identity(data: Source, *, kept: bool) -> dict[str, Any]:
-    """The rows themselves where they are in memory; else their number, the first ones, and units.
-
-    Means and deviations of all columns depend on all rows: those of a standardised source are
-    known, others are found in a pass over it. Nothing is read for a fit that nobody could take for
-    another one.
-
-    Args:
-        kept: whether the fit has a checkpoint, which may be that of other rows.
-    """
-    held = data.held()
-    if held is not None:
-        return {"inputs": held.X, "targets": held.Y, "weights": held.weights}
-    if not kept and data.process_group.world_size == 1:
-        return {"rows": data.N}
-    first = data.part(torch.arange(min(data.N, FIRST)))
-    if kept and not isinstance(data, StandardisedSource):
-        data = standardised(data)
-    units = (data.x_scaler, data.y_scaler) if isinstance(data, StandardisedSource) else ()
-    return {"rows": data.N, "inputs": first.X, "targets": first.Y, "weights": None, "units": units}
-
-
-# What makes a fit this fit and no other, in words short enough for an error message.
-
-
-_PACKAGES = ("torch", "gpytorch", "numpy", "scikit-learn")
-# Where PyTorch keeps parameters, parts and hooks of a module.
-_OWN = vars(nn.Module()).keys() - {"training"}
-
-
-def fingerprint(**parts: Any) -> dict[str, str]:
-    """Words for each part, and for what decides the last digits of whatever is computed.
-
-    >>> fingerprint(rows=torch.zeros(2, 3))["rows"]
-    'torch.float32 [2, 3] on cpu, sha256 bb40f2a9421065bf'
-    """
-    versions = {name: version(name) for name in _PACKAGES}
-    here = {"winnowgp": __version__, **versions, "threads": str(torch.get_num_threads())}
-    return {name: described(part) for name, part in parts.items()} | here
-
-
-def described(part: Any) -> str:
-    """A part in words; equal ones in the same words, others in others."""
-    if isinstance(part, np.generic):
-        part = part.item()
-    if isinstance(part, list | tuple):
-        # Lists and tuples of the same things ask for the same.
-        return f"({', '.join(described(each) for each in part)})"
-    if isinstance(part, set | frozenset):
-        # In an order that does not depend on the process.
-        return f"{{{', '.join(sorted(described(each) for each in part))}}}"
-    if isinstance(part, Mapping):
-        return f"{{{', '.join(f'{k!r}: {described(v)}' for k, v in part.items())}}}"
-    if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
-        part = torch.from_numpy(np.ascontiguousarray(part))
-    if isinstance(part, Tensor):
-        where = f"{part.dtype} {list(part.shape)} on {part.device.type}"
-        return f"{where}, sha256 {digest([part])}"
-    if isinstance(part, torch.Generator):
-        return f"in the state with sha256 {digest([part.get_state()])}"
-    if isinstance(part, np.random.RandomState):
-        return f"in a state with sha256 {_short(repr(part.get_state()).encode())}"
-    if isinstance(part, nn.Module):
-        tensors = [value for _, value in sorted(part.state_dict().items())]
-        words = _short(f"{_structure(part)} {digest(tensors)}".encode())
-        return (
-            f"{type(part).__name__} with {sum(t.numel() for t in tensors)} numbers, sha256 {words}"
+    def _unusable(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} is not a checkpoint, damaged, or of another version of winnowgp; delete "
+            "it to start again, or use another folder."
         )
-    if is_dataclass(part) and not isinstance(part, type):
-        held = {field.name: getattr(part, field.name) for field in fields(part)}
-        return f"{type(part).__name__}({', '.join(f'{k}={described(v)}' for k, v in held.items())})"
-    if type(part).__repr__ is object.__repr__ and hasattr(part, "__dict__"):
-        return f"{type(part).__name__}{described(vars(part))}"
-    # Where an object lies in memory says nothing about it.
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """The beginning of the SHA-256 of some tensors, their types and shapes."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        found.update(f"{plain.dtype} {list(plain.shape)} ".encode())
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def _structure(module: nn.Module) -> list[Any]:
-    """Kinds of modules with all they hold besides tensors and parts, and what is learnt."""
-    parts = [
-        (
-            name,
-            type(part).__name__,
-            {k: described(v) for k, v in vars(part).items() if k not in _OWN},
-        )
-        for name, part in module.named_modules()
-    ]
-    learnt = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    return [parts, learnt]
-
-
-def _short(words: bytes) -> str:
-    return hashlib.sha256(words).hexdigest()[:16]
-
-
-# The stages of a fit, and how a fit that was stopped goes on.
-#
-# A fit is determined by its data, model, plan and seed. Run again from its beginning it meets the
-# same long loops, its stages, in the same order. One that had ended is not run again: what it left
-# behind is put in its place. The one under way goes on from where it was saved last. What lies
-# between stages takes little time, and is computed again.
-
-
-Value = TypeVar("Value")
-
-_ALONE = ProcessGroup.alone()
-
-
-@final
-class Stage:
-    """One long loop: to be run, gone on with, or skipped if `ended`.
-
-    Its memory already stands where it was left.
-    """
-
-    def __init__(
-        self,
-        checkpoint_log: "CheckpointLog",
-        *,
-        kept: Mapping[str, Stateful],
-        scratch: Mapping[str, Stateful],
-        start: Sequence[Tensor],
-    ) -> None:
-        self._checkpoint_log, self._kept, self._scratch = checkpoint_log, kept, scratch
-        self._number, found = checkpoint_log.next_entry()
-        self._start = digest(start) if checkpoint_log.kept else ""
-        self.ended = found is not None and found["ended"]
-        """Whether there is nothing left to do."""
-        if found is not None:
-            self._restore(found)
-
-    def save(self) -> None:
-        """Write the memory down, if it is time to; between two steps."""
-        if self._checkpoint_log.due():
-            self._record(ended=False)
-            self._checkpoint_log.write()
-
-    def end(self) -> None:
-        """The loop is over: from now on it is skipped, and only what is kept is remembered."""
-        if self._checkpoint_log.kept and not self.ended:
-            self._record(ended=True)
-            self.ended = True
-            if self._checkpoint_log.due():
-                self._checkpoint_log.write()
-
-    def _record(self, *, ended: bool) -> None:
-        parts = self._kept if ended else {**self._kept, **self._scratch}
-        memory = {name: _copied(part.state_dict()) for name, part in parts.items()}
-        entry = {"ended": ended, "start": self._start, "memory": memory}
-        self._checkpoint_log.put(self._number, entry)
-
-    def _restore(self, found: Mapping[str, Any]) -> None:
-        if found.get("start") != self._start:
-            raise CheckpointError(
-                "going on from the checkpoint came to another place than before it was stopped: "
-                "another processor, another library or another number of processes rounds "
-                "differently. Go on as it was begun, or delete the checkpoint to start again."
-            )
-        parts = self._kept if self.ended else {**self._kept, **self._scratch}
-        try:
-            for name, part in parts.items():
-                part.load_state_dict(found["memory"][name])
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise _unsuitable() from error
 
 
 @final
 class CheckpointLog:
-    """The stages of one fit in order of their beginning, and what each had reached.
+    """The stages of one fit in the order in which they begin, and the last state of each.
 
     Args:
-        write: puts a state on disk; None for a journal that is not kept.
-        every: seconds between two writings, at least.
-        generator: where the fit's randomness comes from; every stage remembers it.
-        watcher: who is told of progress; so is this.
-        heading: written at the top.
+        write: writes a state to disk; None for a fit without a checkpoint.
+        every: least number of seconds between two writes.
+        generator: source of the fit's randomness; its state is saved with every stage.
+        callbacks: callbacks of the fit; their states are saved with every stage.
+        heading: fingerprint of the fit.
         entries: what an earlier run wrote, by the number of the stage.
         finished: whether that run had ended.
-        ranks: the processes that share the fit.
+        process_group: the processes that share the fit.
     """
 
     def __init__(
@@ -317,22 +141,25 @@ class CheckpointLog:
     ) -> None:
         self._finished, self.process_group = finished, process_group
         self._write, self._every, self._heading = write, every, dict(heading or {})
-        self._generator, self._entries = generator, dict(entries or {})
-        self._always: dict[str, Stateful] = {"callbacks": CallbackStates(callbacks)}
-        if generator is not None:
-            self._always["generator"] = _GeneratorState(generator)
+        self._generator, self._callbacks = generator, CallbackStates(callbacks)
+        self._entries = dict(entries or {})
         self._count, self._written = 0, monotonic()
 
     @property
-    def kept(self) -> bool:
-        """Whether anything is written down at all."""
+    def saved(self) -> bool:
+        """Whether the log is written to disk."""
         return self._write is not None
 
     @property
     def passed(self) -> bool:
-        """Whether an earlier run was further than this: watchers have been told of it."""
-        # Not only the next one: a stage that could not begin left nothing behind.
+        """Whether an earlier run had come further, so that callbacks were notified already."""
+        # All later entries count, because a stage that could not begin leaves none.
         return self._finished or any(number > self._count for number in self._entries)
+
+    def attach(self, generator: torch.Generator, callbacks: Sequence[Callback]) -> None:
+        """Save the states of a generator and of callbacks with every stage from now on."""
+        if self.saved:
+            self._generator, self._callbacks = generator, CallbackStates(callbacks)
 
     def stage(
         self,
@@ -340,71 +167,233 @@ class CheckpointLog:
         *,
         start: Sequence[Tensor] = (),
         scratch: Mapping[str, Stateful] | None = None,
-    ) -> Stage:
-        """The next long loop, its memory brought to where it was left.
+    ) -> "Stage":
+        """Return the next long loop, its state restored.
 
         Args:
             kept: what the loop changes that matters afterwards.
-            start: what it starts from: if that differs from last time, going on would be wrong.
-                Processes that share the fit all start where the first of them does.
-            scratch: what the loop needs to go on, and nobody needs afterwards.
+            start: what the loop starts from, to detect a resumed fit that differs. Processes that
+                share the fit all start where the first of them does.
+            scratch: what the loop needs to continue, and nothing needs afterwards.
         """
         if self.process_group.world_size > 1:
             for own, first in zip(start, self.process_group.broadcast(*start), strict=True):
                 own.detach().copy_(first)
+        always: dict[str, Stateful] = {"callbacks": self._callbacks}
         if self._generator is not None:
             start = [*start, self._generator.get_state()]
-        return Stage(self, kept=self._always | dict(kept), scratch=scratch or {}, start=start)
+            always["generator"] = _GeneratorState(self._generator)
+        return Stage(self, kept=always | dict(kept), scratch=scratch or {}, start=start)
 
     def once(self, compute: Callable[[], Value]) -> Value:
-        """What `compute` gave the first time, for what chance or a clock decides.
+        """Return what `compute` returned the first time, for random draws and measured times.
 
-        Processes that share a fit all get what it gave the first of them.
+        Processes that share a fit all get the value of the first of them.
         """
-        number, found = self.next_entry()
-        if found is not None:
-            if "value" not in found:
+        number, entry = self.next_entry()
+        if entry is not None:
+            if "value" not in entry:
                 raise _unsuitable()
-            return found["value"]
+            return entry["value"]
         value = self.process_group.broadcast_result(compute)
-        if self.kept:
+        if self.saved:
             self.put(number, {"ended": True, "value": value})
             self.write()
         return value
 
     def finish(self) -> None:
-        """The fit has ended."""
-        if self.kept:
+        """Record that the fit has ended."""
+        if self.saved:
             self.write(finished=True)
 
     def due(self) -> bool:
-        """Whether it is time to write."""
-        return self.kept and monotonic() - self._written >= self._every
+        """Return whether enough time has passed to write again."""
+        return self.saved and monotonic() - self._written >= self._every
 
     def next_entry(self) -> tuple[int, State | None]:
-        """The number of the next stage, from one, and what was written of it."""
-        if not self.kept:
+        """Return the number of the next stage, from one, and what was written of it."""
+        if not self.saved:
             return 0, None
         self._count += 1
         return self._count, self._entries.get(self._count)
 
     def put(self, number: int, entry: State) -> None:
-        """Remember this of a stage."""
+        """Set the entry of a stage."""
         self._entries[number] = entry
 
     def write(self, *, finished: bool = False) -> None:
-        """Write everything; where that fails, say so and go on: the last good one stays."""
+        """Write all entries; warn if that fails, because the last complete file remains."""
         assert self._write is not None
         try:
             self._write({"heading": self._heading, "finished": finished, "entries": self._entries})
         except OSError as error:
             warnings.warn(
-                f"the checkpoint could not be written ({error}); the fit goes on, and would go on "
-                "from the one before.",
+                f"the checkpoint could not be written ({error}); the fit continues, and would "
+                "resume from the previous checkpoint.",
                 CheckpointWarning,
                 stacklevel=2,
             )
         self._written = monotonic()
+
+
+NO_CHECKPOINT_LOG = CheckpointLog()
+
+"""The log of a fit without a checkpoint."""
+
+
+@final
+class Stage:
+    """One long loop, to be run, continued, or skipped if `ended`; its state is restored already."""
+
+    def __init__(
+        self,
+        log: CheckpointLog,
+        *,
+        kept: Mapping[str, Stateful],
+        scratch: Mapping[str, Stateful],
+        start: Sequence[Tensor],
+    ) -> None:
+        self._log, self._kept, self._scratch = log, kept, scratch
+        self._number, entry = log.next_entry()
+        self._start = digest(start) if log.saved else ""
+        self.ended = entry is not None and bool(entry.get("ended"))
+        """Whether there is nothing left to do."""
+        if entry is not None:
+            self._restore(entry)
+
+    def save(self) -> None:
+        """Write the state if it is due; to be called between two steps."""
+        if self._log.due():
+            self._record(ended=False)
+            self._log.write()
+
+    def end(self) -> None:
+        """Record that the loop has ended; only what is kept remains."""
+        if self._log.saved and not self.ended:
+            self._record(ended=True)
+            self.ended = True
+            if self._log.due():
+                self._log.write()
+
+    def _record(self, *, ended: bool) -> None:
+        parts = self._kept if ended else {**self._kept, **self._scratch}
+        memory = {name: _copied(part.state_dict()) for name, part in parts.items()}
+        self._log.put(self._number, {"ended": ended, "start": self._start, "memory": memory})
+
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        if entry.get("start") != self._start:
+            raise CheckpointError(
+                "the resumed fit differs from the interrupted one before this stage: another "
+                "processor, library or number of processes rounds differently. Resume it as it was "
+                "started, or delete the checkpoint to start again."
+            )
+        parts = self._kept if self.ended else {**self._kept, **self._scratch}
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(entry["memory"][name])
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise _unsuitable() from error
+
+
+def open_checkpoint(
+    checkpoint: Checkpoint | None,
+    *,
+    generator: torch.Generator | None = None,
+    callbacks: Sequence[Callback] = (),
+    process_group: ProcessGroup = _ALONE,
+    **identity: Any,
+) -> CheckpointLog:
+    """Return the log of a fit: a new one, or that of the same fit interrupted before.
+
+    Only the first of the processes that share a fit reads and writes; the others resume from what
+    it has read.
+
+    Args:
+        identity: all that the result depends on, besides the generator and the callbacks.
+
+    Raises:
+        CheckpointError: the folder holds another fit that has not ended, or a file that is not a
+            checkpoint, or cannot be written to.
+        InputError: processes that share the fit were given different ones.
+        NotSaveableError: the state of a callback cannot be saved.
+    """
+    if checkpoint is None and process_group.world_size == 1:
+        return NO_CHECKPOINT_LOG
+    if generator is not None:
+        identity["generator"] = generator
+    heading = fingerprint(**identity, callbacks=decision_settings(callbacks))
+    check_same(process_group.all_gather(heading))
+    if checkpoint is None:
+        return CheckpointLog(process_group=process_group)
+    state = process_group.broadcast_result(lambda: _resume(checkpoint, heading, callbacks))
+    return CheckpointLog(
+        checkpoint.write if process_group.first else lambda state: None,
+        every=checkpoint.every if process_group.first else inf,
+        generator=generator,
+        callbacks=callbacks,
+        heading=heading,
+        entries=state["entries"],
+        finished=state["finished"],
+        process_group=process_group,
+    )
+
+
+def check_same(headings: Sequence[Mapping[str, str]]) -> None:
+    """Raise an error unless all processes were given the same fit, or they would deadlock."""
+    first = headings[0]
+    for number, heading in enumerate(headings):
+        # Callbacks and numbers of threads may differ: those of the first process decide.
+        for name in [name for name in first if name not in ("callbacks", "threads")]:
+            if heading.get(name) != first[name]:
+                raise InputError(
+                    f"all processes must be given the same fit; `{name}` is {_short(first[name])} "
+                    f"in the first and {_short(heading.get(name))} in number {number + 1}."
+                )
+
+
+def _resume(
+    checkpoint: Checkpoint, heading: dict[str, str], callbacks: Sequence[Callback]
+) -> State:
+    """Return the state of the same fit; write and return an empty one if there is none."""
+    # A callback whose state cannot be saved is an error now, not at the first write.
+    packed_state("Callbacks", CallbackStates(callbacks).state_dict())
+    checkpoint.remove_temporary()
+    state = checkpoint.read()
+    if state is not None and state["heading"] == heading:
+        return state
+    if state is not None and not state["finished"]:
+        raise _other_fit(checkpoint, state["heading"], heading)
+    empty = {"heading": heading, "finished": False, "entries": {}}
+    try:
+        checkpoint.write(empty)
+    except OSError as error:
+        raise CheckpointError(
+            f"`checkpoint` must be a folder that can be written to; {checkpoint.folder} cannot: "
+            f"{error}."
+        ) from error
+    return empty
+
+
+def _other_fit(
+    checkpoint: Checkpoint, before: Mapping[str, str], now: Mapping[str, str]
+) -> CheckpointError:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    changes = "; ".join(
+        f"`{name}` was {_short(before.get(name))} and is {_short(now.get(name))}" for name in names
+    )
+    return CheckpointError(
+        f"{checkpoint.path} belongs to another fit, which has not ended: {changes}. Run that fit "
+        "again, use another folder, or delete this one to start again."
+    )
+
+
+def _unsuitable() -> CheckpointError:
+    return CheckpointError("the checkpoint does not suit this fit; delete it to start again.")
+
+
+def _short(description: str | None) -> str:
+    description = "nothing" if description is None else description
+    return description if len(description) <= 160 else f"{description[:157]}..."
 
 
 @final
@@ -421,17 +410,8 @@ class _GeneratorState:
         self._generator.set_state(state["state"])
 
 
-NO_CHECKPOINT_LOG = CheckpointLog()
-
-"""Of a fit without a checkpoint."""
-
-
-def _unsuitable() -> CheckpointError:
-    return CheckpointError("the checkpoint does not suit this fit; delete it to start again.")
-
-
 def _copied(state: State) -> State:
-    """A state that what it was taken from no longer changes."""
+    """Return a copy that no longer changes with its source."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if isinstance(state, Mapping):

@@ -26,10 +26,10 @@ from winnowgp.models import (
     latent_functions,
 )
 from winnowgp.selection import Frontier, SubsetStatistics, path_frontier
+from winnowgp.training import fast_gplvm
 from winnowgp.training.callbacks import AnyModel, Progress
 from winnowgp.training.context import TrainingContext, warn_not_sharded
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
-from winnowgp.training.fast_gplvm import fit_gplvm
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance
 from winnowgp.training.initialization import (
     STAGES,
@@ -136,14 +136,14 @@ class FastSchedule(Schedule):
                 context=context,
             )
         if isinstance(model, LatentVariableGP):
-            return fit_gplvm(
+            return fast_gplvm.fit_gplvm(
                 model,
                 data,
                 goal=self.goal,
-                n_candidates=self.n_candidates or 100,
+                n_candidates=self.n_candidates or fast_gplvm.CANDIDATES,
                 rounds=self.rounds,
-                iterations=self.iterations or 300,
-                gain=3e-6 if self.gain is None else self.gain,
+                iterations=self.iterations or fast_gplvm.ITERATIONS,
+                gain=fast_gplvm.GAIN if self.gain is None else self.gain,
                 inclusion_steps=self.inclusion_steps,
                 context=context,
             )

@@ -19,6 +19,8 @@ from winnowgp.training.latent_inference import infer_latents
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import FitResult, cluster_centres, learn_inclusion
 
+# Defaults: number of candidates, iterations, and gain in nats per entry.
+CANDIDATES, ITERATIONS, GAIN = 100, 300, 3e-6
 # Number of points in the first optimisation, before any were selected.
 FIRST = 64
 # KL of q(x_i) per row, in nats, below which the fit explains the whole table as noise.

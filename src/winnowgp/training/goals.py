@@ -63,7 +63,7 @@ class FixedAlpha(Goal):
         given = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
         if not given or not all(0 < alpha < inf for alpha in given):
             raise InputError(
-                "`alpha` must be a positive number, one for each layer of a deep model, or 'auto'; "
+                "`alpha` must be positive or 'auto', for a deep GP also one number per layer; "
                 f"got {self.alpha}. Larger values keep fewer points."
             )
 

@@ -1,4 +1,9 @@
-"""Initial hyper-parameters and latent positions."""
+"""Initial hyper-parameters and latent positions.
+
+Hyper-parameters are initialised from the exact evidence of a few rows. A subset of rows does not
+bias lengthscales, whereas too few inducing points at fixed locations do: they make the ELBO prefer
+a smoother function with more noise.
+"""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -26,15 +31,16 @@ from winnowgp.models import InducingModel, Model, expected_log_prob, latent_func
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
-# Where mean, noise and variance of a latent function may start, for any likelihood.
-
-
 _ROWS = 1000
+# Numbers of rows of the stages of `initialise_hyperparameters`.
+STAGES = (250, 500, 1000)
+# Number of passes that fill in missing entries of a table.
+_PASSES = 30
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseParameter:
-    """The noise variance that a likelihood learns, and the module that keeps it."""
+    """The trainable noise variance of a likelihood, and the module that holds it."""
 
     holder: Module
     value: Tensor
@@ -42,7 +48,7 @@ class NoiseParameter:
 
 
 def noise_of(likelihood: Likelihood) -> NoiseParameter | None:
-    """The likelihood's noise variance, if it has one that is to be learnt."""
+    """Return the likelihood's noise variance if it has a trainable one."""
     if not isinstance(likelihood, GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood):
         return None
     holder = likelihood.noise_covar if isinstance(likelihood, GaussianLikelihood) else likelihood
@@ -52,7 +58,7 @@ def noise_of(likelihood: Likelihood) -> NoiseParameter | None:
 
 @torch.no_grad()
 def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
-    """The constant latent function under which the targets are most probable, on a grid."""
+    """Return the constant latent function on a grid with the highest likelihood of the targets."""
     rows = data.part(slice(_ROWS))
     Y = rows.Y
     steps = torch.linspace(0, 1, 41, dtype=Y.dtype, device=Y.device)
@@ -67,20 +73,11 @@ def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
 
 
 def kernel_variances(likelihood: Likelihood, data: Dataset) -> tuple[float, ...]:
-    """Prior variances of the latent function worth a start, where there is no noise to vary."""
+    """Return initial kernel variances to try where a likelihood has no noise to vary."""
     if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
-        # Beyond small counts GPyTorch's rate is the latent function itself.
+        # GPyTorch's rate is the latent function itself beyond small counts.
         return (1.0, max(10.0, data.Y.var(correction=0).item()))
     return (1.0, 10.0)
-
-
-# Where a fit starts: hyper-parameters from the exact evidence of a few rows, the best of several.
-#
-# A subset of rows does not bias the lengthscales, where too few inducing points held in place do:
-# they make the bound prefer a smoother function with more noise.
-
-
-STAGES = (250, 500, 1000)
 
 
 def initialise_hyperparameters(
@@ -91,40 +88,45 @@ def initialise_hyperparameters(
     stages: tuple[int, ...] = STAGES,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
 ) -> Model:
-    """A copy of the model with no candidates and warm hyper-parameters.
+    """Return a copy of the model without candidates, with hyper-parameters that fit a few rows.
 
-    Every start is climbed on the first few rows of `order`; the two best distinct ones go on to
-    more rows with the lengthscales of idle columns brought back into range, the best one also as it
-    is; and so on. The best on the last rows is returned.
+    Every start is optimised on the first rows of `order`. The two best distinct ones continue with
+    more rows, the lengthscales of irrelevant columns brought back into range, and the best one also
+    unchanged; and so on. The best on the last rows is returned.
+
+    Args:
+        order: random order of the rows.
+        stages: number of rows of each stage.
+        checkpoint_log: log in which the optimisations are recorded.
     """
-    fitted = starting_points(model, data)
-    best = fitted[0]
+    starts = starting_points(model, data)
+    best = starts[0]
     for stage, count in enumerate(stages):
         if stage and stages[stage - 1] >= data.N:
             break
-        rows = _counted_once(model, data.part(order[:count]))
-        climbed = [(_climb(start, rows, checkpoint_log), start) for start in fitted]
-        ranked = sorted(climbed, key=lambda r: -r[0])
+        rows = _with_unit_weights(model, data.part(order[:count]))
+        optimised = [(_optimise(start, rows, checkpoint_log), start) for start in starts]
+        ranked = sorted(optimised, key=lambda result: -result[0])
         top = ranked[0][0]
         others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.observations]
         best = ranked[0][1]
-        revived = [deepcopy(start) for start in [best, *others][:2]]
-        for start in revived:
+        shortened = [deepcopy(start) for start in [best, *others][:2]]
+        for start in shortened:
             _shorten(start.kernel, data)
-        # The best as it is, too: bringing back a column that more rows do not want either can end
-        # in a worse mode.
-        fitted = [deepcopy(best), *revived]
+        # The best start unchanged as well: shortening the lengthscale of a column that is
+        # irrelevant with more rows, too, can end in a worse mode.
+        starts = [deepcopy(best), *shortened]
     return best
 
 
 def starting_points(model: Model, data: Dataset) -> list[Model]:
-    """The model as given, and variants that reach every likelihood mode seen so far.
+    """Return the model as given, and variants that together reach every mode met in practice.
 
-    Lengthscales of √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
-    √D correlates them by e⁻¹), and of a tenth with up to three inputs, where rows are dense enough
-    to tell a quick function from noise; noise of a tenth or a hundredth of the targets' variance,
-    or two variances of the kernel where a likelihood has no noise; a constant mean where the
-    targets are most probable.
+    Lengthscales are √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
+    √D correlates them by e⁻¹), and a tenth with up to three inputs, where rows are dense enough to
+    distinguish a rapidly varying function from noise. The noise is a tenth or a hundredth of the
+    targets' variance; a likelihood without noise has two kernel variances instead. A constant mean
+    is where the targets are most probable.
     """
     bare = model.with_candidates(data.X[:0])
     starts = [bare]
@@ -138,8 +140,8 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     variance = square.mean().item()
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
-    quick = [0.1] if data.D <= 3 else []
-    for factor in sorted({sqrt(data.D), 1.0, *quick}, reverse=True):
+    short = [0.1] if data.D <= 3 else []
+    for factor in sorted({sqrt(data.D), 1.0, *short}, reverse=True):
         for scale in scales:
             start = deepcopy(bare)
             for kernel in trainable_lengthscales(start.kernel):
@@ -155,11 +157,11 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     return starts
 
 
-def _counted_once(model: InducingModel, rows: Dataset) -> Dataset:
-    """Rows whose weights are one on average, where more would speak for no noise at all.
+def _with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
+    """Return the rows with weights of one on average, where larger ones would imply no noise.
 
-    Several equal observations of a row determine its noise exactly: the evidence with a learnt σ²
-    has no maximum, and whatever starts near that has no use for inducing points.
+    Several equal observations of a row determine its noise exactly: the evidence has no maximum in
+    σ², and parameters close to σ² = 0 make inducing points useless.
     """
     noisy = noise_of(model.likelihood) is not None
     if rows.weights is None or not noisy or rows.observations <= rows.N:
@@ -167,8 +169,8 @@ def _counted_once(model: InducingModel, rows: Dataset) -> Dataset:
     return replace(rows, weights=rows.weights * (rows.N / rows.observations))
 
 
-def _climb(model: InducingModel, rows: Dataset, checkpoint_log: CheckpointLog) -> float:
-    """Maximise the exact evidence of the rows; −∞ where it cannot be computed at all."""
+def _optimise(model: InducingModel, rows: Dataset, checkpoint_log: CheckpointLog) -> float:
+    """Maximise the exact evidence of the rows and return it; −∞ where it cannot be computed."""
     stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
     try:
         objective = model.dense_bound(rows)
@@ -180,19 +182,19 @@ def _climb(model: InducingModel, rows: Dataset, checkpoint_log: CheckpointLog) -
 
 
 def trainable_lengthscales(kernel: Kernel) -> list[Kernel]:
-    """Kernels whose lengthscale is to be learnt."""
+    """Return the kernels whose lengthscale is trainable."""
     parts = [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]
     return [part for part in parts if part.raw_lengthscale.requires_grad]
 
 
 def trainable_variances(kernel: Kernel) -> list[ScaleKernel]:
-    """Kernels whose variance is to be learnt."""
+    """Return the kernels whose variance is trainable."""
     parts = [part for part in kernel.modules() if isinstance(part, ScaleKernel)]
     return [part for part in parts if part.raw_outputscale.requires_grad]
 
 
 def _spread(kernel: Kernel, data: Dataset) -> Tensor:
-    """Standard deviation of the columns a lengthscale belongs to; their mean if it is shared."""
+    """Return the standard deviation of a lengthscale's columns; their mean if it is shared."""
     spread = data.X.std(0, correction=0)
     if isinstance(kernel.active_dims, Tensor):
         spread = spread[kernel.active_dims]
@@ -201,21 +203,21 @@ def _spread(kernel: Kernel, data: Dataset) -> Tensor:
 
 
 def _shorten(kernel: Kernel, data: Dataset) -> None:
-    """No lengthscale above 2√D spreads: a column that few rows switch off could not come back."""
+    """Limit lengthscales to 2√D standard deviations; beyond, their gradient vanishes."""
     for part in trainable_lengthscales(kernel):
         longest = 2 * sqrt(data.D) * _spread(part, data)
         set_within(part, "lengthscale", torch.minimum(part.lengthscale.detach(), longest))
 
 
 def set_noise(likelihood: Likelihood, value: Tensor) -> None:
-    """Set the noise variance of a likelihood that has one to be learnt."""
+    """Set the noise variance of a likelihood if it has a trainable one."""
     noise = noise_of(likelihood)
     if noise is not None:
         set_within(noise.holder, "noise", value)
 
 
 def set_within(module: gpytorch.Module, name: str, value: Tensor) -> None:
-    """Set a parameter of a GPyTorch module, brought inside the limits that its user gave it."""
+    """Set a parameter of a GPyTorch module, clamped to its constraint."""
     limits = module.constraint_for_parameter_name(f"raw_{name}")
     if limits is not None:
         low, high = float(limits.lower_bound), float(limits.upper_bound)
@@ -224,20 +226,14 @@ def set_within(module: gpytorch.Module, name: str, value: Tensor) -> None:
     module.initialize(**{name: value})
 
 
-# Where rows may start: their principal components.
-
-
-_PASSES = 30
-
-
 def principal_latents(
     table: MaskedMatrix, Q: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N Q"]:
-    """The first Q principal components of a centred table, each of unit variance.
+    """Return the first Q principal components of a centred table, each with unit variance.
 
-    Missing entries are filled in by the components themselves, in a few passes. Directions that the
-    table does not have are drawn from a narrow normal. Signs make each column of loadings add up to
-    something positive, so that equal tables start equally.
+    Missing entries are filled in by the components themselves, in a few passes. Components beyond
+    the table's rank are drawn from a narrow normal. The sign of a component makes the sum of its
+    loadings positive, so that equal tables have equal components.
     """
     Y, rank = table.filled(), min(Q, *table.Y.shape)
     U, S, Vh = torch.linalg.svd(Y, full_matrices=False)

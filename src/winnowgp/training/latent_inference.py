@@ -120,28 +120,29 @@ def _better(a: LatentPositions, b: LatentPositions) -> LatentPositions:
 def maximise_each(
     problems: Problems, start: Float[Tensor, "N n"], *, iterations: int = 200, flat: float = 1e-6
 ) -> tuple[Float[Tensor, "N n"], Float[Tensor, " N"]]:
-    """BFGS with a matrix for each problem and its own step lengths, in batches.
+    """Maximise many small problems at once by BFGS, each with its own matrix and step lengths.
 
-    Where a problem ends does not depend on which others are solved beside it.
+    The result of a problem does not depend on the others that are solved beside it.
 
     Args:
-        iterations: at the most.
-        flat: a problem is solved when its gradient is this small in every coordinate.
+        iterations: largest number of iterations.
+        flat: a problem is solved when its gradient is at most this large in every coordinate.
 
-    Returns: the maximisers, never lower than at the start, and the nats there.
+    Returns:
+        The maximisers, never lower than the start, and the nats there.
     """
-    climb = _Climb(problems, start)
+    search = _BatchedBFGS(problems, start)
     for _ in range(iterations):
-        moving = (climb.gradient.abs().amax(1) > flat) & ~climb.stuck
+        moving = (search.gradient.abs().amax(1) > flat) & ~search.stuck
         if not bool(moving.any()):
             break
-        climb.step(torch.nonzero(moving)[:, 0])
-    return climb.x, climb.value
+        search.step(torch.nonzero(moving)[:, 0])
+    return search.x, search.value
 
 
 @final
-class _Climb:
-    """Where every problem stands."""
+class _BatchedBFGS:
+    """The current point and inverse Hessian of every problem."""
 
     def __init__(self, problems: Problems, start: Float[Tensor, "N n"]) -> None:
         N, n = start.shape
@@ -149,53 +150,53 @@ class _Climb:
         self.x = start.detach().clone()
         self.value, self.gradient = self._evaluate(torch.arange(N, device=start.device), self.x)
         self._eye = torch.eye(n, dtype=start.dtype, device=start.device)
-        # A first step of about one unit.
+        # The first step has about unit length.
         size = self.gradient.norm(dim=1).clamp_min(1.0)
         self._H = self._eye / size[:, None, None]
         self.stuck: Bool[Tensor, " N"] = ~torch.isfinite(self.value)
 
     def step(self, rows: Int[Tensor, " B"]) -> None:
-        """One iteration of the problems in `rows`."""
+        """Take one iteration of the problems in `rows`."""
         g = self.gradient[rows]
         direction = (self._H[rows] @ g[:, :, None])[:, :, 0]
         direction = direction / (direction.norm(dim=1, keepdim=True) / _LONGEST).clamp_min(1.0)
-        x, value, gradient, moved = self._searched(rows, direction)
+        x, value, gradient, moved = self._line_search(rows, direction)
         s, y = x - self.x[rows], g - gradient
         self.x[rows], self.value[rows], self.gradient[rows] = x, value, gradient
-        self._remember(rows[moved], s[moved], y[moved])
+        self._update(rows[moved], s[moved], y[moved])
         failed = rows[~moved]
-        # A search that fails from a plain gradient step is the end; from a memory, forget it.
+        # If the line search fails along the gradient, stop; otherwise reset the inverse Hessian.
         scale = self.gradient[failed].norm(dim=1).clamp_min(1.0)
         plain = self._eye / scale[:, None, None]
         fresh = (self._H[failed] - plain).abs().amax((1, 2)) < 1e-12
         self.stuck[failed] = fresh | (self.gradient[failed].abs().amax(1) < _SMALL)
         self._H[failed] = plain
 
-    def _searched(
+    def _line_search(
         self, rows: Int[Tensor, " B"], direction: Float[Tensor, "B n"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Backtracking on each line until enough is gained, up to rounding."""
+        """Backtrack along each direction until the gain is sufficient, up to rounding."""
         x, value, gradient = self.x[rows].clone(), self.value[rows].clone(), self.gradient[rows]
         gradient, start = gradient.clone(), x.clone()
         slope = (direction * gradient).sum(1)
         least = value - _ROUNDING * (1 + value.abs())
         step, moved = torch.ones_like(value), torch.zeros_like(value, dtype=torch.bool)
         for _ in range(_BACKTRACKS):
-            open_ = torch.nonzero(~moved)[:, 0]
-            if not len(open_):
+            active = torch.nonzero(~moved)[:, 0]
+            if not len(active):
                 break
-            trial = start[open_] + step[open_, None] * direction[open_]
-            new, slope_at = self._evaluate(rows[open_], trial)
-            enough = new >= least[open_] + 1e-4 * step[open_] * slope[open_]
-            enough &= slope[open_] > 0
-            done = open_[enough]
+            trial = start[active] + step[active, None] * direction[active]
+            new, slope_at = self._evaluate(rows[active], trial)
+            enough = new >= least[active] + 1e-4 * step[active] * slope[active]
+            enough &= slope[active] > 0
+            done = active[enough]
             x[done], value[done], gradient[done] = trial[enough], new[enough], slope_at[enough]
             moved[done] = True
-            step[open_] *= 0.3
+            step[active] *= 0.3
         return x, value, gradient, moved
 
-    def _remember(self, rows: Tensor, s: Tensor, y: Tensor) -> None:
-        """H ← (I − ρ s yᵀ) H (I − ρ y sᵀ) + ρ s sᵀ where the curvature along s is positive."""
+    def _update(self, rows: Tensor, s: Tensor, y: Tensor) -> None:
+        """Set H ← (I − ρ s yᵀ) H (I − ρ y sᵀ) + ρ s sᵀ where the curvature along s is positive."""
         sy = (s * y).sum(1)
         good = sy > 1e-12 * s.norm(dim=1) * y.norm(dim=1)
         rows, s, y, sy = rows[good], s[good], y[good], sy[good]

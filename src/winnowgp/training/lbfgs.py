@@ -1,4 +1,9 @@
-"""L-BFGS with a line search that rejects failed evaluations."""
+"""L-BFGS with a line search that rejects failed evaluations.
+
+The inverse Hessian is stored in its compact form (Byrd, Nocedal and Schnabel 1994): a direction
+costs four thin products and two small triangular solves. SciPy's L-BFGS-B can neither reject a
+failed evaluation nor stop by a gain in nats.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,46 +22,38 @@ from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.parameters import Coordinates
 from winnowgp.typing import Scalar
 
-# L-BFGS that treats a failed evaluation as a step too long, and stops when it gains no more nats.
-#
-# The inverse Hessian is kept in its compact form (Byrd, Nocedal and Schnabel 1994): a direction
-# costs
-# four thin products and two small triangular solves whatever the memory. SciPy's L-BFGS-B cannot be
-# told that a step failed, nor to stop by nats.
-
-
 _ALONE = ProcessGroup.alone()
-# Pairs after which the curvature is believed.
-_TRUSTED = 5
+# Number of pairs from which the curvature estimate is used to stop.
+_RELIABLE = 5
 
 Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor] | None]
 
-"""From a vector to nats and their gradient; None where they cannot be computed."""
+"""A function of a vector that returns nats and their gradient, or None if it fails there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """When to stop: once `window` iterations together gained less than `gain` nats.
+    """A stopping rule: stop once `window` iterations together gained less than `gain` nats.
 
-    Sooner where the curvature seen so far promises less than a tenth of that pace.
+    Stop earlier where the curvature so far predicts less than a tenth of that gain per iteration.
     """
 
     gain: float = 1e-2
     window: int = 20
     iterations: int = 500
-    """At the most."""
+    """Largest number of iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """Where a search ended."""
+    """The result of an optimisation."""
 
     x: Float[Tensor, " n"]
     value: float
-    """In nats."""
+    """Objective in nats."""
     iterations: int
     rejected: int
-    """Evaluations that failed or were not finite."""
+    """Number of evaluations that failed or were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,59 +73,60 @@ def maximise(
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
     scratch: Mapping[str, Stateful] | None = None,
 ) -> Maximum:
-    """Climb from `start`, never ending lower than there.
+    """Return a local maximum that is no lower than the objective at `start`.
 
     Args:
-        memory: pairs of steps and changes of the gradient that are remembered.
-        on_step: told the number of each iteration and the nats after it; may raise `EndPhase`.
-        journal: where this is a stage of.
-        scratch: what the objective remembers from call to call.
+        memory: number of pairs of steps and gradient changes that are stored.
+        on_step: called with the number of each iteration and the nats after it; may raise
+            `EndPhase`.
+        checkpoint_log: log in which this optimisation is recorded.
+        scratch: state of the objective between calls.
 
     Raises:
         TrainingError: the objective cannot be computed at `start`.
     """
     line = _Line(objective, checkpoint_log.process_group)
-    pairs, way = _Pairs(memory, start.device), _Way(start)
+    pairs, path = _Pairs(memory, start.device), _Path(start)
     stage = checkpoint_log.stage(
-        {"way": way, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
+        {"path": path, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
     )
-    if not way.trace:
+    if not path.trace:
         point = line.evaluate(start)
         if point is None:
             raise TrainingError(
-                "the bound cannot be computed at the starting point; are inputs standardised and "
-                "kernel parameters of a sensible size?"
+                "the ELBO cannot be computed at the initial parameters; standardise the inputs, "
+                "and check that kernel parameters have a sensible size."
             )
-        way.add(point)
-    while not stage.ended and len(way.trace) <= stop.iterations and len(start):
-        point, trace = way.point, way.trace
+        path.add(point)
+    while not stage.ended and len(path.trace) <= stop.iterations and len(start):
+        point, trace = path.point, path.trace
         direction = pairs.direction(point.gradient)
-        # A quasi-Newton step expects ½ gᵀHg nats; far below what would count, it is the summit.
+        # A quasi-Newton step gains about ½ gᵀHg nats; far below the stopping gain, stop.
         expected = 0.5 * float(direction @ point.gradient)
-        if len(pairs) >= _TRUSTED and expected < stop.gain / (10 * stop.window):
+        if len(pairs) >= _RELIABLE and expected < stop.gain / (10 * stop.window):
             break
-        found = line.search(point, direction, fresh=len(pairs) == 0)
-        if found is None and len(pairs) == 0:
+        better = line.search(point, direction, fresh=len(pairs) == 0)
+        if better is None and len(pairs) == 0:
             break
-        if found is None:
+        if better is None:
             pairs.clear()
             continue
-        pairs.add(found.x - point.x, point.gradient - found.gradient)
-        way.add(found)
+        pairs.add(better.x - point.x, point.gradient - better.gradient)
+        path.add(better)
         try:
-            on_step(len(trace) - 1, found.value)
+            on_step(len(trace) - 1, better.value)
         except EndPhase:
             break
-        if len(trace) > stop.window and found.value - trace[-1 - stop.window] < stop.gain:
+        if len(trace) > stop.window and better.value - trace[-1 - stop.window] < stop.gain:
             break
         stage.save()
     stage.end()
-    return Maximum(way.point.x, way.point.value, len(way.trace) - 1, line.rejected)
+    return Maximum(path.point.x, path.point.value, len(path.trace) - 1, line.rejected)
 
 
 @final
-class _Way:
-    """Where a climb is, and how it got there."""
+class _Path:
+    """The current point, and the objective of all points before it."""
 
     def __init__(self, start: Float[Tensor, " n"]) -> None:
         self.point = _Point(start, -math.inf, start)
@@ -149,10 +147,10 @@ class _Way:
 
 @final
 class _Line:
-    """Evaluations, with the failed ones counted, and the line search over them.
+    """Evaluations, a count of the failed ones, and the line search.
 
-    Processes that share the climb all take where the first of them is for the place, and see what
-    it sees: on machines that round differently each would soon be on a way of its own.
+    Processes that share the optimisation all use the point, value and gradient of the first of
+    them: where machines round differently, their paths would soon diverge.
     """
 
     def __init__(self, objective: Objective, process_group: ProcessGroup = _ALONE) -> None:
@@ -168,15 +166,15 @@ class _Line:
     def evaluate(self, x: Float[Tensor, " n"]) -> _Point | None:
         value, gradient = self._objective(x) or (math.nan, torch.zeros_like(x))
         if self._process_group.world_size > 1:
-            seen, x, gradient = self._process_group.broadcast(x.new_tensor(value), x, gradient)
-            value = seen.item()
+            first, x, gradient = self._process_group.broadcast(x.new_tensor(value), x, gradient)
+            value = first.item()
         if math.isfinite(value) and bool(gradient.isfinite().all()):
             return _Point(x, value, gradient)
         self.rejected += 1
         return None
 
     def search(self, at: _Point, direction: Float[Tensor, " n"], *, fresh: bool) -> _Point | None:
-        """A step that gains enough and whose slope has fallen (weak Wolfe), or the best gain."""
+        """Return a point that satisfies the weak Wolfe conditions, else the best gain."""
         slope = float(direction @ at.gradient)
         if not slope > 0:
             return None
@@ -205,10 +203,10 @@ class _Line:
 
 
 def _cubic(a: tuple[float, float, float], b: tuple[float, float, float]) -> float:
-    """Maximiser of the cubic through two (step, value, slope); NaN when it has none."""
+    """Return the maximiser of the cubic through two (step, value, slope); NaN if it has none."""
     if a[0] == b[0]:
         return math.nan
-    # Of −f this is the usual minimiser, Nocedal and Wright (3.59).
+    # The minimiser of −f, Nocedal and Wright (3.59).
     d1 = -a[2] - b[2] + 3 * (a[1] - b[1]) / (a[0] - b[0])
     root = d1 * d1 - a[2] * b[2]
     if root < 0:
@@ -219,7 +217,7 @@ def _cubic(a: tuple[float, float, float], b: tuple[float, float, float]) -> floa
 
 
 def _inside(trial: float, low: float, high: float) -> float:
-    """`trial`, kept away from both ends; the middle when it is not a number."""
+    """Return `trial` clamped away from both ends; the middle if it is NaN."""
     width = high - low
     if math.isnan(trial):
         return low + 0.5 * width
@@ -227,7 +225,7 @@ def _inside(trial: float, low: float, high: float) -> float:
 
 
 def _beyond(trial: float, step: float, high: float) -> float:
-    """A longer step: towards `high` if something failed there, else where the cubic points."""
+    """Return a longer step: towards `high` if that failed, else the maximiser of the cubic."""
     if math.isfinite(high):
         return 0.5 * (step + high)
     return min(max(trial, 1.5 * step), 10 * step) if trial > step else 3 * step
@@ -235,7 +233,7 @@ def _beyond(trial: float, step: float, high: float) -> float:
 
 @final
 class _Pairs:
-    """Steps s and changes y of the descent gradient, newest last, with their inner products."""
+    """Steps s and gradient changes y, newest last, with their inner products."""
 
     def __init__(self, memory: int, device: torch.device | None = None) -> None:
         self._memory, self._device = memory, device
@@ -260,7 +258,7 @@ class _Pairs:
         self._gamma = state["gamma"]
 
     def add(self, s: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> None:
-        """Remember a step, if the curvature along it is positive."""
+        """Store a step if the curvature along it is positive."""
         sy = float(s @ y)
         if not sy > 1e-10 * float(s.norm() * y.norm()):
             return
@@ -275,7 +273,7 @@ class _Pairs:
         self._gamma = sy / float(y @ y)
 
     def direction(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """H g with H the compact inverse Hessian; uphill."""
+        """Return the ascent direction H g, with H the compact inverse Hessian."""
         if not len(self):
             return gradient
         gamma, R = self._gamma, self._SY.triu()
@@ -286,15 +284,12 @@ class _Pairs:
 
 
 def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Tensor, "k k"]:
-    """`A` with one more row and column, both `column`; of S Yᵀ only the upper triangle is read."""
+    """Return `A` with one more row and column; only the upper triangle of S Yᵀ is used."""
     grown = column.new_empty(len(column), len(column))
     grown[:-1, :-1] = A
     grown[:, -1] = column
     grown[-1] = column
     return grown
-
-
-# L-BFGS on a model: hyper-parameters, noise and locations at once.
 
 
 def maximise_elbo(
@@ -306,20 +301,22 @@ def maximise_elbo(
     on_step: Callable[[int, float], None] = lambda step, value: None,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
 ) -> Maximum:
-    """Maximise `objective`, nats as a function of the model's parameters; leave the model there.
+    """Optimise hyper-parameters, noise and locations of a model by L-BFGS, in place.
 
-    A parameter setting at which the objective cannot be computed is a step too long, never an
-    error.
+    Parameters at which the objective cannot be computed shorten the step, and are not an error.
 
     Args:
-        objective: if it remembers something from call to call, it should be `Stateful`.
-        on_step: told the number of each iteration and the nats after it; may raise `EndPhase`.
-        journal: where this is a stage of.
+        X: inputs, by which locations are scaled; the means of the latents for a GP-LVM.
+        objective: nats as a function of the model's parameters. If it has state between calls, it
+            should define `state_dict` and `load_state_dict`.
+        on_step: called with the number of each iteration and the nats after it; may raise
+            `EndPhase`.
+        checkpoint_log: log in which this optimisation is recorded.
     """
     coordinates = Coordinates(model, X)
 
     def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
-        if not coordinates.sensible(x):
+        if not coordinates.in_range(x):
             return None
         coordinates.write(x)
         model.zero_grad(set_to_none=True)
@@ -332,7 +329,7 @@ def maximise_elbo(
         return value.item(), coordinates.gradient()
 
     with torch.enable_grad():
-        found = maximise(
+        maximum = maximise(
             evaluate,
             coordinates.read(),
             stop=stop,
@@ -340,6 +337,6 @@ def maximise_elbo(
             checkpoint_log=checkpoint_log,
             scratch={"objective": objective} if isinstance(objective, Stateful) else None,
         )
-    coordinates.write(found.x)
+    coordinates.write(maximum.x)
     model.zero_grad(set_to_none=True)
-    return found
+    return maximum

@@ -19,8 +19,8 @@ from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import AnyModel, Progress, candidate_sets
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast_deep import LayerTraining, train_layerwise
 from winnowgp.training.goals import FixedAlpha, per_layer
+from winnowgp.training.layer_training import LayerTraining, train_layerwise
 from winnowgp.training.schedules import (
     FitResult,
     Schedule,

@@ -1,4 +1,4 @@
-"""A model's parameters as one vector in which steps of equal length mean about the same."""
+"""A model's parameters as one scaled vector, the coordinates of L-BFGS."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,22 +15,22 @@ from torch import Tensor
 from winnowgp.models import InducingModel, LatentModel
 
 _FARTHEST = 30.0
-# In spreads of an input. All rows are then independent of each other, and squared distances in
-# lengthscales are so large that their rounding is about to make covariances of them.
+# Shortest lengthscale relative to an input's standard deviation. Rows are then independent, and
+# squared distances so large that rounding would turn them into covariances.
 _SHORTEST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One parameter; `constraint` is None where the parameter is its own coordinate."""
+    """One parameter; `constraint` is None where the parameter is not transformed."""
 
     parameter: Tensor
     constraint: Positive | GreaterThan | None
     scale: Float[Tensor, " n"]
     origin: Float[Tensor, " n"]
-    """What a coordinate of zero stands for."""
+    """Value of the parameter at coordinate zero."""
     least: float = -_FARTHEST
-    """Below it lies no sensible scale of a positive parameter."""
+    """Lowest coordinate of a positive parameter."""
 
     def read(self) -> Float[Tensor, " n"]:
         raw = self.parameter.detach()
@@ -39,12 +39,12 @@ class _Entry:
         return self.transformed(raw).log().flatten()
 
     def transformed(self, raw: Tensor) -> Tensor:
-        """Value − limit."""
+        """Return the value above its lower limit."""
         assert self.constraint is not None
         return self.constraint.transform(raw) - self.constraint.lower_bound
 
     def limit(self, value: float) -> Float[Tensor, " n"]:
-        """Of the coordinates; none where the parameter is its own."""
+        """Return a limit of the coordinates; infinite where the parameter is not transformed."""
         return torch.full_like(self.scale, value if self.constraint else copysign(inf, value))
 
     def write(self, x: Float[Tensor, " n"]) -> None:
@@ -58,14 +58,14 @@ class _Entry:
 class Coordinates:
     """The trainable parameters of a model as a vector.
 
-    A parameter that GPyTorch keeps above a limit l is seen as log(value − l), whatever transform
-    GPyTorch uses: L-BFGS then needs no notion of units. Locations are measured from the mean of
-    the inputs in units of √D spreads; in units of a lengthscale two to three times as many
-    iterations were needed on kin8nm. Latent means are measured in their own standard deviations,
-    in which the bound is about equally curved for every row.
+    A parameter with a lower limit l is log(value − l), whatever transform GPyTorch uses, so that
+    L-BFGS does not depend on units. Locations are measured from the mean of the inputs in √D
+    standard deviations; in lengthscales, kin8nm took two to three times as many iterations. Latent
+    means are measured in their own standard deviations, in which the bound has about the same
+    curvature for every row.
 
     Args:
-        X: the inputs; those of a latent model are the means of its latents.
+        X: the inputs; the means of the latents for a GP-LVM.
     """
 
     def __init__(self, model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> None:
@@ -77,23 +77,25 @@ class Coordinates:
         self._most = torch.cat([nothing, *(e.limit(_FARTHEST) for e in self._entries)])
 
     def read(self) -> Float[Tensor, " n"]:
-        """Where the model stands."""
+        """Return the model's current coordinates."""
         return torch.cat([self.scale[:0], *(e.read() for e in self._entries)]) / self.scale
 
     def write(self, x: Float[Tensor, " n"]) -> None:
-        """Move the model."""
+        """Set the model's parameters."""
         sizes = [len(e.scale) for e in self._entries]
         for entry, part in zip(self._entries, (x * self.scale).split(sizes), strict=True):
             entry.write(part)
 
-    def sensible(self, x: Float[Tensor, " n"]) -> bool:
-        """Whether every positive parameter has a sensible scale: within e^±30, and lengthscales
-        not below a ten-thousandth of the narrowest input's spread.
+    def in_range(self, x: Float[Tensor, " n"]) -> bool:
+        """Return whether all positive parameters are in range.
+
+        That is within e^±30, and for lengthscales at least 1e-4 of the smallest standard deviation
+        of an input.
         """
         return bool(((x >= self._least) & (x <= self._most)).all())
 
     def gradient(self) -> Float[Tensor, " n"]:
-        """The parameters' gradients in these coordinates."""
+        """Return the gradient in these coordinates."""
         slopes = iter(self._slopes())
         parts = [self.scale[:0]]
         for entry in self._entries:
@@ -103,7 +105,7 @@ class Coordinates:
         return torch.cat(parts) * self.scale
 
     def _slopes(self) -> list[Tensor]:
-        """∂raw/∂x = (t − lower) / (∂t/∂raw) of each constrained parameter, t = lower + eˣ."""
+        """Return ∂raw/∂x = (t − lower) / (∂t/∂raw) of constrained parameters, t = lower + eˣ."""
         constrained = [e for e in self._entries if e.constraint is not None]
         raws = [e.parameter.detach().requires_grad_(True) for e in constrained]
         with torch.enable_grad():
@@ -138,16 +140,16 @@ def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Ite
 
 
 def _is_distance(module: Module, name: str) -> bool:
-    """Whether a parameter is a lengthscale in the units of the inputs."""
+    """Return whether a parameter is a lengthscale in the units of the inputs."""
     owner, _, last = name.rpartition(".")
     known = isinstance(module.get_submodule(owner), RBFKernel | MaternKernel | RQKernel)
     return known and last == "raw_lengthscale"
 
 
 def _shortest(spread: Float[Tensor, " D"], entry: _Entry) -> float:
-    """Least coordinate of a lengthscale; one that starts below it may stay there."""
+    """Return the lowest coordinate of a lengthscale; one that starts below it may stay there."""
     assert entry.constraint is not None
     narrowest = spread[spread > 0].amin().item() if (spread > 0).any() else 1.0
-    # Coordinates are logarithms of what is above the user's own limit, which may be longer.
+    # Coordinates are logarithms of the value above the user's own limit, which may be larger.
     above = _SHORTEST * narrowest - entry.constraint.lower_bound.max().item()
     return min(log(above) if above > 0 else -_FARTHEST, entry.read().min().item())

@@ -1,4 +1,4 @@
-"""The two loops, gone on with from every state that they ever wrote down."""
+"""Both optimisers, resumed from every state that they write."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from winnowgp.training.lbfgs import Stop, maximise
 
 
 def from_every_state(run: Callable[[CheckpointLog], Any]) -> int:
-    """Run whole, then from each state that was written; return how many there were."""
+    """Run without interruption, then from each state written; return the number of states."""
     expected = run(NO_CHECKPOINT_LOG)
     states: list[State] = []
 
@@ -29,7 +29,7 @@ def from_every_state(run: Callable[[CheckpointLog], Any]) -> int:
 
 
 class Banana:
-    """−(1 − x)² − 10 (y − x²)², its gradient a little wrong in a way that depends on the last call.
+    """−(1 − x)² − 10 (y − x²)², with an error of the gradient that depends on the last call.
 
     So that whoever forgets the last call ends elsewhere.
     """
@@ -65,7 +65,7 @@ class Banana:
     ids=["summit", "level", "soon", "iterations", "none"],
 )
 @pytest.mark.parametrize("fails_beyond", [1e9, 1.05])
-def test_a_climb(stop: Stop, fails_beyond: float) -> None:
+def test_lbfgs_resumes_from_every_state(stop: Stop, fails_beyond: float) -> None:
     def run(checkpoint_log: CheckpointLog) -> Any:
         banana, told = Banana(fails_beyond), list[int]()
         start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
@@ -78,15 +78,15 @@ def test_a_climb(stop: Stop, fails_beyond: float) -> None:
             checkpoint_log=checkpoint_log,
             scratch={"objective": banana},
         )
-        # Every step is told of once, in the run that takes it.
+        # Every step is reported once, in the run that takes it.
         assert told == list(range(found.iterations - len(told) + 1, found.iterations + 1))
         return found.x.tolist(), found.value, found.iterations, found.rejected
 
-    # Every step and the end; where a climb ends because of its last step, that is one and the same.
+    # One state per step and one at the end, unless the last step ends the optimisation.
     assert from_every_state(run) - run(NO_CHECKPOINT_LOG)[2] in (0, 1)
 
 
-def test_two_climbs_one_of_which_cannot_begin() -> None:
+def test_lbfgs_resumes_around_a_failed_start() -> None:
     from winnowgp.errors import TrainingError
 
     def run(checkpoint_log: CheckpointLog) -> Any:
@@ -113,7 +113,7 @@ def test_two_climbs_one_of_which_cannot_begin() -> None:
 
 
 class Noise:
-    """What an objective draws, one number a call."""
+    """Random numbers of an objective, one per call."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(3)
@@ -128,10 +128,10 @@ class Noise:
         self.generator.set_state(state["state"])
 
 
-@pytest.mark.parametrize("options", [{}, {"cooling": 0.1}, {"longest": 1.5}])
+@pytest.mark.parametrize("options", [{}, {"cooling": 0.1}, {"max_norm_ratio": 1.5}])
 @pytest.mark.parametrize("ends_at", [None, 1, 6])
-def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None:
-    """Steps beyond x = 0.6 fail, and are taken back."""
+def test_adam_resumes_from_every_state(options: dict[str, float], ends_at: int | None) -> None:
+    """Steps beyond x = 0.6 fail, and are reverted."""
 
     def run(checkpoint_log: CheckpointLog) -> Any:
         x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
@@ -156,11 +156,11 @@ def test_a_phase_of_adam(options: dict[str, float], ends_at: int | None) -> None
         )
         return x.tolist(), noise.next()
 
-    # The step at which it ends is not taken.
+    # The step at which the phase ends is not taken.
     assert from_every_state(run) == (13 if ends_at is None else ends_at)
 
 
-def test_what_was_decided_once_stays_decided() -> None:
+def test_once_returns_the_first_value() -> None:
     chances = iter([3, 4, 5, 6])
 
     def run(checkpoint_log: CheckpointLog) -> Any:
@@ -177,11 +177,11 @@ def test_what_was_decided_once_stays_decided() -> None:
 def with_memory_of_falls(
     steps: int, objective: Callable[[Tensor, Noise], Tensor]
 ) -> Callable[[CheckpointLog], Any]:
-    """A phase of Adam from x = 0 that goes back to before a fall."""
+    """Return a run of Adam from x = 0 that rolls back after divergence."""
 
     def run(checkpoint_log: CheckpointLog) -> Any:
         x, noise = torch.zeros((), dtype=torch.float64, requires_grad=True), Noise()
-        Adam(steps, deepest=1.0).maximise(
+        Adam(steps, rollback_threshold=1.0).maximise(
             lambda: objective(x, noise),
             [([x], 0.05)],
             scale=1.0,
@@ -195,8 +195,8 @@ def with_memory_of_falls(
 
 
 @pytest.mark.parametrize("steps", [12, 13, 40])
-def test_a_phase_of_adam_that_falls(steps: int) -> None:
-    """After twelve or thirteen steps it ends while it falls."""
+def test_adam_resumes_during_divergence(steps: int) -> None:
+    """After twelve or thirteen steps it ends during divergence."""
     run = with_memory_of_falls(
         steps, lambda x, noise: x * (1 + 0.1 * noise.next()) - 100 * (x > 0.52)
     )
@@ -204,14 +204,14 @@ def test_a_phase_of_adam_that_falls(steps: int) -> None:
     assert run(NO_CHECKPOINT_LOG)[0] < 0.52
 
 
-def test_a_phase_of_adam_in_noise_beyond_what_would_be_a_fall() -> None:
-    """Whoever forgets how noisy it was sees falls where the others saw none."""
+def test_adam_resumes_in_large_noise() -> None:
+    """A run that lost its noise estimate would see divergence where there is none."""
     run = with_memory_of_falls(60, lambda x, noise: x + 4 * noise.next())
     assert from_every_state(run) == 61
 
 
-def test_a_stage_that_could_not_begin_leaves_no_doubt_about_what_was_told() -> None:
-    """What happens before it is passed as soon as anything later was written."""
+def test_passed_ignores_stages_that_could_not_begin() -> None:
+    """A step is passed as soon as a later entry was written."""
     entries = {1: {"ended": True, "value": 0}, 3: {"ended": True, "value": 0}}
     checkpoint_log = CheckpointLog(lambda _: None, entries=entries)
     passed = []
@@ -221,8 +221,8 @@ def test_a_stage_that_could_not_begin_leaves_no_doubt_about_what_was_told() -> N
     assert [*passed, checkpoint_log.passed] == [True, True, True, False]
 
 
-def test_a_state_is_copied_whatever_kinds_of_tuples_it_holds() -> None:
-    """And no longer changes with what it was taken from."""
+def test_stage_copies_states_with_named_tuples() -> None:
+    """The copy does not change with its source."""
 
     class Pair(NamedTuple):
         best: Tensor

@@ -1,4 +1,4 @@
-"""Sources that are no larger than the sample are read a few times, not once a pass."""
+"""Sources that are no larger than the sample are read a few times, not in every pass."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ def fitted(source: Source) -> FitResult[SparseGP]:
     return fit(model, source, schedule=PLAN)
 
 
-def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> None:
+def test_fast_small_source_is_read_once() -> None:
     passes = 0
 
     def batches() -> Iterator[tuple[Any, Any]]:
@@ -35,33 +35,33 @@ def test_a_small_source_is_read_a_few_times_and_gives_the_fit_of_its_rows() -> N
         yield from ((X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7))
 
     found = fitted(standardised(BatchSource(batches)))
-    # Counting, units, all of them.
+    # One pass each for the count, the scalers and the rows.
     assert passes == 3
     expected = fitted(standardised(WHOLE))
-    assert found.bound == pytest.approx(expected.bound, rel=1e-10)
+    assert found.elbo == pytest.approx(expected.elbo, rel=1e-10)
     torch.testing.assert_close(found.posterior.Z, expected.posterior.Z)
 
 
-def test_a_larger_source_is_read_for_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_larger_source_is_read_in_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnowgp.training.fast.HELD", N - 1)
     source = Tracked(WHOLE)
     fitted(source)
     assert source.read > 20 * N
 
 
-def test_processes_that_share_a_small_source_keep_their_lanes(
+def test_fast_small_shared_source_keeps_shards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of them sums in as many runs as several do, for the same digits."""
+    """One process sums in as many shards as several do, for identical digits."""
     bounds = []
     for most in (0, N):
         monkeypatch.setattr("winnowgp.training.fast.HELD", most)
         source = BatchSource(lambda: iter([(X, Y)]))
-        bounds.append(fitted(shared(source)).bound)
+        bounds.append(fitted(shared(source)).elbo)
     assert bounds[0] == bounds[1]
 
 
-def test_a_sample_of_a_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_sample_of_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Dataset.of(torch.randn(N, 9).double(), torch.randn(N).double())
     monkeypatch.setattr("winnowgp.training.fast.NUMBERS", 120)
     monkeypatch.setattr("winnowgp.training.fast._FEWEST", 2)
@@ -71,7 +71,7 @@ def test_a_sample_of_a_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch
     assert sample.N == len(order) == 12
 
 
-def test_a_sample_of_a_table_however_wide_has_as_many_rows_as_schedules_look_at(
+def test_fast_sample_has_a_minimum_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = Dataset.of(torch.randn(5000, 1).double(), torch.randn(5000).double())

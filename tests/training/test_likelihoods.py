@@ -45,8 +45,8 @@ def data(y: torch.Tensor = LABELS) -> Dataset:
         pytest.param(FixedAlpha(0.05), marks=pytest.mark.unchecked),
     ],
 )
-def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of the eight starts that race to so few points, the two steadiest.
+def test_fast_schedule_any_likelihood_meets_goal(goal, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The two most reliable of the eight starts.
     every = FastSteps.starts
     monkeypatch.setattr(FastSteps, "starts", lambda steps, M: every(steps, M)[:2])
     schedule = FastSchedule(goal, n_candidates=20, rounds=2, iterations=40, inclusion_steps=10)
@@ -58,8 +58,8 @@ def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPat
     if isinstance(goal, Tolerance):
         assert fitted.elbo_gap <= 0.05 * 80 + 1e-6
     kept = fitted.model
-    assert fitted.bound == pytest.approx(kept.bound(data()).item(), abs=1e-5)
-    assert fitted.bound == pytest.approx(kept.fixed_bound(data()), abs=1e-5)
+    assert fitted.elbo == pytest.approx(kept.bound(data()).item(), abs=1e-5)
+    assert fitted.elbo == pytest.approx(kept.fixed_bound(data()), abs=1e-5)
     assert fitted.selection.frontier is not None
     assert int(fitted.selection.mask.sum()) == M
     assert fitted.upper_bound == float("inf")
@@ -69,12 +69,12 @@ def test_the_fast_schedule_keeps_its_promise(goal, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("batch_size", [None, 20])
 @pytest.mark.parametrize("gradient", [None, Relaxed(samples=2)])
-def test_the_papers_schedule_gives_the_same_kind_of_selection(batch_size, gradient) -> None:
+def test_paper_schedule_any_likelihood_returns_selection(batch_size, gradient) -> None:
     extra = {} if gradient is None else {"gradient": gradient}
     schedule = PaperSchedule(
         SquaredCardinality(12, 0.02),
         pre=30,
-        process=20,
+        joint=20,
         post=15,
         learning_rate=0.05,
         batch_size=batch_size,
@@ -82,24 +82,24 @@ def test_the_papers_schedule_gives_the_same_kind_of_selection(batch_size, gradie
     )
     start = model(12)
     fitted = fit(start, data(), schedule=schedule)
-    assert fitted.bound > start.bound(data())
+    assert fitted.elbo > start.bound(data())
     assert fitted.selection.inclusion.shape == (12,)
     assert fitted.selection.trace.shape == (20,)
     assert int(fitted.selection.mask.sum()) == fitted.posterior.M
-    assert fitted.bound == pytest.approx(fitted.model.bound(data()).item())
+    assert fitted.elbo == pytest.approx(fitted.model.bound(data()).item())
 
 
-def test_minibatches_that_are_all_rows_have_their_bound_on_average() -> None:
+def test_minibatches_of_one_pass_average_to_elbo() -> None:
     gp, told = model(10).with_best_q(data()), []
-    still = {"process": 0, "post": 0, "learning_rate": 1e-14}
+    still = {"joint": 0, "post": 0, "learning_rate": 1e-14}
     schedule = PaperSchedule(SquaredCardinality(10, 0.1), pre=4, batch_size=20, **still)
-    fit(gp, data(), schedule=schedule, on_progress=lambda step: told.append(step.objective))
+    fit(gp, data(), schedule=schedule, callbacks=lambda step: told.append(step.objective))
     assert len(told) == 4
     assert max(told) - min(told) > 0.1
     assert sum(told) / 4 == pytest.approx(gp.bound(data()).item(), rel=1e-9)
 
 
-def test_minibatches_are_refused_by_the_collapsed_bound() -> None:
+def test_paper_schedule_sgpr_with_minibatches_raises() -> None:
     gp = SparseGP(ScaleKernel(RBFKernel()), X[::8])
     schedule = PaperSchedule(SquaredCardinality(10, 0.1), pre=1, batch_size=20)
     with pytest.raises(InputError, match="needs all rows at once"):
@@ -108,12 +108,12 @@ def test_minibatches_are_refused_by_the_collapsed_bound() -> None:
         PaperSchedule(SquaredCardinality(10, 0.1), batch_size=0)
 
 
-def test_targets_are_checked_before_anything_is_fitted() -> None:
+def test_fit_invalid_targets_raises() -> None:
     with pytest.raises(InputError, match=r"Bernoulli targets must be 0 or 1; got 0\.5"):
         fit(model(), data(torch.full((80,), 0.5, dtype=torch.float64)))
 
 
-def test_levels_and_scales_that_fits_start_from() -> None:
+def test_initial_levels_and_variances_follow_targets() -> None:
     counts = data(torch.full((80,), 37.0, dtype=torch.float64))
     assert best_level(PoissonLikelihood(), counts).item() == pytest.approx(37, abs=0.5)
     rare = data((torch.arange(80) < 8).double())
@@ -130,7 +130,7 @@ def test_levels_and_scales_that_fits_start_from() -> None:
         assert noise_of(likelihood) is None
 
 
-def test_prediction_times_count_every_latent_function(monkeypatch) -> None:
+def test_measured_predict_us_counts_latent_functions(monkeypatch) -> None:
     seen = []
 
     def watched(*arguments, **named) -> Posterior:

@@ -24,7 +24,7 @@ FRONTIER = frontier(0.0, 50.0, 80.0, 90.0, 91.0, 89.0)
 @pytest.mark.parametrize(
     ("goal", "size"),
     [
-        # With ten rows, τ nats a row are 10 τ nats.
+        # With ten rows, τ nats per row are 10 τ nats.
         (Tolerance(0.05), 4),
         (Tolerance(0.1), 3),
         (Tolerance(1.0), 3),
@@ -34,7 +34,7 @@ FRONTIER = frontier(0.0, 50.0, 80.0, 90.0, 91.0, 89.0)
         (Tolerance(math.inf), 0),
         (MaxPoints(1), 1),
         (MaxPoints(3), 3),
-        # Five are allowed, and not worth having.
+        # Five are allowed, and the fifth has no gain.
         (MaxPoints(5), 4),
         (MaxPoints(100), 4),
         # L − α M²: the gains 50, 30, 10, 1 against α times 1, 3, 5, 7.
@@ -46,41 +46,41 @@ FRONTIER = frontier(0.0, 50.0, 80.0, 90.0, 91.0, 89.0)
         (FixedAlpha(51.0), 0),
     ],
 )
-def test_a_goal_names_a_size(goal: Goal, size: int) -> None:
+def test_goal_size_on_frontier(goal: Goal, size: int) -> None:
     assert goal.size(FRONTIER, reference=91.0) == size
 
 
-def test_a_tolerance_is_measured_from_the_reference() -> None:
+def test_tolerance_size_depends_on_reference() -> None:
     assert Tolerance(0.2).size(FRONTIER, reference=91.0) == 3
     assert Tolerance(0.2).size(FRONTIER, reference=92.5) == 4
-    # Nothing comes so near: the best there is.
+    # No size is within the tolerance: the best one.
     assert Tolerance(0.2).size(FRONTIER, reference=200.0) == 4
 
 
-def test_the_other_goals_know_no_reference() -> None:
+def test_other_goals_ignore_reference() -> None:
     for goal in (MaxPoints(3), FixedAlpha(0.2)):
         assert goal.size(FRONTIER, reference=1e6) == goal.size(FRONTIER, reference=-1e6) == 3
 
 
-def test_without_candidates_there_are_no_points() -> None:
+def test_goal_size_without_candidates_is_zero() -> None:
     for goal in (MaxPoints(3), FixedAlpha(0.2), Tolerance()):
         assert goal.size(frontier(-3.0), reference=-3.0) == 0
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, math.inf, math.nan])
-def test_a_bad_alpha_is_named(alpha: float) -> None:
+def test_fixed_alpha_invalid_raises(alpha: float) -> None:
     with pytest.raises(InputError, match=r"`alpha` must be positive.*got .*Larger values keep few"):
         FixedAlpha(alpha)
 
 
 @pytest.mark.parametrize("nats", [0.0, -0.1, math.nan])
-def test_a_bad_tolerance_is_named(nats: float) -> None:
+def test_tolerance_invalid_raises(nats: float) -> None:
     with pytest.raises(InputError, match=r"`tolerance` must be positive nats.*got .*Larger values"):
         Tolerance(nats)
 
 
 @pytest.mark.parametrize("points", [0, -3])
-def test_a_bad_number_of_points_is_named(points: int) -> None:
+def test_max_points_invalid_raises(points: int) -> None:
     with pytest.raises(InputError, match=rf"`max_points` must be at least 1; got {points}"):
         MaxPoints(points)
 
@@ -101,5 +101,5 @@ FITS = [(9, 90.0), (6, 89.5), (3, 80.0), (6, 89.4)]
         (FixedAlpha(1.0), 2),
     ],
 )
-def test_of_several_fits_a_goal_takes_the_one_that_serves_it_best(goal: Goal, index: int) -> None:
+def test_goal_best_of_several_fits(goal: Goal, index: int) -> None:
     assert goal.best(FITS, N=10) == index

@@ -1,4 +1,4 @@
-"""Where a fit starts: every start is climbed, and the best mode is found."""
+"""Initial hyper-parameters: several starts, of which the best mode is found."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 
 def data(N: int = 50, D: int = 1, seed: int = 0) -> Dataset:
-    """A fast oscillation with little noise in the first column; the others say nothing."""
+    """A fast oscillation with little noise in the first column; the others are irrelevant."""
     g = torch.Generator().manual_seed(seed)
     X = 2 * torch.rand(N, D, generator=g, dtype=torch.float64) - 1
     y = torch.sin(9 * X[:, 0]) + 0.1 * torch.randn(N, generator=g, dtype=torch.float64)
@@ -32,12 +32,12 @@ def warm(gp: SparseGP, rows: Dataset, seed: int = 0, **arguments) -> SparseGP:
 
 
 def smooth_start(rows: Dataset) -> SparseGP:
-    """In the basin of the mode that takes the oscillation for noise."""
+    """A model near the mode that explains the oscillation as noise."""
     kernel = ScaleKernel(RBFKernel()).initialize(**{"base_kernel.lengthscale": 30.0})
     return model(rows, kernel, noise=1.0)
 
 
-def test_the_better_of_two_modes_is_found_from_the_basin_of_the_worse() -> None:
+def test_initialise_finds_the_better_mode() -> None:
     rows = data()
     alone = smooth_start(rows).with_candidates(rows.X[:0])
     worse = maximise_elbo(
@@ -59,19 +59,19 @@ def test_the_better_of_two_modes_is_found_from_the_basin_of_the_worse() -> None:
         for s in torch.logspace(-2, 1.5, 30).tolist()
         for n in (0.003, 0.01, 0.03, 0.3, 1.0)
     ]
-    # The stopping rule leaves 1e-3 nats a row and ten iterations.
+    # The stopping rule leaves 1e-3 nats per row and ten iterations.
     assert evidence > max(grid) - 1e-3 * rows.N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_on_energy_the_mode_with_little_noise_is_found(paper_data: None, seed: int) -> None:
+def test_initialise_energy_finds_low_noise_mode(paper_data: None, seed: int) -> None:
     raw = load_table("energy").dataset()
     rows = Dataset(Standardiser.of(raw.X).forward(raw.X), Standardiser.of(raw.Y).forward(raw.Y))
     gp = SparseGP(ScaleKernel(RBFKernel(ard_num_dims=rows.D)), rows.X[:0])
     assert warm(gp, rows, seed, stages=(120, 240)).noise < 0.01
 
 
-def test_the_result_has_no_candidates_and_the_users_model_is_untouched() -> None:
+def test_initialise_returns_no_candidates_and_keeps_input() -> None:
     rows = data()
     gp = model(rows)
     before = {name: p.detach().clone() for name, p in gp.named_parameters()}
@@ -92,7 +92,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
-def test_any_kernel_is_warmed_up_to_no_less_evidence_than_it_had(kernel) -> None:
+def test_initialise_any_kernel_does_not_lower_evidence(kernel) -> None:
     rows = data(N=30, D=2)
     gp = model(rows, kernel())
     assert warm(gp, rows).dense_bound(rows)() >= gp.dense_bound(rows)()
@@ -115,7 +115,7 @@ def constant(N: int) -> Dataset:
     ],
     ids=["N=1", "N=2", "N=1, zero", "zeros", "one place", "rows twice"],
 )
-def test_odd_data_still_give_a_finite_start(rows: Dataset) -> None:
+def test_initialise_degenerate_data_is_finite(rows: Dataset) -> None:
     gp = model(rows)
     found = warm(gp, rows)
     assert all(p.isfinite().all() for p in found.parameters())
@@ -123,7 +123,7 @@ def test_odd_data_still_give_a_finite_start(rows: Dataset) -> None:
     assert found.dense_bound(rows)() >= gp.dense_bound(rows)()
 
 
-def test_what_is_frozen_stays() -> None:
+def test_initialise_frozen_parameters_stay() -> None:
     rows = data()
     gp = model(rows)
     frozen = gp.kernel.get_parameter("base_kernel.raw_lengthscale").requires_grad_(False)
@@ -142,7 +142,7 @@ def lengthscale(gp: SparseGP) -> Tensor:
 @pytest.mark.parametrize(
     ("D", "factors"), [(1, (1.0, 0.1)), (3, (3**0.5, 1.0, 0.1)), (4, (2.0, 1.0))]
 )
-def test_the_starts_are_the_model_as_given_and_others_scaled_to_the_data(
+def test_starting_points_include_model_and_scaled_variants(
     D: int, factors: tuple[float, ...]
 ) -> None:
     rows = data(D=D)
@@ -162,7 +162,7 @@ def test_the_starts_are_the_model_as_given_and_others_scaled_to_the_data(
         assert start.K == 0
 
 
-def test_a_shared_lengthscale_starts_at_the_mean_spread_of_its_own_columns() -> None:
+def test_starting_points_shared_lengthscale_uses_mean_spread() -> None:
     rows = data(D=3)
     rows = Dataset(rows.X * torch.tensor([1.0, 4.0, 100.0], dtype=torch.float64), rows.Y)
     gp = model(rows, ScaleKernel(RBFKernel(active_dims=(0, 1))))
@@ -170,7 +170,7 @@ def test_a_shared_lengthscale_starts_at_the_mean_spread_of_its_own_columns() -> 
     torch.testing.assert_close(lengthscale(starting_points(gp, rows)[4])[0], spread)
 
 
-def test_a_mean_is_learnt_along() -> None:
+def test_initialise_learns_mean() -> None:
     rows = data()
     rows = Dataset(rows.X, rows.Y + 5)
     gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], mean=ConstantMean())
@@ -179,14 +179,14 @@ def test_a_mean_is_learnt_along() -> None:
     assert abs(mean.item() - 5) < 0.7
 
 
-def test_a_lengthscale_kept_between_limits_starts_between_them() -> None:
+def test_starting_points_respect_lengthscale_constraint() -> None:
     rows = data()
     base = RBFKernel(lengthscale_constraint=Interval(0.01, 0.3))
     found = warm(model(rows, ScaleKernel(base)), rows)
     assert 0.01 < lengthscale(found).item() < 0.3
 
 
-def test_columns_chosen_by_the_outer_kernel_are_seen_by_the_inner_one() -> None:
+def test_starting_points_nested_active_dims() -> None:
     rows = data(N=20, D=3)
     gp = model(rows, ScaleKernel(RBFKernel(ard_num_dims=2), active_dims=(0, 1)))
     assert warm(gp, rows).dense_bound(rows)() > gp.dense_bound(rows)()

@@ -1,4 +1,4 @@
-"""CallbackList: ending a phase early, several at once, and the numbers of a step."""
+"""Callbacks: early stopping, notification, saved states, and metrics."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from winnowgp.training import (
     Progress,
     Tolerance,
 )
-from winnowgp.training.callbacks import inclusions, step_metrics
+from winnowgp.training.callbacks import CallbackStates, inclusions, notify, step_metrics
 
 
 def step(number: int, objective: float, phase: str = "pre-train", **words: Any) -> Progress:
-    asked: dict[str, Any] = {"inclusion": None, "candidates": torch.zeros(3, 1), **words}
+    asked: dict[str, Any] = {"inclusion": None, "candidates": (torch.zeros(3, 1),), **words}
     return Progress(phase, number, 100, objective, **asked)
 
 
@@ -38,15 +38,15 @@ def stopped_at(callback: Callback, objectives: list[float], phase: str = "pre-tr
 
 @pytest.mark.parametrize(
     ("gain", "ends"),
-    # With patience 3 two windows of 3 differ by 3 gains a step.
+    # With patience 3, two windows of 3 differ by 3 gains per step.
     [(1.0, None), (0.34, None), (0.33, 6), (0.0, 6), (-5.0, 6)],
 )
-def test_a_phase_ends_once_a_window_gains_too_little(gain: float, ends: int | None) -> None:
+def test_early_stopping_small_gain_ends_phase(gain: float, ends: int | None) -> None:
     objectives = [gain * number for number in range(20)]
     assert stopped_at(EarlyStopping(3, least_gain=1.0), objectives) == ends
 
 
-def test_it_ends_where_the_rise_ends_and_one_lucky_step_does_not_matter() -> None:
+def test_early_stopping_ignores_single_outliers() -> None:
     rising = [float(number) for number in range(10)]
     # Means of two windows of 4: equal to within 0.5 once seven of eight are level.
     level = rising + 10 * [9.0]
@@ -58,7 +58,7 @@ def test_it_ends_where_the_rise_ends_and_one_lucky_step_does_not_matter() -> Non
     assert stopped_at(EarlyStopping(4, 0.5), lucky) is None
 
 
-def test_each_phase_is_judged_by_its_own_steps() -> None:
+def test_early_stopping_judges_each_phase_alone() -> None:
     callback = EarlyStopping(2, 1.0)
     assert stopped_at(callback, [0.0, 0.0, 0.0], "a") is None
     assert stopped_at(callback, [0.0, 0.0, 0.0], "b") is None
@@ -70,7 +70,7 @@ def test_each_phase_is_judged_by_its_own_steps() -> None:
     assert stopped_at(picky, 9 * [0.0], "a") == 4
 
 
-def test_it_goes_on_counting_where_it_was_stopped() -> None:
+def test_early_stopping_state_is_restored() -> None:
     first, second = EarlyStopping(2, 1.0), EarlyStopping(2, 1.0)
     assert stopped_at(first, [0.0, 0.0, 0.0]) is None
     second.load_state_dict(first.state_dict())
@@ -79,7 +79,7 @@ def test_it_goes_on_counting_where_it_was_stopped() -> None:
 
 
 @pytest.mark.parametrize(("patience", "gain"), [(0, 1.0), (3, -1.0), (3, float("nan"))])
-def test_senseless_patience_is_refused(patience: int, gain: float) -> None:
+def test_early_stopping_invalid_patience_raises(patience: int, gain: float) -> None:
     with pytest.raises(InputError, match="`patience` must be at least 1"):
         EarlyStopping(patience, gain)
 
@@ -99,14 +99,14 @@ def data() -> Dataset:
 
 
 @pytest.mark.parametrize("phase", ["pre-train", "inclusion", "post-train"])
-def test_a_phase_of_adam_that_ends_early_leaves_what_so_many_steps_reach(phase: str) -> None:
-    """The step at which it ends is not taken: two steps are told of, one is taken."""
+def test_end_phase_adam_keeps_parameters_so_far(phase: str) -> None:
+    """The step at which a phase ends is not taken: two steps are reported, one is taken."""
     model = SparseGP(ScaleKernel(RBFKernel()), data().X[:8], noise=0.1)
     prior = SquaredCardinality(8, 0.1)
-    steps: dict[str, Any] = {"pre": 4, "process": 4, "post": 4}
+    steps: dict[str, Any] = {"pre": 4, "joint": 4, "post": 4}
     told: list[tuple[str, int]] = []
     found = fit(
-        model, data(), schedule=PaperSchedule(prior, **steps), on_progress=end(phase, 2, told)
+        model, data(), schedule=PaperSchedule(prior, **steps), callbacks=end(phase, 2, told)
     )
     phases = ["pre-train", "inclusion", "post-train"]
     assert told == [(p, n) for p in phases for n in range(1, 3 if p == phase else 5)]
@@ -118,56 +118,60 @@ def test_a_phase_of_adam_that_ends_early_leaves_what_so_many_steps_reach(phase: 
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("phase", ["warm up", "choose", "move"])
-def test_phases_of_the_fast_schedule_can_end_early_too(phase: str) -> None:
+@pytest.mark.parametrize("phase", ["initialisation", "selection", "optimisation"])
+def test_end_phase_fast_schedule_continues(phase: str) -> None:
     rows = data()
     told: list[tuple[str, int]] = []
     found = fit(
         SparseGP(ScaleKernel(RBFKernel()), rows.X[:0]),
         rows,
         schedule=FastSchedule(Tolerance(0.1), n_candidates=16),
-        on_progress=end(phase, 1, told),
+        callbacks=end(phase, 1, told),
     )
     assert found.posterior.M > 0
-    assert {p for p, _ in told} == {"warm up", "choose", "move"}
-    assert (max(n for p, n in told if p == "move") == 1) is (phase == "move")
+    assert {p for p, _ in told} == {"initialisation", "selection", "optimisation"}
+    assert (max(n for p, n in told if p == "optimisation") == 1) is (phase == "optimisation")
 
 
-def test_all_watchers_are_told_before_the_phase_ends() -> None:
+def test_notify_calls_all_callbacks_before_end_phase() -> None:
     first: list[tuple[str, int]] = []
     last: list[Progress] = []
-    both = CallbackList(end("pre-train", 1, first), last.append)
     with pytest.raises(EndPhase):
-        both(step(1, 0.0))
+        notify([end("pre-train", 1, first), last.append], step(1, 0.0))
     assert len(first) == len(last) == 1
 
 
-def test_watchers_remember_for_each_of_them() -> None:
-    a = CallbackList(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+def test_callback_states_restore_matching_callbacks() -> None:
+    callbacks = [EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0)]
     for number in (1, 2, 3):
-        a.callbacks[2](step(number, float(number)))
-    b = CallbackList(EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0))
+        callbacks[2](step(number, float(number)))
+    a = CallbackStates(callbacks)
+    b = CallbackStates([EarlyStopping(2, 1.0), print, EarlyStopping(3, 1.0)])
     b.load_state_dict(a.state_dict())
     assert b.state_dict() == a.state_dict()
-    assert a.state_dict()["watchers"][2]["EarlyStopping"]["seen"] == [1.0, 2.0, 3.0]
-    # Others in their place are left alone.
-    CallbackList(print, EarlyStopping()).load_state_dict(a.state_dict())
+    kind, state = b.state_dict()["callbacks"][2]
+    assert (kind, state["objectives"]) == ("EarlyStopping", [1.0, 2.0, 3.0])
+    # Callbacks of other classes are not changed.
+    other = EarlyStopping()
+    CallbackStates([print, print, print, other]).load_state_dict(a.state_dict())
+    CallbackStates([print, other]).load_state_dict(a.state_dict())
+    assert other.state_dict() == EarlyStopping().state_dict()
 
 
-def test_the_numbers_of_a_step() -> None:
+def test_step_metrics_of_one_candidate_set() -> None:
     inclusion = torch.tensor([0.25, 0.5, 1.0])
-    told = step(1, -3.0, "inclusion", inclusion=inclusion)
+    told = step(1, -3.0, "inclusion", inclusion=(inclusion,))
     assert step_metrics(told) == {
         "objective/inclusion": -3.0,
         "points": 3.0,
         "expected points": 1.75,
     }
-    assert step_metrics(step(1, float("-inf"), "warm up")) == {"points": 3.0}
+    assert step_metrics(step(1, float("-inf"), "initialisation")) == {"points": 3.0}
     assert list(inclusions(told)) == ["inclusion"]
     assert inclusions(step(1, 0.0)) == {}
 
 
-def test_the_numbers_of_a_step_of_a_deep_model() -> None:
+def test_step_metrics_of_deep_model() -> None:
     told: list[Progress] = []
     y = data().Y[:, 0].numpy()
     DeepGPRegressor(
@@ -178,7 +182,7 @@ def test_the_numbers_of_a_step_of_a_deep_model() -> None:
         n_candidates=6,
         hidden_mean="zero",
         random_state=0,
-        on_progress=told.append,
+        callbacks=told.append,
     ).fit(data().X.numpy(), y)
     pre, inclusion, _ = (step_metrics(each) for each in told)
     assert pre == {

@@ -1,4 +1,4 @@
-"""The default schedule of deep models, end to end on a step."""
+"""The fast schedule of deep GPs on a step function."""
 
 import math
 from itertools import pairwise
@@ -8,8 +8,17 @@ import torch
 
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
-from winnowgp.models import deep_sites
-from winnowgp.training import FastSchedule, FitResult, FixedAlpha, MaxCost, Progress, Tolerance, fit
+from winnowgp.models import DeepGP, deep_sites
+from winnowgp.training import (
+    DeepTraining,
+    FastSchedule,
+    FitResult,
+    FixedAlpha,
+    MaxCost,
+    Progress,
+    Tolerance,
+    fit,
+)
 from winnowgp.training.schedules import estimate_elbo
 
 
@@ -18,12 +27,26 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def schedule(goal=None, **options) -> FastSchedule:
-    given = {"layerwise": 5, "pre": 15, "post": 10, "rounds": 1, "inclusion_steps": 5, **options}
-    return FastSchedule(goal or FixedAlpha(0.5), **given)
+    rounds = options.pop("rounds", 1)
+    training = DeepTraining(**{"layerwise": 5, "pre": 15, "post": 10, **options})
+    return FastSchedule(goal or FixedAlpha(0.5), rounds=rounds, inclusion_steps=5, deep=training)
+
+
+@pytest.fixture
+def unpruned(monkeypatch: pytest.MonkeyPatch) -> list[DeepGP]:
+    """The models that were pruned, in order."""
+    models, prune = [], DeepGP.prune
+
+    def recorded(model: DeepGP, masks) -> DeepGP:
+        models.append(model)
+        return prune(model, masks)
+
+    monkeypatch.setattr(DeepGP, "prune", recorded)
+    return models
 
 
 def check(fitted: FitResult, sizes: tuple[int, ...]) -> None:
-    """What every fit owes."""
+    """Check what holds for every fit."""
     assert tuple(each.M for each in fitted.selections) == fitted.model.sizes == fitted.posterior.M
     assert tuple(each.K for each in fitted.selections) == sizes
     assert tuple(len(each) for each in fitted.candidates) == sizes
@@ -33,71 +56,71 @@ def check(fitted: FitResult, sizes: tuple[int, ...]) -> None:
         assert each.alpha is not None
         assert each.frontier is not None
         assert torch.equal(each.mask, each.frontier.best_for_alpha(each.alpha).mask)
-        # The probabilities know of the choice.
+        # Inclusion is higher for selected points.
         assert each.inclusion[each.mask].mean() > each.inclusion[~each.mask].sum() / sizes[0]
         assert torch.isfinite(each.trace).all()
-    assert math.isfinite(fitted.bound)
+    assert math.isfinite(fitted.elbo)
     assert fitted.elbo_gap >= 0
 
 
-def test_what_is_given_up_is_what_dropping_points_cost() -> None:
-    """Nothing was trained before or after: the same samples with all points and with those kept."""
+def test_fit_deep_elbo_gap_is_cost_of_pruning() -> None:
+    """Nothing is trained after pruning; both ELBOs use the same samples."""
     data, model = step_data(), started()
     plan = schedule(FixedAlpha(3.0), layerwise=0, pre=30, post=0)
     seen = []
-    fitted = fit(model, data, schedule=plan, on_progress=seen.append)
+    fitted = fit(model, data, schedule=plan, callbacks=seen.append)
     cost = seen[-1].objective - estimate_elbo(fitted.model, data, generator=seeded(), samples=64)
-    assert seen[-1].phase == "choose"
+    assert seen[-1].phase == "selection"
     assert cost > 1
     assert fitted.elbo_gap == pytest.approx(cost, rel=0.3)
 
 
-def test_steps_that_rounds_cannot_share_evenly_are_taken_all_the_same() -> None:
+def test_fit_deep_uneven_rounds_take_all_steps() -> None:
     seen = []
     plan = schedule(layerwise=0, pre=5, post=0, rounds=3)
-    fit(started(), step_data(), schedule=plan, on_progress=seen.append)
+    fit(started(), step_data(), schedule=plan, callbacks=seen.append)
     assert sum(each.phase == "pre-train" for each in seen) == 5
 
 
 @pytest.mark.parametrize("hidden_mean", ["identity", pytest.param("zero", marks=pytest.mark.slow)])
-def test_it_keeps_few_points_and_most_of_the_bound(hidden_mean: str) -> None:
+def test_fit_deep_selects_few_points_with_high_elbo(hidden_mean: str) -> None:
     data, model = step_data(), started(hidden_mean=hidden_mean, connected=hidden_mean == "zero")
     fitted = fit(model, data, schedule=schedule(pre=40, post=30, natural_rate=0.5))
     check(fitted, (8, 8))
     assert sum(fitted.model.sizes) < 14
     before = estimate_elbo(model, data, generator=seeded())
-    assert fitted.bound > before + 20
-    # The posterior is that of the final model, and says what was seen.
+    assert fitted.elbo > before + 20
+    # The posterior is that of the final model, and predicts the data.
     found = fitted.posterior.predict(data.X).mean
     assert torch.equal(found, fitted.model.posterior().predict(data.X).mean)
     assert (found - data.Y).square().mean() < 0.3 * data.Y.var()
     again = estimate_elbo(fitted.model, data, generator=seeded(7), samples=64)
-    assert fitted.bound == pytest.approx(again, abs=4)
+    assert fitted.elbo == pytest.approx(again, abs=4)
     full = fit(model, data, schedule=schedule(FixedAlpha(1e-9), pre=40, post=30, natural_rate=0.5))
-    assert fitted.bound > full.bound - 0.3 * data.N
+    assert fitted.elbo > full.elbo - 0.3 * data.N
 
 
 @pytest.mark.parametrize(
     "seen", ["bernoulli", "student", pytest.param("softmax", marks=pytest.mark.slow)]
 )
-def test_other_likelihoods_and_minibatches_serve_too(seen: str) -> None:
+def test_fit_deep_other_likelihoods_and_minibatches(seen: str) -> None:
     data, model = step_data(seen), started(seen, K=6)
     fitted = fit(model, data, schedule=schedule(batch_size=16))
     check(fitted, (6, 6))
-    assert fitted.bound > estimate_elbo(model, data, generator=seeded())
+    assert fitted.elbo > estimate_elbo(model, data, generator=seeded())
     density = fitted.posterior.log_density(data.X, data.Y)
     assert density.mean() > model.posterior().log_density(data.X, data.Y).mean()
 
 
 @pytest.mark.slow
-def test_three_layers() -> None:
+def test_fit_deep_three_layers() -> None:
     data = step_data()
     fitted = fit(started(widths=(2, 1), K=5, connected=True), data, schedule=schedule())
     check(fitted, (5, 5, 5))
     assert len(fitted.selections) == 3
 
 
-def test_the_posterior_predicts_with_points_that_were_trained_after_the_choice() -> None:
+def test_fit_deep_posterior_has_points_trained_after_pruning() -> None:
     data, model = step_data(), started()
     untouched = fit(model, data, schedule=schedule(post=0))
     trained = fit(model, data, schedule=schedule(post=10))
@@ -109,7 +132,7 @@ def test_the_posterior_predicts_with_points_that_were_trained_after_the_choice()
         assert not torch.equal(trained.model.layers[number].candidates, fitted[kept.mask])
 
 
-def test_goals_are_kept() -> None:
+def test_fit_deep_goals_are_met() -> None:
     data, model = step_data(), started()
     budget = fit(model, data, schedule=schedule(MaxCost(20.0), post=0))
     assert sum(each.M**2 for each in budget.selections) <= 20
@@ -127,27 +150,24 @@ def test_goals_are_kept() -> None:
     assert one_each.model.sizes[0] > 1
 
 
-def test_pruning_keeps_what_the_statistics_promise_of_the_last_layer() -> None:
-    """With all points kept nothing is lost, and q(u) of the last layer is the best there is."""
+def test_fit_deep_pruning_nothing_keeps_elbo(
+    unpruned: list[DeepGP],
+) -> None:
+    """With all points selected nothing is lost, and q(u) of the last layer is optimal."""
     data, model = step_data(), started()
-    told: list[Progress] = []
-    fitted = fit(
-        model,
-        data,
-        schedule=schedule(FixedAlpha(1e-12), post=0),
-        on_progress=told.append,
-    )
-    trained = next(p.model for p in told if p.phase == "pre-train")
-    before = estimate_elbo(trained, data, generator=seeded(5), samples=200)
+    fitted = fit(model, data, schedule=schedule(FixedAlpha(1e-12), post=0))
+    before = estimate_elbo(unpruned[0], data, generator=seeded(5), samples=200)
     after = estimate_elbo(fitted.model, data, generator=seeded(5), samples=200)
     assert after > before - 0.1
 
 
-def test_of_two_ways_to_give_pruned_layers_their_q_the_better_is_taken() -> None:
-    data, told = step_data(), []
+def test_fit_deep_pruned_q_is_the_better_of_two(
+    unpruned: list[DeepGP],
+) -> None:
+    data = step_data()
     plan = schedule(pre=3, post=0)
-    fitted = fit(started(), data, schedule=plan, on_progress=told.append)
-    full = next(p.model for p in told if p.phase == "pre-train")
+    fitted = fit(started(), data, schedule=plan)
+    full = unpruned[0]
     sites = deep_sites(full, data, eps=full.base_samples(data.N, 16, seeded()))
     marginal = full.prune([each.mask for each in fitted.selections])
     best = [s.improved(layer) for layer, s in zip(marginal.layers, sites, strict=True)]
@@ -159,10 +179,10 @@ def test_of_two_ways_to_give_pruned_layers_their_q_the_better_is_taken() -> None
     assert found > max(bounds) - 0.5
 
 
-def test_progress_tells_phases_in_order() -> None:
+def test_fit_deep_reports_phases_in_order() -> None:
     told: list[Progress] = []
     plan = schedule(layerwise=2, pre=3, post=1)
-    fit(started(hidden_mean="zero"), step_data(), schedule=plan, on_progress=told.append)
+    fit(started(hidden_mean="zero"), step_data(), schedule=plan, callbacks=told.append)
     assert [(p.phase, p.step, p.steps) for p in told] == [
         ("layer 1", 1, 2),
         ("layer 1", 2, 2),
@@ -171,15 +191,15 @@ def test_progress_tells_phases_in_order() -> None:
         ("pre-train", 1, 3),
         ("pre-train", 2, 3),
         ("pre-train", 3, 3),
-        ("choose", 1, 1),
+        ("selection", 1, 1),
         ("post-train", 1, 1),
     ]
-    assert all((p.inclusion is not None) == (p.phase == "choose") for p in told)
+    assert all((p.inclusion is not None) == (p.phase == "selection") for p in told)
     (chosen,) = [p.inclusion for p in told if p.inclusion is not None]
     assert [len(each) for each in chosen] == [8, 8]
 
 
-def test_frozen_points_stay_where_they_are() -> None:
+def test_fit_deep_frozen_points_stay() -> None:
     model, data = started(), step_data()
     for layer in model.layers:
         layer.candidates.requires_grad_(False)
@@ -188,25 +208,27 @@ def test_frozen_points_stay_where_they_are() -> None:
         assert torch.equal(fitted.model.layers[number].candidates, layer.candidates[kept.mask])
 
 
-def test_bad_plans_are_named() -> None:
-    for bad in ({"layerwise": -1}, {"pre": -1}, {"post": -1}, {"samples": 0}, {"rounds": 0}):
-        with pytest.raises(InputError, match=r"zero or more steps, `samples` and `rounds`"):
+def test_fit_deep_invalid_settings_raise() -> None:
+    for bad in ({"layerwise": -1}, {"pre": -1}, {"post": -1}, {"samples": 0}):
+        with pytest.raises(InputError, match=r"zero or more steps and `samples` at least one"):
             schedule(**bad)
+    with pytest.raises(InputError, match="`rounds` and `iterations` must be at least 1"):
+        schedule(rounds=0)
     with pytest.raises(InputError, match="`batch_size` must be at least 1; got 0"):
-        FastSchedule(batch_size=0)
+        DeepTraining(batch_size=0)
     with pytest.raises(InputError, match="one for each of 2 layers"):
         fit(started(), step_data(), schedule=schedule(FixedAlpha((0.1, 0.2, 0.3)), pre=1))
 
 
-def test_points_are_dropped_in_rounds_along_a_path_to_the_goal() -> None:
+def test_fit_deep_rounds_prune_towards_goal() -> None:
     told: list[Progress] = []
     plan = schedule(layerwise=2, pre=9, post=1, rounds=3)
-    fitted = fit(started(), step_data(), schedule=plan, on_progress=told.append)
-    phases = [(p.phase, p.step) for p in told if p.phase in ("pre-train", "choose")]
-    assert phases == [("pre-train", 1), ("pre-train", 2), ("pre-train", 3), ("choose", 1)] * 3
-    sizes = [p.model.sizes for p in told if p.phase == "choose"]
+    fitted = fit(started(), step_data(), schedule=plan, callbacks=told.append)
+    phases = [(p.phase, p.step) for p in told if p.phase in ("pre-train", "selection")]
+    assert phases == [("pre-train", 1), ("pre-train", 2), ("pre-train", 3), ("selection", 1)] * 3
+    sizes = [tuple(map(len, p.candidates)) for p in told if p.phase == "selection"]
     assert all(a >= b for one, two in pairwise(sizes) for a, b in zip(one, two, strict=True))
     assert sizes[0] < (8, 8)
     assert sizes[-1] == fitted.model.sizes
-    # The last choice is among what the rounds before left.
+    # The last selection is among the points that earlier rounds kept.
     assert tuple(each.K for each in fitted.selections) == sizes[1]

@@ -1,4 +1,4 @@
-"""Fits that are stopped while somebody watches, and who is reminded of what."""
+"""Callbacks of interrupted fits: saved and restored states."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from winnowgp.training import EndPhase, Progress
 
 
 class Counter:
-    """A watcher with a memory."""
+    """A callback with state."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -29,7 +29,7 @@ class Counter:
         self.steps = state["steps"]
 
 
-def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
+def test_callback_state_numpy_scalars_are_restored(tmp_path: Path) -> None:
     class Best(Counter):
         best, lucky = np.float64(-np.inf), np.bool_(False)
 
@@ -45,17 +45,17 @@ def test_a_watcher_may_remember_scalars_of_numpy(tmp_path: Path) -> None:
             self.best, self.steps = state["best"], state["steps"]
 
     told: list[float] = []
-    fitted(None, on_progress=lambda p: told.append(p.objective))
+    fitted(None, callbacks=lambda p: told.append(p.objective))
     with pytest.raises(Stopped):
-        fitted(Checkpoint(tmp_path, 0), on_progress=Best())
+        fitted(Checkpoint(tmp_path, 0), callbacks=Best())
     callback = Best()
-    # It stops once more, at the step that was not taken.
+    # It stops once more at the step that was not taken.
     with pytest.raises(Stopped):
-        fitted(Checkpoint(tmp_path, 0), on_progress=callback)
+        fitted(Checkpoint(tmp_path, 0), callbacks=callback)
     assert (callback.steps, callback.best) == (7, max(told[:7]))
 
 
-def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_computed(
+def test_callback_state_unsaveable_raises_before_any_step(
     tmp_path: Path,
 ) -> None:
     class Album(Counter):
@@ -63,16 +63,16 @@ def test_a_watcher_whose_memory_has_no_words_is_named_before_anything_is_compute
             return {"pictures": [np.zeros(3)]}
 
     callback = Album()
-    with pytest.raises(NotSaveableError, match=r"got ndarray for `.*Album\.pictures\.0`"):
-        fitted(Checkpoint(tmp_path), on_progress=callback)
+    with pytest.raises(NotSaveableError, match=r"got ndarray for `callbacks\.0\.1\.pictures\.0`"):
+        fitted(Checkpoint(tmp_path), callbacks=callback)
     assert callback.steps == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
+def test_callback_decides_is_part_of_the_fingerprint(
     tmp_path: Path,
 ) -> None:
-    """As the docs say of watchers that raise `EndPhase`."""
+    """As documented for callbacks that raise `EndPhase`."""
 
     class Ends:
         def __init__(self, at: int) -> None:
@@ -89,11 +89,11 @@ def test_only_a_watcher_that_says_what_it_decides_by_belongs_to_the_request(
 
     for kind, folder in ((Says, tmp_path / "says"), (Ends, tmp_path / "silent")):
         with pytest.raises(Stopped):
-            fitted(Checkpoint(folder, 0), on_progress=kind(2))
+            fitted(Checkpoint(folder, 0), callbacks=kind(2))
     with pytest.raises(CheckpointError, match="ends at 2' and is 'post-train ends at 3'"):
-        fitted(Checkpoint(tmp_path / "says", 0), on_progress=Says(3))
-    gone_on = fitted(Checkpoint(tmp_path / "silent", 0), on_progress=end_at(3))
-    assert same(gone_on, fitted(None, on_progress=end_at(3)))
+        fitted(Checkpoint(tmp_path / "says", 0), callbacks=Says(3))
+    gone_on = fitted(Checkpoint(tmp_path / "silent", 0), callbacks=end_at(3))
+    assert same(gone_on, fitted(None, callbacks=end_at(3)))
 
 
 def end_at(step: int) -> Callable[[Progress], None]:
@@ -104,7 +104,7 @@ def end_at(step: int) -> Callable[[Progress], None]:
     return watch
 
 
-def test_a_watcher_with_a_memory_is_reminded(tmp_path: Path) -> None:
+def test_callback_with_state_is_restored(tmp_path: Path) -> None:
     class Impatient(Counter):
         def __call__(self, progress: Progress) -> None:
             super().__call__(progress)
@@ -112,10 +112,10 @@ def test_a_watcher_with_a_memory_is_reminded(tmp_path: Path) -> None:
 
     Impatient.__qualname__ = Counter.__qualname__
     with pytest.raises(Stopped):
-        fitted(Checkpoint(tmp_path, 0), on_progress=Impatient())
+        fitted(Checkpoint(tmp_path, 0), callbacks=Impatient())
     counter = Counter()
-    fitted(Checkpoint(tmp_path, 0), on_progress=counter)
+    fitted(Checkpoint(tmp_path, 0), callbacks=counter)
     assert counter.steps == 12
     other: list[Progress] = []
-    fitted(Checkpoint(tmp_path, 0), on_progress=other.append)
+    fitted(Checkpoint(tmp_path, 0), callbacks=other.append)
     assert other == []

@@ -31,7 +31,7 @@ def model(rows: Dataset, K: int = 6) -> SparseGP:
     return SparseGP(ScaleKernel(RBFKernel()), rows.X[::step][:K], noise=0.1)
 
 
-def test_the_bound_rises_and_the_model_is_left_where_it_is_highest() -> None:
+def test_maximise_elbo_raises_bound_and_sets_parameters() -> None:
     rows = data()
     gp = model(rows)
     objective = gp.chunked_bound(rows)
@@ -49,7 +49,7 @@ def test_the_bound_rises_and_the_model_is_left_where_it_is_highest() -> None:
     assert all(p.grad is None for p in gp.parameters())
 
 
-def test_the_evidence_reaches_the_optimum_that_scipy_finds() -> None:
+def test_maximise_elbo_evidence_matches_scipy() -> None:
     rows = data()
     gp = model(rows, K=0)
     squared = (rows.X - rows.X.mT).square()
@@ -67,7 +67,7 @@ def test_the_evidence_reaches_the_optimum_that_scipy_finds() -> None:
     np.testing.assert_allclose(found.x.numpy(), theirs.x, atol=1e-2)
 
 
-def test_frozen_candidates_stay_and_the_rest_climbs() -> None:
+def test_maximise_elbo_frozen_candidates_stay() -> None:
     rows = data()
     gp = model(rows)
     gp.candidates.requires_grad_(False)
@@ -80,7 +80,7 @@ def test_frozen_candidates_stay_and_the_rest_climbs() -> None:
     assert gp.noise.item() != noise
 
 
-def test_a_model_with_nothing_to_learn_stays_as_it_is() -> None:
+def test_maximise_elbo_frozen_model_stays() -> None:
     rows = data()
     gp = model(rows).requires_grad_(False)
     value = gp.bound(rows)
@@ -89,8 +89,8 @@ def test_a_model_with_nothing_to_learn_stays_as_it_is() -> None:
     assert found.value == value.item()
 
 
-def test_a_covariance_that_cannot_be_factorised_is_a_step_too_long() -> None:
-    """Less noise is better here, and below 0.05 nothing can be computed."""
+def test_maximise_elbo_failed_cholesky_shortens_step() -> None:
+    """Less noise is better, and the objective cannot be computed below 0.05."""
     rows = data()
     gp = model(rows)
 
@@ -104,7 +104,7 @@ def test_a_covariance_that_cannot_be_factorised_is_a_step_too_long() -> None:
     assert 0.05 <= gp.noise.item() < 0.0501
 
 
-def test_an_objective_that_fails_at_once_is_an_error_and_the_model_stays() -> None:
+def test_maximise_elbo_failure_at_start_raises() -> None:
     rows = data()
     gp = model(rows)
     before = {name: p.detach().clone() for name, p in gp.named_parameters()}
@@ -118,7 +118,7 @@ def test_an_objective_that_fails_at_once_is_an_error_and_the_model_stays() -> No
         torch.testing.assert_close(parameter.detach(), before[name], rtol=1e-12, atol=1e-12)
 
 
-def test_an_unbounded_objective_ends_at_the_edge_of_sensible_scales() -> None:
+def test_maximise_elbo_unbounded_objective_stops_at_range() -> None:
     rows = data()
     gp = model(rows, K=0)
     found = maximise_elbo(gp, rows.X, objective=lambda: gp.noise.log(), stop=STOP)
@@ -126,7 +126,7 @@ def test_an_unbounded_objective_ends_at_the_edge_of_sensible_scales() -> None:
 
 
 @pytest.mark.parametrize("units", [1.0, 1e-9, 1e6])
-def test_lengthscales_stay_where_distances_are_more_than_their_rounding(units: float) -> None:
+def test_maximise_elbo_lengthscale_has_lower_limit(units: float) -> None:
     rows = data()
     scaled = Dataset(units * rows.X, rows.Y)
     gp = model(scaled, K=0)
@@ -138,7 +138,7 @@ def test_lengthscales_stay_where_distances_are_more_than_their_rounding(units: f
     assert shortest * (1 - 1e-6) <= rbf.lengthscale.min().item() < 1.1 * shortest
 
 
-def test_lengthscales_may_start_below_that() -> None:
+def test_maximise_elbo_lengthscale_may_start_below_limit() -> None:
     rows = data()
     far = Dataset(1e6 * rows.X, rows.Y)
     gp = model(far, K=0)
@@ -147,8 +147,8 @@ def test_lengthscales_may_start_below_that() -> None:
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e-5])
-def test_a_limit_of_the_users_is_reached(limit: float) -> None:
-    """A lengthscale is too short if it is, not if it is near a limit that is longer."""
+def test_maximise_elbo_user_constraint_is_reached(limit: float) -> None:
+    """A lengthscale may be close to a user's limit that is longer than the shortest one."""
     rows = data()
     base = RBFKernel(lengthscale_constraint=GreaterThan(limit)).initialize(lengthscale=1.0)
     gp = SparseGP(ScaleKernel(base), rows.X[:0], noise=0.1)
@@ -160,7 +160,7 @@ def test_a_limit_of_the_users_is_reached(limit: float) -> None:
     assert found.rejected == 0 or limit < shortest
 
 
-def test_it_climbs_where_gradients_are_switched_off() -> None:
+def test_maximise_elbo_works_under_no_grad() -> None:
     rows = data()
     gp = model(rows)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_it_climbs_where_gradients_are_switched_off() -> None:
     assert found.value > before
 
 
-def test_locations_far_from_zero_are_no_reason_to_fail() -> None:
+def test_maximise_elbo_inputs_far_from_zero_converge() -> None:
     rows = data()
     far = Dataset(rows.X + 1000, rows.Y)
     gp = model(far)
@@ -180,7 +180,7 @@ def test_locations_far_from_zero_are_no_reason_to_fail() -> None:
     assert found.value > near.value - 1
 
 
-def test_a_mean_far_from_zero_can_be_learnt() -> None:
+def test_maximise_elbo_mean_far_from_zero_is_learnt() -> None:
     rows = data()
     gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], mean=ConstantMean(), noise=1.0)
     gp.kernel.requires_grad_(False)

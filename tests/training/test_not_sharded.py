@@ -1,4 +1,4 @@
-"""What is said where several processes do the same work."""
+"""Warnings where several processes repeat the same work."""
 
 import warnings
 
@@ -13,9 +13,9 @@ from winnowgp.training.adam import Minibatches
 from winnowgp.training.context import warn_not_sharded
 
 
-def test_the_first_of_several_says_it() -> None:
+def test_warn_not_sharded_warns_in_first_process() -> None:
     with pytest.warns(
-        NotShardedWarning, match=r"each of 3 processes does all .* itself: so be it\."
+        NotShardedWarning, match=r"each of 3 processes repeats the work of this fit: so be it\."
     ):
         warn_not_sharded(ProcessGroup(0, 3), "so be it")
     with warnings.catch_warnings():
@@ -24,7 +24,7 @@ def test_the_first_of_several_says_it() -> None:
         warn_not_sharded(ProcessGroup(0, 1), "so be it")
 
 
-def test_all_rows_at_every_step_are_not_shared() -> None:
+def test_minibatches_of_all_rows_warn() -> None:
     data = Dataset.of(torch.zeros(8, 1), torch.zeros(8))
     generator = torch.Generator()
     for size in (None, 8):
@@ -33,7 +33,7 @@ def test_all_rows_at_every_step_are_not_shared() -> None:
     Minibatches(data, 4, generator, process_group=ProcessGroup(0, 2))
 
 
-def test_an_estimator_of_arrays_under_torchrun_is_not_shared(
+def test_estimator_of_arrays_under_torchrun_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     X = np.linspace(0, 1, 8)[:, None]

@@ -36,24 +36,24 @@ def model(table: MaskedMatrix, K: int = 0) -> LatentVariableGP:
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["complete", "missing"])
-def test_the_fast_schedule_climbs_and_keeps_few(missing: bool) -> None:
+def test_fast_gplvm_selects_few_points_with_high_elbo(missing: bool) -> None:
     table = arc(missing=missing)
     seen: list[Progress] = []
     plan = FastSchedule(n_candidates=12, rounds=2, iterations=45)
-    fitted = fit(model(table), table, schedule=plan, on_progress=seen.append)
-    assert {p.phase for p in seen} == {"move", "choose"}
-    assert fitted.bound > seen[0].objective + 20
-    assert fitted.bound == pytest.approx(fitted.model.bound(table).item())
+    fitted = fit(model(table), table, schedule=plan, callbacks=seen.append)
+    assert {p.phase for p in seen} == {"optimisation", "selection"}
+    assert fitted.elbo > seen[0].objective + 20
+    assert fitted.elbo == pytest.approx(fitted.model.bound(table).item())
     assert 3 <= fitted.model.K == fitted.selection.M < 24
     assert fitted.selection.frontier is not None
-    # The frontier speaks of whole bounds, the latents' KL included.
-    assert fitted.selection.frontier.bounds[-1].item() >= fitted.bound - 1e-3
+    # The frontier includes the latents' KL.
+    assert fitted.selection.frontier.bounds[-1].item() >= fitted.elbo - 1e-3
     order = fitted.model.latents.mean[:, 0].argsort().argsort().double()
     line = torch.stack([order, torch.arange(24, dtype=torch.float64)])
     assert torch.corrcoef(line)[0, 1].abs() > 0.97
 
 
-def test_goals_and_frozen_candidates_are_respected() -> None:
+def test_fast_gplvm_goals_and_frozen_candidates() -> None:
     table = arc()
     grid = torch.linspace(-2, 2, 15, dtype=torch.float64)[:, None]
     frozen = model(table).with_candidates(grid)
@@ -66,29 +66,29 @@ def test_goals_and_frozen_candidates_are_respected() -> None:
     assert fit(model(table), table, schedule=capped).model.K <= 4
 
 
-def test_the_joint_schedule_learns_points_with_everything_else() -> None:
+def test_paper_gplvm_trains_all_parameters_jointly() -> None:
     table = arc()
     seen: list[Progress] = []
-    plan = PaperSchedule(SquaredCardinality(10, 20.0), epochs=25)
+    plan = PaperSchedule(SquaredCardinality(10, 20.0), joint=25)
     start = model(table, 10)
-    fitted = fit(start, table, schedule=plan, on_progress=seen.append)
+    fitted = fit(start, table, schedule=plan, callbacks=seen.append)
     assert len(seen) == len(fitted.selection.trace) == 25
     first, last = seen[0].inclusion, seen[-1].inclusion
     assert first is not None
     assert last is not None
-    assert last.sum() < first.sum() - 1
+    assert last[0].sum() < first[0].sum() - 1
     moved = seen[-1].latents
     assert moved is not None
     assert not torch.equal(moved, start.latents.mean)
-    assert not torch.equal(fitted.candidates, start.candidates)
+    assert not torch.equal(fitted.candidates[0], start.candidates)
     assert fitted.model.K == fitted.selection.M
     again = fit(start, table, schedule=plan)
     assert torch.equal(again.selection.inclusion, fitted.selection.inclusion)
 
 
-def test_the_joint_schedule_takes_other_gradients_and_minibatches() -> None:
+def test_paper_gplvm_other_gradients_and_minibatches() -> None:
     table = arc(missing=True)
-    relaxed = PaperSchedule(SquaredCardinality(8, 0.5), epochs=3, gradient=Relaxed())
+    relaxed = PaperSchedule(SquaredCardinality(8, 0.5), joint=3, gradient=Relaxed())
     assert torch.isfinite(fit(model(table, 8), table, schedule=relaxed).selection.trace).all()
     start = model(table, 8)
     noise = gaussian_noise(torch.full((1,), 0.1, dtype=torch.float64))
@@ -96,13 +96,15 @@ def test_the_joint_schedule_takes_other_gradients_and_minibatches() -> None:
         ScaleKernel(MaternKernel()), start.candidates, likelihood=noise, targets=4
     )
     sampled = SampledLatentGP(function, start.latents)
-    parts = PaperSchedule(SquaredCardinality(8, 0.5), epochs=2, batch_size=7)
-    assert len(fit(sampled, table, schedule=parts).selection.trace) == 2 * (24 // 7)
-    with pytest.raises(InputError, match="needs a LatentVariableGP"):
+    parts = PaperSchedule(SquaredCardinality(8, 0.5), joint=5, batch_size=7)
+    assert len(fit(sampled, table, schedule=parts).selection.trace) == 5
+    passes = PaperSchedule(SquaredCardinality(8, 0.5), batch_size=12)
+    assert len(fit(sampled, table, schedule=passes).selection.trace) == 300 * 2
+    with pytest.raises(InputError, match="requires a LatentVariableGP"):
         fit(sampled, table, schedule=FastSchedule())
 
 
-def test_rows_are_placed_where_their_bound_is_highest() -> None:
+def test_infer_latents_matches_grid_search() -> None:
     """Against a fine search over means and variances of one dimension."""
     table = arc(missing=True)
     fitted = fit(
@@ -120,7 +122,7 @@ def test_rows_are_placed_where_their_bound_is_highest() -> None:
     assert (found.nats < nats.amax(1) + 0.1).all()
 
 
-def test_principal_components_fill_in_what_is_missing(generator) -> None:
+def test_principal_latents_fill_in_missing_entries(generator) -> None:
     line = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
     Y = line * torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     Y[4, 1] = float("nan")
@@ -131,15 +133,17 @@ def test_principal_components_fill_in_what_is_missing(generator) -> None:
     assert principal_latents(MaskedMatrix.of(Y[5:]), 2, generator=generator)[:, 1].std() < 0.2
 
 
-def test_what_cannot_be_fitted_is_refused() -> None:
+def test_gplvm_schedules_invalid_settings_raise() -> None:
     table = arc()
     plan = PaperSchedule(SquaredCardinality(4, 1.0))
-    with pytest.raises(InputError, match="build it with K=5"):
+    with pytest.raises(
+        InputError, match=r"as many candidates as the model has, \[5\]; it is over 4"
+    ):
         fit(model(table, 5), table, schedule=plan)
     with pytest.raises(InputError, match="at least 1"):
         FastSchedule(rounds=0)
-    with pytest.raises(InputError, match="`epochs`"):
-        PaperSchedule(SquaredCardinality(4, 1.0), epochs=-1)
+    with pytest.raises(InputError, match="`joint`"):
+        PaperSchedule(SquaredCardinality(4, 1.0), joint=-1)
     wrong = model(table).with_candidates(torch.zeros(3, 2, dtype=torch.float64))
-    with pytest.raises(InputError, match="2 columns and the latents 1"):
+    with pytest.raises(InputError, match="latents have dimensions, 1; got 2"):
         fit(wrong, table, schedule=FastSchedule())

@@ -1,4 +1,4 @@
-"""Several starts of a deep model, of which one is taken."""
+"""Selection among several starts of a deep GP."""
 
 import math
 from importlib import import_module
@@ -10,10 +10,10 @@ from helpers.deep_problems import started, step_data
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import DeepGP
 from winnowgp.training import Progress
-from winnowgp.training.fast_deep import select_start
+from winnowgp.training.layer_training import select_start
 
 
-def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
+def raced(starts: list[DeepGP], told=()) -> DeepGP:
     return select_start(
         starts,
         step_data(),
@@ -21,28 +21,27 @@ def raced(starts: list[DeepGP], told=deep_silent) -> DeepGP:
         steps=5,
         batch_size=None,
         generator=torch.Generator().manual_seed(0),
-        on_progress=told,
+        callbacks=told,
     )
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_better_start_wins_as_it_was_given(order: tuple[int, int]) -> None:
+def test_select_start_returns_better_start_unchanged(order: tuple[int, int]) -> None:
     good, poor = started(K=8), started(K=1)
     before = {name: p.clone() for name, p in good.named_parameters()}
     told: list[Progress] = []
     assert raced([(good, poor)[number] for number in order], told.append) is good
     assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
-    # Both ran: the last layer alone, then all.
-    assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["race"])
+    # Both were trained: the last layer alone, then all.
+    assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["start"])
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])
-def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
+def test_select_start_failed_elbo_is_not_selected(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The room's name for it is the function.
-    module = import_module("winnowgp.training.fast_deep")
-    real, calls = module.estimated_bound, iter(range(9))
+    module = import_module("winnowgp.training.layer_training")
+    real, calls = module.estimate_elbo, iter(range(9))
 
     def bound(*given, **words) -> float:
         if next(calls) > 0:
@@ -51,6 +50,6 @@ def test_a_start_whose_bound_cannot_be_computed_in_the_end_loses(
             raise NotPositiveDefiniteError("too close")
         return math.nan
 
-    monkeypatch.setattr(module, "estimated_bound", bound)
+    monkeypatch.setattr(module, "estimate_elbo", bound)
     broken, other = started(K=8), started(K=1)
     assert raced([broken, other]) is other

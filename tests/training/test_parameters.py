@@ -1,4 +1,4 @@
-"""The vector an optimiser sees: read, written and differentiated."""
+"""A model's parameters as a vector: read, written and differentiated."""
 
 from collections.abc import Callable
 from math import sqrt
@@ -51,7 +51,7 @@ def slopes(value: Callable[[Tensor], float], x: Tensor, h: float = 1e-5) -> Tens
     return torch.tensor([(value(x + e) - value(x - e)) / (2 * h) for e in steps], dtype=x.dtype)
 
 
-def test_each_kind_of_parameter_has_the_coordinate_it_should() -> None:
+def test_coordinates_of_each_parameter_kind() -> None:
     rows = data()
     gp = model(rows)
     base = gp.kernel.get_submodule("base_kernel")
@@ -69,7 +69,7 @@ def test_each_kind_of_parameter_has_the_coordinate_it_should() -> None:
     )
 
 
-def test_writing_what_was_read_moves_nothing() -> None:
+def test_coordinates_write_after_read_changes_nothing() -> None:
     rows = data()
     gp = model(rows)
     before = parameters(gp)
@@ -79,7 +79,7 @@ def test_writing_what_was_read_moves_nothing() -> None:
         torch.testing.assert_close(parameter.detach(), before[name], **close)
 
 
-def test_reading_what_was_written_gives_it_back(generator: torch.Generator) -> None:
+def test_coordinates_read_after_write_round_trips(generator: torch.Generator) -> None:
     rows = data()
     gp = model(rows)
     coordinates = Coordinates(gp, rows.X)
@@ -91,7 +91,7 @@ def test_reading_what_was_written_gives_it_back(generator: torch.Generator) -> N
         assert gp.noise > LIMIT
 
 
-def test_a_noise_hardly_above_its_limit_survives_the_round_trip() -> None:
+def test_coordinates_noise_near_limit_round_trips() -> None:
     rows = data()
     gp = SparseGP(kernel(), rows.X[:0], noise=LIMIT + 1e-10)
     coordinates = Coordinates(gp, rows.X)
@@ -101,7 +101,7 @@ def test_a_noise_hardly_above_its_limit_survives_the_round_trip() -> None:
     torch.testing.assert_close(coordinates.read(), x, rtol=1e-8, atol=0)
 
 
-def test_another_limit_and_another_transform_are_logarithmic_too() -> None:
+def test_coordinates_other_constraints_are_logarithmic() -> None:
     """Above 0.5, and kept there by exp rather than softplus."""
     rows = data()
     exponential: dict[str, Any] = {"transform": torch.exp, "inv_transform": torch.log}
@@ -115,7 +115,7 @@ def test_another_limit_and_another_transform_are_logarithmic_too() -> None:
     assert constraint.transform(raw).item() == pytest.approx(1.5, rel=1e-12)
 
 
-def test_frozen_parameters_are_neither_seen_nor_moved() -> None:
+def test_coordinates_ignore_frozen_parameters() -> None:
     rows = data()
     gp = model(rows)
     gp.candidates.requires_grad_(False)
@@ -129,7 +129,7 @@ def test_frozen_parameters_are_neither_seen_nor_moved() -> None:
     assert moved == {"kernel.raw_outputscale", "mean.raw_constant"}
 
 
-def test_a_model_with_nothing_to_learn_is_a_vector_without_entries() -> None:
+def test_coordinates_frozen_model_is_empty() -> None:
     rows = data()
     gp = model(rows).requires_grad_(False)
     coordinates = Coordinates(gp, rows.X)
@@ -138,7 +138,7 @@ def test_a_model_with_nothing_to_learn_is_a_vector_without_entries() -> None:
     assert coordinates.gradient().shape == (0,)
 
 
-def test_the_gradient_is_that_of_finite_differences() -> None:
+def test_coordinates_gradient_matches_finite_differences() -> None:
     rows = data()
     gp = model(rows, kernel() + LinearKernel())
     coordinates = Coordinates(gp, rows.X)
@@ -154,7 +154,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     torch.testing.assert_close(coordinates.gradient(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_gradient_holds_far_from_one_where_softplus_is_flat_or_straight() -> None:
+def test_coordinates_gradient_at_extreme_values() -> None:
     rows = data()
     gp = model(rows)
     coordinates = Coordinates(gp, rows.X)
@@ -171,7 +171,7 @@ def test_the_gradient_holds_far_from_one_where_softplus_is_flat_or_straight() ->
     torch.testing.assert_close(coordinates.gradient(), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_a_parameter_that_the_objective_ignores_has_gradient_zero() -> None:
+def test_coordinates_unused_parameter_has_zero_gradient() -> None:
     rows = data()
     gp = model(rows)
     coordinates = Coordinates(gp, rows.X)
@@ -182,7 +182,7 @@ def test_a_parameter_that_the_objective_ignores_has_gradient_zero() -> None:
     assert gradient.count_nonzero() == 1
 
 
-def test_a_step_of_one_moves_a_location_by_root_D_spreads_and_a_constant_column_by_one() -> None:
+def test_coordinates_unit_step_scales_locations() -> None:
     rows = data()
     X = torch.cat([rows.X, torch.full_like(rows.X[:, :1], 7.0)], dim=1)
     gp = SparseGP(ScaleKernel(RBFKernel()), X[:2]).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The paper's schedule of deep models."""
+"""The paper's schedule of deep GPs."""
 
 import math
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.gradients import Estimate, Gradient, Relaxed, ScoreFunction, all_masks
+from winnowgp.models import DeepGP
 from winnowgp.training import PaperSchedule, Progress, fit
 from winnowgp.training.schedules import estimate_elbo
 
@@ -22,7 +23,7 @@ def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> PaperSchedule
     given = {
         "layerwise": 3,
         "pre": 10,
-        "process": 15,
+        "joint": 15,
         "post": 10,
         "learning_rate": 0.03,
         "gradient": ScoreFunction(samples=2),
@@ -34,7 +35,7 @@ def schedule(alpha: float | tuple[float, ...] = 0.3, **options) -> PaperSchedule
 @pytest.mark.parametrize(
     ("seen", "size"), [("gaussian", None), ("gaussian", 16), ("bernoulli", 16), ("student", None)]
 )
-def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> None:
+def test_paper_deep_selects_in_every_layer(seen: str, size: int | None) -> None:
     data, model = step_data(seen), started(seen, K=6, hidden_mean="zero", connected=True)
     fitted = fit(model, data, schedule=schedule(batch_size=size))
     sizes = tuple(each.M for each in fitted.selections)
@@ -46,17 +47,17 @@ def test_it_chooses_in_every_layer_and_climbs(seen: str, size: int | None) -> No
         assert each.trace.shape == (15,)
         assert torch.isfinite(each.trace).all()
         assert each.inclusion.shape == (6,)
-    assert math.isfinite(fitted.bound)
+    assert math.isfinite(fitted.elbo)
     assert fitted.elbo_gap >= 0
-    assert fitted.bound > estimate_elbo(model, data, generator=seeded())
+    assert fitted.elbo > estimate_elbo(model, data, generator=seeded())
     found = fitted.posterior.predict(data.X).mean
     assert torch.equal(found, fitted.model.posterior().predict(data.X).mean)
 
 
 @pytest.mark.unchecked
-def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
+def test_paper_deep_stronger_prior_selects_fewer_points() -> None:
     data, model = step_data(), started(K=6)
-    plan = {"layerwise": 5, "pre": 15, "process": 60, "post": 0}
+    plan = {"layerwise": 5, "pre": 15, "joint": 60, "post": 0}
     weak, strong, mixed = (
         [
             each.inclusion.sum().item()
@@ -72,7 +73,7 @@ def test_stronger_priors_keep_fewer_points_layer_by_layer() -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Indifferent(Gradient[None]):
-    """Scores nothing, so that the objective is what the priors say."""
+    """A gradient that scores nothing, so that the objective is the prior's alone."""
 
     scores_weights: ClassVar[bool] = False
 
@@ -92,12 +93,12 @@ def enumerated_kl(K: int, inclusion: float, alpha: float) -> float:
     return (log_q.exp() * (log_q - log_p)).sum().item()
 
 
-def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> None:
+def test_paper_deep_objective_subtracts_kl_of_every_layer() -> None:
     plan = schedule(
         (0.2, 0.7),
         layerwise=0,
         pre=0,
-        process=8,
+        joint=8,
         post=0,
         gradient=Indifferent(),
         initial_inclusion=0.4,
@@ -108,16 +109,19 @@ def test_the_prior_of_every_layer_is_subtracted_once_with_its_own_strength() -> 
     assert trace[0].item() == pytest.approx(expected)
     assert (trace.diff() > 0).all()
     assert [each.alpha for each in fitted.selections] == [0.2, 0.7]
-    # Where data say nothing, the stronger prior takes more away.
+    # Without data the stronger prior excludes more.
     assert fitted.selections[1].inclusion.sum() < fitted.selections[0].inclusion.sum() < 5 * 0.4
 
 
-def test_everything_learns_while_inclusion_does() -> None:
-    model = started(K=5)
-    plan = schedule(layerwise=0, pre=0, process=6, post=0)
+def test_paper_deep_joint_phase_trains_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, trained, prune = started(K=5), [], DeepGP.prune
+    monkeypatch.setattr(
+        DeepGP, "prune", lambda self, masks: (trained.append(self), prune(self, masks))[1]
+    )
+    plan = schedule(layerwise=0, pre=0, joint=6, post=0)
     told: list[Progress] = []
-    fit(model, step_data(), schedule=plan, on_progress=told.append)
-    after = dict(told[-1].model.named_parameters())
+    fit(model, step_data(), schedule=plan, callbacks=told.append)
+    after = dict(trained[0].named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert not torch.equal(after[name], parameter), name
@@ -127,64 +131,64 @@ def test_everything_learns_while_inclusion_does() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(first, last, strict=True))
 
 
-def test_of_several_draws_the_best_is_kept() -> None:
+def test_paper_deep_best_of_draws_is_selected() -> None:
     data, model = step_data(), started(K=6)
     sizes = []
     for draws in (1, 200):
-        plan = schedule(50.0, layerwise=0, pre=0, process=0, post=0, draws=draws)
+        plan = schedule(50.0, layerwise=0, pre=0, joint=0, post=0, draws=draws)
         fitted = fit(model, data, schedule=plan, generator=seeded(3))
         sizes.append(sum(M**2 for M in fitted.model.sizes))
-    # At such a strength hardly anything but the prior counts.
+    # At this strength the prior dominates.
     assert sizes[0] >= 8
     assert sizes[1] <= 4
 
 
-def test_draws_are_scored_by_their_bound() -> None:
-    """At no strength to speak of, the best of many is worth more than they are on average."""
+def test_paper_deep_draws_are_scored_by_elbo() -> None:
+    """With a negligible prior, the best of many draws is better than their average."""
     data, model = step_data(), started(K=4)
     model = fit(
         model,
         data,
-        schedule=schedule(1e-6, layerwise=15, pre=5, process=0, post=0, initial_inclusion=1 - 1e-9),
+        schedule=schedule(1e-6, layerwise=15, pre=5, joint=0, post=0, initial_inclusion=1 - 1e-9),
     ).model
     assert model.sizes == (4, 4)
-    plan = schedule(1e-9, layerwise=0, pre=0, process=0, post=0, draws=60, samples=4)
-    best = fit(model, data, schedule=plan, generator=seeded(3)).bound
+    plan = schedule(1e-9, layerwise=0, pre=0, joint=0, post=0, draws=60, samples=4)
+    best = fit(model, data, schedule=plan, generator=seeded(3)).elbo
     singles = [
         fit(
             model,
             data,
-            schedule=schedule(1e-9, layerwise=0, pre=0, process=0, post=0),
+            schedule=schedule(1e-9, layerwise=0, pre=0, joint=0, post=0),
             generator=seeded(seed),
-        ).bound
+        ).elbo
         for seed in range(6)
     ]
     assert best > max(singles) - 1
     assert best > sum(singles) / 6 + 5
 
 
-def test_a_prior_so_strong_that_nothing_stays_still_predicts() -> None:
+def test_paper_deep_empty_selection_predicts() -> None:
     data = step_data()
-    plan = schedule(1e6, pre=0, process=60, post=2)
+    plan = schedule(1e6, pre=0, joint=60, post=2)
     fitted = fit(started(K=5), data, schedule=plan)
     assert fitted.posterior.M == (0, 0)
     assert torch.isfinite(fitted.posterior.predict(data.X).variance).all()
 
 
-def test_the_same_seed_gives_the_same_fit() -> None:
+def test_paper_deep_same_seed_same_result() -> None:
     data, model = step_data(), started(K=5)
-    plan = schedule(layerwise=2, pre=2, process=5, post=2, batch_size=16)
+    plan = schedule(layerwise=2, pre=2, joint=5, post=2, batch_size=16)
     first, second, other = (fit(model, data, schedule=plan, generator=seeded(s)) for s in (1, 1, 2))
-    assert first.bound == second.bound
+    assert first.elbo == second.elbo
     for a, b, c in zip(first.selections, second.selections, other.selections, strict=True):
         assert torch.equal(a.inclusion, b.inclusion)
         assert not torch.equal(a.inclusion, c.inclusion)
 
 
-def test_progress_tells_phases_in_order() -> None:
+def test_paper_deep_reports_phases_in_order() -> None:
     told: list[Progress] = []
-    plan = schedule(layerwise=1, pre=2, process=2, post=1, initial_inclusion=0.999)
-    fit(started(hidden_mean="zero"), step_data(), schedule=plan, on_progress=told.append)
+    plan = schedule(layerwise=1, pre=2, joint=2, post=1, initial_inclusion=0.999)
+    fit(started(hidden_mean="zero"), step_data(), schedule=plan, callbacks=told.append)
     assert [(p.phase, p.step, p.steps) for p in told] == [
         ("layer 1", 1, 1),
         ("layer 2", 1, 1),
@@ -200,12 +204,14 @@ def test_progress_tells_phases_in_order() -> None:
     assert [len(each) for each in last] == [8, 8]
 
 
-def test_bad_plans_are_named() -> None:
-    for bad in ({"layerwise": -1}, {"pre": -1}, {"process": -1}, {"post": -1}, {"draws": 0}):
-        with pytest.raises(InputError, match=r"zero or more steps and `draws`\s+at least one"):
+def test_paper_deep_invalid_settings_raise() -> None:
+    for bad in ({"layerwise": -1}, {"pre": -1}, {"joint": -1}, {"post": -1}):
+        with pytest.raises(InputError, match="must be zero or more steps"):
             schedule(**bad)
+    with pytest.raises(InputError, match="`draws` must be at least 1; got 0"):
+        schedule(draws=0)
     with pytest.raises(InputError, match=r"must score subsets, not weights.*`ScoreFunction`"):
-        schedule(gradient=Relaxed())
+        fit(started(), step_data(), schedule=schedule(gradient=Relaxed()))
     with pytest.raises(InputError, match="one for each of 2 layers"):
         fit(started(), step_data(), schedule=schedule((0.1, 0.2, 0.3)))
 
@@ -221,6 +227,6 @@ def test_bad_plans_are_named() -> None:
         ({"alpha": (0.1, 0.0)}, "`alpha`"),
     ],
 )
-def test_bad_numbers_are_named_before_anything_is_trained(bad, named: str) -> None:
+def test_paper_deep_invalid_numbers_raise(bad, named: str) -> None:
     with pytest.raises(InputError, match=named):
         schedule(**bad)

@@ -1,5 +1,6 @@
 import torch
-from winnowgp.training.batched_bfgs import maximise_each
+
+from winnowgp.training.latent_inference import maximise_each
 
 
 def bowls(generator) -> tuple:
@@ -14,14 +15,14 @@ def bowls(generator) -> tuple:
     return problems, summit
 
 
-def test_every_problem_is_solved_to_its_own_summit(generator) -> None:
+def test_maximise_each_reaches_every_maximum(generator) -> None:
     problems, summit = bowls(generator)
     x, value = maximise_each(problems, torch.zeros(9, 3, dtype=torch.float64))
     torch.testing.assert_close(x, summit, rtol=0, atol=1e-5)
     torch.testing.assert_close(value, torch.full_like(value, 5.0))
 
 
-def test_a_problem_ends_where_it_would_alone(generator) -> None:
+def test_maximise_each_problems_are_independent(generator) -> None:
     problems, _ = bowls(generator)
     start = torch.zeros(9, 3, dtype=torch.float64)
     together, _ = maximise_each(problems, start, iterations=7)
@@ -29,7 +30,7 @@ def test_a_problem_ends_where_it_would_alone(generator) -> None:
     torch.testing.assert_close(alone[0], together[4], rtol=0, atol=1e-12)
 
 
-def test_where_nothing_can_be_computed_it_stays(generator) -> None:
+def test_maximise_each_failing_problem_stays(generator) -> None:
     def broken(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         value = -x.square().sum(1)
         return value + torch.where(rows == 1, torch.nan, 0.0)
@@ -40,7 +41,7 @@ def test_where_nothing_can_be_computed_it_stays(generator) -> None:
     torch.testing.assert_close(x[[0, 2]], torch.zeros(2, 2, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
-def test_a_top_that_is_thousands_of_units_away_is_reached() -> None:
+def test_maximise_each_distant_maximum_is_reached() -> None:
     tops = torch.tensor([[3000.0, 10.0], [-0.5, 2000.0]], dtype=torch.float64)
 
     def nats(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

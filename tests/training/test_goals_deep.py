@@ -1,4 +1,4 @@
-"""How many points each layer gets, on frontiers made by hand."""
+"""Goals on several frontiers made by hand."""
 
 import math
 from itertools import product
@@ -18,7 +18,7 @@ def frontier(*bounds: float, N: int = 10) -> Frontier:
     return Frontier(torch.tensor(bounds, dtype=torch.float64), masks, N)
 
 
-# The second layer gains ten times less from its points, and its last one is not worth having.
+# The second layer gains ten times less from its points, and nothing from its last one.
 FRONTIERS = [
     frontier(0.0, 50.0, 80.0, 90.0, 96.0, 99.0, 100.0),
     frontier(90.0, 95.0, 98.0, 99.0, 99.6, 99.9, 99.8),
@@ -37,27 +37,27 @@ def lost(counts: list[int]) -> float:
 
 
 @pytest.mark.parametrize("nats", [0.001, 0.05, 0.2, 1.0, 3.0, 8.0])
-def test_a_shared_tolerance_gives_up_as_much_as_it_says_and_no_more(nats: float) -> None:
+def test_tolerance_alphas_use_the_whole_tolerance(nats: float) -> None:
     alphas = Tolerance(nats).alphas(FRONTIERS)
     assert len(set(alphas)) == 1
-    # Ten rows: so many nats in all layers together.
+    # The tolerance of ten rows, summed over layers.
     assert lost(sizes(alphas)) <= 10 * nats
     stronger = tuple(alpha * (1 + 1e-6) for alpha in alphas)
     assert lost(sizes(stronger)) > 10 * nats
 
 
-def test_larger_tolerances_keep_fewer_points() -> None:
+def test_tolerance_alphas_larger_select_fewer_points() -> None:
     kept = [sum(sizes(Tolerance(nats).alphas(FRONTIERS))) for nats in (0.01, 0.3, 2.0, 9.0)]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > kept[-1]
 
 
-def test_the_default_tolerance_is_a_hundredth_of_a_nat() -> None:
+def test_tolerance_default_is_one_hundredth() -> None:
     assert Tolerance().alphas(FRONTIERS) == Tolerance(0.01).alphas(FRONTIERS)
 
 
 @pytest.mark.parametrize("cost", [3.0, 6.0, 14.0, 30.0, 60.0])
-def test_a_shared_budget_is_kept_and_used(cost: float) -> None:
+def test_max_cost_alphas_use_the_budget(cost: float) -> None:
     alphas = MaxCost(cost).alphas(FRONTIERS)
     assert len(set(alphas)) == 1
     assert sum(M**2 for M in sizes(alphas)) <= cost
@@ -65,7 +65,7 @@ def test_a_shared_budget_is_kept_and_used(cost: float) -> None:
     assert sum(M**2 for M in sizes(weaker)) > cost
 
 
-def test_a_layer_that_would_keep_no_point_is_counted_with_the_one_it_gets() -> None:
+def test_max_cost_counts_one_point_of_empty_layers() -> None:
     poor = [frontier(90.0, 90.0, 90.0), frontier(0.0, 50.0, 80.0, 90.0)]
     (first, second) = MaxCost(4.0).alphas(poor)
     assert first == second
@@ -73,7 +73,7 @@ def test_a_layer_that_would_keep_no_point_is_counted_with_the_one_it_gets() -> N
     assert kept == [0, 1]
 
 
-def test_one_strength_for_all_is_the_best_use_of_what_it_costs() -> None:
+def test_max_cost_equal_alphas_are_optimal() -> None:
     """Of all allocations that cost no more, none has a higher sum of bounds."""
     counts = sizes(MaxCost(30.0).alphas(FRONTIERS))
     cost = sum(M**2 for M in counts)
@@ -82,11 +82,11 @@ def test_one_strength_for_all_is_the_best_use_of_what_it_costs() -> None:
     assert lost(counts) == pytest.approx(min(lost(other) for other in others))
 
 
-def test_a_budget_that_all_points_fit_in_keeps_all_that_are_worth_having() -> None:
+def test_max_cost_large_budget_selects_all_useful_points() -> None:
     assert sizes(MaxCost(1e6).alphas(FRONTIERS)) == [6, 5, 2]
 
 
-def test_strengths_may_differ_from_layer_to_layer() -> None:
+def test_fixed_alpha_per_layer() -> None:
     assert FixedAlpha(0.3).alphas(FRONTIERS) == (0.3, 0.3, 0.3)
     assert FixedAlpha((0.1, 2.0, 3.0)).alphas(FRONTIERS) == (0.1, 2.0, 3.0)
     assert sizes(FixedAlpha((1e-6, 0.5, 1e6)).alphas(FRONTIERS)) == [6, 2, 0]
@@ -95,18 +95,18 @@ def test_strengths_may_differ_from_layer_to_layer() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, math.inf, math.nan, (0.1, 0.0), ()])
-def test_a_bad_alpha_is_named(alpha) -> None:
-    with pytest.raises(InputError, match=r"`alpha` must be a positive number.*Larger values keep"):
+def test_fixed_alpha_per_layer_invalid_raises(alpha) -> None:
+    with pytest.raises(InputError, match=r"`alpha` must be positive.*Larger values keep"):
         FixedAlpha(alpha)
 
 
 @pytest.mark.parametrize("nats", [0.0, -0.1, math.nan])
-def test_a_bad_tolerance_is_named(nats: float) -> None:
+def test_tolerance_invalid_raises(nats: float) -> None:
     with pytest.raises(InputError, match=r"`tolerance` must be positive nats.*got .*Larger values"):
         Tolerance(nats)
 
 
 @pytest.mark.parametrize("cost", [0.0, -4.0, math.nan])
-def test_a_bad_budget_is_named(cost: float) -> None:
+def test_max_cost_invalid_raises(cost: float) -> None:
     with pytest.raises(InputError, match="`max_cost`"):
         MaxCost(cost)

@@ -1,4 +1,4 @@
-"""Layers trained one after another, and the steps they are trained by."""
+"""Layerwise training of deep GPs, Adam with natural gradients, and minibatches."""
 
 import pytest
 import torch
@@ -10,22 +10,23 @@ from winnowgp.data import Dataset
 from winnowgp.models import DeepGP, deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
+from winnowgp.training.callbacks import as_callbacks
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast_deep import LayerTraining, train_layerwise
+from winnowgp.training.layer_training import LayerTraining, train_layerwise
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=deep_silent, size=None) -> None:
+def trained(model: DeepGP, data: Dataset, *, steps: int = 20, told=(), size=None) -> None:
     generator = seeded()
     train_layerwise(
         model,
         Minibatches(data, size, generator),
         training=LayerTraining(0.03, natural_rate=0.5),
         steps=steps,
-        context=TrainingContext(generator, told),
+        context=TrainingContext(generator, as_callbacks(told)),
     )
 
 
@@ -38,18 +39,18 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return torch.corrcoef(torch.stack([a, b]))[0, 1].item()
 
 
-def test_a_hidden_layer_without_a_map_learns_the_targets() -> None:
+def test_train_layerwise_hidden_layer_learns_targets() -> None:
     data = step_data()
     model = started(hidden_mean="zero")
     assert hidden_mean(model, data.X).abs().max() == 0
     trained(model, data, size=20)
     found = hidden_mean(model, data.X)[:, 0]
     assert correlation(found, data.Y[:, 0]) > 0.9
-    # Standardised: of the size of the targets' spread.
+    # The targets are standardised.
     assert 0.6 < found.std() < 1.3
 
 
-def test_outputs_to_spare_learn_principal_components_of_the_inputs() -> None:
+def test_train_layerwise_spare_outputs_learn_components() -> None:
     X = normal(40, 3, seed=1) @ torch.diag(torch.tensor([0.3, 2.0, 0.6], dtype=torch.float64))
     data = Dataset.of(X, torch.sin(X[:, 1]))
     model = started(data=data, widths=(2,), hidden_mean="zero", K=20)
@@ -61,7 +62,7 @@ def test_outputs_to_spare_learn_principal_components_of_the_inputs() -> None:
     assert abs(correlation(found[:, 1], X @ component)) > 0.9
 
 
-def test_classes_are_learnt_one_column_each() -> None:
+def test_train_layerwise_learns_one_column_per_class() -> None:
     data = step_data("softmax")
     model = started("softmax", widths=(3,), hidden_mean="zero")
     trained(model, data)
@@ -70,7 +71,7 @@ def test_classes_are_learnt_one_column_each() -> None:
         assert correlation(found[:, c], (data.Y[:, 0] == c).double()) > 0.85
 
 
-def test_a_layer_around_the_identity_is_left_as_it_is() -> None:
+def test_train_layerwise_skips_layers_with_linear_mean() -> None:
     data, model = step_data(), started(widths=(1, 1))
     before = [{k: v.clone() for k, v in each.state_dict().items()} for each in model.layers]
     trained(model, data, steps=5)
@@ -84,13 +85,13 @@ def test_a_layer_around_the_identity_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("connected", [False, True])
-def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
+def test_train_layerwise_initialises_points_at_layer_inputs(connected: bool) -> None:
     data, model = step_data(), started(hidden_mean="zero", connected=connected)
     seen: list[Tensor] = []
 
     def watch(progress: Progress) -> None:
         if progress.phase == "layer 2" and progress.step == 1:
-            seen.append(progress.model.layers[0].candidates.detach().clone())
+            seen.append(progress.candidates[0])
 
     trained(model, data, steps=5, told=watch)
     inputs = hidden_mean(model, data.X)
@@ -103,7 +104,7 @@ def test_the_next_layers_points_begin_among_its_inputs(connected: bool) -> None:
     assert len(distance.argmin(1).unique()) == 8
 
 
-def test_more_points_than_rows_leave_the_rest_where_they_are() -> None:
+def test_train_layerwise_more_points_than_rows() -> None:
     data = step_data(N=40)
     few = Dataset.of(data.X[::8], data.Y[::8])
     model = started(hidden_mean="zero")
@@ -113,7 +114,7 @@ def test_more_points_than_rows_leave_the_rest_where_they_are() -> None:
     assert (model.layers[1].candidates[5:] - before[5:]).abs().max() < 0.1
 
 
-def test_the_last_layer_and_its_likelihood_learn() -> None:
+def test_train_layerwise_trains_last_layer_and_likelihood() -> None:
     data, model = step_data(), started()
     before = model.bound(data, generator=seeded()).item()
     assert isinstance(model.likelihood, GaussianLikelihood)
@@ -123,7 +124,7 @@ def test_the_last_layer_and_its_likelihood_learn() -> None:
     assert model.bound(data, generator=seeded()).item() > before + 5
 
 
-def test_frozen_points_stay_where_they_are() -> None:
+def test_train_layerwise_frozen_points_stay() -> None:
     data, model = step_data(), started(hidden_mean="zero")
     for layer in model.layers:
         layer.candidates.requires_grad_(False)
@@ -133,7 +134,7 @@ def test_frozen_points_stay_where_they_are() -> None:
         assert torch.equal(layer.candidates, points)
 
 
-def test_no_steps_change_nothing() -> None:
+def test_train_layerwise_zero_steps_change_nothing() -> None:
     data, model = step_data(), started()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained(model, data, steps=0)
@@ -141,7 +142,7 @@ def test_no_steps_change_nothing() -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_layers_are_reported_in_order() -> None:
+def test_train_layerwise_reports_layers_in_order() -> None:
     told: list[Progress] = []
     trained(started(hidden_mean="zero"), step_data(), steps=2, told=told.append)
     assert [(p.phase, p.step, p.steps) for p in told] == [
@@ -153,14 +154,14 @@ def test_layers_are_reported_in_order() -> None:
 
 
 @pytest.mark.parametrize("size", [None, 5])
-def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
-    """At a learning rate of zero only the last layer's q moves: by 1, then by ½, as documented."""
+def test_layer_training_natural_steps_match_sites(size: int | None) -> None:
+    """At a learning rate of zero only the last layer's q changes: by rate 1, then ½."""
     model, data = deep(), rows(N=10)
     twin = deep()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = LayerTraining(0.0, samples=2, natural_rate=0.4)
     parts = Minibatches(data, size, seeded(1))
-    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2), deep_silent))
+    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2)))
     g, parts = seeded(2), Minibatches(data, size, seeded(1))
     for rate in (1.0, 0.5, 0.4):
         part = parts.next()
@@ -176,7 +177,7 @@ def test_natural_steps_are_those_of_the_sites(size: int | None) -> None:
         assert torch.equal(parameter, before[name]) is not moved, name
 
 
-def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
+def test_layer_training_adam_excludes_natural_parameters() -> None:
     model, data = deep(), rows(N=10)
     sites = deep_sites(model, data, eps=model.base_samples(10, 1, seeded(2)))
     better = sites[-1].improved(model.layers[-1])
@@ -186,25 +187,25 @@ def test_adam_leaves_alone_what_follows_the_natural_gradient() -> None:
         Minibatches(data, None, seeded()),
         "x",
         steps=1,
-        context=TrainingContext(seeded(2), deep_silent),
+        context=TrainingContext(seeded(2)),
     )
     torch.testing.assert_close(model.layers[-1].q_mean, better.q_mean, rtol=1e-8, atol=1e-8)
     assert not torch.equal(model.layers[0].level, level)
 
 
-def test_without_natural_steps_adam_learns_everything() -> None:
+def test_layer_training_without_natural_steps_uses_adam() -> None:
     model, data = deep(), rows(N=10)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training, told = LayerTraining(0.02), []
     parts = Minibatches(data, None, seeded())
-    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), told.append))
+    training.run(model, parts, "x", steps=40, context=TrainingContext(seeded(), (told.append,)))
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
     values = [p.objective for p in told]
     assert sum(values[-10:]) > sum(values[:10])
 
 
-def test_only_what_is_to_be_learnt_changes() -> None:
+def test_layer_training_frozen_parameters_stay() -> None:
     model, data = deep(), rows(N=10)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     model.requires_grad_(False).layers[0].q_mean.requires_grad_()
@@ -213,15 +214,15 @@ def test_only_what_is_to_be_learnt_changes() -> None:
         Minibatches(data, 4, seeded()),
         "x",
         steps=2,
-        context=TrainingContext(seeded(), deep_silent),
+        context=TrainingContext(seeded()),
     )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is (name != "_layers.0.q_mean"), name
 
 
 @pytest.mark.parametrize("frozen", ["all the rest", "the factor"])
-def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) -> None:
-    """Alone they would not be taken, and what is frozen stays."""
+def test_layer_training_adam_learns_q_where_it_is_alone(frozen: str) -> None:
+    """Natural steps are not taken without Adam's, and frozen parameters stay."""
     model, data = deep(), rows(N=10)
     last = model.layers[-1]
     if frozen == "all the rest":
@@ -229,14 +230,14 @@ def test_where_natural_steps_cannot_go_with_others_adam_learns_q(frozen: str) ->
         last.q_mean.requires_grad_()
     last.q_factor.requires_grad_(frozen == "all the rest")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    parts, context = Minibatches(data, None, seeded()), TrainingContext(seeded(), deep_silent)
-    # One step: of more, with so few rows, chance can look like a fall that is undone.
+    parts, context = Minibatches(data, None, seeded()), TrainingContext(seeded())
+    # One step only: with so few rows, noise can look like divergence.
     LayerTraining(0.02, natural_rate=0.4).run(model, parts, "x", steps=1, context=context)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) is not parameter.requires_grad, name
 
 
-def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
+def test_minibatches_sizes_and_totals() -> None:
     data = rows(N=10)
     whole = Minibatches(data, None, seeded())
     assert whole.total is None
@@ -245,5 +246,5 @@ def test_parts_are_minibatches_that_stand_for_all_rows() -> None:
     some = Minibatches(data, 4, seeded())
     assert (some.total, some.scale) == (10, 20.0)
     assert [some.next().N for _ in range(3)] == [4, 4, 4]
-    others = some.alike(rows(N=7))
+    others = some.with_data(rows(N=7))
     assert (others.data.N, others.total, others.next().N) == (7, 7, 4)
