@@ -27,7 +27,7 @@ def test_a_newcomer_s_whole_way(
         main()
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert "regression: the target holds numbers" in said
+    assert "regression: the target is numeric" in said
     assert "48 to learn from, 12 held out" in said
     assert "model: m.winnow" in said
     assert run(["predict", "m.winnow", str(shop), "-o", "out.csv"]) == 0

@@ -18,9 +18,7 @@ import pytest
 import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.data import column_blocks
-from winnowgp.estimators import base as inducing_estimator
-from winnowgp.estimators import regression as sparse_gp_regressor
-from winnowgp.estimators import tables as tabular_model
+from winnowgp.estimators import base as base_module
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -128,8 +126,7 @@ AT_ONCE, ROWS, GROUP = 1024, 1250, 32
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`AT_ONCE` rows are read and predicted at once, fewer than a file holds."""
-    for module in (inducing_estimator, sparse_gp_regressor, tabular_model):
-        monkeypatch.setattr(module, "ROWS", AT_ONCE)
+    monkeypatch.setattr(base_module, "ROWS", AT_ONCE)
     monkeypatch.setattr(winnowgp.data, "column_blocks", partial(column_blocks, size=AT_ONCE))
 
 
@@ -176,7 +173,7 @@ def check_blocks(model: winnowgp.TabularModel, table: winnowgp.DataTable, size: 
 
     found: dict[str, list[Any]] = {name: [] for name in whole}
     for part in model.predict_blocks(blocks()):
-        assert pulled - len(found["id"]) < tabular_model.ROWS + size
+        assert pulled - len(found["id"]) < base_module.ROWS + size
         for name, column in part.items():
             found[name].extend(column.tolist())
     assert found == {name: column.tolist() for name, column in whole.items()}
@@ -196,7 +193,7 @@ def test_blocks_of_any_size_have_the_predictions_of_the_whole(
 def test_so_they_have_where_a_model_predicts_as_much_at_once_as_it_does(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    new = parts(tmp_path / "new.parquet", tabular_model.ROWS + 116)
+    new = parts(tmp_path / "new.parquet", base_module.ROWS + 116)
     check_blocks(winnowgp.load(models["y"]), winnowgp.read_table(new), 4999)
 
 
