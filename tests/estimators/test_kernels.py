@@ -102,7 +102,7 @@ def test_every_term_has_one_variance() -> None:
     assert {text: scales(kernel_from(text, 2)) for text in counts} == counts
 
 
-def test_a_period_is_in_units_of_its_column() -> None:
+def test_period_is_in_units_of_its_column() -> None:
     made: Any = kernel_from("periodic[1](period=12)", 3, scale=torch.tensor([1.0, 4.0, 9.0]))
     assert made.base_kernel.period_length.item() == pytest.approx(3.0, rel=1e-6)
     same: Any = kernel_from("periodic(period=12)[1]", 3, scale=torch.tensor([1.0, 4.0, 9.0]))
@@ -145,7 +145,7 @@ def test_a_period_is_in_units_of_its_column() -> None:
         (3, "`kernel` must be one of"),
     ],
 )
-def test_what_is_not_a_kernel_is_refused_with_its_place(text: Any, message: str) -> None:
+def test_invalid_kernel_is_refused_with_its_position(text: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         kernel_from(text, 4)
 
@@ -170,7 +170,9 @@ def fitted() -> SparseGPRegressor:
     return seasons().fit(X[:72], y[:72])
 
 
-def test_a_season_on_a_trend_goes_on(fitted: SparseGPRegressor, tmp_path: Path) -> None:
+def test_periodic_kernel_extrapolates_a_season_on_a_trend(
+    fitted: SparseGPRegressor, tmp_path: Path
+) -> None:
     X, y = months()
     ahead = fitted.score(X[72:], y[72:])
     smooth = SparseGPRegressor(n_candidates=30, random_state=0).fit(X[:72], y[:72])
@@ -183,7 +185,7 @@ def test_a_season_on_a_trend_goes_on(fitted: SparseGPRegressor, tmp_path: Path) 
     np.testing.assert_allclose(mean, fitted.predict(X), atol=1e-8)
 
 
-def test_names_of_other_columns_are_refused() -> None:
+def test_unknown_column_names_are_refused() -> None:
     X, y = months(20)
     with pytest.raises(InputError, match="no column has this name; the first are 'm', 'size'"):
         seasons().fit(X.rename(columns={"month": "m"}), y)
@@ -191,7 +193,7 @@ def test_names_of_other_columns_are_refused() -> None:
         seasons().fit(X.to_numpy(), y)
 
 
-def test_a_grid_of_kernels() -> None:
+def test_grid_search_over_kernels() -> None:
     X = np.random.default_rng(0).uniform(-2, 2, size=(40, 2))
     model = SparseGPRegressor(
         schedule="paper", alpha=0.01, n_candidates=10, epochs=(60, 5, 20), random_state=0
@@ -202,7 +204,7 @@ def test_a_grid_of_kernels() -> None:
     assert search.best_params_["kernel"] == "rbf[0] + constant"
 
 
-def test_layers_have_columns_too() -> None:
+def test_deep_kernels_select_columns() -> None:
     X, y = months(30)
     model = DeepGPRegressor(
         kernel=("rbf[0] * rbf[1] + linear", "rbf"),
@@ -216,7 +218,7 @@ def test_layers_have_columns_too() -> None:
         model.set_params(kernel="periodic(period=2)").fit(X, y)
 
 
-def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
+def test_command_line_accepts_column_names_in_kernels(tmp_path: Path) -> None:
     X, y = months(40)
     kind = np.where(np.arange(40) % 2, "a", "b")
     X.assign(kind=kind, y=y).to_csv(tmp_path / "t.csv", index=False)
@@ -229,7 +231,7 @@ def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
     assert run([*words, "--kernel", "rbf[year]"]) == 2
 
 
-def test_places_are_counted_in_characters() -> None:
+def test_positions_are_counted_in_characters() -> None:
     """Python's grammar counts bytes, of which an umlaut has two."""
     with pytest.raises(InputError, match="'rbff' at character 12 of"):
         parse_kernel("rbf['ä'] + rbff", 2, columns={"ä": [0]})

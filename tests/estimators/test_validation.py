@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gpytorch.kernels import RBFKernel
 
 from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.errors import InputError
-from winnowgp.estimators.validation import validated
+from winnowgp.estimators.validation import tensor, validated
 
 X = np.linspace(0, 6, 20)[:, None]
 Y = np.sin(X[:, 0])
@@ -125,3 +126,16 @@ def test_callbacks_may_be_several(kind: Any) -> None:
         kind(**QUICK[kind], callbacks=callbacks).fit(*DATA[kind])
     assert len(second) > 0
     assert len(first) == 2 * len(second)
+
+
+def test_tensor_copies_numbers_of_any_type_and_strides() -> None:
+    values = np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::-1]
+    found = tensor(values)
+    assert found.dtype == torch.float64
+    assert found.tolist() == [[2, 1, 0], [5, 4, 3]]
+    assert tensor(np.array(["3", "4.5"])).tolist() == [3, 4.5]
+
+
+def test_tensor_of_strings_is_refused() -> None:
+    with pytest.raises(InputError, match=r"`y` must be numbers; got 'many'\. Use a classifier"):
+        tensor(np.array(["3", "many"]))

@@ -130,14 +130,12 @@ class BaseGP(BaseEstimator, ABC):
             x_scaler = Standardiser.of(given.X, weights=given.weights)
             data = rows.alike(replace(given, X=x_scaler.forward(given.X)))
         params.x_scaler = x_scaler
-        identity = row_identity(rows, saved=params.checkpoint is not None)
-        names = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
-        result, _ = self._train(
-            data,
-            params,
-            identity={names.get(name, name): value for name, value in identity.items()},
-            process_group=rows.process_group,
-        )
+        identity = {}
+        if params.checkpoint is not None or rows.process_group.world_size > 1:
+            names = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
+            parts = row_identity(rows, saved=params.checkpoint is not None)
+            identity = {names.get(name, name): value for name, value in parts.items()}
+        result, _ = self._train(data, params, identity=identity, process_group=rows.process_group)
         self._x_scaler = cpu_scaler(x_scaler)
         self._set_fitted(result, data.observations)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said before a pass over all rows of a source."""
+"""Invalid parameters are refused before the rows of a source are read."""
 
 from typing import Any
 
@@ -33,7 +33,9 @@ class Unread(np.ndarray[Any, Any]):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_request_is_checked_before_rows_are_read(words: dict[str, Any], message: str) -> None:
+def test_invalid_parameter_is_refused_before_rows_are_read(
+    words: dict[str, Any], message: str
+) -> None:
     source = ArraySource(X.view(Unread), Y)
     with pytest.raises(InputError, match=message):
         SparseGPRegressor(**words).fit(source)
@@ -41,7 +43,7 @@ def test_a_request_is_checked_before_rows_are_read(words: dict[str, Any], messag
         SparseGPRegressor().fit(source)
 
 
-def test_who_does_not_take_a_source_says_so() -> None:
+def test_estimator_without_source_support_refuses_a_source() -> None:
     source = ArraySource(X, Y)
     with pytest.raises(InputError, match="classification needs all 30 rows in memory at once"):
         SparseGPClassifier().fit(source)
