@@ -25,11 +25,11 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
-from winnowgp.training import fast as fast_steps
+from winnowgp.training import fast_sparse as fast_steps
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast import FastSteps
+from winnowgp.training.fast_sparse import FastSteps
 from winnowgp.training.lbfgs import Stop
 
 

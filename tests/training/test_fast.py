@@ -24,7 +24,7 @@ from winnowgp.training import (
     Tolerance,
 )
 from winnowgp.training.context import TrainingContext
-from winnowgp.training.fast import FastSteps
+from winnowgp.training.fast_sparse import FastSteps
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 TOLERANCE = 0.02

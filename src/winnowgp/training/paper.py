@@ -1,19 +1,19 @@
 """The schedule of the paper: pre-train, learn the inclusion of candidates, prune, post-train."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Generic, TypeVar, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.data import Dataset, MaskedMatrix, ProcessGroup, Source
+from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP, InducingModel, LatentModel
+from winnowgp.models import DeepGP, LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Minibatches
@@ -107,22 +107,19 @@ class PaperSchedule(Schedule):
     def run(
         self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext
     ) -> FitResult[Trained]:
-        problem = self._problem(model, data, context)
-        pre, joint, post = (
-            default if given is None else given
-            for given, default in zip(
-                (self.pre, self.joint, self.post), problem.default_steps, strict=True
-            )
-        )
+        return self._run(model, data, context)
+
+    def _run(self, model: Any, data: Any, context: TrainingContext) -> FitResult[Any]:
+        family = self._family(model, data, context)
+        steps = (self.pre, self.joint, self.post)
+        pairs = zip(steps, family.default_steps, strict=True)
+        pre, joint, post = (default if given is None else given for given, default in pairs)
+        priors = self._priors([len(points) for points in candidate_sets(model)])
+        family.train(model, "pre-train", pre)
+        processes, trace = self._learn_inclusion(family, model, priors, joint)
+        masks = self._draw(family, model, processes, priors)
         candidates = candidate_sets(model)
-        priors = self._priors([len(points) for points in candidates])
-        problem.train(model, "pre-train", pre)
-        processes, trace = self._learn_inclusion(problem, model, priors, joint)
-        masks = self._draw(problem, model, processes, priors)
-        candidates = candidate_sets(model)
-        pruned = problem.prune(model, masks)
-        reference = problem.reference(model, pruned)
-        problem.train(pruned, "post-train", post)
+        pruned = model.prune(masks if isinstance(model, DeepGP) else masks[0])
         return FitResult(
             model=pruned,
             selections=tuple(
@@ -130,7 +127,7 @@ class PaperSchedule(Schedule):
                 for q, mask, prior in zip(processes, masks, priors, strict=True)
             ),
             candidates=candidates,
-            **problem.results(pruned, reference),
+            **family.finish(model, pruned, post),
         )
 
     def _priors(self, sizes: Sequence[int]) -> tuple[CardinalityPrior, ...]:
@@ -145,22 +142,21 @@ class PaperSchedule(Schedule):
             )
         return (self.prior,)
 
-    def _problem(self, model: Any, data: Any, context: TrainingContext) -> "_Problem[Any]":
+    def _family(self, model: Any, data: Any, context: TrainingContext) -> "_Family":
         if isinstance(model, LatentModel):
-            return _LatentProblem(self, data, context)
-        held = data.in_memory("`PaperSchedule`")
-        kind = _DeepProblem if isinstance(model, DeepGP) else _SparseProblem
-        return kind(self, held, context)
+            return _LatentFamily(self, data, context)
+        family = _DeepFamily if isinstance(model, DeepGP) else _SparseFamily
+        return family(self, data.in_memory("`PaperSchedule`"), context)
 
     def _learn_inclusion(
         self,
-        problem: "_Problem[Any]",
+        family: "_Family",
         model: AnyModel,
         priors: Sequence[CardinalityPrior],
         steps: int,
     ) -> tuple[list[Bernoulli], Float[Tensor, " T"]]:
         """Run Adam on the paper's objective, jointly in λ and all parameters of the model."""
-        sizes, context = [prior.K for prior in priors], problem.context
+        sizes, context = [prior.K for prior in priors], family.context
         like = next(model.parameters()).detach()
         logits = nn.Parameter(torch.logit(like.new_full((sum(sizes),), self.initial_inclusion)))
         estimates = Estimates(self.gradient, context.generator)
@@ -169,9 +165,9 @@ class PaperSchedule(Schedule):
             return [Bernoulli(each) for each in logits.split(sizes)]
 
         def objective() -> Scalar:
-            subsets = problem.subset_objective(model)
+            subsets = family.subset_objective(model)
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
-            estimate = estimates.next(Bernoulli(logits), problem.shared(score))
+            estimate = estimates.next(Bernoulli(logits), family.of_minibatch(score))
             pairs = zip(processes(logits), priors, strict=True)
             return estimate - torch.stack([kl_divergence(q, prior) for q, prior in pairs]).sum()
 
@@ -186,26 +182,26 @@ class PaperSchedule(Schedule):
                 (_trainable(model), self.learning_rate),
                 ([logits], self.inclusion_learning_rate),
             ],
-            scale=problem.scale,
+            scale=family.scale,
             on_step=on_step,
             checkpoint_log=context.checkpoint_log,
-            memory={"batches": problem.batches, "estimates": estimates},
-            process_group=problem.process_group,
+            memory={"batches": family.batches, "estimates": estimates},
+            process_group=context.process_group,
         )
         return processes(logits.detach()), estimates.trace(like)
 
     @torch.no_grad()
     def _draw(
         self,
-        problem: "_Problem[Any]",
+        family: "_Family",
         model: AnyModel,
         processes: Sequence[Bernoulli],
         priors: Sequence[CardinalityPrior],
     ) -> list[Tensor]:
         """Return the best of `draws` subsets sampled from q, by L(Z) + log p(Z)."""
-        generator = problem.context.generator
+        generator = family.context.generator
         drawn = [q.sample(self.draws, generator=generator) for q in processes]
-        score = problem.draw_score(model, torch.cat(drawn, dim=1))
+        score = family.draw_scores(model, torch.cat(drawn, dim=1))
         if score is None:
             return [masks[0] for masks in drawn]
         for masks, prior in zip(drawn, priors, strict=True):
@@ -250,132 +246,116 @@ class Estimates:
         self._trace = list(state["trace"])
 
 
-M = TypeVar("M", InducingModel, DeepGP, LatentModel)
-
-
-class _Problem(ABC, Generic[M]):
-    """What the paper's schedule asks of a family of models."""
+class _Family(ABC):
+    """What the paper's schedule asks of one family of models, fitted to one data set."""
 
     default_steps: tuple[int, int, int]
     """Steps of pre-training, of the joint phase and of post-training."""
-    context: TrainingContext
     batches: Any
+    """Minibatches, whose state is saved with every phase."""
     scale: float
-    process_group: ProcessGroup
+    """What the objective is divided by before it is differentiated."""
+
+    def __init__(self, schedule: PaperSchedule, data: Any, context: TrainingContext) -> None:
+        self.schedule, self.data, self.context = schedule, data, context
 
     @abstractmethod
-    def train(self, model: M, phase: str, steps: int) -> None:
+    def train(self, model: Any, phase: str, steps: int) -> None:
         """Maximise the ELBO with all points of the model."""
 
     @abstractmethod
-    def subset_objective(self, model: M) -> Any:
+    def subset_objective(self, model: Any) -> Any:
         """Return the subset objective on the next minibatch."""
 
     @abstractmethod
-    def draw_score(self, model: M, masks: Tensor) -> Tensor | None:
-        """Return the ELBO of each drawn subset on all rows; None if there is only one."""
+    def draw_scores(self, model: Any, masks: Tensor) -> Tensor | None:
+        """Return the ELBO of each drawn subset on all rows; None where a single draw needs none."""
 
     @abstractmethod
-    def reference(self, model: M, pruned: M) -> float:
-        """Return what the ELBO gap is measured from, right after pruning."""
+    def finish(self, model: Any, pruned: Any, steps: int) -> dict[str, Any]:
+        """Post-train the pruned model, and return posterior, ELBO, upper bound and ELBO gap."""
 
-    @abstractmethod
-    def results(self, pruned: M, reference: float) -> dict[str, Any]:
-        """Return posterior, ELBO, upper bound and ELBO gap of the final model."""
-
-    @abstractmethod
-    def prune(self, model: M, masks: Sequence[Tensor]) -> M:
-        """Return the model with the selected points of each candidate set."""
-
-    def shared(self, score: Any) -> Any:
-        """Return the score of the whole minibatch, of which this process scores a part."""
-        return score
-
-    def _adam(self, model: M, phase: str, steps: int, objective: Any, rate: float) -> None:
+    def _adam(self, model: Any, elbo: Callable[[], Scalar], phase: str, steps: int) -> None:
+        """Maximise the ELBO of successive minibatches by Adam."""
+        context = self.context
         Adam(steps).maximise(
-            objective,
-            [(_trainable(model), rate)],
+            elbo,
+            [(_trainable(model), self.schedule.learning_rate)],
             scale=self.scale,
-            on_step=lambda step, value: self.context.notify(
+            on_step=lambda step, value: context.notify(
                 Progress.of(model, phase, step, steps, value)
             ),
-            checkpoint_log=self.context.checkpoint_log,
+            checkpoint_log=context.checkpoint_log,
             memory={"batches": self.batches},
-            process_group=self.process_group,
+            process_group=context.process_group,
         )
 
+    def of_minibatch(self, score: Any) -> Any:
+        """Return a score of the whole minibatch, part of which this process scores."""
+        return score
 
-class _BatchProblem(_Problem[M]):
-    """Rows with observed inputs, in minibatches."""
+
+class _MinibatchFamily(_Family):
+    """Models of rows with observed inputs, whose minibatches processes may share."""
 
     def __init__(self, schedule: PaperSchedule, data: Dataset, context: TrainingContext) -> None:
-        self.schedule, self.data, self.context = schedule, data, context
-        self.process_group = context.process_group
+        super().__init__(schedule, data, context)
         self.batches = Minibatches(
             data, schedule.batch_size, context.generator, process_group=context.process_group
         )
         self.scale = self.batches.scale
 
-    def shared(self, score: Any) -> Any:
+    def of_minibatch(self, score: Any) -> Any:
         mean = self.batches.mean_over_processes
         return lambda masks: mean(lambda: score(masks), masks.shape[:1])
 
 
 @final
-class _SparseProblem(_BatchProblem[InducingModel]):
+class _SparseFamily(_MinibatchFamily):
+    """`SparseGP` and `VariationalGP`."""
+
     default_steps = (200, 600, 200)
 
-    def train(self, model: InducingModel, phase: str, steps: int) -> None:
+    def train(self, model: Any, phase: str, steps: int) -> None:
         batches = self.batches
 
-        def objective() -> Scalar:
+        def elbo() -> Scalar:
             return batches.mean_over_processes(
                 lambda: model.bound(batches.next(), total=batches.total)
             )
 
-        self._adam(model, phase, steps, objective, self.schedule.learning_rate)
+        self._adam(model, elbo, phase, steps)
 
-    def subset_objective(self, model: InducingModel) -> Any:
+    def subset_objective(self, model: Any) -> Any:
         return model.subset_objective(self.batches.next(), total=self.batches.total)
 
-    def draw_score(self, model: InducingModel, masks: Tensor) -> Tensor | None:
+    def draw_scores(self, model: Any, masks: Tensor) -> Tensor | None:
         return model.subset_objective(self.data).value(masks) if len(masks) > 1 else None
 
-    def prune(self, model: InducingModel, masks: Sequence[Tensor]) -> InducingModel:
-        (mask,) = masks
-        return model.prune(mask)
-
-    def reference(self, model: InducingModel, pruned: InducingModel) -> float:
-        return self._elbo(model)
-
-    def results(self, pruned: InducingModel, reference: float) -> dict[str, Any]:
-        elbo = self._elbo(pruned)
-        return {
-            "posterior": pruned.posterior(self.data),
-            "elbo": elbo,
-            "upper_bound": pruned.upper_bound(self.data),
-            "elbo_gap": max(reference - elbo, 0.0),
-        }
-
-    @torch.no_grad()
-    def _elbo(self, model: InducingModel) -> float:
-        return model.bound(self.data).item()
+    def finish(self, model: Any, pruned: Any, steps: int) -> dict[str, Any]:
+        with torch.no_grad():
+            reference = model.bound(self.data).item()
+        self.train(pruned, "post-train", steps)
+        with torch.no_grad():
+            elbo = pruned.bound(self.data).item()
+        posterior, upper_bound = pruned.posterior(self.data), pruned.upper_bound(self.data)
+        return _outcome(posterior, elbo, reference - elbo, upper_bound)
 
 
 @final
-class _DeepProblem(_BatchProblem[DeepGP]):
+class _DeepFamily(_MinibatchFamily):
+    """`DeepGP`, whose layers are first trained one by one."""
+
     default_steps = (1000, 500, 1500)
 
     def train(self, model: DeepGP, phase: str, steps: int) -> None:
+        schedule, batches, context = self.schedule, self.batches, self.context
         # Gradients are not clipped, as in the paper; divergence is rolled back all the same.
-        schedule, context = self.schedule, self.context
         training = LayerTraining(schedule.learning_rate, schedule.samples, max_norm_ratio=inf)
         if phase == "pre-train":
-            steps_alone = schedule.layerwise
-            train_layerwise(
-                model, self.batches, training=training, steps=steps_alone, context=context
-            )
-        training.run(model, self.batches, phase, steps=steps, context=context)
+            alone = schedule.layerwise
+            train_layerwise(model, batches, training=training, steps=alone, context=context)
+        training.run(model, batches, phase, steps=steps, context=context)
 
     def subset_objective(self, model: DeepGP) -> Any:
         batches = self.batches
@@ -383,88 +363,75 @@ class _DeepProblem(_BatchProblem[DeepGP]):
         eps = model.base_samples(batches.rows, self.schedule.samples, self.context.generator)
         return model.subset_objective(rows, total=batches.total, eps=batches.local(eps))
 
-    def draw_score(self, model: DeepGP, masks: Tensor) -> Tensor | None:
+    def draw_scores(self, model: DeepGP, masks: Tensor) -> Tensor | None:
         if len(masks) == 1:
             return None
         samples, generator = self.schedule.samples, self.context.generator
         return model.subset_objective(self.data, samples=samples, generator=generator).value(masks)
 
-    def prune(self, model: DeepGP, masks: Sequence[Tensor]) -> DeepGP:
-        return model.prune(masks)
-
-    def reference(self, model: DeepGP, pruned: DeepGP) -> float:
-        generator = self.context.generator
+    def finish(self, model: DeepGP, pruned: DeepGP, steps: int) -> dict[str, Any]:
+        data, generator = self.data, self.context.generator
         seed = draw_seed(generator)
-        before, after = (
-            seeded_elbo(each, self.data, generator, seed=seed) for each in (model, pruned)
-        )
-        return before - after
-
-    def results(self, pruned: DeepGP, reference: float) -> dict[str, Any]:
-        elbo = estimate_elbo(pruned, self.data, generator=self.context.generator)
-        return {
-            "posterior": pruned.posterior(),
-            "elbo": elbo,
-            "upper_bound": None,
-            "elbo_gap": max(reference, 0.0),
-        }
+        before = seeded_elbo(model, data, generator, seed=seed)
+        gap = before - seeded_elbo(pruned, data, generator, seed=seed)
+        self.train(pruned, "post-train", steps)
+        elbo = estimate_elbo(pruned, data, generator=generator)
+        return _outcome(pruned.posterior(), elbo, gap)
 
 
 @final
-class _LatentProblem(_Problem[LatentModel]):
+class _LatentFamily(_Family):
+    """GP-LVMs, which have the joint phase alone."""
+
     def __init__(
         self, schedule: PaperSchedule, table: MaskedMatrix, context: TrainingContext
     ) -> None:
-        self.schedule, self.table, self.context = schedule, table, context
-        self.process_group = context.process_group
+        super().__init__(schedule, table, context)
         size = schedule.batch_size or table.N
-        self.batches = self._batches = table.batches(size, generator=context.generator)
-        self._whole = size >= table.N
+        self.batches = table.batches(size, generator=context.generator)
         self.scale = float(table.count)
         self.default_steps = (0, 300 * max(1, table.N // size), 0)
+        self._whole = size >= table.N
 
     def train(self, model: LatentModel, phase: str, steps: int) -> None:
+        def elbo() -> Scalar:
+            return model.bound(self.data, rows=self._rows(), generator=self.context.generator)
+
         if steps:
-            generator = self.context.generator
-
-            def objective() -> Scalar:
-                return model.bound(self.table, rows=self._rows(), generator=generator)
-
-            self._adam(model, phase, steps, objective, self.schedule.learning_rate)
+            self._adam(model, elbo, phase, steps)
 
     def subset_objective(self, model: LatentModel) -> Any:
         generator = self.context.generator
-        return model.subset_objective(self.table, rows=self._rows(), generator=generator)
+        return model.subset_objective(self.data, rows=self._rows(), generator=generator)
 
-    def draw_score(self, model: LatentModel, masks: Tensor) -> Tensor | None:
-        objective = model.subset_objective(self.table, generator=self.context.generator)
-        return objective.value(masks)
+    def draw_scores(self, model: LatentModel, masks: Tensor) -> Tensor | None:
+        return model.subset_objective(self.data, generator=self.context.generator).value(masks)
 
-    def prune(self, model: LatentModel, masks: Sequence[Tensor]) -> LatentModel:
-        (mask,) = masks
-        return model.prune(mask)
-
-    @torch.no_grad()
-    def reference(self, model: LatentModel, pruned: LatentModel) -> float:
-        # The same draw of the latents for both models.
+    def finish(self, model: LatentModel, pruned: LatentModel, steps: int) -> dict[str, Any]:
         generator = self.context.generator
+        # The same draw of the latents before and after.
         state = generator.get_state()
-        elbo = model.bound(self.table, generator=generator).item()
+        with torch.no_grad():
+            reference = model.bound(self.data, generator=generator).item()
         generator.set_state(state)
-        return elbo
-
-    @torch.no_grad()
-    def results(self, pruned: LatentModel, reference: float) -> dict[str, Any]:
-        elbo = pruned.bound(self.table, generator=self.context.generator).item()
-        return {
-            "posterior": pruned.posterior(self.table),
-            "elbo": elbo,
-            "upper_bound": None,
-            "elbo_gap": max(reference - elbo, 0.0),
-        }
+        self.train(pruned, "post-train", steps)
+        with torch.no_grad():
+            elbo = pruned.bound(self.data, generator=generator).item()
+            return _outcome(pruned.posterior(self.data), elbo, reference - elbo)
 
     def _rows(self) -> Tensor | None:
-        return None if self._whole else next(self._batches)
+        return None if self._whole else next(self.batches)
+
+
+def _outcome(
+    posterior: Any, elbo: float, gap: float, upper_bound: float | None = None
+) -> dict[str, Any]:
+    return {
+        "posterior": posterior,
+        "elbo": elbo,
+        "upper_bound": upper_bound,
+        "elbo_gap": max(gap, 0.0),
+    }
 
 
 def _trainable(model: AnyModel) -> list[Tensor]:
