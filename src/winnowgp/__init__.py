@@ -1,4 +1,4 @@
-"""Gaussian processes that choose their own inducing points.
+"""Gaussian processes that select their own inducing points.
 
 >>> from winnowgp import SparseGPRegressor
 >>> SparseGPRegressor(alpha=0.1)
@@ -6,75 +6,45 @@ SparseGPRegressor(alpha=0.1)
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from winnowgp.data import Dataset, DataTable, MaskedMatrix, read_table
-    from winnowgp.estimators import (
-        GPLVM,
-        DeepGPClassifier,
-        DeepGPRegressor,
-        SparseGPClassifier,
-        SparseGPRegressor,
-        TabularModel,
-        fit_table,
-    )
-    from winnowgp.io import load, save
-    from winnowgp.models import DeepGP, LatentVariableGP, Posterior, SparseGP, VariationalGP
-    from winnowgp.training import Checkpoint, fit
+    # Type checkers do not run `__getattr__`; they find the names of `_NAMES` among these.
+    from winnowgp.data import *  # noqa: F403
+    from winnowgp.estimators import *  # noqa: F403
+    from winnowgp.io import *  # noqa: F403
+    from winnowgp.models import *  # noqa: F403
+    from winnowgp.training import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "GPLVM",
-    "Checkpoint",
-    "DataTable",
-    "Dataset",
-    "DeepGP",
-    "DeepGPClassifier",
-    "DeepGPRegressor",
-    "LatentVariableGP",
-    "MaskedMatrix",
-    "Posterior",
-    "SparseGP",
-    "SparseGPClassifier",
-    "SparseGPRegressor",
-    "TabularModel",
-    "VariationalGP",
-    "__version__",
-    "fit",
-    "fit_table",
-    "load",
-    "read_table",
-    "save",
-]
-
-_ROOMS = {
-    "Checkpoint": "winnowgp.training",
-    "DataTable": "winnowgp.data",
-    "Dataset": "winnowgp.data",
-    "DeepGP": "winnowgp.models",
-    "DeepGPClassifier": "winnowgp.estimators",
-    "DeepGPRegressor": "winnowgp.estimators",
-    "MaskedMatrix": "winnowgp.data",
-    "GPLVM": "winnowgp.estimators",
-    "LatentVariableGP": "winnowgp.models",
-    "Posterior": "winnowgp.models",
-    "SparseGP": "winnowgp.models",
-    "SparseGPClassifier": "winnowgp.estimators",
-    "SparseGPRegressor": "winnowgp.estimators",
-    "TabularModel": "winnowgp.estimators",
-    "VariationalGP": "winnowgp.models",
-    "fit": "winnowgp.training",
-    "fit_table": "winnowgp.estimators",
-    "load": "winnowgp.estimators.serialization",
-    "read_table": "winnowgp.data",
-    "save": "winnowgp.io",
+_NAMES = {
+    "data": ("DataTable", "Dataset", "MaskedMatrix", "read_table"),
+    "estimators": (
+        "GPLVM",
+        "DeepGPClassifier",
+        "DeepGPRegressor",
+        "SparseGPClassifier",
+        "SparseGPRegressor",
+        "TabularModel",
+        "fit_table",
+    ),
+    "io": ("load", "save"),
+    "models": ("DeepGP", "LatentVariableGP", "Posterior", "SparseGP", "VariationalGP"),
+    "training": ("Checkpoint", "FitResult", "fit"),
 }
+_PACKAGES = {name: package for package, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", *_PACKAGES]
 
 
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for, so that `import winnowgp` is light."""
-    if name in _ROOMS:
-        return getattr(import_module(_ROOMS[name]), name)
-    raise AttributeError(f"module 'winnowgp' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use, so that `import winnowgp` is fast."""
+    if name not in _PACKAGES:
+        raise AttributeError(f"module 'winnowgp' has no attribute {name!r}")
+    return getattr(import_module(f"winnowgp.{_PACKAGES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether they have been imported or not."""
+    return sorted({*globals(), *__all__})

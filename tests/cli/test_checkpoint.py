@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from winnowgp.cli.app import run
-from winnowgp.estimators.table_summary import Film
+from winnowgp.estimators.table_summary import TrainingHistory
 from winnowgp.io import load
 from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module
@@ -22,14 +22,14 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Film.__call__
+    real = TrainingHistory.__call__
 
-    def call(film: Film, progress: Progress) -> None:
+    def call(history: TrainingHistory, progress: Progress) -> None:
         if progress.phase == "optimisation" and progress.step == step:
             raise KeyboardInterrupt
-        real(film, progress)
+        real(history, progress)
 
-    monkeypatch.setattr(Film, "__call__", call)
+    monkeypatch.setattr(TrainingHistory, "__call__", call)
 
 
 def test_fit_interrupted_resumes_to_the_same_model(

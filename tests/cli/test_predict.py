@@ -176,7 +176,7 @@ def check_blocks(model: winnowgp.TabularModel, table: winnowgp.DataTable, size: 
 
     found: dict[str, list[Any]] = {name: [] for name in whole}
     for part in model.predict_blocks(blocks()):
-        assert pulled - len(found["id"]) < tabular_model.ROWS + size
+        assert pulled - len(found["id"]) < base_module.ROWS + size
         for name, column in part.items():
             found[name].extend(column.tolist())
     assert found == {name: column.tolist() for name, column in whole.items()}
@@ -196,7 +196,7 @@ def test_predict_blocks_equals_predict(
 def test_predict_blocks_equals_predict_at_default_batch_size(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    new = parts(tmp_path / "new.parquet", tabular_model.ROWS + 116)
+    new = parts(tmp_path / "new.parquet", base_module.ROWS + 116)
     check_blocks(winnowgp.load(models["y"]), winnowgp.read_table(new), 4999)
 
 

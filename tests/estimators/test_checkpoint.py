@@ -1,4 +1,4 @@
-"""Estimators that are stopped and go on: what chance and the clock decided, who is refused."""
+"""Estimators resume from checkpoints; checkpoints of other fits are refused."""
 
 from itertools import count
 from pathlib import Path
@@ -12,8 +12,8 @@ from sklearn.model_selection import cross_val_score
 
 from winnowgp import GPLVM, Checkpoint, DeepGPClassifier, SparseGPRegressor, load
 from winnowgp.errors import CheckpointError, InputError
-from winnowgp.estimators import base as inducing_estimator
-from winnowgp.estimators import base as points_request
+from winnowgp.estimators import base as base_module
+from winnowgp.estimators import sparse as sparse_module
 from winnowgp.training import MaxPoints, Progress
 
 PAPER: dict[str, Any] = {
@@ -54,7 +54,7 @@ def same(a: SparseGPRegressor, b: SparseGPRegressor) -> bool:
     return a.elbo_ == b.elbo_ and np.array_equal(a.inducing_points_, b.inducing_points_)
 
 
-def test_without_a_seed_the_one_that_was_drawn_belongs_to_the_checkpoint(tmp_path: Path) -> None:
+def test_fit_without_random_state_resumes_with_the_drawn_seed(tmp_path: Path) -> None:
     """Two copies of one folder end alike; two fits without a folder do not."""
     first, second = tmp_path / "first", tmp_path / "second"
     stopped(SparseGPRegressor(**PAPER, checkpoint=first), *rows())
@@ -67,7 +67,7 @@ def test_without_a_seed_the_one_that_was_drawn_belongs_to_the_checkpoint(tmp_pat
     assert not same(*free)
 
 
-def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatch) -> None:
+def test_max_predict_us_is_measured_once_per_checkpoint(tmp_path: Path, monkeypatch) -> None:
     planned: list[Any] = []
 
     def fit(*_: Any, schedule: Any, **__: Any) -> None:
@@ -75,8 +75,8 @@ def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatc
         raise Stopped
 
     measured = iter([3, 5, 7])
-    monkeypatch.setattr(points_request, "points_within", lambda *_, **__: next(measured))
-    monkeypatch.setattr(inducing_estimator, "fit", fit)
+    monkeypatch.setattr(sparse_module, "points_within", lambda *_, **__: next(measured))
+    monkeypatch.setattr(base_module, "fit", fit)
     for where in (tmp_path / "kept", tmp_path / "kept", tmp_path / "other", None):
         stopped(SparseGPRegressor(max_predict_us=50.0, checkpoint=where), *rows())
     assert planned == [MaxPoints(3), MaxPoints(3), MaxPoints(5), MaxPoints(7)]
@@ -93,7 +93,7 @@ def test_a_measured_number_of_points_is_measured_once(tmp_path: Path, monkeypatc
         ({"kernel": "matern32"}, "`kernel` was 'rbf' and is 'matern32'"),
     ],
 )
-def test_another_request_is_refused_in_the_users_words(
+def test_checkpoint_of_other_parameters_is_refused_by_name(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     asked = {**PAPER, "random_state": 0}
@@ -106,7 +106,7 @@ def test_another_request_is_refused_in_the_users_words(
         GPLVM(1, checkpoint=tmp_path).fit(rows()[0])
 
 
-def test_a_generator_of_the_users_counts_by_where_it_stands(tmp_path: Path) -> None:
+def test_random_state_object_is_identified_by_its_state(tmp_path: Path) -> None:
     def asked(seed: int) -> SparseGPRegressor:
         state = np.random.RandomState(seed)
         return SparseGPRegressor(**PAPER, random_state=state, checkpoint=tmp_path)
@@ -118,14 +118,14 @@ def test_a_generator_of_the_users_counts_by_where_it_stands(tmp_path: Path) -> N
     assert same(asked(3).fit(*rows()), whole.fit(*rows()))
 
 
-def test_folds_that_end_follow_each_other_in_one_folder(tmp_path: Path) -> None:
+def test_cross_validation_reuses_one_checkpoint_folder(tmp_path: Path) -> None:
     asked = {**PAPER, "random_state": 0}
     plain = cross_val_score(SparseGPRegressor(**asked), *rows(), cv=3)
     kept = cross_val_score(SparseGPRegressor(**asked, checkpoint=tmp_path), *rows(), cv=3)
     assert np.array_equal(plain, kept)
 
 
-def test_the_argument_is_kept_as_it_is_and_not_saved(tmp_path: Path) -> None:
+def test_checkpoint_argument_is_cloned_and_not_saved(tmp_path: Path) -> None:
     where = Checkpoint(tmp_path / "kept", every=5)
     for given in (None, str(tmp_path / "kept"), tmp_path / "kept", where):
         copied: Any = clone(SparseGPRegressor(checkpoint=given))
@@ -136,12 +136,12 @@ def test_the_argument_is_kept_as_it_is_and_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, True, b"folder"])
-def test_what_is_no_folder_is_refused(wrong: Any) -> None:
+def test_checkpoint_that_is_no_folder_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="`checkpoint` must be a folder"):
         SparseGPRegressor(checkpoint=wrong).fit(*rows())
 
 
-def test_steps_are_counted_over_all_runs(tmp_path: Path) -> None:
+def test_gplvm_n_iter_counts_steps_of_all_runs(tmp_path: Path) -> None:
     table = np.stack([np.sin(rows()[0][:, 0]), rows()[0][:, 0]], axis=1)
     asked: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": 5, "n_candidates": 4}
     where = Checkpoint(tmp_path, every=0)
@@ -152,7 +152,9 @@ def test_steps_are_counted_over_all_runs(tmp_path: Path) -> None:
     assert [progress.step for progress in told] == [2, 3, 4, 5]
 
 
-def test_the_race_of_starts_is_not_run_again(tmp_path: Path, monkeypatch) -> None:
+def test_resumed_deep_fit_does_not_repeat_the_initial_comparison(
+    tmp_path: Path, monkeypatch
+) -> None:
     asked: dict[str, Any] = {"epochs": (2, 10, 2), "n_candidates": 5, "random_state": 0}
     X, y = rows()
     steps, real = [0], torch.optim.Adam.step

@@ -1,43 +1,95 @@
-"""Where a fit is computed."""
+"""The device of a fit."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from winnowgp import SparseGPRegressor
+from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 
 X = np.linspace(0, 6, 30)[:, None]
 y = np.sin(X[:, 0])
+TABLE = np.c_[np.sin(X), np.cos(X), X] + 0.05 * np.random.default_rng(0).normal(size=(30, 3))
+DEEP: dict[str, Any] = {"n_candidates": 8, "predict_samples": 8}
+FAST: dict[str, tuple[Any, tuple[np.ndarray, ...]]] = {
+    "regressor": (SparseGPRegressor(n_candidates=15), (X, y)),
+    "counts": (SparseGPRegressor(likelihood="poisson", max_points=4), (X, np.round(3 + 2 * y))),
+    "classifier": (SparseGPClassifier(n_candidates=15), (X, y > 0)),
+    "deep regressor": (DeepGPRegressor(**DEEP, epochs=(3, 10, 5)), (X, y)),
+    "deep counts": (
+        DeepGPRegressor(**DEEP, likelihood="poisson", epochs=(3, 10, 5)),
+        (X, np.round(3 + 2 * y)),
+    ),
+    "deep classifier": (DeepGPClassifier(**DEEP, epochs=(3, 10, 5)), (X, y > 0)),
+    "GPLVM": (GPLVM(1, max_points=5, max_iter=20), (TABLE,)),
+}
+PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.1}
+SLOW: dict[str, tuple[Any, tuple[np.ndarray, ...]]] = {
+    "paper regressor": (SparseGPRegressor(**PAPER, n_candidates=8, epochs=(5, 5, 5)), (X, y)),
+    "paper deep": (DeepGPRegressor(**PAPER, **DEEP, epochs=(3, 5, 5, 5)), (X, y)),
+    "paper GPLVM": (GPLVM(1, **PAPER, n_candidates=5, epochs=5), (TABLE,)),
+    "paper GPLVM of counts": (
+        GPLVM(1, **PAPER, n_candidates=5, epochs=5, likelihood="poisson"),
+        (np.round(10 + 5 * TABLE),),
+    ),
+    "minibatches of a GPLVM": (
+        GPLVM(1, **PAPER, n_candidates=5, epochs=5, batch_size=10, noise="column"),
+        (TABLE,),
+    ),
+}
 
 
-def test_auto_is_the_device_this_machine_has() -> None:
+def fitted(name: str, device: str) -> Any:
+    estimator, data = {**FAST, **SLOW}[name]
+    settings = estimator.get_params(deep=False) | {"device": device, "random_state": 0}
+    return type(estimator)(**settings).fit(*data)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_auto_device_is_the_one_of_this_machine(name: str) -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"
-    bounds = [
-        SparseGPRegressor(device=device, random_state=0).fit(X, y).elbo_
-        for device in ("auto", best)
-    ]
-    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+    automatic, explicit = (fitted(name, device) for device in ("auto", best))
+    assert automatic.elbo_ == pytest.approx(explicit.elbo_, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("device", ["abacus", "cuda:97", ""])
-def test_a_device_that_is_not_there_is_named(device: str) -> None:
+def test_unavailable_device_is_refused(name: str, device: str) -> None:
     with pytest.raises(InputError, match=f"`device` must be one this machine has.*'{device}'"):
-        SparseGPRegressor(device=device).fit(X, y)
+        fitted(name, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:the latent positions")
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
+def test_fit_on_a_gpu_predicts_on_the_cpu(name: str, tmp_path: Any) -> None:
+    _, data = {**FAST, **SLOW}[name]
+    model = fitted(name, "cuda")
+    assert np.isfinite(model.elbo_)
+    assert all(tensor.device.type == "cpu" for tensor in model.posterior_.state_dict().values())
+    answer = model.transform(data[0]) if isinstance(model, GPLVM) else model.predict(data[0])
+    assert len(answer) == len(data[0])
+    assert model.save(tmp_path / "model.winnow").exists()
+    if name in ("regressor", "classifier"):
+        # The other fits depend on random numbers, which differ between devices.
+        assert model.elbo_ == pytest.approx(fitted(name, "cpu").elbo_, rel=0.05, abs=1.0)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("candidates", ["auto", "kmeans", "locations"])
-def test_rows_on_a_gpu_are_a_source_too(device: str, candidates: str) -> None:
+def test_rows_on_a_gpu_give_the_fit_of_rows_on_the_cpu(device: str, candidates: str) -> None:
     rows = Dataset.of(torch.from_numpy(X), torch.from_numpy(y))
-    said = X[::4] if candidates == "locations" else candidates
-    here, there = (
-        SparseGPRegressor(candidates=said, n_candidates=8, device=device, random_state=0).fit(
-            rows.to(torch.device(place))
+    given = X[::4] if candidates == "locations" else candidates
+    on_cpu, on_gpu = (
+        SparseGPRegressor(candidates=given, n_candidates=8, device=device, random_state=0).fit(
+            rows.to(torch.device(where))
         )
-        for place in ("cpu", "cuda")
+        for where in ("cpu", "cuda")
     )
-    assert there.elbo_ == pytest.approx(here.elbo_, rel=1e-3)
+    assert on_gpu.elbo_ == pytest.approx(on_cpu.elbo_, rel=1e-3)

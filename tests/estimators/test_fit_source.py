@@ -54,7 +54,7 @@ def expected() -> SparseGPRegressor:
     "kind", ["dataset", "array", "parquet", "batches", "shared", "shared parquet"]
 )
 @pytest.mark.unchecked
-def test_a_source_gives_the_fit_of_its_rows(
+def test_fit_of_a_source_equals_fit_of_its_rows(
     kind: str, expected: SparseGPRegressor, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -82,19 +82,19 @@ def test_several_targets_and_mixed_precision() -> None:
     assert mixed.elbo_ == pytest.approx(double.elbo_, rel=1e-3)
 
 
-def test_a_source_comes_with_its_targets() -> None:
+def test_targets_beside_a_source_are_refused() -> None:
     X, y = table()
     with pytest.raises(InputError, match="leave out `y`"):
         regressor().fit(ArraySource(X, y), y)
 
 
-def test_what_needs_all_rows_at_once_says_so() -> None:
+def test_fit_that_needs_all_rows_refuses_a_source_on_disk() -> None:
     X, y = table()
     with pytest.raises(InputError, match=r"needs all 300 rows in memory at once"):
         regressor(likelihood="student-t").fit(ArraySource(X, y[:, 0]))
 
 
-def test_precision_is_checked() -> None:
+def test_invalid_precision_is_refused() -> None:
     X, y = table(20)
     with pytest.raises(InputError, match="`precision` must be"):
         regressor(precision="half").fit(X, y[:, 0])
@@ -104,7 +104,7 @@ def test_precision_is_checked() -> None:
 
 @pytest.mark.parametrize("N", [300, 1000])
 @pytest.mark.unchecked
-def test_a_constant_column_has_no_say(N: int) -> None:
+def test_constant_column_does_not_change_the_fit(N: int) -> None:
     X, y = table(N)
     X = np.column_stack([X, np.full(N, 273.15)])
     found = regressor(tolerance=0.3).fit(ArraySource(X, y[:, 0]))
@@ -114,7 +114,7 @@ def test_a_constant_column_has_no_say(N: int) -> None:
 
 
 @pytest.mark.unchecked
-def test_rows_in_float32_can_be_predicted_from() -> None:
+def test_fit_of_float32_rows_predicts() -> None:
     X, y = table()
     single = ArraySource(X.astype(np.float32), y[:, 0], dtype=torch.float32)
     found = regressor(max_points=17, candidates=X[:30]).fit(single)
@@ -123,7 +123,7 @@ def test_rows_in_float32_can_be_predicted_from() -> None:
 
 
 @pytest.mark.unchecked
-def test_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
+def test_feature_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X, y = table(60)
     frame = pandas.DataFrame(X, columns=["u", "v"])

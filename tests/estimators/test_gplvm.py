@@ -30,7 +30,7 @@ def fitted() -> GPLVM:
     return quick().fit(curve()[1])
 
 
-def test_it_finds_the_order_along_a_bent_line(fitted: GPLVM) -> None:
+def test_gplvm_recovers_the_order_along_a_curve(fitted: GPLVM) -> None:
     t, Y = curve()
     assert abs(np.corrcoef(np.argsort(np.argsort(fitted.embedding_[:, 0])), t)[0, 1]) > 0.98
     assert fitted.embedding_std_.shape == (50, 1)
@@ -41,14 +41,14 @@ def test_it_finds_the_order_along_a_bent_line(fitted: GPLVM) -> None:
     np.testing.assert_allclose(np.sqrt(fitted.noise_) / np.std(Y, axis=0), 0.05, rtol=0.8)
 
 
-def test_training_rows_are_placed_where_they_are(fitted: GPLVM) -> None:
+def test_transform_of_training_rows_is_the_embedding(fitted: GPLVM) -> None:
     Y = curve()[1]
     np.testing.assert_allclose(fitted.transform(Y), fitted.embedding_, atol=1e-6)
     # A row alone lands where it does in company.
     np.testing.assert_allclose(fitted.transform(Y[7:8]), fitted.embedding_[7:8], atol=1e-6)
 
 
-def test_rows_come_back_in_their_own_units(fitted: GPLVM) -> None:
+def test_inverse_transform_is_in_the_units_of_the_table(fitted: GPLVM) -> None:
     Y = curve()[1]
     back = fitted.inverse_transform(fitted.transform(Y))
     assert (np.sqrt(((back - Y) ** 2).mean(0)) < 0.25 * Y.std(0)).all()
@@ -57,7 +57,7 @@ def test_rows_come_back_in_their_own_units(fitted: GPLVM) -> None:
     assert (((back - Y) / Y.std(0)) ** 2).sum() < 0.3 * (((flat - Y) / Y.std(0)) ** 2).sum()
 
 
-def test_missing_entries_are_filled_in_with_honest_deviations() -> None:
+def test_reconstruct_fills_missing_entries_with_calibrated_sd() -> None:
     Y = curve(40)[1]
     rng = np.random.default_rng(1)
     hidden = rng.uniform(size=Y.shape) < 0.15
@@ -74,7 +74,7 @@ def test_missing_entries_are_filled_in_with_honest_deviations() -> None:
     assert nats[hidden].mean() > blind[hidden].mean() + 0.5
 
 
-def test_the_same_seed_gives_the_same_map_and_scores_are_in_the_users_units(
+def test_same_seed_gives_same_embedding_and_scores_have_units(
     fitted: GPLVM,
 ) -> None:
     """Eight times larger numbers, whose standardised digits are the same, are less dense."""
@@ -91,13 +91,13 @@ def test_the_same_seed_gives_the_same_map_and_scores_are_in_the_users_units(
     assert -4 < fitted.score(some) < 0
 
 
-def test_pickles_keep_the_map(fitted: GPLVM) -> None:
+def test_pickled_gplvm_has_the_same_embedding(fitted: GPLVM) -> None:
     Y = curve()[1][:3]
     restored = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(restored.transform(Y), fitted.transform(Y))
 
 
-def test_rows_of_which_nothing_is_known_stay_at_the_prior(fitted: GPLVM) -> None:
+def test_rows_without_entries_stay_at_the_prior(fitted: GPLVM) -> None:
     nothing = np.full((1, 6), np.nan)
     np.testing.assert_allclose(fitted.transform(nothing), 0.0, atol=1e-4)
     np.testing.assert_allclose(fitted.score_samples(nothing), 0.0, atol=1e-6)
@@ -105,7 +105,7 @@ def test_rows_of_which_nothing_is_known_stay_at_the_prior(fitted: GPLVM) -> None
 
 
 @pytest.mark.parametrize("noise", ["shared", "column"])
-def test_noise_is_shared_or_of_a_column(noise: str) -> None:
+def test_noise_is_shared_or_per_column(noise: str) -> None:
     rng = np.random.default_rng(3)
     Y = curve(40)[1]
     Y = (Y - Y.mean(0)) / Y.std(0)
@@ -117,7 +117,7 @@ def test_noise_is_shared_or_of_a_column(noise: str) -> None:
         assert model.noise_[0] > 5 * model.noise_[1:].max()
 
 
-def test_superfluous_dimensions_are_irrelevant_and_the_others_can_be_drawn(fitted: GPLVM) -> None:
+def test_superfluous_dimensions_are_irrelevant_and_plot_works(fitted: GPLVM) -> None:
     model = quick(n_components=3, max_points=8).fit(curve(30)[1])
     ax = model.plot(["a", "b"] * 15)
     assert len(ax.patches) == 30
@@ -146,7 +146,7 @@ def test_superfluous_dimensions_are_irrelevant_and_the_others_can_be_drawn(fitte
     ],
     ids=lambda m: repr(m)[6:60],
 )
-def test_every_way_to_ask_gives_a_map(model: GPLVM) -> None:
+def test_every_combination_of_parameters_fits(model: GPLVM) -> None:
     Y = curve()[1]
     embedding = model.fit_transform(Y)
     assert embedding.shape == (50, 1)
@@ -163,7 +163,7 @@ def test_every_way_to_ask_gives_a_map(model: GPLVM) -> None:
 
 
 @pytest.mark.slow
-def test_counts_have_a_map() -> None:
+def test_gplvm_of_counts_fits() -> None:
     t, _ = curve(40)
     rng = np.random.default_rng(0)
     counts = rng.poisson(np.stack([np.exp(1 + t), np.exp(1 - t), np.exp(2 - t**2)], axis=1))
@@ -190,7 +190,7 @@ def test_counts_may_be_large(size: int) -> None:
     assert (np.sqrt((error**2).mean(0)) / (size * shapes).std(0) < 0.6).all()
 
 
-def test_it_works_in_a_pipeline() -> None:
+def test_gplvm_works_in_a_pipeline() -> None:
     Y = curve()[1]
     pipeline: Pipeline = make_pipeline(StandardScaler(), quick(max_points=3, max_iter=3))
     assert np.shape(pipeline.fit_transform(Y)) == (50, 1)
@@ -199,7 +199,7 @@ def test_it_works_in_a_pipeline() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_components": 0}, "`n_components` must be a whole number"),
+        ({"n_components": 0}, "`n_components` must be an integer"),
         ({"schedule": "slow"}, "'fast' or 'paper'; got 'slow'"),
         ({"schedule": "paper"}, "needs a number for `alpha`"),
         ({"noise": "loud"}, "'shared' or 'column'"),
@@ -207,25 +207,25 @@ def test_it_works_in_a_pipeline() -> None:
         ({"kernel": "matern32"}, "schedule='paper'"),
         ({"likelihood": "poisson"}, "schedule='paper'"),
         ({"alpha": -1.0}, "`alpha` must be a positive number"),
-        ({"alpha": 1.0, "max_points": 3}, "not both"),
+        ({"alpha": 1.0, "max_points": 3}, "in one way only"),
         ({"tolerance": 0}, "nats per observed entry"),
-        ({"start": "random"}, "`start` must be 'pca'"),
+        ({"start": "random"}, "`start` must be one of pca or locations"),
         ({"start": np.zeros((3, 1))}, r"shape \[50 1\]; got shape \[3, 1\]"),
         ({"candidates": np.zeros((3, 2))}, r"shape \[K 1\]"),
-        ({"candidates": "grid"}, "`candidates` must be 'auto'"),
+        ({"candidates": "grid"}, "`candidates` must be one of auto or locations"),
         ({"candidates": np.zeros((0, 1))}, r"got shape \[0, 1\]"),
-        ({"start": [["a"]] * 50}, "`start` must be an array of numbers"),
+        ({"start": [["a"]] * 50}, "`start` must be numbers"),
         ({"kernel": None}, "or a GPyTorch kernel; got None"),
         ({"kernel": RBFKernel(ard_num_dims=3)}, "`ard_num_dims=1`"),
         ({"batch_size": 10}, "`batch_size` is for"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message: str) -> None:
+def test_invalid_parameter_is_refused(arguments, message: str) -> None:
     with pytest.raises(InputError, match=message):
         quick(**arguments).fit(curve()[1])
 
 
-def test_places_of_another_shape_are_refused(fitted: GPLVM) -> None:
+def test_positions_of_another_shape_are_refused(fitted: GPLVM) -> None:
     with pytest.raises(InputError, match="must have 1 columns"):
         fitted.inverse_transform(np.zeros((2, 3)))
     with pytest.raises(InputError, match="`X` has 2 rows and `given` 3"):
@@ -240,7 +240,7 @@ def bend(seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_map_that_became_noise_is_begun_again(seed: int) -> None:
+def test_fit_that_collapses_to_noise_is_restarted(seed: int) -> None:
     Y = bend(seed)
     model = quick(max_iter=150).fit(Y)
     standard = (Y - Y.mean(0)) / Y.std(0)
@@ -249,13 +249,13 @@ def test_a_map_that_became_noise_is_begun_again(seed: int) -> None:
     assert model.embedding_.std() > 0.5
 
 
-def test_a_table_of_noise_says_so() -> None:
-    with pytest.warns(UserWarning, match="every row was placed at 0"):
+def test_table_of_noise_warns() -> None:
+    with pytest.warns(UserWarning, match="the latent positions of all rows are 0"):
         quick(max_points=5).fit(np.random.default_rng(0).normal(size=(40, 5)))
 
 
 @pytest.mark.parametrize("noise", ["shared", "column"])
-def test_constant_columns_change_nothing_and_come_back(noise: str) -> None:
+def test_constant_columns_are_ignored_and_reconstructed(noise: str) -> None:
     Y = curve(30)[1]
     Y[2, 3] = np.nan
     wider = np.insert(Y, 1, 7.0, axis=1)
@@ -268,7 +268,7 @@ def test_constant_columns_change_nothing_and_come_back(noise: str) -> None:
     assert with_it.noise_[1] == 0
 
 
-def test_columns_without_an_entry_are_refused() -> None:
+def test_columns_without_observed_entries_are_refused() -> None:
     Y = curve()[1]
     Y[:, 2] = np.nan
     with pytest.raises(InputError, match=r"columns \[2\] have none"):
@@ -277,7 +277,7 @@ def test_columns_without_an_entry_are_refused() -> None:
         quick().fit(np.ones((9, 3)))
 
 
-def test_a_gaussian_likelihood_that_is_given_is_heeded() -> None:
+def test_gaussian_likelihood_object_sets_the_noise() -> None:
     likelihood = GaussianLikelihood()
     likelihood.initialize(noise=0.5)
     likelihood.noise_covar.requires_grad_(False)
@@ -286,7 +286,7 @@ def test_a_gaussian_likelihood_that_is_given_is_heeded() -> None:
     np.testing.assert_allclose(model.noise_ / Y.var(0), 0.5, rtol=1e-5)
 
 
-def test_minibatches_have_a_noise_for_each_column_too() -> None:
+def test_minibatches_learn_noise_per_column() -> None:
     paper = {"schedule": "paper", "alpha": 1.0, "epochs": 2, "n_candidates": 5}
     Y = curve()[1]
     noise = quick(noise="column", batch_size=20, **paper).fit(Y).noise_ / Y.var(0)
@@ -295,7 +295,7 @@ def test_minibatches_have_a_noise_for_each_column_too() -> None:
         quick(noise="column", likelihood="student-t", **paper).fit(Y)
 
 
-def test_labels_have_a_legend_and_axes_the_names_of_their_dimensions() -> None:
+def test_plot_has_a_legend_and_axis_names() -> None:
     model = quick(n_components=2, max_points=3, max_iter=3).fit(curve(30)[1])
     ax = model.plot([0, 1] * 15)
     legend = ax.get_legend()

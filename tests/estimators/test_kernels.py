@@ -16,7 +16,7 @@ from winnowgp import DeepGPRegressor, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
 from winnowgp.estimators import export_numpy, kernel_from
-from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_words, written
+from winnowgp.estimators.kernels import KERNEL_NAMES, parse_kernel
 from winnowgp.models.kernels import covariance, prior_variance
 
 A = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -81,8 +81,8 @@ def test_sums_products_and_columns(text: str) -> None:
     columns = {"a": [0], "b": [1], "c d": [2], "e": [3]}
     found = evaluated(text, columns=columns)
     torch.testing.assert_close(found, EXPRESSIONS[text](), atol=1e-6, rtol=1e-6)
-    words = kernel_words(text, 4, columns=columns)
-    assert kernel_words(written(words), 4) == words
+    expression = parse_kernel(text, 4, columns=columns)
+    assert parse_kernel(str(expression), 4) == expression
 
 
 def scales(kernel: Kernel) -> int:
@@ -102,7 +102,7 @@ def test_every_term_has_one_variance() -> None:
     assert {text: scales(kernel_from(text, 2)) for text in counts} == counts
 
 
-def test_a_period_is_in_units_of_its_column() -> None:
+def test_period_is_in_units_of_its_column() -> None:
     made: Any = kernel_from("periodic[1](period=12)", 3, scale=torch.tensor([1.0, 4.0, 9.0]))
     assert made.base_kernel.period_length.item() == pytest.approx(3.0, rel=1e-6)
     same: Any = kernel_from("periodic(period=12)[1]", 3, scale=torch.tensor([1.0, 4.0, 9.0]))
@@ -112,40 +112,40 @@ def test_a_period_is_in_units_of_its_column() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "cannot be read"),
-        ("rbf +", r"cannot be read at the end of 'rbf \+'"),
-        ("rbf + (", r"cannot be read at character 7 of 'rbf \+ \('"),
-        ("", "cannot be read at the end of ''"),
-        ("  rbf rbf", "cannot be read at character 5 of 'rbf rbf'"),
+        ("", "cannot be parsed"),
+        ("rbf +", r"cannot be parsed at the end of 'rbf \+'"),
+        ("rbf + (", r"cannot be parsed at character 7 of 'rbf \+ \('"),
+        ("", "cannot be parsed at the end of ''"),
+        ("  rbf rbf", "cannot be parsed at character 5 of 'rbf rbf'"),
         ("(rbf +\n  rbff)", "'rbff' at character 10 of"),
-        ("(rbf +\n * rbf)", "cannot be read at character 9 of"),
-        ("rbf\0", r"cannot be read\.$"),
+        ("(rbf +\n * rbf)", "cannot be parsed at character 9 of"),
+        ("rbf\0", r"cannot be parsed\.$"),
         ("rbff", "'rbff' at character 1 of 'rbff': the kernels are rbf, matern12"),
         ("rbf + rbff", "'rbff' at character 7 of"),
         ("rbf - linear", "only \\+ and \\* combine"),
-        ("2 * rbf", "a number is no kernel"),
+        ("2 * rbf", "a number is not a kernel"),
         ("rbf[4]", "'4' at character 5 of .*: there are 4 columns, 0 to 3"),
         ("rbf[2:2]", "none of the 4 columns"),
         ("rbf[::0]", "step of 0"),
-        ("rbf[1.5]", "columns are whole numbers"),
-        ("rbf[True]", "columns are whole numbers"),
-        ("rbf['age']", "names only where a data frame"),
-        ("rbf[0][1]", "say the columns once"),
+        ("rbf[1.5]", "columns are integers"),
+        ("rbf[True]", "columns are integers"),
+        ("rbf['age']", "names only if `X` is a data frame"),
+        ("rbf[0][1]", "give the columns only once"),
         ("rbf(0)", "columns are in brackets"),
-        ("periodic(period=-1)", "hold a period"),
-        ("periodic(period=1e400)", "hold a period"),
-        (f"periodic(period=1{400 * '0'})", "hold a period"),
-        ("periodic(period=2)(period=2)", "say the settings once"),
+        ("periodic(period=-1)", "take a period"),
+        ("periodic(period=1e400)", "take a period"),
+        (f"periodic(period=1{400 * '0'})", "take a period"),
+        ("periodic(period=2)(period=2)", "give the settings only once"),
         ("rbf(period=2)", "only a periodic kernel"),
-        ("periodic(period=2)", "a period is in units"),
+        ("periodic(period=2)", "a period is in the units"),
         ("__import__('os')", "columns are in brackets"),
         ("rbf.__class__", "the kernels are"),
         ("rbf if rbf else rbf", "the kernels are"),
-        ("(" * 300 + "rbf" + ")" * 300, "cannot be read"),
+        ("(" * 300 + "rbf" + ")" * 300, "cannot be parsed"),
         (3, "`kernel` must be one of"),
     ],
 )
-def test_what_is_not_a_kernel_is_refused_with_its_place(text: Any, message: str) -> None:
+def test_invalid_kernel_is_refused_with_its_position(text: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         kernel_from(text, 4)
 
@@ -170,7 +170,9 @@ def fitted() -> SparseGPRegressor:
     return seasons().fit(X[:72], y[:72])
 
 
-def test_a_season_on_a_trend_goes_on(fitted: SparseGPRegressor, tmp_path: Path) -> None:
+def test_periodic_kernel_extrapolates_a_season_on_a_trend(
+    fitted: SparseGPRegressor, tmp_path: Path
+) -> None:
     X, y = months()
     ahead = fitted.score(X[72:], y[72:])
     smooth = SparseGPRegressor(n_candidates=30, random_state=0).fit(X[:72], y[:72])
@@ -183,15 +185,15 @@ def test_a_season_on_a_trend_goes_on(fitted: SparseGPRegressor, tmp_path: Path) 
     np.testing.assert_allclose(mean, fitted.predict(X), atol=1e-8)
 
 
-def test_names_of_other_columns_are_refused() -> None:
+def test_unknown_column_names_are_refused() -> None:
     X, y = months(20)
     with pytest.raises(InputError, match="no column has this name; the first are 'm', 'size'"):
         seasons().fit(X.rename(columns={"month": "m"}), y)
-    with pytest.raises(InputError, match="names only where a data frame"):
+    with pytest.raises(InputError, match="names only if `X` is a data frame"):
         seasons().fit(X.to_numpy(), y)
 
 
-def test_a_grid_of_kernels() -> None:
+def test_grid_search_over_kernels() -> None:
     X = np.random.default_rng(0).uniform(-2, 2, size=(40, 2))
     model = SparseGPRegressor(
         schedule="paper", alpha=0.01, n_candidates=10, epochs=(60, 5, 20), random_state=0
@@ -202,7 +204,7 @@ def test_a_grid_of_kernels() -> None:
     assert search.best_params_["kernel"] == "rbf[0] + constant"
 
 
-def test_layers_have_columns_too() -> None:
+def test_deep_kernels_select_columns() -> None:
     X, y = months(30)
     model = DeepGPRegressor(
         kernel=("rbf[0] * rbf[1] + linear", "rbf"),
@@ -212,11 +214,11 @@ def test_layers_have_columns_too() -> None:
         random_state=0,
     )
     assert np.isfinite(model.fit(X, y).elbo_)
-    with pytest.raises(InputError, match="a period is in units"):
+    with pytest.raises(InputError, match="a period is in the units"):
         model.set_params(kernel="periodic(period=2)").fit(X, y)
 
 
-def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
+def test_command_line_accepts_column_names_in_kernels(tmp_path: Path) -> None:
     X, y = months(40)
     kind = np.where(np.arange(40) % 2, "a", "b")
     X.assign(kind=kind, y=y).to_csv(tmp_path / "t.csv", index=False)
@@ -229,7 +231,7 @@ def test_the_command_line_knows_columns_by_name(tmp_path: Path) -> None:
     assert run([*words, "--kernel", "rbf[year]"]) == 2
 
 
-def test_places_are_counted_in_characters() -> None:
+def test_positions_are_counted_in_characters() -> None:
     """Python's grammar counts bytes, of which an umlaut has two."""
     with pytest.raises(InputError, match="'rbff' at character 12 of"):
-        kernel_words("rbf['ä'] + rbff", 2, columns={"ä": [0]})
+        parse_kernel("rbf['ä'] + rbff", 2, columns={"ä": [0]})

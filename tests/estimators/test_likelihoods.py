@@ -39,7 +39,7 @@ def brief(likelihood) -> SparseGPRegressor:
 @pytest.mark.parametrize(
     "likelihood", ["student-t", pytest.param(StudentTLikelihood(), marks=pytest.mark.slow)]
 )
-def test_students_t_shrugs_off_outliers_in_any_units(likelihood) -> None:
+def test_student_t_is_robust_to_outliers_in_any_units(likelihood) -> None:
     y = WAVE + 0.1 * np.random.default_rng(4).normal(size=150)
     y[::10] += 8
     y = 1e3 * y - 500
@@ -81,7 +81,7 @@ def counted() -> SparseGPRegressor:
     return brief("poisson").fit(X, np.random.default_rng(2).poisson(2 + WAVE))
 
 
-def test_the_density_of_counts_adds_up_to_one(counted: SparseGPRegressor) -> None:
+def test_density_of_counts_sums_to_one(counted: SparseGPRegressor) -> None:
     model = counted
     counts = np.arange(40)
     density = np.exp([model.log_density(X[:3], np.full(3, c)) for c in counts])
@@ -110,7 +110,7 @@ def test_laplace_and_several_targets() -> None:
     assert model.score(X, Y) > 0.9
 
 
-def test_a_gaussian_likelihood_by_hand_agrees_with_the_collapsed_model() -> None:
+def test_gaussian_likelihood_object_agrees_with_the_collapsed_model() -> None:
     few = X[::2]
     y = WAVE[::2] + 0.1 * np.random.default_rng(7).normal(size=75)
     collapsed = regressor("gaussian").fit(few, y)
@@ -119,7 +119,7 @@ def test_a_gaussian_likelihood_by_hand_agrees_with_the_collapsed_model() -> None
     np.testing.assert_allclose(collapsed.predict(few), explicit.predict(few), atol=0.005)
 
 
-def test_the_papers_schedule_on_minibatches() -> None:
+def test_paper_schedule_uses_minibatches() -> None:
     y = np.random.default_rng(1).poisson(np.exp(1.2 * WAVE))
     settings = {"schedule": "paper", "alpha": 0.02, "batch_size": 50, "n_candidates": 15}
     model = SparseGPRegressor(
@@ -140,7 +140,7 @@ class TestBadTargets:
             regressor("poisson").fit(X, y)
 
     @pytest.mark.parametrize("likelihood", ["normal", 3, None])
-    def test_words_that_are_not_on_the_list(self, likelihood) -> None:
+    def test_unknown_likelihood_is_refused(self, likelihood) -> None:
         with pytest.raises(InputError, match="`likelihood` must be one of gaussian, student-t"):
             regressor(likelihood).fit(X, WAVE)
 
@@ -148,7 +148,9 @@ class TestBadTargets:
         with pytest.raises(InputError, match="got MultitaskGaussianLikelihood"):
             regressor(MultitaskGaussianLikelihood(num_tasks=2)).fit(X, WAVE)
 
-    def test_noise_in_a_covariance_that_has_none(self, counted: SparseGPRegressor) -> None:
+    def test_observed_covariance_without_gaussian_noise_is_refused(
+        self, counted: SparseGPRegressor
+    ) -> None:
         model = counted
         with pytest.raises(InputError, match="PoissonLikelihood has no Gaussian noise"):
             model.predict(X[:3], return_cov=True)
@@ -156,7 +158,7 @@ class TestBadTargets:
         assert covariance.shape == (3, 3)
 
 
-def test_the_users_likelihood_is_left_alone() -> None:
+def test_likelihood_object_is_not_modified() -> None:
     mine = StudentTLikelihood()
     before = {name: p.clone() for name, p in mine.named_parameters()}
     SparseGPRegressor(
@@ -167,7 +169,7 @@ def test_the_users_likelihood_is_left_alone() -> None:
 
 
 @pytest.mark.slow
-def test_students_t_without_noise_is_as_good_as_gaussian() -> None:
+def test_student_t_without_outliers_is_as_good_as_gaussian() -> None:
     few = X[::4]
     plain, robust = (
         regressor(name).fit(few, np.sin(few[:, 0])) for name in ("gaussian", "student-t")
@@ -176,19 +178,19 @@ def test_students_t_without_noise_is_as_good_as_gaussian() -> None:
     assert np.abs(robust.predict(few) - np.sin(few[:, 0])).max() < 1e-2
 
 
-def test_the_papers_schedule_starts_where_large_counts_are() -> None:
+def test_paper_schedule_starts_at_the_level_of_large_counts() -> None:
     y = np.random.default_rng(3).poisson(200 * (2 + WAVE))
     model = brief("poisson").set_params(epochs=(5, 5, 5)).fit(X, y)
     assert 250 < model.predict(X).mean() < 550
 
 
-def test_softmax_is_sent_to_the_classifier() -> None:
+def test_softmax_likelihood_is_refused() -> None:
     softmax = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
     with pytest.raises(InputError, match="use a classifier"):
         regressor(softmax).fit(X, np.arange(150) % 3)
 
 
-def test_the_density_of_impossible_counts_is_refused_by_name(counted: SparseGPRegressor) -> None:
+def test_density_of_invalid_counts_is_refused(counted: SparseGPRegressor) -> None:
     with pytest.raises(InputError, match="counts must be whole numbers"):
         counted.log_density(X[:2], [1, -1])
 

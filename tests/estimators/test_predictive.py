@@ -39,7 +39,7 @@ def on_a_grid(m: float, s: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("m", "s"), COUNTS)
-def test_counts_have_the_distribution_function_of_a_fine_grid(m: float, s: float) -> None:
+def test_count_cdf_matches_a_fine_grid(m: float, s: float) -> None:
     found, (rate, weight) = counts(m, s), on_a_grid(m, s)
     for y in np.unique(np.floor(found.mean + found.sd * np.linspace(-3, 4, 29)).clip(0)):
         middle = weight @ (poisson.cdf(y, rate) - 0.5 * poisson.pmf(y, rate))
@@ -47,7 +47,7 @@ def test_counts_have_the_distribution_function_of_a_fine_grid(m: float, s: float
 
 
 @pytest.mark.parametrize(("m", "s"), COUNTS)
-def test_a_quantile_is_the_least_whole_number_that_is_enough(m: float, s: float) -> None:
+def test_count_quantile_is_the_least_sufficient_integer(m: float, s: float) -> None:
     """Close probabilities have close quantiles: no staircase however wide f is."""
     found, (rate, weight) = counts(m, s), on_a_grid(m, s)
     for p in (0.025, 0.3, 0.5, 0.51, 0.52, 0.53, 0.9, 0.975):
@@ -62,7 +62,7 @@ def test_rare_counts_are_zero() -> None:
     assert rare.cdf(np.array([0.0]))[0] == pytest.approx(0.5, abs=1e-8)
 
 
-def test_a_regressor_of_counts_covers_what_it_says() -> None:
+def test_count_intervals_have_nominal_coverage() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 5, (150, 1))
     y = rng.poisson(np.exp(1 + np.sin(X[:, 0]))).astype(float)
@@ -78,7 +78,7 @@ def test_a_regressor_of_counts_covers_what_it_says() -> None:
     assert 0.85 <= ((y >= lower) & (y <= upper)).mean() <= 1
 
 
-def test_levels_and_likelihoods_that_make_no_sense_are_refused() -> None:
+def test_invalid_level_or_likelihood_is_refused() -> None:
     with pytest.raises(InputError, match="`level`"):
         GaussianPredictive(np.zeros(1), np.ones(1)).interval(95)
     X = np.linspace(0, 1, 9)[:, None]

@@ -1,4 +1,4 @@
-"""Every estimator where scikit-learn's own would stand: its checks, and its other tools."""
+"""Scikit-learn's own checks and tools, for every estimator."""
 
 from typing import Any
 
@@ -59,15 +59,15 @@ LEARNT = ("check_regressors_train", "check_classifiers_train", "check_classifier
         DeepGPClassifier(**ONE_LAYER, epochs=(0, 20, 2, 5)),
     ]
 )
-def test_scikit_learns_own_checks(estimator, check) -> None:
+def test_scikit_learn_checks(estimator, check) -> None:
     if check.func.__name__ not in LEARNT:
         estimator = copied(estimator).set_params(epochs=BRIEF[type(estimator)])
     check(estimator)
 
 
-@pytest.mark.filterwarnings("ignore:every row was placed at 0")
+@pytest.mark.filterwarnings("ignore:the latent positions of all rows are 0")
 @parametrize_with_checks([GPLVM(schedule="paper", alpha=0.01, epochs=2, n_candidates=5)])
-def test_scikit_learns_own_checks_of_maps(estimator, check) -> None:
+def test_scikit_learn_checks_of_gplvm(estimator, check) -> None:
     check(estimator)
 
 
@@ -82,14 +82,14 @@ def test_scikit_learns_own_checks_of_maps(estimator, check) -> None:
         DeepGPClassifier(**TWO_LAYERS, schedule="paper", alpha=0.01, epochs=(20, 60, 5, 40)),
     ]
 )
-def test_scikit_learns_own_checks_with_the_default_schedule(estimator, check) -> None:
+def test_scikit_learn_checks_with_the_fast_schedule(estimator, check) -> None:
     check(estimator)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:every row was placed at 0")
+@pytest.mark.filterwarnings("ignore:the latent positions of all rows are 0")
 @parametrize_with_checks([GPLVM(max_points=4, max_iter=5, n_candidates=10)])
-def test_scikit_learns_own_checks_of_longer_maps(estimator, check) -> None:
+def test_scikit_learn_checks_of_gplvm_with_the_fast_schedule(estimator, check) -> None:
     check(estimator)
 
 
@@ -117,7 +117,7 @@ LONGER: dict[str, BaseEstimator] = {
 @pytest.mark.parametrize(
     "name", [*ESTIMATORS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)]
 )
-def test_a_weight_is_a_number_of_rows_in_a_whole_fit(name: str) -> None:
+def test_sample_weight_equals_repeated_rows(name: str) -> None:
     X, y = frame()
     y = np.where(y > 0, "up", "low") if "classifier" in name else y
     estimator: Any = (ESTIMATORS | LONGER)[name]
@@ -153,7 +153,7 @@ def test_a_weight_is_a_number_of_rows_in_a_whole_fit(name: str) -> None:
     ],
     ids=lambda estimator: type(estimator).__name__,
 )
-def test_a_seed_decides_what_a_fit_draws(estimator: Any) -> None:
+def test_random_state_determines_the_fit(estimator: Any) -> None:
     X, y = frame()
     targets = y > 0 if "Classifier" in type(estimator).__name__ else y
     first, again, other = (
@@ -163,7 +163,7 @@ def test_a_seed_decides_what_a_fit_draws(estimator: Any) -> None:
     assert first != other
 
 
-def test_a_fraction_says_how_little_a_row_is_trusted() -> None:
+def test_small_weight_reduces_the_influence_of_a_row() -> None:
     X, y = frame()
     wrong = np.arange(40) % 8 == 3
     spoilt = np.where(wrong, y + 5, y)
@@ -177,7 +177,7 @@ def test_a_fraction_says_how_little_a_row_is_trusted() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.ones(39), r"one number a row, \[40\]; got shape \[39\]"),
+        (np.ones(39), r"one number per row, \[40\]; got shape \[39\]"),
         (np.ones((40, 2)), r"got shape \[40, 2\]"),
         (-np.ones(40), "must be finite and not negative; 40 of 40"),
         (np.full(40, np.nan), "must be finite"),
@@ -185,20 +185,20 @@ def test_a_fraction_says_how_little_a_row_is_trusted() -> None:
         (["much"] * 40, "must be numbers"),
     ],
 )
-def test_weights_that_make_no_sense_are_named(weights: Any, message: str) -> None:
+def test_invalid_sample_weight_is_refused(weights: Any, message: str) -> None:
     X, y = frame()
     with pytest.raises(InputError, match=message):
         regressor().fit(X, y, sample_weight=weights)
 
 
-def test_a_class_without_weight_is_no_class() -> None:
+def test_class_without_weight_is_dropped() -> None:
     X, y = frame()
     labels = np.where(y > 0.5, "top", np.where(y > -0.5, "mid", "low"))
     model = classifier().fit(X, labels, sample_weight=(labels != "mid").astype(float))
     assert model.classes_.tolist() == ["low", "top"]
 
 
-def test_weights_are_routed_through_a_grid_and_a_pipeline() -> None:
+def test_sample_weight_is_routed_through_grid_and_pipeline() -> None:
     X, y = frame()
     with config_context(enable_metadata_routing=True):
         scale: Any = StandardScaler().set_fit_request(sample_weight=False)
@@ -213,7 +213,7 @@ def test_weights_are_routed_through_a_grid_and_a_pipeline() -> None:
         np.testing.assert_allclose(search.predict(X), alone.predict(scale.transform(X)), atol=1e-9)
 
 
-def test_frames_keep_their_names() -> None:
+def test_data_frame_sets_feature_names() -> None:
     X, y = frame()
     model = regressor(epochs=(1, 1, 1)).fit(X, y)
     assert model.feature_names_in_.tolist() == ["width", "height"]
@@ -228,7 +228,7 @@ def test_frames_keep_their_names() -> None:
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *LONGER])
-def test_copies_and_pages(name: str) -> None:
+def test_clone_and_html_repr(name: str) -> None:
     estimator = (ESTIMATORS | LONGER)[name]
     assert copied(estimator).get_params() == estimator.get_params()
     assert type(estimator).__name__ in estimator._repr_html_()
@@ -243,7 +243,7 @@ def test_pipelines_cross_validate() -> None:
 
 
 @pytest.mark.parametrize("weight", [3.0, 5.0, 1e4])
-def test_rows_that_count_often_do_not_abolish_the_noise(weight: float) -> None:
+def test_large_weights_do_not_remove_the_noise(weight: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 6, size=(120, 1))
     y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=120)

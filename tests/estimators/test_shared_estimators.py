@@ -1,4 +1,4 @@
-"""Classes and layers from rows that come as a source, and that processes share."""
+"""Classifiers and deep estimators of sources that processes share."""
 
 import sys
 from typing import Any
@@ -23,7 +23,7 @@ def unfitted(estimator: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_a_source_in_memory_gives_the_fit_of_its_rows(name: str) -> None:
+def test_fit_of_a_source_in_memory_equals_fit_of_its_rows(name: str) -> None:
     estimator, targets = work.ESTIMATORS[name]
     fitted = unfitted(estimator).fit(work.source(targets))
     assert work.summary(fitted) == work.summary(unfitted(estimator).fit(work.X, targets))
@@ -33,7 +33,7 @@ def test_a_source_in_memory_gives_the_fit_of_its_rows(name: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_two_processes_take_the_steps_of_one(forks: Forks) -> None:
+def test_two_processes_give_the_fit_of_one(forks: Forks) -> None:
     (alone,) = forks.call(together, work.fits, 1)
     first, second = forks.call(together, work.fits, 2)
     assert first == second
@@ -77,25 +77,23 @@ ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
         ),
     ],
 )
-def test_what_a_source_must_not_be_is_said(
-    estimator: Any, given: tuple[Any, ...], message: str
-) -> None:
+def test_invalid_source_is_refused(estimator: Any, given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         estimator.fit(*given)
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_a_source_is_not_predicted_at_once(name: str) -> None:
+def test_prediction_of_a_source_is_refused(name: str) -> None:
     estimator, targets = work.ESTIMATORS[name]
     rows = work.source(targets)
     fitted = unfitted(estimator).fit(rows)
-    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows some at a time"):
+    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows in chunks"):
         fitted.predict(rows)
-    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows some at a time"):
+    with pytest.raises(InputError, match=r"got a ShardedSource\. Predict its rows in chunks"):
         fitted.log_density(rows, targets)
 
 
-def test_who_follows_what_a_shared_source_is_told_has_all_rows() -> None:
+def test_advice_for_a_shared_source_on_disk_works() -> None:
     source = ArraySource(work.X, work.CLASSES.astype(float))
     estimator = unfitted(work.ESTIMATORS["classes"][0])
     told = r"read them with `next\(source\.chunks\(source\.N\)\)`, and shard them after that"

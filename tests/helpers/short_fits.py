@@ -25,6 +25,6 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
         patch.setattr(
-            points_request, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
+            sparse_module, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
         yield

@@ -1,4 +1,4 @@
-"""The scikit-learn face: numpy arrays and data frames in and out; and whole tables."""
+"""Estimators with scikit-learn's interface, and models of whole tables."""
 
 from winnowgp.estimators import serialization  # noqa: F401  it registers the estimators
 from winnowgp.estimators.classification import SparseGPClassifier
@@ -6,7 +6,6 @@ from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
-from winnowgp.estimators.quality import Predictive, predictive
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tables import TabularModel, fit_table
 
@@ -15,7 +14,6 @@ __all__ = [
     "KERNEL_NAMES",
     "DeepGPClassifier",
     "DeepGPRegressor",
-    "Predictive",
     "SparseGPClassifier",
     "SparseGPRegressor",
     "TabularModel",
@@ -23,5 +21,4 @@ __all__ = [
     "export_onnx",
     "fit_table",
     "kernel_from",
-    "predictive",
 ]

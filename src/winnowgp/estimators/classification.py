@@ -1,70 +1,227 @@
-"""Classification for people who know scikit-learn."""
+"""Classification: class labels, and the sparse GP classifier."""
 
-from typing import Any, final
+from abc import abstractmethod
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from numpy.typing import ArrayLike, NDArray
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood, SoftmaxLikelihood
+from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from winnowgp.estimators.base import InducingEstimator
-from winnowgp.estimators.validation import Folder, labelled_rows, tensor
+from winnowgp.data import Dataset, Source
+from winnowgp.errors import InputError
+from winnowgp.estimators.base import BaseGP
+from winnowgp.estimators.sparse import SparseEstimator
+from winnowgp.estimators.validation import (
+    rows_in_memory,
+    set_source_columns,
+    tensor,
+    weighted_rows,
+)
 from winnowgp.models import VariationalGP
-from winnowgp.training import Callbacks
-
-N_CANDIDATES = 256
 
 
 @final
-class SparseGPClassifier(ClassifierMixin, InducingEstimator):
-    """Gaussian-process classification that decides how many inducing points it needs.
+@dataclass(frozen=True, slots=True)
+class ClassLabels:
+    """The classes of the training targets, in the order of their numbers 0 to C − 1."""
 
-    Two classes have one latent function behind a probit, more have one each behind a softmax; all
-    share kernel and points. Inputs are standardised inside. How many points to keep can be said in
-    one of four ways: `tolerance` (the default), `max_points`, `max_predict_us`, or a number for
-    `alpha`.
+    classes: NDArray[Any]
+
+    @classmethod
+    def of(cls, y: NDArray[Any]) -> tuple["ClassLabels", NDArray[np.intp]]:
+        """Return the classes of some labels, and the class number of each label."""
+        _check_one_type(y)
+        check_classification_targets(y)
+        classes, numbers = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise InputError(
+                f"`y` must have at least two classes; got one class only, {classes.tolist()[0]!r}."
+            )
+        return cls(classes), numbers
+
+    def likelihood(self) -> Likelihood:
+        """Return a probit likelihood for two classes, a softmax likelihood for more."""
+        C = len(self.classes)
+        if C == 2:
+            return BernoulliLikelihood()
+        return SoftmaxLikelihood(num_classes=C, mixing_weights=False)
+
+    def probabilities(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the probability of each class, `[N C]`, from the likelihood's predictive mean."""
+        if len(self.classes) == 2:
+            return np.hstack([1 - mean, mean])
+        return mean / mean.sum(1, keepdims=True)
+
+    def numbers(self, y: Any, N: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Return the class number of each of N labels, 0 if unknown, and whether it is known."""
+        labels = column_or_1d(y)
+        if labels.shape != (N,):
+            raise InputError(
+                f"`y` must have one label per row, {N}; got shape {list(labels.shape)}."
+            )
+        known = np.isin(labels, self.classes)
+        return np.searchsorted(self.classes, np.where(known, labels, self.classes[0])), known
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ClassTargets(ClassifierMixin, BaseGP):
+    """What the classifiers share: `fit`, `predict` and `log_density`."""
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Learn the hyper-parameters, and select inducing points.
+
+        Args:
+            X: inputs `[N D]`; or inputs and class numbers together as a `winnowgp.data.Source` in
+                memory. Processes that `torchrun` started share the minibatches of
+                `winnowgp.data.shared(Dataset.of(X, y))`.
+            y: labels `[N]`: strings, integers or Booleans; left out with a source.
+            sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
+                multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
+                0 is left out.
+        """
+        params = self._validate()
+        if isinstance(X, Source):
+            set_source_columns(self, X, y, sample_weight)
+            self._check_columns(params, X.D)
+            labels, rows = _rows_of_source(X)
+        else:
+            labels, rows = self._rows_of_arrays(X, y, sample_weight)
+            self._check_columns(params, rows.D)
+        params.likelihood = labels.likelihood()
+        self._fit(rows, params)
+        self._labels, self.classes_ = labels, labels.classes
+        return self
+
+    @abstractmethod
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probability of each class, `[N C]`, averaged over the latent functions."""
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of each row."""
+        probability = self.predict_proba(X)
+        return self.classes_[probability.argmax(1)]
+
+    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Return the log probability of each label, in nats; −∞ for an unknown label."""
+        inputs = self._inputs(X)
+        numbers, known = self._labels.numbers(y, len(inputs))
+        nats = self._log_density(inputs, tensor(numbers)[:, None])[:, 0]
+        return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
+
+    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Source]:
+        """Return the classes, and merged rows whose targets are class numbers."""
+        _check_missing(y)
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        X, y, weights = weighted_rows(X, y, sample_weight)
+        labels, numbers = ClassLabels.of(y)
+        return labels, Dataset.of(tensor(X), tensor(numbers), weights=weights).merged()
+
+
+def _rows_of_source(source: Source) -> tuple[ClassLabels, Source]:
+    data = rows_in_memory(source, "classification")
+    labels, numbers = ClassLabels.of(_integer_labels(data))
+    rows = Dataset.of(data.X, tensor(numbers), weights=data.weights).merged()
+    return labels, source.alike(rows)
+
+
+def _integer_labels(rows: Dataset) -> NDArray[np.int64]:
+    labels = rows.Y.numpy()
+    if rows.P != 1:
+        raise InputError(f"a source of classes must have one target; got {rows.P}.")
+    # Above 2**53 two integers can be the same float64.
+    wrong = labels[(labels != labels.round()) | (np.abs(labels) >= 2**53)]
+    if len(wrong):
+        raise InputError(
+            f"classes in a source must be integers below 2**53; got {wrong[0]:g}. Number them: "
+            "`np.unique(y, return_inverse=True)`."
+        )
+    return labels[:, 0].astype(np.int64)
+
+
+def _check_missing(y: Any) -> None:
+    """Reject missing labels: None and NA have no order, and sorting would raise a TypeError."""
+    labels = np.asarray(y)
+    if y is not None and labels.dtype == object:
+        missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
+        if missing:
+            raise InputError(f"`y` has {missing} missing labels; drop those rows.")
+
+
+def _check_one_type(y: NDArray[Any]) -> None:
+    """Reject strings together with numbers: they have no order, and classes are sorted."""
+    if y.dtype != object:
+        return
+    strings = [isinstance(v, str) for v in y.flat]
+    if any(strings) and not all(strings):
+        string, other = y.flat[strings.index(True)], y.flat[strings.index(False)]
+        raise InputError(
+            f"`y` must have labels of one type; got {type(string).__name__} and "
+            f"{type(other).__name__}, such as {string!r} and {other!r}. Convert all to strings."
+        )
+
+
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class SparseGPClassifier(SparseEstimator, ClassTargets):
+    """Sparse Gaussian process classification that selects the number of its inducing points.
+
+    Two classes have one latent function and a probit likelihood; more classes have one latent
+    function each and a softmax likelihood. All share the kernel and the inducing points. Inputs are
+    standardised internally.
+
+    The number of inducing points is set in one of four ways: by `tolerance` (the default), by
+    `max_points`, by `max_predict_us`, or by a number for `alpha`.
 
     Args:
-        kernel: in words, such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear" (one
-            lengthscale a column; see `winnowgp.estimators.kernel_words`), or a GPyTorch kernel for
+        kernel: a string such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear", with
+            one lengthscale per column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel for
             standardised inputs.
-        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
-            values keep fewer.
-        tolerance: nats per observation that may be given up relative to all candidates.
-        max_points: most points; fewer only where the candidates hold no more information.
-        max_predict_us: most microseconds for the latent mean and variance of a row, measured on
-            this machine in batches of 1,000 rows.
-        candidates: "greedy" (rows of greatest conditional variance), "kmeans" (cluster centres),
-            "random" (rows), or the locations themselves, `[K D]`. "auto" is greedy, or random with
-            the paper's schedule.
-        n_candidates: how many points to choose from; 256, or 100 with the paper's schedule.
+        alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
+            keep fewer. "auto" derives it from `tolerance`.
+        tolerance: largest ELBO gap relative to all candidates, in nats per observation.
+        max_points: largest number of inducing points; fewer are kept only if more candidates add no
+            information.
+        max_predict_us: largest time for latent mean and variance of a row, in microseconds,
+            measured on this machine in batches of 1,000 rows.
+        candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
+            "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
+            and "random" for the paper's.
+        n_candidates: number of candidates; by default 256, and 100 for the paper's schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
-        epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
-        batch_size: rows a step of the paper's schedule looks at; all of them if not given.
-        random_state: a seed or RandomState; the same seed gives the same fit.
-        device: where the fit is computed: "cpu", "cuda", or "auto" for a GPU if there is one;
-            predictions are always on the CPU.
-        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
-            sequence of such functions.
-        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
-            Run again with the same one after it was killed, it goes on to the same answer.
+        epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
+            selected points.
+        batch_size: rows per step of the paper's schedule; all rows by default.
+        random_state: seed or RandomState; the same seed gives the same fit.
+        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
+            are computed on the CPU.
+        callbacks: a callable or a sequence of callables, called with the
+            `winnowgp.training.Progress` of every step.
+        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
+            was interrupted continues from it, and gives the same result.
 
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
-        n_inducing_: number of points kept.
-        inducing_points_: where they are, `[M D]`.
-        inclusion_: probability of each candidate of the last choice, `[K]`.
-        candidates_: where those candidates are, `[K D]`; with the fast schedule the kept points
-            come first, then fresh ones that were not needed.
-        alpha_: strength of the prior that keeps this many points.
+        n_inducing_: number of inducing points M.
+        inducing_points_: their locations `[M D]`.
+        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
+        candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
+            points come first, then candidates that were not needed.
+        alpha_: strength of the prior that keeps this number of inducing points.
         elbo_: lower bound on the log evidence, in nats.
-        elbo_gap_: nats per observation below the best bound seen with more points.
-        frontier_: best bound for each number of points among the candidates; None with the paper's
-            schedule.
+        elbo_gap_: nats per observation by which the ELBO is below the best one seen with more
+            inducing points.
+        frontier_: best ELBO for each number of inducing points among the candidates; None with the
+            paper's schedule.
         kernel_: the fitted kernel, for standardised inputs.
-        posterior_: the predictor, for standardised inputs.
+        posterior_: the posterior, for standardised inputs.
 
     >>> X = np.linspace(0, 6, 60)[:, None]
     >>> y = np.where(np.sin(X[:, 0]) > 0, "up", "low")
@@ -73,74 +230,16 @@ class SparseGPClassifier(ClassifierMixin, InducingEstimator):
     array(['up', 'low'], dtype='<U3')
     """
 
-    def __init__(
-        self,
-        kernel: str | Kernel = "rbf",
-        *,
-        alpha: str | float = "auto",
-        tolerance: float = 0.01,
-        max_points: int | None = None,
-        max_predict_us: float | None = None,
-        candidates: str | ArrayLike = "auto",
-        n_candidates: int | None = None,
-        schedule: str = "fast",
-        epochs: tuple[int, int, int] = (200, 600, 200),
-        batch_size: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "cpu",
-        callbacks: Callbacks = None,
-        checkpoint: Folder | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.alpha = alpha
-        self.tolerance = tolerance
-        self.max_points = max_points
-        self.max_predict_us = max_predict_us
-        self.candidates = candidates
-        self.n_candidates = n_candidates
-        self.schedule = schedule
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.device = device
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "SparseGPClassifier":
-        """Learn kernel, locations, and which candidates to keep.
-
-        Args:
-            X: inputs `[N D]`; or inputs and whole numbers for classes together as a
-                `winnowgp.data.Source` in memory, such as `shard(Dataset.of(X, y))`: processes
-                that `torchrun` started then share the minibatches.
-            y: labels `[N]`: strings, whole numbers or booleans; left out with a source.
-            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
-                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
-                given.
-        """
-        labels, rows = labelled_rows(self, X, y, sample_weight)
-        likelihood = labels.likelihood()
-
-        def model(kernel: Kernel, points: Tensor) -> VariationalGP:
-            return VariationalGP(kernel, points, likelihood=likelihood)
-
-        self._fit(rows, model=model, n_candidates=N_CANDIDATES)
-        self._labels, self.classes_ = labels, labels.classes
-        return self
+    _default_candidates: ClassVar[int] = 256
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probability of each class, `[N C]`, averaged over what is not known of the functions."""
-        mean = self._predicted(self._inputs(X), observed=True).mean
+        """Return the probability of each class, `[N C]`, averaged over the latent functions."""
+        inputs = self._inputs(X)
+        mean = self._predict_latent(inputs, self.posterior_.predict, observed=True).mean
         return self._labels.probabilities(mean.numpy())
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable class of each row."""
-        probability = self.predict_proba(X)
-        return self.classes_[probability.argmax(1)]
-
-    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Log probability of each label, in nats; −∞ for a label never seen."""
-        inputs = self._inputs(X)
-        index, known = self._labels.numbers(y, len(inputs))
-        nats = self._log_density(inputs, tensor(index)[:, None])[:, 0]
-        return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
+    def _model(
+        self, kernel: Kernel, candidates: Tensor, data: Source, params: SimpleNamespace
+    ) -> VariationalGP:
+        del data
+        return VariationalGP(kernel, candidates, likelihood=params.likelihood).to(params.device)

@@ -1,339 +1,436 @@
-"""Deep GP regression and classification for scikit-learn."""
+"""Deep GP regression and classification."""
 
-from dataclasses import replace
-from typing import Any, final
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from types import SimpleNamespace
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+from torch import Tensor
 
-from winnowgp.data import Source
-from winnowgp.estimators.deep_base import DeepEstimator
+from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier, rows_at_once
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.regression import NumericTargets
 from winnowgp.estimators.validation import (
-    Folder,
-    TargetScaler,
+    PARAMETERS,
+    Constraint,
     has_noise,
-    held_rows,
-    labelled_rows,
-    likelihood_from,
-    note_source,
-    numeric_rows,
+    integer,
+    one_of,
+    step_counts,
+    strength,
+    strength_or_auto,
     tensor,
 )
-from winnowgp.models.likelihoods import observation_model
-from winnowgp.training import Callbacks
+from winnowgp.models import (
+    HIDDEN_MEANS,
+    DeepGP,
+    Prediction,
+    deep_layers,
+    latent_functions,
+)
+from winnowgp.training import (
+    DeepTraining,
+    FastSchedule,
+    FitResult,
+    FixedAlpha,
+    MaxCost,
+    PaperSchedule,
+    Schedule,
+    Tolerance,
+)
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.initialization import best_level
+from winnowgp.training.layer_training import select_start
 
-# Deep regression for people who know scikit-learn.
+_PHASES = {
+    "fast": ("each layer alone", "all candidates", "selected points"),
+    "paper": ("each layer alone", "all candidates", "learning inclusion", "selected points"),
+}
+_STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
+# Initial prior variance of what a hidden function adds to the identity.
+_HIDDEN_VARIANCE = 0.1
+# Initial share of noise in the variance of the targets; with more, the first steps explain the
+# function as noise.
+_INITIAL_NOISE = 0.1
+_METHOD = one_of("mixture", "matched")
 
 
-# Of the targets' variance: more, and the first steps take the function for noise.
-START_NOISE = 0.1
+def _strengths(name: str, value: Any) -> float | tuple[float, ...] | None:
+    """Validate `alpha`: one strength, a tuple with one per layer, or None for "auto"."""
+    if isinstance(value, tuple | list):
+        return tuple(strength(name, each) for each in value)
+    return strength_or_auto(name, value)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DeepEstimator(BaseGP, ABC):
+    """The base class of deep estimators, which select inducing points in each layer."""
+
+    layers: int = field(default=2, kw_only=False)
+    width: int | tuple[int, ...] | None = None
+    kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf"
+    hidden_mean: str = "auto"
+    connected: bool = False
+    alpha: str | float | tuple[float, ...] = "auto"
+    max_cost: float | None = None
+    n_candidates: int | None = 100
+    epochs: tuple[int, ...] | None = None
+    batch_size: int | None = 1024
+    samples: int = 1
+    predict_samples: int = 64
+
+    _constraints: ClassVar[Mapping[str, Constraint]] = {
+        **PARAMETERS,
+        "alpha": _strengths,
+        "n_candidates": integer,
+    }
+
+    def _check_combination(self, params: SimpleNamespace) -> None:
+        L = params.layers
+        if params.width is not None:
+            widths = _one_for_each("width", params.width, L - 1, "hidden layers")
+            params.width = tuple(integer("width", width) for width in widths)
+        params.kernel = _one_for_each("kernel", params.kernel, L, "layers")
+        if isinstance(params.alpha, tuple):
+            _one_for_each("alpha", params.alpha, L, "layers")
+        if params.max_cost is not None and params.max_cost < L:
+            raise InputError(
+                "`max_cost` is Σ M² over the layers and must allow one inducing point in each of "
+                f"{L} layers; got {self.max_cost!r}."
+            )
+        if params.epochs is None:
+            params.epochs = _STEPS[params.schedule]
+        params.epochs = step_counts("epochs", params.epochs, phases=_PHASES[params.schedule])
+
+    def _check_columns(self, params: SimpleNamespace, D: int) -> None:
+        if params.width is None:
+            params.width = (D,) * (params.layers - 1)
+        skipped = D if params.connected else 0
+        for kernel, inputs in zip(
+            params.kernel, (D, *(width + skipped for width in params.width)), strict=True
+        ):
+            check_kernel(kernel_from(kernel, inputs), inputs)
+
+    def _initial_model(
+        self, data: Source, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
+    ) -> DeepGP:
+        """Return the initial model; of several, the best one after a short training."""
+        means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
+        rows, seed = data.in_memory("a deep model"), generator.initial_seed()
+        models = [
+            _initial_deep_gp(rows, params, hidden_mean=mean, seed=seed)
+            for mean in (means if params.layers > 1 else means[:1])
+        ]
+        if len(models) == 1:
+            return models[0]
+        return select_start(
+            models,
+            data,
+            layerwise=params.epochs[0],
+            steps=params.epochs[1] // 5,
+            samples=params.samples,
+            batch_size=params.batch_size,
+            generator=generator,
+            callbacks=params.callbacks,
+            checkpoint=log,
+        )
+
+    def _training_schedule(
+        self, model: DeepGP, data: Source, params: SimpleNamespace, log: CheckpointLog
+    ) -> Schedule:
+        del model, data, log
+        settings = {"samples": params.samples, "batch_size": params.batch_size}
+        if params.schedule == "paper":
+            layerwise, pre, joint, post = params.epochs
+            return PaperSchedule(
+                params.alpha, layerwise=layerwise, pre=pre, joint=joint, post=post, **settings
+            )
+        layerwise, pre, post = params.epochs
+        if params.alpha is not None:
+            goal = FixedAlpha(params.alpha)
+        elif params.max_cost is not None:
+            goal = MaxCost(params.max_cost)
+        else:
+            goal = Tolerance(params.tolerance)
+        training = DeepTraining(layerwise=layerwise, pre=pre, post=post, **settings)
+        return FastSchedule(goal, deep=training)
+
+    def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
+        selections = result.selections
+        self.posterior_ = result.model.posterior(samples=int(self.predict_samples)).cpu()
+        self.elbo_ = result.elbo
+        self.elbo_gap_ = result.elbo_gap / observations
+        self.n_inducing_ = self.posterior_.M
+        points = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
+        self.inducing_points_ = layer_locations(points, self._x_scaler)
+        self.candidates_ = layer_locations(result.candidates, self._x_scaler)
+        self.inclusion_ = tuple(selection.inclusion.cpu().numpy() for selection in selections)
+        self.alpha_ = tuple(selection.alpha for selection in selections)
+        self.frontiers_ = tuple(cpu_frontier(selection.frontier) for selection in selections)
+
+    def _predict_by(self, method: str, X: Any, *, observed: bool) -> Prediction:
+        """Return mean and variance of each row, for standardised inputs and targets."""
+        _METHOD("method", method)
+        inputs, posterior = self._inputs(X), self.posterior_
+        predict = posterior.predict if method == "mixture" else posterior.predict_matched
+        return self._predict_latent(inputs, predict, observed=observed)
+
+
+def layer_locations(
+    layers: Sequence[Tensor], x_scaler: Standardiser
+) -> tuple[NDArray[np.float64], ...]:
+    """Return the locations of each layer's points; only those of the first layer have units."""
+    first, *others = (points.cpu() for points in layers)
+    return (x_scaler.inverse(first).numpy(), *(points.numpy() for points in others))
+
+
+def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ...]:
+    """Return a tuple of `count` values, of one value for all or a sequence of as many."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,) * count
+    if len(values) != count:
+        raise InputError(
+            f"`{name}` must be one value, or one for each of {count} {what}; got {len(values)}."
+        )
+    return values
+
+
+def _initial_deep_gp(
+    data: Dataset, params: SimpleNamespace, *, hidden_mean: str, seed: int
+) -> DeepGP:
+    """Return an untrained model whose candidates are random rows."""
+    # On the CPU, so that the same rows are drawn for every device.
+    X = data.X.cpu()
+    order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
+    likelihood = params.likelihood
+
+    def kernel(number: int, inputs: int) -> Kernel:
+        hidden = number < params.layers - 1 and hidden_mean == "identity"
+        return _initial_kernel(params.kernel[number], inputs, hidden)
+
+    layers = deep_layers(
+        X,
+        X[order[: params.n_candidates]],
+        kernel=kernel,
+        widths=(*params.width, latent_functions(likelihood, data.P)),
+        connected=params.connected,
+        hidden_mean=hidden_mean,
+    )
+    model = DeepGP(layers, likelihood=likelihood, targets=data.P, connected=params.connected)
+    model = model.to(params.device)
+    if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
+        _set_level(model, data)
+    return model
+
+
+def _initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
+    """Return a kernel; lengthscales of a kernel string start at √inputs, as two typical rows are
+    √2 of that apart."""
+    initial = kernel_from(kernel, inputs)
+    if isinstance(kernel, Kernel):
+        return initial
+    for component in initial.modules():
+        if isinstance(component, ScaleKernel):
+            component.outputscale = _HIDDEN_VARIANCE if hidden else 1.0
+        elif isinstance(component, Kernel) and component.has_lengthscale:
+            component.initialize(lengthscale=sqrt(component.lengthscale.shape[-1]))
+    return initial
+
+
+@torch.no_grad()
+def _set_level(model: DeepGP, data: Dataset) -> None:
+    """Set mean and variance of the last layer: counts may be far from zero and widely spread,
+    further than many small steps would get."""
+    last, likelihood = model.layers[-1], model.likelihood
+    last.level.fill_(best_level(likelihood, data))
+    if isinstance(last.kernel, ScaleKernel) and isinstance(likelihood, PoissonLikelihood):
+        # Beyond small counts the rate is the function itself.
+        last.kernel.outputscale = data.Y.var(correction=0).clamp_min(1.0)
 
 
 @final
-class DeepGPRegressor(MultiOutputMixin, RegressorMixin, DeepEstimator):
-    """Regression by a deep Gaussian process that allocates inducing points to its layers.
+@dataclass(kw_only=True, eq=False, repr=False)
+class DeepGPRegressor(DeepEstimator, NumericTargets):
+    """Deep Gaussian process regression that selects the inducing points of each layer.
 
-    For functions that jump, or change their smoothness from place to place, where a shallow process
-    must compromise. Inputs and targets are standardised inside.
+    A deep GP suits functions that jump or whose smoothness varies, for which one kernel is a
+    compromise. Inputs and targets are standardised internally.
 
-    How many points to keep can be said in one of three ways: `tolerance` (the default), `max_cost`,
-    or a number for `alpha`.
+    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
+    `max_cost`, or by a number for `alpha`.
 
     Args:
-        layers: number of layers, one of them the last.
-        width: number of outputs of each hidden layer; that of the inputs if not given.
-        kernel: in words, such as "rbf", "matern52" or "rbf + linear" (one lengthscale a column; see
-            `winnowgp.estimators.kernel_words`), or a GPyTorch kernel that suits every layer; a
-            tuple for one each.
-        likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood of one
-            latent function a target.
-        hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
-            components), "zero" (trained on the targets first), or "auto" for the better of the two
-            after a short run.
-        skip_connections: whether every layer after the first also receives the inputs.
-        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on each layer's M
-            points; a tuple for one strength a layer.
-        tolerance: nats per observation that all layers together may give up relative to all
-            candidates.
-        max_cost: most Σ M² over the layers, shared out where it buys most.
-        n_candidates: how many points each layer chooses from.
+        layers: number of layers, the last one included.
+        width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
+            by default the number of inputs.
+        kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
+            column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
+            a tuple for one kernel per layer.
+        likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood with one
+            latent function per target.
+        hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
+            their principal components), "zero" (hidden layers are first trained on the targets), or
+            "auto" for the better of the two after a short training.
+        connected: whether every layer after the first also receives the inputs.
+        alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
+            layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
+            it from `tolerance`.
+        tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
+            observation.
+        max_cost: largest Σ M² over the layers, allocated where it gains most.
+        n_candidates: number of candidates of each layer.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
-        epochs: steps of the phases: each layer alone, all points, (paper: learning inclusion,)
-            kept points.
-        batch_size: rows a step looks at; all of them if None.
-        samples: propagated for each row at each step.
-        predict_samples: propagated for each row when predicting.
-        random_state: a seed or RandomState; the same seed gives the same fit.
-        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
-            sequence of such functions.
-        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
-            Run again with the same one after it was killed, it goes on to the same answer.
+        epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
+            learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
+            1500) for the paper's schedule.
+        batch_size: rows per step; all rows if None.
+        samples: number of samples propagated per row in each step.
+        predict_samples: number of samples propagated per row in predictions.
+        random_state: seed or RandomState; the same seed gives the same fit.
+        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
+            are computed on the CPU.
+        callbacks: a callable or a sequence of callables, called with the
+            `winnowgp.training.Progress` of every step.
+        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
+            was interrupted continues from it, and gives the same result.
 
     Attributes:
-        n_inducing_: number of points kept in each layer.
-        inducing_points_: where they are, one array `[M D]` a layer; those of the first layer in the
-            units of X, those of the others in the units of what the layer before puts out.
-        inclusion_: probability of each candidate of the last choice, one array `[K]` a layer; the
-            fast schedule has dropped others in the rounds before.
-        candidates_: where those candidates were, one array `[K D]` a layer, in the same units.
+        n_inducing_: number of inducing points of each layer.
+        inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
+            the units of `X`, those of the others in the space of the layer's inputs.
+        inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
+            per layer; the fast schedule has pruned others in the rounds before.
+        candidates_: locations of these candidates, one array `[K D]` per layer, in the same units.
         alpha_: strength of the prior in each layer.
-        frontiers_: best bound for each number of points in each layer, the others held; None with
-            the paper's schedule.
+        frontiers_: best ELBO for each number of inducing points in each layer, the other layers
+            unchanged; None with the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        elbo_gap_: nats per observation that dropping points cost when it happened, before the kept
-            ones were trained on.
-        noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
-            the likelihood has none.
+        elbo_gap_: nats per observation that pruning cost, before training continued.
+        noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
+            if the likelihood has none.
         likelihood_: the fitted likelihood, for standardised targets.
-        posterior_: the predictor, for standardised inputs and targets.
+        posterior_: the posterior, for standardised inputs and targets.
     """
-
-    def __init__(
-        self,
-        layers: int = 2,
-        *,
-        width: int | tuple[int, ...] | None = None,
-        kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf",
-        likelihood: str | Likelihood = "gaussian",
-        hidden_mean: str = "auto",
-        skip_connections: bool = False,
-        alpha: str | float | tuple[float, ...] = "auto",
-        tolerance: float = 0.01,
-        max_cost: float | None = None,
-        n_candidates: int = 100,
-        schedule: str = "fast",
-        epochs: tuple[int, ...] | None = None,
-        batch_size: int | None = 1024,
-        samples: int = 1,
-        predict_samples: int = 64,
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Callbacks = None,
-        checkpoint: Folder | None = None,
-    ) -> None:
-        self.layers = layers
-        self.width = width
-        self.kernel = kernel
-        self.likelihood = likelihood
-        self.hidden_mean = hidden_mean
-        self.skip_connections = skip_connections
-        self.alpha = alpha
-        self.tolerance = tolerance
-        self.max_cost = max_cost
-        self.n_candidates = n_candidates
-        self.schedule = schedule
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.samples = samples
-        self.predict_samples = predict_samples
-        self.random_state = random_state
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "DeepGPRegressor":
-        """Learn all layers, and which of its candidates each keeps.
-
-        Args:
-            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source` in memory,
-                such as `shard(Dataset.of(X, y))`: processes that `torchrun` started then share the
-                minibatches.
-            y: targets `[N]` or `[N P]`; left out with a source.
-            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
-                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
-                given.
-        """
-        likelihood = likelihood_from(self.likelihood)
-        if has_noise(likelihood) and isinstance(self.likelihood, str):
-            likelihood.noise = torch.tensor(START_NOISE)
-        if isinstance(X, Source):
-            note_source(self, X, y, sample_weight)
-            rows, single = held_rows(X, "a deep model").merged(), X.P == 1
-        else:
-            rows, single = numeric_rows(self, X, y, sample_weight)
-        units = TargetScaler.of(rows, likelihood, single=single)
-        data = replace(rows, Y=units.columns.forward(rows.Y))
-        observation_model(likelihood).check_targets(data.Y)
-        self._fit(X.with_rows(data) if isinstance(X, Source) else data, likelihood)
-        self._y_scaler = units
-        self.likelihood_ = self.posterior_.likelihood
-        self.noise_ = self._y_scaler.noise(self.likelihood_)
-        return self
 
     def predict(
         self, X: Any, return_std: bool = False, *, observed: bool = True, method: str = "mixture"
     ) -> Any:
-        """Predictive mean, and on request the standard deviation, of each row.
+        """Return the predictive mean, and on request the standard deviation, of each row.
 
         Args:
-            return_std: also return the standard deviation.
-            observed: whether these are for a new observation (with its noise) or for the latent
-                function.
-            method: "mixture" of propagated samples, or "matched": one Gaussian after another, which
-                is quicker and nearly as good where hidden layers are sure of themselves.
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviation as well.
+            observed: whether to predict a new observation, noise included, or the latent function.
+            method: "mixture" of propagated samples, or "matched": propagate one Gaussian with the
+                same moments from layer to layer, which is faster and nearly as accurate if the
+                variance of hidden layers is small.
 
-        Returns: the mean `[N]` or `[N P]`; with a request, a pair.
+        Returns: the mean `[N]` or `[N P]`; with `return_std` a pair.
         """
-        found = self._predicted(self._inputs(X), observed=observed, method=method)
-        mean = self._y_scaler.values(found.mean)
-        return (mean, self._y_scaler.deviations(found.variance.sqrt())) if return_std else mean
+        prediction = self._predict_by(method, X, observed=observed)
+        mean = self._y_scaler.values(prediction.mean)
+        if not return_std:
+            return mean
+        return mean, self._y_scaler.deviations(prediction.variance.sqrt())
 
     @torch.no_grad()
     def predict_quantiles(
         self, X: Any, probabilities: ArrayLike, *, observed: bool = True
     ) -> NDArray[np.float64]:
-        """Quantiles of the mixture, `[Q N]` or `[Q N P]`.
+        """Return quantiles of the mixture, `[Q N]` or `[Q N P]`.
 
         Args:
-            probabilities: Q of them, strictly between 0 and 1.
-            observed: whether of a new observation (Gaussian noise only) or of the function.
+            X: inputs `[N D]`.
+            probabilities: Q probabilities, strictly between 0 and 1.
+            observed: whether to return quantiles of a new observation (Gaussian noise only) or of
+                the latent function.
         """
         wanted = tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
-        inputs = self._inputs(X)
-        parts = [
-            self.posterior_.quantiles(rows, wanted, observed=observed)
-            for rows in inputs.split(self._rows)
-        ]
-        return self._y_scaler.values(torch.cat(parts, dim=1))
+        chunks = self._inputs(X).split(rows_at_once(self.posterior_))
+        quantiles = [self.posterior_.quantiles(x, wanted, observed=observed) for x in chunks]
+        return self._y_scaler.values(torch.cat(quantiles, dim=1))
 
-    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Log predictive density of each observation, in nats and in the units of `y`."""
-        inputs = self._inputs(X)
-        targets = self._y_scaler.seen(y, self.likelihood_, inputs=inputs)
-        return self._y_scaler.log_densities(self._log_density(inputs, targets))
-
-
-# Deep classification for people who know scikit-learn.
+    def _check_combination(self, params: SimpleNamespace) -> None:
+        super()._check_combination(params)
+        if isinstance(self.likelihood, str) and has_noise(params.likelihood):
+            params.likelihood.noise = torch.tensor(_INITIAL_NOISE)
 
 
 @final
-class DeepGPClassifier(ClassifierMixin, DeepEstimator):
-    """Classification by a deep Gaussian process that allocates inducing points to its layers.
+@dataclass(kw_only=True, eq=False, repr=False)
+class DeepGPClassifier(DeepEstimator, ClassTargets):
+    """Deep Gaussian process classification that selects the inducing points of each layer.
 
-    Two classes have one latent function behind a probit, more have one each behind a softmax.
-    Inputs are standardised inside. How many points to keep can be said in one of three ways:
-    `tolerance` (the default), `max_cost`, or a number for `alpha`.
+    Two classes have one latent function and a probit likelihood; more classes have one latent
+    function each and a softmax likelihood. Inputs are standardised internally.
+
+    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
+    `max_cost`, or by a number for `alpha`.
 
     Args:
-        layers: number of layers, one of them the last.
-        width: number of outputs of each hidden layer; that of the inputs if not given.
-        kernel: in words, such as "rbf", "matern52" or "rbf + linear" (one lengthscale a column; see
-            `winnowgp.estimators.kernel_words`), or a GPyTorch kernel that suits every layer; a
-            tuple for one each.
-        hidden_mean: where hidden functions start: "identity" (the inputs, padded or their principal
-            components), "zero" (trained on the classes first), or "auto" for the better of the two
-            after a short run.
-        skip_connections: whether every layer after the first also receives the inputs.
-        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on each layer's M
-            points; a tuple for one strength a layer.
-        tolerance: nats per observation that all layers together may give up relative to all
-            candidates.
-        max_cost: most Σ M² over the layers, shared out where it buys most.
-        n_candidates: how many points each layer chooses from.
+        layers: number of layers, the last one included.
+        width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
+            by default the number of inputs.
+        kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
+            column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
+            a tuple for one kernel per layer.
+        hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
+            their principal components), "zero" (hidden layers are first trained on the classes), or
+            "auto" for the better of the two after a short training.
+        connected: whether every layer after the first also receives the inputs.
+        alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
+            layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
+            it from `tolerance`.
+        tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
+            observation.
+        max_cost: largest Σ M² over the layers, allocated where it gains most.
+        n_candidates: number of candidates of each layer.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
-        epochs: steps of the phases: each layer alone, all points, (paper: learning inclusion,)
-            kept points.
-        batch_size: rows a step looks at; all of them if None.
-        samples: propagated for each row at each step.
-        predict_samples: propagated for each row when predicting.
-        random_state: a seed or RandomState; the same seed gives the same fit.
-        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
-            sequence of such functions.
-        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
-            Run again with the same one after it was killed, it goes on to the same answer.
+        epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
+            learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
+            1500) for the paper's schedule.
+        batch_size: rows per step; all rows if None.
+        samples: number of samples propagated per row in each step.
+        predict_samples: number of samples propagated per row in predictions.
+        random_state: seed or RandomState; the same seed gives the same fit.
+        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
+            are computed on the CPU.
+        callbacks: a callable or a sequence of callables, called with the
+            `winnowgp.training.Progress` of every step.
+        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
+            was interrupted continues from it, and gives the same result.
 
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
-        n_inducing_: number of points kept in each layer.
-        inducing_points_: where they are, one array `[M D]` a layer; those of the first layer in the
-            units of X, those of the others in the units of what the layer before puts out.
-        inclusion_: probability of each candidate of the last choice, one array `[K]` a layer; the
-            fast schedule has dropped others in the rounds before.
-        candidates_: where those candidates were, one array `[K D]` a layer, in the same units.
+        n_inducing_: number of inducing points of each layer.
+        inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
+            the units of `X`, those of the others in the space of the layer's inputs.
+        inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
+            per layer; the fast schedule has pruned others in the rounds before.
+        candidates_: locations of these candidates, one array `[K D]` per layer, in the same units.
         alpha_: strength of the prior in each layer.
-        frontiers_: best bound for each number of points in each layer, the others held; None with
-            the paper's schedule.
+        frontiers_: best ELBO for each number of inducing points in each layer, the other layers
+            unchanged; None with the paper's schedule.
         elbo_: lower bound on the log evidence, in nats.
-        elbo_gap_: nats per observation that dropping points cost when it happened, before the kept
-            ones were trained on.
-        posterior_: the predictor, for standardised inputs.
+        elbo_gap_: nats per observation that pruning cost, before training continued.
+        posterior_: the posterior, for standardised inputs.
     """
 
-    def __init__(
-        self,
-        layers: int = 2,
-        *,
-        width: int | tuple[int, ...] | None = None,
-        kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf",
-        hidden_mean: str = "auto",
-        skip_connections: bool = False,
-        alpha: str | float | tuple[float, ...] = "auto",
-        tolerance: float = 0.01,
-        max_cost: float | None = None,
-        n_candidates: int = 100,
-        schedule: str = "fast",
-        epochs: tuple[int, ...] | None = None,
-        batch_size: int | None = 1024,
-        samples: int = 1,
-        predict_samples: int = 64,
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Callbacks = None,
-        checkpoint: Folder | None = None,
-    ) -> None:
-        self.layers = layers
-        self.width = width
-        self.kernel = kernel
-        self.hidden_mean = hidden_mean
-        self.skip_connections = skip_connections
-        self.alpha = alpha
-        self.tolerance = tolerance
-        self.max_cost = max_cost
-        self.n_candidates = n_candidates
-        self.schedule = schedule
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.samples = samples
-        self.predict_samples = predict_samples
-        self.random_state = random_state
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "DeepGPClassifier":
-        """Learn all layers, and which of its candidates each keeps.
-
-        Args:
-            X: inputs `[N D]`; or inputs and whole numbers for classes together as a
-                `winnowgp.data.Source` in memory, such as `shard(Dataset.of(X, y))`: processes
-                that `torchrun` started then share the minibatches.
-            y: labels `[N]`: strings, whole numbers or booleans; left out with a source.
-            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
-                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
-                given.
-        """
-        labels, rows = labelled_rows(self, X, y, sample_weight)
-        self._fit(rows, labels.likelihood())
-        self._labels, self.classes_ = labels, labels.classes
-        return self
-
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:
-        """Probability of each class, `[N C]`, averaged over what is not known of the functions.
+        """Return the probability of each class, `[N C]`, averaged over the latent functions.
 
         Args:
-            method: "mixture" of propagated samples, or the quicker "matched".
+            X: inputs `[N D]`.
+            method: "mixture" of propagated samples, or the faster "matched".
         """
-        mean = self._predicted(self._inputs(X), observed=True, method=method).mean
+        mean = self._predict_by(method, X, observed=True).mean
         return self._labels.probabilities(mean.numpy())
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable class of each row."""
-        probability = self.predict_proba(X)
-        return self.classes_[probability.argmax(1)]
-
-    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Log probability of each label, in nats; −∞ for a label never seen."""
-        inputs = self._inputs(X)
-        index, known = self._labels.numbers(y, len(inputs))
-        nats = self._log_density(inputs, tensor(index)[:, None])[:, 0]
-        return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()

@@ -1,4 +1,4 @@
-"""What each column does: how much it matters, and what changing it alone changes."""
+"""Relevance and effect of each column of a table on predictions."""
 
 from typing import Any
 
@@ -22,25 +22,24 @@ Values = NDArray[np.float64]
 
 
 def relevances(kernel: Kernel, encoder: TableEncoder) -> dict[str, float] | None:
-    """1 / lengthscale of each column in standard units, the largest of its features.
+    """Return 1 / lengthscale of each standardised column, the largest of its features.
 
-    None unless the kernel has one lengthscale a feature.
+    The result is None unless the kernel has one lengthscale per feature.
     """
     scales = [
-        1 / part.lengthscale.detach().reshape(-1).numpy()
-        for part in kernel.modules()
-        if isinstance(part, Kernel)
-        and part.has_lengthscale
-        and part.lengthscale.numel() == len(encoder.features)
+        1 / component.lengthscale.detach().reshape(-1).numpy()
+        for component in kernel.modules()
+        if isinstance(component, Kernel)
+        and component.has_lengthscale
+        and component.lengthscale.numel() == len(encoder.features)
     ]
     if not scales:
         return None
-    of_features = np.max(scales, axis=0)
     ends = np.cumsum([len(column.features) for column in encoder.columns])[:-1]
-    parts = np.split(of_features, ends)
+    features = np.split(np.max(scales, axis=0), ends)
     return {
-        column.name: float(part.max()) if len(part) else 0.0
-        for column, part in zip(encoder.columns, parts, strict=True)
+        column.name: float(own.max()) if len(own) else 0.0
+        for column, own in zip(encoder.columns, features, strict=True)
     }
 
 
@@ -51,7 +50,7 @@ def column_effect(
     *,
     between: tuple[float, float] | None,
 ) -> Effect:
-    """Predictions as one column changes and all others stay typical, with ± 2 sd of the function.
+    """Return predictions as one column varies and all others are typical, with ± 2 sd.
 
     Args:
         between: the ends of the grid, for numbers and dates.
@@ -81,7 +80,7 @@ def _features(column: ColumnEncoding, values: list[Any]) -> Values:
 
 
 def _curve(model: SparseGPRegressor, X: Values) -> Curve:
-    """The mean of an observation, and the band of the function without its noise."""
+    """Return the mean of an observation, and ± 2 sd of the function without noise."""
     f_mean, f_sd = model.predict(X, return_std=True, observed=False)
     lower, upper = f_mean - 2 * f_sd, f_mean + 2 * f_sd
     if model.likelihood == "poisson":
@@ -93,7 +92,7 @@ def _curve(model: SparseGPRegressor, X: Values) -> Curve:
 
 
 def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
-    """Probability of the second of two classes with a band, or of several without."""
+    """Return the probability of the second of two classes with ± 2 sd, or of several without."""
     probability = model.predict_proba(X)
     if len(model.classes_) == 2:
         latent = model.posterior_.predict(model._inputs(X))

@@ -1,135 +1,136 @@
-"""The Bayesian GP-LVM for scikit-learn."""
+"""The Bayesian GP-LVM."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_array
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
 
-from winnowgp.data import MaskedMatrix, Standardiser
+from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.gplvm_parameters import LatentRequest, relevance
-from winnowgp.estimators.validation import (
-    Folder,
-    checked_table,
-    checkpoint_of,
-    drawn_seed,
-    has_noise,
-    open_checkpoint_log,
-    tensor,
-    varying_columns,
+from winnowgp.estimators.base import BaseGP, cpu_frontier
+from winnowgp.estimators.gplvm_initialization import (
+    initial_gplvm,
+    is_closed_form,
+    latent_kernel,
+    relevance,
 )
-from winnowgp.io import save
-from winnowgp.models.likelihoods import fill_with_observed
-from winnowgp.training import Callbacks, FitResult, Progress, fit
-from winnowgp.training.callbacks import as_callbacks
+from winnowgp.estimators.validation import (
+    PARAMETERS,
+    Constraint,
+    has_noise,
+    integer,
+    locations,
+    positive_number,
+    tensor,
+)
+from winnowgp.models import LatentModel, valid
+from winnowgp.training import (
+    FastSchedule,
+    FitResult,
+    FixedAlpha,
+    MaxPoints,
+    PaperSchedule,
+    Progress,
+    Schedule,
+    Tolerance,
+)
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.latent_inference import LatentPositions, infer_latents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Number of training rows at whose positions the inference of a new row may start.
+_ANCHORS = 1000
+# In standard deviations of the prior; rows closer to its centre than this carry no information.
+_COLLAPSED = 1e-3
 
-# How many steps a fit took.
-
-
-@final
-class CountedSteps:
-    """A callback that counts the steps of some phases."""
-
-    def __init__(self, phases: tuple[str, ...]) -> None:
-        self._phases = phases
-        self.count = 0
-
-    def __call__(self, progress: Progress) -> None:
-        """Count the step if its phase is one of those."""
-        self.count += progress.phase in self._phases
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the count."""
-        return {"count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the count."""
-        self.count = state["count"]
-
-
-# Dimensionality reduction for people who know scikit-learn.
-
-
-# Training rows that a new row may start at.
-ANCHORS = 1000
-# Standard deviations of the prior; rows closer to its centre than this are all in one place.
-NOWHERE = 1e-3
+_CANDIDATES = partial(locations, options=("auto",))
+_START = partial(locations, options=("pca",))
 
 
 @final
-class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """A map of the rows of a table, with uncertainty, that decides how many inducing points it
-    needs.
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
+    """Bayesian Gaussian process latent variable model that selects the number of inducing points.
 
-    The Bayesian Gaussian-process latent-variable model: every column is a smooth function of a few
-    unknown inputs a row, which have a prior N(0, I). Columns are standardised inside; what you see
-    is in your own units. Missing entries are NaN, in training and in new rows. Columns that never
-    vary say nothing of a row: they are left out, and come back as they are.
+    Every column of a table is a smooth function of a few latent variables per row, which have the
+    prior N(0, I). The result is a nonlinear embedding of the rows, with uncertainty. Columns are
+    standardised internally; arguments and attributes are in your own units. Missing entries are
+    NaN, in training and in new rows. Constant columns carry no information: they are left out of
+    the model, and reconstructed as they are.
+
+    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
+    `max_points`, or by a number for `alpha`.
 
     Args:
-        n_components: latent dimensions. With more than needed, `relevance_` says which matter.
+        n_components: number of latent dimensions. If there are more than needed, `relevance_` tells
+            which matter.
         kernel: "rbf", "linear", "matern12", "matern32", "matern52", or a GPyTorch kernel. The first
-            two have closed forms, which the fast schedule needs.
-        likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood of one
-            latent function a column. All but the Gaussian need the paper's schedule. A Gaussian
-            one that is given says where its noise, in standard units, starts and if it is learnt.
-        noise: "shared" for one Gaussian noise variance, "column" for one a column.
-        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points.
-        tolerance: nats per observed entry that may be given up relative to more points.
-        max_points: most points.
-        candidates: "auto", or where points may be in latent space, `[K n_components]`.
-        move_candidates: whether points may move away from given candidates.
-        n_candidates: how many points to choose from; 100.
-        start: "pca", or where rows start in latent space, `[N n_components]`.
-        standardise: whether columns are scaled to unit variance; they are centred in any case,
-            except under likelihoods without noise.
-        schedule: "fast", or "paper": everything jointly by Adam, the point process on throughout
-            (needs a number for `alpha`).
-        max_iter: most L-BFGS iterations of the fast schedule's last climb; earlier ones have a
-            third.
-        epochs: passes over the rows of the paper's schedule.
-        batch_size: rows a step of the paper's schedule looks at; all of them if not given.
-        random_state: a seed or RandomState; the same seed gives the same fit.
-        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
-            sequence of such functions.
-        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
-            Run again with the same one after it was killed, it goes on to the same answer.
+            two have closed-form expectations, which the fast schedule needs.
+        likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood with one
+            latent function per column. All but the Gaussian need the paper's schedule. A GPyTorch
+            `GaussianLikelihood` sets the initial (standardised) noise and whether it is learnt.
+        noise: "shared" for one Gaussian noise variance, "column" for one per column.
+        alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
+            keep fewer. "auto" derives it from `tolerance`.
+        tolerance: largest ELBO gap relative to more inducing points, in nats per observed entry.
+        max_points: largest number of inducing points.
+        candidates: "auto", or locations in latent space `[K n_components]`.
+        move_candidates: whether the locations of given candidates are optimised.
+        n_candidates: number of candidates.
+        start: "pca" for principal components, or initial latent positions of the rows,
+            `[N n_components]`.
+        standardise: whether columns are scaled to unit variance. Columns are always centred, except
+            for likelihoods without noise.
+        schedule: "fast"; or "paper", which optimises everything jointly by Adam, with the point
+            process active throughout (needs a number for `alpha`).
+        max_iter: largest number of iterations of the fast schedule's last L-BFGS run; earlier runs
+            have a third of it.
+        epochs: number of passes over the rows of the paper's schedule.
+        batch_size: rows per step of the paper's schedule; all rows by default.
+        random_state: seed or RandomState; the same seed gives the same fit.
+        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. New rows are
+            embedded on the CPU.
+        callbacks: a callable or a sequence of callables, called with the
+            `winnowgp.training.Progress` of every step.
+        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
+            was interrupted continues from it, and gives the same result.
 
     Attributes:
-        embedding_: where the training rows are, `[N n_components]`.
-        embedding_std_: how sure that is, `[N n_components]`.
+        embedding_: mean latent positions of the training rows, `[N n_components]`.
+        embedding_std_: standard deviations of these positions, `[N n_components]`.
         relevance_: relevance of each dimension, 1 for the most relevant: squared inverse
-            lengthscales, or variances of a linear kernel.
-        n_inducing_: number of points kept.
-        inducing_points_: where they are in latent space, `[M n_components]`.
-        inclusion_: probability of each candidate of the last choice, `[K]`.
-        candidates_: where those candidates are, `[K n_components]`.
-        alpha_: strength of the prior that keeps this many points.
-        frontier_: best bound for each number of points; None with the paper's schedule.
+            lengthscales, or the variances of a linear kernel.
+        n_inducing_: number of inducing points M.
+        inducing_points_: their locations in latent space, `[M n_components]`.
+        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
+        candidates_: locations of these candidates, `[K n_components]`.
+        alpha_: strength of the prior that keeps this number of inducing points.
+        frontier_: best ELBO for each number of inducing points; None with the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) table, in nats.
-        elbo_gap_: nats per observed entry below the best bound seen with more points.
-        noise_: noise of each column in its own squared units: the variance, or the squared scale of
-            Student-t and Laplace; NaN if there is none.
+        elbo_gap_: nats per observed entry by which the ELBO is below the best one seen with more
+            inducing points.
+        noise_: noise variance of each column (squared scale of Student's t and Laplace) in its
+            squared units; NaN if the likelihood has none.
         kernel_: the fitted kernel.
-        n_iter_: steps of L-BFGS or Adam taken.
-        posterior_: predictor of standardised columns, and placer of new rows.
+        n_iter_: number of L-BFGS iterations or Adam steps.
+        posterior_: the posterior for standardised columns, which also infers positions of new rows.
 
     >>> angle = np.linspace(0, 3, 40)
     >>> Y = np.stack([np.sin(angle), np.cos(angle), angle], axis=1)
@@ -139,164 +140,136 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     True
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        kernel: str | Kernel = "rbf",
-        likelihood: str | Likelihood = "gaussian",
-        noise: str = "shared",
-        alpha: str | float = "auto",
-        tolerance: float = 0.01,
-        max_points: int | None = None,
-        candidates: str | ArrayLike = "auto",
-        move_candidates: bool = True,
-        n_candidates: int = 100,
-        start: str | ArrayLike = "pca",
-        standardise: bool = True,
-        schedule: str = "fast",
-        max_iter: int = 300,
-        epochs: int = 300,
-        batch_size: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Callbacks = None,
-        checkpoint: Folder | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.kernel = kernel
-        self.likelihood = likelihood
-        self.noise = noise
-        self.alpha = alpha
-        self.tolerance = tolerance
-        self.max_points = max_points
-        self.candidates = candidates
-        self.move_candidates = move_candidates
-        self.n_candidates = n_candidates
-        self.start = start
-        self.standardise = standardise
-        self.schedule = schedule
-        self.max_iter = max_iter
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
+    n_components: int = field(default=2, kw_only=False)
+    kernel: str | Kernel = "rbf"
+    likelihood: str | Likelihood = "gaussian"
+    noise: str = "shared"
+    alpha: str | float = "auto"
+    max_points: int | None = None
+    candidates: str | ArrayLike = "auto"
+    move_candidates: bool = True
+    n_candidates: int | None = 100
+    start: str | ArrayLike = "pca"
+    standardise: bool = True
+    max_iter: int = 300
+    epochs: int = 300
 
-    def fit(self, X: Any, y: Any = None) -> "GPLVM":
-        """Learn the map, and which candidates to keep.
+    _constraints: ClassVar[Mapping[str, Constraint]] = {
+        **PARAMETERS,
+        "candidates": partial(_CANDIDATES, shape=("K", "Q")),
+        "epochs": integer,
+        "n_candidates": integer,
+        "start": partial(_START, shape=("N", "Q")),
+        "tolerance": partial(positive_number, hint="It is in nats per observed entry."),
+    }
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the embedding, and select inducing points.
 
         Args:
             X: the table `[N P]`, NaN where an entry is missing.
             y: ignored.
         """
-        raw = MaskedMatrix.of(checked_table(self, X, reset=True))
-        checkpoint = checkpoint_of(self.checkpoint)
-        checkpoint_log = open_checkpoint_log(self, checkpoint, X=raw.Y, observed=raw.observed)
-        seed = drawn_seed(self.random_state, checkpoint_log)
-        generator = torch.Generator().manual_seed(seed)
-        request = self._request()
-        varies = varying_columns(raw) | (not has_noise(request.likelihood))
-        units = self._units_of(raw, request.likelihood)
-        table = MaskedMatrix(units.forward(raw.Y), raw.observed & varies)
-        model = request.model(table, raw, generator=generator)
-        counted = CountedSteps(("optimisation", "inclusion"))
-        fitted = fit(
-            model,
-            table,
-            schedule=request.plan(table.N),
-            generator=generator,
-            callbacks=(counted, *as_callbacks(self.callbacks)),
-            checkpoint=checkpoint_log,
-        )
-        self._varies, self._units = varies, units
-        self.n_iter_ = counted.count
-        self._keep(fitted, table, generator)
-        checkpoint_log.finish()
+        params = self._validate()
+        raw = MaskedMatrix.of(_checked_table(self, X, reset=True))
+        _START("start", params.start, shape=(raw.N, params.n_components))
+        varies = _varying_columns(raw) | (not has_noise(params.likelihood))
+        scaler = self._scaler(raw, params.likelihood)
+        table = MaskedMatrix(scaler.forward(raw.Y), raw.observed & varies)
+        counter = _StepCounter(("optimisation", "inclusion"))
+        params.callbacks = (counter, *params.callbacks)
+        identity = {"X": raw.Y, "observed": raw.observed}
+        result, generator = self._train(table, params, identity=identity)
+        self._varies, self._x_scaler = varies, scaler
+        self.n_iter_ = counter.count
+        self._set_fitted(result, table.count)
+        self._set_embedding(result.model.cpu(), table, generator)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> NDArray[np.float64]:
-        """Where the rows are after a fit to them, `embedding_`."""
+        """Fit the model to a table and return the positions of its rows, `embedding_`."""
         return self.fit(X, y, **fit_params).embedding_.copy()
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        """Where new rows are: the means of q(x), each row infer_latents on its own.
+        """Return the latent positions of new rows, the means of q(x), inferred row by row.
 
         Args:
             X: rows `[N P]`, NaN where an entry is missing.
         """
-        return self._placed(self._table(X)).mean.numpy()
+        return self._positions(self._table(X)).mean.numpy()
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
-        """The expected row of the table at each place `[N n_components]`."""
+        """Return the expected row of the table at each latent position.
+
+        Args:
+            X: latent positions `[N n_components]`.
+        """
         check_is_fitted(self)
-        at = check_array(X, dtype="float64")
+        positions = check_array(X, dtype="float64")
         Q = self.embedding_.shape[1]
-        if at.shape[1] != Q:
+        if positions.shape[1] != Q:
             raise InputError(
-                f"`X` must have {Q} columns, one a latent dimension; got {at.shape[1]}."
+                f"`X` must have {Q} columns, one per latent dimension; got {positions.shape[1]}."
             )
         with torch.no_grad():
-            expected = self.posterior_.function.predict(tensor(at), observed=True).mean
-        return self._units.inverse(expected).numpy()
+            expected = self.posterior_.function.predict(tensor(positions), observed=True).mean
+        return self._x_scaler.inverse(expected).numpy()
 
     def reconstruct(
         self, X: Any, return_std: bool = False
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What each entry of some rows is expected to be, missing or not, given what is there.
+        """Return the expected value of each entry of some rows, given their observed entries.
 
         Args:
             X: rows `[N P]`, NaN where an entry is missing.
             return_std: whether to return the standard deviation of each entry as well.
         """
-        at = self._placed(self._table(X))
+        q = self._positions(self._table(X))
         with torch.no_grad():
-            found = self.posterior_.predict(at.mean, at.variance, observed=True)
-        mean = self._units.inverse(found.mean).numpy()
+            prediction = self.posterior_.predict(q.mean, q.variance, observed=True)
+        mean = self._x_scaler.inverse(prediction.mean).numpy()
         if not return_std:
             return mean
-        return mean, (found.variance.sqrt() * self._units.scale * self._varies).numpy()
+        sd = prediction.variance.sqrt() * self._x_scaler.scale * self._varies
+        return mean, sd.numpy()
 
     def log_density(self, X: Any, *, given: Any) -> NDArray[np.float64]:
-        """Log density of each entry of `X`, given other entries of the same rows; NaN stays NaN.
+        """Return the log density of each entry, given other entries of the same rows, in nats.
 
-        Columns that never varied have no density: NaN too.
+        It is NaN for missing entries, and for columns that were constant in training.
 
         Args:
             X: entries to be scored `[N P]`.
-            given: entries that are known `[N P]`, NaN elsewhere.
+            given: known entries `[N P]`, NaN elsewhere.
         """
         table, known = self._table(X), self._table(given)
         if table.N != known.N:
-            raise InputError(f"`X` has {table.N} rows and `given` {known.N}; pair them.")
-        at = self._placed(known)
-        nats = self.posterior_.log_density(fill_with_observed(table), at.mean, at.variance)
-        nats = nats - self._units.scale.log()
+            raise InputError(
+                f"`given` must have as many rows as `X`: `X` has {table.N} rows and `given` "
+                f"{known.N}."
+            )
+        q = self._positions(known)
+        nats = self.posterior_.log_density(valid(table), q.mean, q.variance)
+        nats = nats - self._x_scaler.scale.log()
         return torch.where(table.observed, nats, torch.nan).numpy()
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
-        """A lower bound on the log density of each row's observed entries, in nats."""
+        """Return a lower bound on the log density of each row's observed entries, in nats."""
         table = self._table(X)
-        units = (table.observed * self._units.scale.log()).sum(1)
-        return (self._placed(table).nats - units).numpy()
+        scale = (table.observed * self._x_scaler.scale.log()).sum(1)
+        return (self._positions(table).nats - scale).numpy()
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The mean of `score_samples`: nats a row, larger is better."""
+        """Return the mean of `score_samples`, in nats per row; larger is better."""
+        del y
         return float(self.score_samples(X).mean())
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write to a file that `winnowgp.load` reads.
-
-        It holds the places of all training rows, 16 · N · n_components bytes; the rest grows with
-        the number of points.
-        """
-        return save(self, path)
-
     def plot(self, labels: Sequence[Any] | None = None, *, ax: Axes | None = None) -> Axes:
-        """The map in its two most relevant dimensions, with uncertainty and inducing points.
+        """Plot the embedding in its two most relevant dimensions, with the inducing points.
 
         Args:
-            labels: a word for each training row, which decides its colour.
-            ax: where to draw; a new figure if not given.
+            labels: a label for each training row, which sets its colour.
+            ax: axes to draw on; by default those of a new figure.
         """
         from matplotlib.figure import Figure
 
@@ -304,20 +277,20 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
         check_is_fitted(self)
         if self.embedding_.shape[1] < 2:
-            raise InputError("a map needs `n_components` of at least 2; got 1.")
+            raise InputError("`n_components` must be at least 2 for a plot; got 1.")
         first, second = np.argsort(-self.relevance_, kind="stable")[:2]
         dims = [int(first), int(second)]
-        found = LatentMap(
+        embedding = LatentMap(
             title=f"{self.n_inducing_} inducing points",
             latents=tensor(self.embedding_[:, dims]),
             deviation=tensor(self.embedding_std_[:, dims]),
             candidates=tensor(self.candidates_[:, dims]),
             inclusion=tensor(self.inclusion_),
         )
-        words = None if labels is None else [str(label) for label in labels]
-        drawn = draw_latent_map(found, words, ax=Figure().subplots() if ax is None else ax)
-        names = self.get_feature_names_out()
-        drawn.set(xlabel=names[first], ylabel=names[second])
+        names = None if labels is None else [str(label) for label in labels]
+        drawn = draw_latent_map(embedding, names, ax=Figure().subplots() if ax is None else ax)
+        dimensions = self.get_feature_names_out()
+        drawn.set(xlabel=dimensions[first], ylabel=dimensions[second])
         if labels is not None:
             drawn.legend(fontsize="small", markerscale=2)
         return drawn
@@ -331,55 +304,87 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
 
-    def _units_of(self, raw: MaskedMatrix, likelihood: Likelihood) -> Standardiser:
-        if not has_noise(likelihood):
-            return Standardiser.none(raw.Y)
-        units = Standardiser.of_entries(raw)
-        return units if self.standardise else Standardiser(units.shift, units.scale.new_ones(raw.P))
+    def _check_combination(self, params: SimpleNamespace) -> None:
+        params.named_kernel = isinstance(self.kernel, str)
+        params.named_likelihood = isinstance(self.likelihood, str)
+        params.kernel = latent_kernel(params.kernel, params.n_components)
+        _CANDIDATES("candidates", params.candidates, shape=("K", params.n_components))
+        if params.noise == "column" and not isinstance(params.likelihood, GaussianLikelihood):
+            raise InputError(
+                "`noise='column'` is for Gaussian noise; use 'shared' for other likelihoods."
+            )
+        if params.schedule == "paper":
+            return
+        if params.batch_size is not None:
+            raise InputError(
+                f"`batch_size` is for `schedule='paper'`; got {self.batch_size} with the fast "
+                "schedule. Leave it out."
+            )
+        if not is_closed_form(params):
+            raise InputError(
+                "`schedule='fast'` needs Gaussian noise and an RBF or linear kernel; use "
+                "`schedule='paper'` and a number for `alpha`, such as 1.0."
+            )
 
-    def _request(self) -> LatentRequest:
-        return LatentRequest.checked(
-            n_components=self.n_components,
-            kernel=self.kernel,
-            likelihood=self.likelihood,
-            noise=self.noise,
-            alpha=self.alpha,
-            tolerance=self.tolerance,
-            max_points=self.max_points,
-            candidates=self.candidates,
-            move_candidates=self.move_candidates,
-            n_candidates=self.n_candidates,
-            start=self.start,
-            schedule=self.schedule,
-            max_iter=self.max_iter,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-        )
+    def _check_columns(self, params: SimpleNamespace, D: int) -> None:
+        """Do nothing: no parameter depends on the number of columns."""
 
-    def _keep(self, fitted: FitResult, table: MaskedMatrix, generator: torch.Generator) -> None:
-        """What was learnt."""
-        latents, posterior = fitted.model.latents, fitted.posterior
-        chosen = torch.randperm(table.N, generator=generator)[:ANCHORS].sort().values
+    def _initial_model(
+        self,
+        data: MaskedMatrix,
+        params: SimpleNamespace,
+        generator: torch.Generator,
+        log: CheckpointLog,
+    ) -> LatentModel:
+        del log
+        return initial_gplvm(data, params, generator)
+
+    def _training_schedule(
+        self, model: LatentModel, data: MaskedMatrix, params: SimpleNamespace, log: CheckpointLog
+    ) -> Schedule:
+        del model, log
+        if params.schedule == "paper":
+            steps = params.epochs * max(1, data.N // (params.batch_size or data.N))
+            return PaperSchedule(params.alpha, joint=steps, batch_size=params.batch_size)
+        if params.alpha is not None:
+            goal = FixedAlpha(params.alpha)
+        elif params.max_points is not None:
+            goal = MaxPoints(params.max_points)
+        else:
+            goal = Tolerance(params.tolerance)
+        return FastSchedule(goal, n_candidates=params.n_candidates, iterations=params.max_iter)
+
+    def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
+        selection, function = result.selection, result.posterior.cpu().function
+        self.posterior_ = result.posterior
+        self.kernel_ = function.kernel
+        self.relevance_ = relevance(self.kernel_, function.Z.shape[1])
+        self.n_inducing_ = function.M
+        self.inducing_points_ = function.Z.numpy()
+        self.candidates_ = result.candidates[0].cpu().numpy()
+        self.inclusion_ = selection.inclusion.cpu().numpy()
+        self.alpha_ = selection.alpha
+        self.frontier_ = cpu_frontier(selection.frontier)
+        self.elbo_ = result.elbo
+        self.elbo_gap_ = result.elbo_gap / observations
+        self.noise_ = self._noise(len(self._varies))
+
+    def _set_embedding(
+        self, model: LatentModel, table: MaskedMatrix, generator: torch.Generator
+    ) -> None:
+        """Infer the latent positions of the training rows as those of new rows are inferred."""
+        latents = model.latents
+        order = torch.randperm(table.N, generator=generator, device=generator.device)
+        chosen = order[:_ANCHORS].sort().values.cpu()
         self._anchors = latents.mean.detach()[chosen], latents.variance.detach()[chosen]
-        self.posterior_ = posterior
-        self.kernel_ = posterior.function.kernel
-        self.relevance_ = relevance(self.kernel_, latents.Q)
-        self.n_inducing_ = posterior.function.M
-        self.inducing_points_ = posterior.function.Z.numpy()
-        self.candidates_ = fitted.candidates[0].numpy()
-        self.inclusion_ = fitted.selection.inclusion.numpy()
-        self.alpha_ = fitted.selection.alpha
-        self.frontier_ = fitted.selection.frontier
-        self.elbo_ = fitted.elbo
-        self.elbo_gap_ = fitted.elbo_gap / table.count
-        self.noise_ = self._noise(table.P)
-        found = self._placed(table)
-        self.embedding_ = found.mean.numpy()
-        self.embedding_std_ = found.variance.sqrt().numpy()
-        if np.abs(self.embedding_).max() < NOWHERE:
+        q = self._positions(table)
+        self.embedding_ = q.mean.numpy()
+        self.embedding_std_ = q.variance.sqrt().numpy()
+        if np.abs(self.embedding_).max() < _COLLAPSED:
             warnings.warn(
-                "every row was placed at 0: noise alone explains this table better than any map "
-                "that was found. Try other `n_components`, a `start`, or more columns.",
+                "the latent positions of all rows are 0: noise alone explains this table better "
+                "than any embedding that was found. Try other `n_components`, a `start`, or more "
+                "columns.",
                 stacklevel=3,
             )
 
@@ -387,13 +392,82 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         likelihood = self.posterior_.function.likelihood
         if not has_noise(likelihood):
             return np.full(P, np.nan)
-        return (likelihood.noise.expand(P) * self._units.scale.square() * self._varies).numpy()
+        return (likelihood.noise.expand(P) * self._x_scaler.scale.square() * self._varies).numpy()
+
+    def _scaler(self, raw: MaskedMatrix, likelihood: Likelihood) -> Standardiser:
+        if not has_noise(likelihood):
+            return Standardiser.none(raw.Y)
+        scaler = Standardiser.of_entries(raw)
+        if self.standardise:
+            return scaler
+        return Standardiser(scaler.shift, scaler.scale.new_ones(raw.P))
 
     def _table(self, X: Any) -> MaskedMatrix:
-        """Checked rows in standard units."""
+        """Validate rows, and standardise them."""
         check_is_fitted(self)
-        Y = checked_table(self, X, reset=False)
-        return MaskedMatrix(self._units.forward(Y), ~torch.isnan(Y) & self._varies)
+        Y = _checked_table(self, X, reset=False)
+        return MaskedMatrix(self._x_scaler.forward(Y), ~torch.isnan(Y) & self._varies)
 
-    def _placed(self, table: MaskedMatrix) -> LatentPositions:
-        return infer_latents(self.posterior_.row_elbo(table), anchors=self._anchors)
+    def _positions(self, table: MaskedMatrix) -> LatentPositions:
+        """Infer q(x) of each row."""
+        return infer_latents(self.posterior_.row_bound(table), anchors=self._anchors)
+
+
+@final
+class _StepCounter:
+    """A callback that counts the steps of some phases, over all runs of a resumed fit."""
+
+    def __init__(self, phases: tuple[str, ...]) -> None:
+        self._phases, self.count = phases, 0
+
+    def __call__(self, progress: Progress) -> None:
+        self.count += progress.phase in self._phases
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def _checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P"]:
+    """Validate a table in which entries may be missing.
+
+    Args:
+        reset: whether to set the estimator's columns and require two rows, as `fit` does; else the
+            columns must be those of the fit.
+    """
+    if isinstance(X, Source):
+        raise InputError(
+            f"`X` must be a table [N P]; got a {type(X).__name__}. GPLVM does not support "
+            "out-of-core or shared sources; pass an array in memory."
+        )
+    return tensor(
+        validate_data(
+            estimator,
+            X,
+            dtype=np.float64,
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=2 if reset else 1,
+            reset=reset,
+        )
+    )
+
+
+def _varying_columns(raw: MaskedMatrix) -> Bool[Tensor, " P"]:
+    """Return which columns of a table take more than one value.
+
+    Raises:
+        InputError: a column has no observed entry, or none varies.
+    """
+    empty = torch.nonzero(~raw.observed.any(0))[:, 0].tolist()
+    if empty:
+        raise InputError(
+            f"every column of `X` must have an observed entry; columns {empty[:10]} have none. "
+            "Remove them."
+        )
+    low = torch.where(raw.observed, raw.Y, torch.inf).amin(0)
+    high = torch.where(raw.observed, raw.Y, -torch.inf).amax(0)
+    if not bool((low < high).any()):
+        raise InputError("at least one column of `X` must vary; all of them are constant.")
+    return low < high

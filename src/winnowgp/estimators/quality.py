@@ -16,30 +16,32 @@ from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
-# Predictive distributions of observations, for intervals and calibration.
-
-
 Values = NDArray[np.float64]
+
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+BINS = 10
+MOST_RESIDUALS = 400
+"""Held-out rows that are stored for plots, so that a file does not grow with the data."""
 
 _NODES = 64
 
 
 class Predictive(ABC):
-    """The distribution of a new observation of each row."""
+    """The predictive distribution of a new observation at each row."""
 
     mean: Values
     sd: Values
 
     @abstractmethod
     def cdf(self, y: Values) -> Values:
-        """P(Y < y) + ½ P(Y = y) of each row: uniform on average if the model is right."""
+        """Return P(Y < y) + ½ P(Y = y) of each row, which is uniform if the model is calibrated."""
 
     @abstractmethod
     def quantile(self, p: float) -> Values:
-        """The least y with P(Y ≤ y) ≥ p."""
+        """Return the least y of each row with P(Y ≤ y) ≥ p."""
 
     def interval(self, level: float) -> tuple[Values, Values]:
-        """Central interval that holds a new observation with probability `level`."""
+        """Return the central interval that contains an observation with probability `level`."""
         if not 0 < level < 1:
             raise InputError(f"`level` must lie between 0 and 1, such as 0.95; got {level}.")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -48,7 +50,7 @@ class Predictive(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class GaussianPredictive(Predictive):
-    """N(mean, sd²)."""
+    """The Gaussian predictive distribution N(mean, sd²)."""
 
     mean: Values
     sd: Values
@@ -63,14 +65,14 @@ class GaussianPredictive(Predictive):
 @final
 @dataclass(frozen=True, slots=True)
 class CountPredictive(Predictive):
-    """Poisson counts of rate softplus(f), f ~ N(f_mean, f_sd²).
+    """The predictive distribution of Poisson counts of rate softplus(f), f ~ N(f_mean, f_sd²).
 
     A Poisson count is at most y where a Gamma(y + 1) variable G exceeds its rate, so that
 
         P(Y ≤ y) = E_f[P(G > softplus(f))] = E_G[P(f < softplus⁻¹(G))].
 
-    What is inside changes over √y in the first form and over f_sd in the second; nodes are taken
-    of whichever variable is narrower, and none falls between them.
+    The integrand varies on the scale √y in the first form and f_sd in the second; the quadrature
+    uses the variable with the narrower distribution, so that its nodes resolve the integrand.
     """
 
     mean: Values
@@ -82,7 +84,7 @@ class CountPredictive(Predictive):
         return 0.5 * (self._below(y) + self._below(y - 1))
 
     def quantile(self, p: float) -> Values:
-        """Bisection over whole numbers."""
+        """Return the least integer y of each row with P(Y ≤ y) ≥ p, by bisection."""
         low = np.full(len(self.mean), -1.0)
         high = np.ceil(self.mean + 10 * self.sd + 10)
         while (short := self._below(high) < p).any():
@@ -94,7 +96,7 @@ class CountPredictive(Predictive):
         return high
 
     def _below(self, y: Values) -> Values:
-        """P(Y ≤ y) of each row."""
+        """Return P(Y ≤ y) of each row."""
         y = np.floor(y)
         below, possible = np.zeros(len(self.mean)), y >= 0
         narrow = self.f_sd <= np.sqrt(np.maximum(y, 0) + 1)
@@ -106,71 +108,63 @@ class CountPredictive(Predictive):
 
 
 def _over_f(y: Values, mean: Values, sd: Values) -> Values:
-    """E_f[P(G > softplus(f))] by Gauss and Hermite."""
+    """Return E_f[P(G > softplus(f))] by Gauss–Hermite quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
     rates = np.logaddexp(0, mean + sd * nodes[:, None])
     return weights / weights.sum() @ poisson.cdf(y, rates)
 
 
 def _over_rates(y: Values, mean: Values, sd: Values) -> Values:
-    """E_G[P(f < softplus⁻¹(G))] by trapezia over h = softplus⁻¹(G), of density p(y | h) σ(h)."""
+    """Return E_G[P(f < softplus⁻¹(G))] by the trapezoidal rule over h = softplus⁻¹(G).
+
+    The density of h is proportional to p(y | h) σ(h).
+    """
     typical = y + 0.5
     centre = typical + np.log(-np.expm1(-typical))
-    # A share of √y for large counts; the tails of small ones fall as eʰ.
+    # The scale is √y for large counts; the tails of small counts decrease as eʰ.
     h = centre + (np.sqrt(y + 1) + 3) * np.linspace(-9, 9, 2 * _NODES + 1)[:, None]
     weights = poisson.pmf(y, np.logaddexp(0, h)) * expit(h)
     return (weights * ndtr((h - mean) / sd)).sum(0) / weights.sum(0)
 
 
 def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
-    """Of a regressor with Gaussian noise or counts and one target."""
+    """Return the predictive distribution of a regressor of one target, Gaussian or counts."""
     mean, sd = model.predict(X, return_std=True)
     if model.likelihood == "gaussian":
         return GaussianPredictive(mean, sd)
     if model.likelihood != "poisson":
         raise InputError(
-            f"intervals are for `likelihood` 'gaussian' or 'poisson'; got {model.likelihood!r}."
+            "`likelihood` must be 'gaussian' or 'poisson' for predictive intervals; "
+            f"got {model.likelihood!r}."
         )
     f_mean, f_sd = model.predict(X, return_std=True, observed=False)
     return CountPredictive(mean, sd, f_mean, f_sd)
 
 
-# How good predictions are on rows the fit never saw.
-
-
-LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-
-BINS = 10
-
-MOST_RESIDUALS = 400
-
-"""Held-out rows kept for pictures, so that a file does not grow with the data."""
-
-
 def regression_quality(
     model: SparseGPRegressor, X: Values, y: Values, *, y_train: Values
 ) -> Quality:
-    """Errors, log density, coverage of intervals, and residuals; for counts too."""
-    found = predictive(model, X)
+    """Return errors, log density, coverage of intervals and residuals on held-out rows."""
+    observation = predictive(model, X)
     shown = np.linspace(0, len(y) - 1, min(len(y), MOST_RESIDUALS)).astype(int)
     return {
         "rows": len(y),
         "metrics": [
-            _metric("RMSE", _rmse(y, found.mean), _rmse(y, y_train.mean()), "lower"),
-            _metric("R²", _r_squared(y, found.mean), _r_squared(y, y_train.mean()), "higher"),
+            _metric("RMSE", _rmse(y, observation.mean), _rmse(y, y_train.mean()), "lower"),
+            _metric("R²", _r_squared(y, observation.mean), _r_squared(y, y_train.mean()), "higher"),
             _metric(
-                "log density a row",
+                "log density per observation",
                 float(model.log_density(X, y).mean()),
                 _constant_density(model, y, y_train),
                 "higher",
             ),
         ],
-        "coverage": [(level, _covered(found, y, level)) for level in LEVELS],
-        "pit": np.histogram(found.cdf(y), bins=BINS, range=(0, 1))[0].tolist(),
+        "coverage": [(level, _covered(observation, y, level)) for level in LEVELS],
+        "pit": np.histogram(observation.cdf(y), bins=BINS, range=(0, 1))[0].tolist(),
         "residuals": {
             "actual": y[shown].tolist(),
-            "predicted": found.mean[shown].tolist(),
-            "sd": found.sd[shown].tolist(),
+            "predicted": observation.mean[shown].tolist(),
+            "sd": observation.sd[shown].tolist(),
         },
         "reliability": [],
         "confusion": None,
@@ -180,7 +174,7 @@ def regression_quality(
 def classification_quality(
     model: SparseGPClassifier, X: Values, labels: NDArray[Any], *, train_labels: NDArray[Any]
 ) -> Quality:
-    """Accuracy, log probability, reliability of probabilities, and the confusion of classes."""
+    """Return accuracy, log probability, reliability and the confusion matrix on held-out rows."""
     classes = model.classes_
     probability = model.predict_proba(X)
     best = probability.argmax(1)
@@ -198,7 +192,7 @@ def classification_quality(
                 "higher",
             ),
             _metric(
-                "log probability a row",
+                "log probability per observation",
                 float(np.maximum(model.log_density(X, labels), np.log(1e-12)).mean()),
                 float(constant),
                 "higher",
@@ -232,10 +226,10 @@ def _r_squared(y: Values, predicted: Any) -> float:
 
 
 def _constant_density(model: SparseGPRegressor, y: Values, y_train: Values) -> float:
-    """Of one Gaussian, or one Poisson, for every row.
+    """Return the mean log density of one Gaussian, or one Poisson distribution, for all rows.
 
-    The Gaussian is no narrower than the model's own noise may be, or a target that never varies
-    would have a baseline of infinite density.
+    The Gaussian is no narrower than the least noise of the model, because a constant target would
+    have a baseline of infinite density.
     """
     if model.likelihood == "poisson":
         return float(poisson.logpmf(y, max(y_train.mean(), 1e-12)).mean())
@@ -243,13 +237,16 @@ def _constant_density(model: SparseGPRegressor, y: Values, y_train: Values) -> f
     return float(norm.logpdf(y, y_train.mean(), max(y_train.std(), least)).mean())
 
 
-def _covered(found: Predictive, y: Values, level: float) -> float:
-    lower, upper = found.interval(level)
+def _covered(observation: Predictive, y: Values, level: float) -> float:
+    lower, upper = observation.interval(level)
     return float(((y >= lower) & (y <= upper)).mean())
 
 
 def _reliability(probability: Values, truth: NDArray[np.bool_]) -> list[Reliability]:
-    """Over all classes, or the second of two, in bins of equal width."""
+    """Return predicted probabilities and frequencies in bins of equal width.
+
+    All classes are counted; of two, the second one only.
+    """
     if probability.shape[1] == 2:
         probability, truth = probability[:, 1:], truth[:, 1:]
     p, hit = probability.ravel(), truth.ravel()

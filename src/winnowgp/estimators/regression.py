@@ -1,94 +1,250 @@
-"""Regression for people who know scikit-learn."""
+"""Regression: numeric targets and their scaler, and the sparse GP regressor."""
 
-from dataclasses import replace
-from typing import Any, final
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import Float
+from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Source, standardise
+from winnowgp.data import Dataset, Source, Standardiser, standardised
 from winnowgp.errors import InputError
-from winnowgp.estimators.base import ROWS, InducingEstimator, plain_units
+from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
+from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.estimators.validation import (
-    Folder,
-    TargetScaler,
     has_noise,
-    likelihood_from,
-    note_source,
-    numeric_rows,
+    rows_in_memory,
+    set_source_columns,
+    tensor,
+    weighted_rows,
 )
-from winnowgp.models import SparseGP, VariationalGP
-from winnowgp.models.base import InducingModel
-from winnowgp.training import Callbacks
+from winnowgp.models import InducingModel, SparseGP, VariationalGP, check_targets
+from winnowgp.training import FitResult
 from winnowgp.training.initialization import best_level
-
-N_CANDIDATES = 512
 
 
 @final
-class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
-    """Gaussian-process regression that decides how many inducing points it needs.
+@dataclass(frozen=True, slots=True)
+class TargetScaler:
+    """Standardises numeric targets: z = (y − shift) / scale, column by column.
 
-    Inputs and targets are standardised inside; everything you see is in your own units unless its
-    description says otherwise. Several target columns share kernel and points.
+    Targets are scaled only if they are the latent function plus noise; counts and proportions stay
+    as they are.
 
-    How many points to keep can be said in one of four ways: `tolerance` (the default),
-    `max_points`, `max_predict_us`, or a number for `alpha`.
+    >>> from gpytorch.likelihoods import GaussianLikelihood
+    >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
+    >>> scaler = TargetScaler.of(data, GaussianLikelihood(), single=True)
+    >>> Z = scaler.columns.forward(data.Y)
+    >>> Z.tolist(), scaler.values(Z).tolist(), scaler.deviations(Z).tolist()
+    ([[-1.0], [1.0]], [1.0, 3.0], [-1.0, 1.0])
+    """
+
+    columns: Standardiser
+    single: bool
+    """Whether targets were passed to `fit` as `[N]` rather than `[N P]`."""
+
+    @classmethod
+    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
+        """Return the scaler of the targets of some rows."""
+        if not has_noise(likelihood):
+            return cls(Standardiser.none(data.Y), single)
+        return cls(Standardiser.of(data.Y, weights=data.weights), single)
+
+    @property
+    def P(self) -> int:
+        """Number of target columns."""
+        return len(self.columns.shift)
+
+    def standardised(
+        self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N P"]:
+        """Validate targets that are to be scored, and standardise them."""
+        Y = Dataset.of(inputs, tensor(y)).Y
+        if Y.shape[1] != self.P:
+            raise InputError(
+                f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
+            )
+        Y = self.columns.forward(Y)
+        check_targets(likelihood, Y)
+        return Y
+
+    def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return means, quantiles or samples in the units of the targets."""
+        return self._array(self.columns.inverse(Y))
+
+    def deviations(self, sd: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return standard deviations in the units of the targets."""
+        return self._array(sd * self.columns.scale)
+
+    def variances(self, variance: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return variances or covariances in the squared units of the targets."""
+        return self._array(variance * self.columns.scale.square())
+
+    def log_densities(self, nats: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return log densities of the unscaled targets: log p(y) = log p(z) − log scale."""
+        return self._array(nats - self.columns.scale.log())
+
+    def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
+        """Return the noise variance of each target, `[P]`; NaN if the likelihood has none."""
+        if not has_noise(likelihood):
+            return np.full(self.P, np.nan)
+        return (likelihood.noise * self.columns.scale.square()).detach().numpy()
+
+    def _array(self, values: Tensor) -> NDArray[np.float64]:
+        """Drop the last axis, that of the targets, if `fit` was given none."""
+        return (values[..., 0] if self.single else values).numpy()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
+    """What the regressors share: `fit`, `log_density` and the attributes of the likelihood."""
+
+    likelihood: str | Likelihood = "gaussian"
+
+    # Whether sources may be larger than memory.
+    _out_of_core: ClassVar[bool] = False
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Learn the hyper-parameters and the likelihood, and select inducing points.
+
+        Args:
+            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`. For
+                `SparseGPRegressor` with a Gaussian likelihood and the fast schedule it may be
+                larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`). Processes that
+                `torchrun` started share the rows of `winnowgp.data.shared(source)`.
+            y: targets `[N]` or `[N P]`; left out with a source.
+            sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
+                multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
+                0 is left out.
+        """
+        params = self._validate()
+        if isinstance(X, Source):
+            set_source_columns(self, X, y, sample_weight)
+            self._check_columns(params, X.D)
+            rows, scaler = self._rows_of_source(X, params)
+        else:
+            data, single = self._rows_of_arrays(X, y, sample_weight)
+            self._check_columns(params, data.D)
+            rows, scaler = _scaled_targets(data, params.likelihood, single=single)
+        self._fit(rows, params)
+        self._y_scaler = scaler
+        self.likelihood_ = self.posterior_.likelihood
+        self.noise_ = scaler.noise(self.likelihood_)
+        return self
+
+    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
+        """Return the log predictive density of each observation, in nats.
+
+        It is the density in the units of `y`.
+        """
+        inputs = self._inputs(X)
+        targets = self._y_scaler.standardised(y, self.likelihood_, inputs=inputs)
+        return self._y_scaler.log_densities(self._log_density(inputs, targets))
+
+    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
+        """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
+        )
+        X, y, weights = weighted_rows(X, y, sample_weight)
+        return Dataset.of(tensor(X), tensor(y), weights=weights).merged(), np.ndim(y) == 1
+
+    def _rows_of_source(
+        self, source: Source, params: SimpleNamespace
+    ) -> tuple[Source, TargetScaler]:
+        if not self._out_of_core:
+            data = rows_in_memory(source, "a deep model").merged()
+            rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
+            return source.alike(rows), scaler
+        if params.schedule == "paper" or self.likelihood != "gaussian":
+            source.in_memory("this fit")
+        rows = standardised(source, targets=has_noise(params.likelihood))
+        if (held := rows.held()) is not None:
+            check_targets(params.likelihood, held.Y)
+        return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
+
+
+def _scaled_targets(
+    data: Dataset, likelihood: Likelihood, *, single: bool
+) -> tuple[Dataset, TargetScaler]:
+    scaler = TargetScaler.of(data, likelihood, single=single)
+    rows = replace(data, Y=scaler.columns.forward(data.Y))
+    check_targets(likelihood, rows.Y)
+    return rows, scaler
+
+
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class SparseGPRegressor(SparseEstimator, NumericTargets):
+    """Sparse Gaussian process regression that selects the number of its inducing points.
+
+    Inputs and targets are standardised internally; arguments and attributes are in your own units
+    unless their description says otherwise. Several target columns share the kernel and the
+    inducing points.
+
+    The number of inducing points is set in one of four ways: by `tolerance` (the default), by
+    `max_points`, by `max_predict_us`, or by a number for `alpha`.
 
     Args:
-        kernel: in words, such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear" (one
-            lengthscale a column; see `winnowgp.estimators.kernel_words`), or a GPyTorch kernel for
+        kernel: a string such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear", with
+            one lengthscale per column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel for
             standardised inputs.
-        likelihood: "gaussian", "student-t" (outliers), "laplace", "poisson" (counts), or a GPyTorch
-            likelihood of one latent function a target (Beta, negative binomial, your own). Targets
-            are standardised for the first three and for these as GPyTorch objects.
-        alpha: "auto", or the strength of the paper's prior exp(−alpha · M²) on M points; larger
-            values keep fewer.
-        tolerance: nats per observation that may be given up relative to all candidates.
-        max_points: most points; fewer only where the candidates hold no more information.
-        max_predict_us: most microseconds for mean and variance of a row, measured on this machine
-            in batches of 1,000 rows.
-        candidates: "greedy" (rows of greatest conditional variance), "kmeans" (cluster centres),
-            "random" (rows), or the locations themselves, `[K D]`. "auto" is greedy, or random with
-            the paper's schedule.
-        n_candidates: how many points to choose from; 512, or 100 with the paper's schedule.
+        likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" (counts), or
+            a GPyTorch likelihood with one latent function per target (Beta, negative binomial, your
+            own). Targets are standardised for the first three, also as GPyTorch likelihoods.
+        alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
+            keep fewer. "auto" derives it from `tolerance`.
+        tolerance: largest ELBO gap relative to all candidates, in nats per observation.
+        max_points: largest number of inducing points; fewer are kept only if more candidates add no
+            information.
+        max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
+            this machine in batches of 1,000 rows.
+        candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
+            "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
+            and "random" for the paper's.
+        n_candidates: number of candidates; by default 512, and 100 for the paper's schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
-        epochs: steps of the paper's three phases: all candidates, learning inclusion, kept points.
-        batch_size: rows a step of the paper's schedule looks at; all of them if not given.
-        random_state: a seed or RandomState; the same seed gives the same fit.
-        device: where the fit is computed, "cpu" or "cuda", or "auto" for a GPU if there is one;
-            predictions are always on the CPU.
-        precision: "double", or, with Gaussian noise, "mixed": blocks of rows are in float32 and
-            sums over rows in float64. Half the memory on a GPU, and quicker where float32 is.
-        callbacks: None, a function called with the `winnowgp.training.Progress` of every step, or a
-            sequence of such functions.
-        checkpoint: a folder, or a `Checkpoint`, in which the fit writes down how far it has come.
-            Run again with the same one after it was killed, it goes on to the same answer.
+        epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
+            selected points.
+        batch_size: rows per step of the paper's schedule; all rows by default.
+        random_state: seed or RandomState; the same seed gives the same fit.
+        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
+            are computed on the CPU.
+        precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` without
+            `batch_size`): blocks of rows in float32, sums over rows in float64. It halves the
+            memory on a GPU, and is faster where float32 is.
+        callbacks: a callable or a sequence of callables, called with the
+            `winnowgp.training.Progress` of every step.
+        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
+            was interrupted continues from it, and gives the same result.
 
     Attributes:
-        n_inducing_: number of points kept.
-        inducing_points_: where they are, `[M D]`.
-        inclusion_: probability of each candidate of the last choice, `[K]`.
-        candidates_: where those candidates are, `[K D]`; with the fast schedule the kept points
-            come first, then fresh ones that were not needed.
-        alpha_: strength of the prior that keeps this many points.
+        n_inducing_: number of inducing points M.
+        inducing_points_: their locations `[M D]`.
+        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
+        candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
+            points come first, then candidates that were not needed.
+        alpha_: strength of the prior that keeps this number of inducing points.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        evidence_gap_: an upper bound on that evidence less `elbo_`, in nats; infinite where no
-            upper bound is known, which is for every likelihood but the Gaussian.
-        elbo_gap_: nats per observation below the best bound seen with more points.
-        frontier_: best bound for each number of points among the candidates; None with the paper's
-            schedule.
-        noise_: noise variance (scale² of Student's t and Laplace) of each target, `[P]`; NaN where
-            the likelihood has none.
+        evidence_gap_: an upper bound on that evidence minus `elbo_`, in nats; infinite for every
+            likelihood but the Gaussian, for which alone an upper bound is known.
+        elbo_gap_: nats per observation by which the ELBO is below the best one seen with more
+            inducing points.
+        frontier_: best ELBO for each number of inducing points among the candidates; None with the
+            paper's schedule.
+        noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
+            if the likelihood has none.
         likelihood_: the fitted likelihood, for standardised targets.
         kernel_: the fitted kernel, for standardised inputs and targets.
-        posterior_: the predictor, for standardised inputs and targets.
+        posterior_: the posterior, for standardised inputs and targets.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
     >>> model = SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
@@ -96,98 +252,10 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
     True
     """
 
-    def __init__(
-        self,
-        kernel: str | Kernel = "rbf",
-        *,
-        likelihood: str | Likelihood = "gaussian",
-        alpha: str | float = "auto",
-        tolerance: float = 0.01,
-        max_points: int | None = None,
-        max_predict_us: float | None = None,
-        candidates: str | ArrayLike = "auto",
-        n_candidates: int | None = None,
-        schedule: str = "fast",
-        epochs: tuple[int, int, int] = (200, 600, 200),
-        batch_size: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "cpu",
-        precision: str = "double",
-        callbacks: Callbacks = None,
-        checkpoint: Folder | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.likelihood = likelihood
-        self.alpha = alpha
-        self.tolerance = tolerance
-        self.max_points = max_points
-        self.max_predict_us = max_predict_us
-        self.candidates = candidates
-        self.n_candidates = n_candidates
-        self.schedule = schedule
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.device = device
-        self.precision = precision
-        self.callbacks = callbacks
-        self.checkpoint = checkpoint
+    precision: str = "double"
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "SparseGPRegressor":
-        """Learn kernel, noise, locations, and which candidates to keep.
-
-        Args:
-            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`, which may
-                be larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`) or shared
-                among processes (`shared`).
-            y: targets `[N]` or `[N P]`; left out with a source.
-            sample_weight: how often each row counts, `[N]`: the log-likelihood of a row of weight w
-                is multiplied by w, so that 2 is the row twice and 0 leaves it out. Once if not
-                given.
-        """
-        likelihood = likelihood_from(self.likelihood)
-        if isinstance(X, Source):
-            note_source(self, X, y, sample_weight)
-            self._check_before_reading(X)
-            data = standardise(X, targets=has_noise(likelihood))
-            units = TargetScaler(plain_units(data.y_scaler), single=data.P == 1)
-        else:
-            rows, single = numeric_rows(self, X, y, sample_weight)
-            units = TargetScaler.of(rows, likelihood, single=single)
-            data = replace(rows, Y=units.columns.forward(rows.Y))
-
-        def model(kernel: Kernel, points: Tensor) -> InducingModel:
-            if self.likelihood == "gaussian" and self.batch_size is None:
-                return SparseGP(kernel, points, precision=self.precision)
-            if self.precision != "double":
-                raise InputError(
-                    "`precision` must be 'double' unless noise is Gaussian and there is no "
-                    f"`batch_size`; got {self.precision!r}."
-                )
-            made = VariationalGP(kernel, points, likelihood=likelihood, targets=data.P)
-            made.check(data)
-            if not has_noise(likelihood):
-                # Counts may be far from zero, further than the paper's small steps would get.
-                held = data.require_dataset("a likelihood without noise")
-                made.mean.initialize(constant=best_level(made.likelihood, held))
-            return made
-
-        fitted = self._fit(data, model=model, n_candidates=N_CANDIDATES)
-        self._y_scaler = units
-        assert fitted.upper_bound is not None
-        self.evidence_gap_ = fitted.upper_bound - fitted.elbo
-        self.likelihood_ = fitted.posterior.likelihood
-        self.noise_ = self._y_scaler.noise(self.likelihood_)
-        return self
-
-    def _check_before_reading(self, rows: Source) -> None:
-        """What is wrong with a request is said before a pass over all rows."""
-        self._request(N_CANDIDATES)
-        kernel = self._kernel(torch.ones(rows.D))
-        if self.schedule == "paper" or self.likelihood != "gaussian":
-            rows.require_dataset("this fit")
-        else:
-            SparseGP(kernel, torch.zeros(0, rows.D), precision=self.precision)
+    _default_candidates: ClassVar[int] = 512
+    _out_of_core: ClassVar[bool] = True
 
     def predict(
         self,
@@ -197,31 +265,35 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         *,
         observed: bool = True,
     ) -> Any:
-        """Predictive mean, and on request the standard deviation or the covariance of the rows.
+        """Return the predictive mean, and on request the standard deviation or the covariance.
 
         Args:
-            return_std: also return the standard deviation of each row.
-            return_cov: also return the covariance between all rows, `[N N]` or `[N N P]`. Unless
-                the likelihood is Gaussian, ask for that of the function, with `observed=False`.
-            observed: whether these are for a new observation (with its noise) or for the latent
-                function.
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviation of each row as well.
+            return_cov: whether to return the covariance between all rows as well, `[N N]` or
+                `[N N P]`. Unless the likelihood is Gaussian, only the covariance of the latent
+                function is known: pass `observed=False`.
+            observed: whether to predict a new observation, noise included, or the latent function.
 
-        Returns: the mean `[N]` or `[N P]`; with a request, a pair.
+        Returns: the mean `[N]` or `[N P]`; with `return_std` or `return_cov` a pair.
         """
         if return_std and return_cov:
-            raise InputError("ask for `return_std` or `return_cov`, not both.")
+            raise InputError("`return_std` and `return_cov` cannot both be True; choose one.")
         inputs = self._inputs(X)
         if return_cov:
             mean = self.posterior_.predict_mean(inputs).cpu()
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
             return self._y_scaler.values(mean), self._y_scaler.variances(covariance.cpu())
         if not return_std and (has_noise(self.likelihood_) or not observed):
-            # The mean of the function is that of an observation, and O(M) a row.
-            mean = torch.cat([self.posterior_.predict_mean(rows) for rows in inputs.split(ROWS)])
+            # The mean of the function is that of an observation, and costs O(M) per row.
+            chunks = inputs.split(rows_at_once(self.posterior_))
+            mean = torch.cat([self.posterior_.predict_mean(rows) for rows in chunks])
             return self._y_scaler.values(mean.cpu())
-        found = self._predicted(inputs, observed=observed)
-        mean = self._y_scaler.values(found.mean)
-        return (mean, self._y_scaler.deviations(found.variance.sqrt())) if return_std else mean
+        prediction = self._predict_latent(inputs, self.posterior_.predict, observed=observed)
+        mean = self._y_scaler.values(prediction.mean)
+        if not return_std:
+            return mean
+        return mean, self._y_scaler.deviations(prediction.variance.sqrt())
 
     def sample_y(
         self,
@@ -229,15 +301,38 @@ class SparseGPRegressor(MultiOutputMixin, RegressorMixin, InducingEstimator):
         n_samples: int = 1,
         random_state: int | np.random.RandomState | None = 0,
     ) -> NDArray[np.float64]:
-        """Latent functions drawn jointly at the rows, `[N n_samples]` or `[N P n_samples]`."""
+        """Return joint samples of the latent function, `[N n_samples]` or `[N P n_samples]`."""
         seed = int(check_random_state(random_state).randint(2**31))
         inputs = self._inputs(X)
         generator = torch.Generator(inputs.device).manual_seed(seed)
-        draws = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
-        return np.moveaxis(self._y_scaler.values(draws), 0, -1)
+        samples = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
+        return np.moveaxis(self._y_scaler.values(samples), 0, -1)
 
-    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
-        """Log predictive density of each observation, in nats and in the units of `y`."""
-        inputs = self._inputs(X)
-        targets = self._y_scaler.seen(y, self.likelihood_, inputs=inputs)
-        return self._y_scaler.log_densities(self._log_density(inputs, targets))
+    def _check_combination(self, params: SimpleNamespace) -> None:
+        super()._check_combination(params)
+        if params.precision != "double" and not self._collapsed(params):
+            raise InputError(
+                "`precision` must be 'double' unless noise is Gaussian and there is no "
+                f"`batch_size`; got {params.precision!r}."
+            )
+
+    def _collapsed(self, params: SimpleNamespace) -> bool:
+        return self.likelihood == "gaussian" and params.batch_size is None
+
+    def _model(
+        self, kernel: Kernel, candidates: Tensor, data: Source, params: SimpleNamespace
+    ) -> InducingModel:
+        if self._collapsed(params):
+            return SparseGP(kernel, candidates, precision=params.precision).to(params.device)
+        model = VariationalGP(kernel, candidates, likelihood=params.likelihood, targets=data.P)
+        model = model.to(params.device)
+        if not has_noise(params.likelihood):
+            # Counts may be further from zero than the small steps of the paper's schedule reach.
+            rows = data.in_memory("a likelihood without noise")
+            model.mean.initialize(constant=best_level(model.likelihood, rows))
+        return model
+
+    def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
+        super()._set_fitted(result, observations)
+        assert result.upper_bound is not None
+        self.evidence_gap_ = result.upper_bound - result.elbo

@@ -21,8 +21,9 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.deep_base import seen_outside
 from winnowgp.estimators.gplvm import GPLVM
-from winnowgp.estimators.gplvm_parameters import relevance
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.gplvm_initialization import relevance
+from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
+from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
 from winnowgp.estimators.validation import LIKELIHOODS, ClassLabels, TargetScaler
 from winnowgp.io.registry import load, register

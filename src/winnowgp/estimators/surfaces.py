@@ -1,4 +1,4 @@
-"""What a model of a table with two numeric inputs predicts everywhere between them."""
+"""Predictions on a grid, for models of tables with two numeric inputs."""
 
 import numpy as np
 import torch
@@ -16,40 +16,41 @@ SIDE = 80
 
 
 def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
-    """The mean over the range of the table's two numeric inputs; of two classes, the probability
-    of the second.
+    """Return predictions on a grid over the range of the table's two numeric inputs.
+
+    They are means, or probabilities of the second of two classes.
 
     Args:
-        side: predictions along each input.
+        side: number of grid points along each input.
     """
     first, second = numeric_inputs(model)
     axes = [_axis(model, name, side) for name in (first, second)]
     x, y = np.meshgrid(*axes)
-    found = model.predict(DataTable({first: x.ravel(), second: y.ravel()}))
+    predictions = model.predict(DataTable({first: x.ravel(), second: y.ravel()}))
     grid = [torch.from_numpy(axis) for axis in axes]
-    places = [model.encoder.features.index(name) for name in (first, second)]
-    points = torch.from_numpy(model.estimator.inducing_points_[:, places])
+    features = [model.encoder.features.index(name) for name in (first, second)]
+    points = torch.from_numpy(model.estimator.inducing_points_[:, features])
     if isinstance(model.estimator, SparseGPClassifier):
         _, other = model.estimator.classes_
-        probability = torch.from_numpy(found[f"p_{other}"].reshape(x.shape))
+        probability = torch.from_numpy(predictions[f"p_{other}"].reshape(x.shape))
         return ClassMap(grid[0], grid[1], probability, points[:0], points)
-    return Surface(grid[0], grid[1], torch.from_numpy(found["mean"].reshape(x.shape)), points)
+    return Surface(grid[0], grid[1], torch.from_numpy(predictions["mean"].reshape(x.shape)), points)
 
 
 def surface_rows(
     model: TabularModel, table: DataTable
 ) -> tuple[Float[Tensor, "N 2"], Float[Tensor, " N"]]:
-    """Rows of a table for the picture: inputs, and targets or the numbers of classes.
+    """Return rows of a table for the plot: inputs, and targets or class numbers.
 
-    Rows that lack one of them, or whose class was never seen, are left out.
+    Rows with a missing value or an unknown class are left out.
     """
     names = numeric_inputs(model)
-    table.require_columns([*names, model.target], argument="the picture's table")
+    table.check_has([*names, model.target], said_by="the table of the plot")
     columns: list[NDArray[np.float64]] = []
     for name in names:
         values = table.numbers(name)
         if values is None:
-            raise InputError(f"column {name!r} must hold numbers to be drawn.")
+            raise InputError(f"column {name!r} must be numeric to be plotted.")
         columns.append(values)
     columns.append(_targets(model, table))
     rows = np.stack(columns, 1)
@@ -58,19 +59,23 @@ def surface_rows(
 
 
 def numeric_inputs(model: TabularModel) -> tuple[str, str]:
-    """Names of the two numeric inputs, where there are just two and a picture can be drawn."""
+    """Return the names of the two numeric inputs.
+
+    Raises:
+        InputError: the model has other inputs, or more than two classes.
+    """
     columns = model.encoder.columns
     if len(columns) != 2 or any(column.kind != "number" for column in columns):
         kinds = ", ".join(f"{column.name!r} ({column.kind})" for column in columns[:6])
         raise InputError(
-            f"a surface needs a model of two numeric inputs; this one has {kinds}"
-            f"{' and more' if len(columns) > 6 else ''}. Draw effects instead."
+            f"a surface needs a model with two numeric inputs; this model has {kinds}"
+            f"{' and more' if len(columns) > 6 else ''}. Plot effects instead."
         )
     estimator = model.estimator
     if isinstance(estimator, SparseGPClassifier) and len(estimator.classes_) > 2:
         raise InputError(
-            f"a surface is of numbers or of two classes; this model has "
-            f"{len(estimator.classes_)}. Draw effects instead."
+            f"a surface needs a numeric target or two classes; this model has "
+            f"{len(estimator.classes_)}. Plot effects instead."
         )
     return columns[0].name, columns[1].name
 
@@ -89,5 +94,5 @@ def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
         return np.array([number.get(str(w), np.nan) for w in table.strings(model.target)])
     values = table.numbers(model.target)
     if values is None:
-        raise InputError(f"column {model.target!r} must hold numbers to be drawn.")
+        raise InputError(f"column {model.target!r} must be numeric to be plotted.")
     return values

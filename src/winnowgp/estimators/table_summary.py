@@ -1,4 +1,4 @@
-"""Summary of a fitted table model."""
+"""The summary of a fitted table model, for its file and its report."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,92 +17,94 @@ from winnowgp.estimators.effects import column_effect
 from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Training
 from winnowgp.training import Progress
 
-# A fit remembered as a short film, whatever its length.
+MOST_SNAPSHOTS = 60
+
+MOST_EFFECTS = 12
 
 
-MOST_MOMENTS = 60
+@final
+class TrainingHistory:
+    """A callback that records about `MOST_SNAPSHOTS` steps of a fit, whatever its length.
+
+    The first step of each phase is always recorded, because the number of points changes there.
+    """
+
+    def __init__(self) -> None:
+        self._snapshots: list[_Snapshot] = []
+        self._seen, self._stride, self._phase = 0, 1, ""
+        self._last: _Snapshot | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Record the step if it is due."""
+        points = progress.candidates[0].detach().cpu().numpy().copy()
+        first = progress.phase != self._phase
+        self._last = _Snapshot(self._seen, progress.phase, progress.objective, points, first)
+        self._phase = progress.phase
+        if first or self._seen % self._stride == 0:
+            self._snapshots.append(self._last)
+        if sum(not snapshot.begins for snapshot in self._snapshots) > MOST_SNAPSHOTS:
+            self._stride *= 2
+            self._snapshots = [
+                each for each in self._snapshots if each.begins or each.number % self._stride == 0
+            ]
+        self._seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the recorded steps, for a checkpoint."""
+        return {
+            "kept": [snapshot.state_dict() for snapshot in self._snapshots],
+            "last": None if self._last is None else self._last.state_dict(),
+            "place": (self._seen, self._stride, self._phase),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the recorded steps from a checkpoint."""
+        self._snapshots = [_Snapshot.of(snapshot) for snapshot in state["kept"]]
+        self._last = None if state["last"] is None else _Snapshot.of(state["last"])
+        last = self._snapshots[-1:]
+        if self._last is not None and last and last[0].number == self._last.number:
+            self._last = last[0]
+        self._seen, self._stride, self._phase = state["place"]
+
+    def moments(self, x_scaler: Standardiser, features: list[int]) -> list[Moment]:
+        """Return the recorded steps and the last one, with points along one or two features.
+
+        Args:
+            x_scaler: scaler of the inputs; locations are in the user's units.
+        """
+        snapshots = list(self._snapshots)
+        if self._last is not None and self._last not in snapshots[-1:]:
+            snapshots.append(self._last)
+        shift, scale = x_scaler.shift.numpy(), x_scaler.scale.numpy()
+        return [
+            {
+                "phase": each.phase,
+                "step": each.number + 1,
+                "objective": float(f"{each.objective:.8g}") if isfinite(each.objective) else None,
+                "x": _short(each.points, shift, scale, features[0]),
+                "y": _short(each.points, shift, scale, features[1]) if features[1:] else [],
+            }
+            for each in snapshots
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """One step."""
+class _Snapshot:
+    """One step of a fit."""
 
     number: int
     phase: str
     objective: float
     points: NDArray[np.float64]
     begins: bool
-    """Whether it is the first of its phase."""
+    """Whether it is the first step of its phase."""
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {**asdict(self), "points": torch.from_numpy(self.points)}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "_Kept":
-        """From a checkpoint."""
+    def of(cls, state: Mapping[str, Any]) -> "_Snapshot":
         return cls(**{**state, "points": state["points"].numpy()})
-
-
-@final
-class Film:
-    """A callback that keeps about `MOST_MOMENTS` moments.
-
-    The first step of each phase is always kept: there the number of points changes.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[_Kept] = []
-        self._seen, self._stride, self._phase = 0, 1, ""
-        self._last: _Kept | None = None
-
-    def __call__(self, progress: Progress) -> None:
-        """Remember this step, perhaps."""
-        points = progress.candidates[0].detach().cpu().numpy().copy()
-        begins = progress.phase != self._phase
-        self._last = _Kept(self._seen, progress.phase, progress.objective, points, begins)
-        self._phase = progress.phase
-        if begins or self._seen % self._stride == 0:
-            self._kept.append(self._last)
-        if sum(not kept.begins for kept in self._kept) > MOST_MOMENTS:
-            self._stride *= 2
-            self._kept = [k for k in self._kept if k.begins or k.number % self._stride == 0]
-        self._seen += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that was kept."""
-        return {
-            "kept": [kept.state_dict() for kept in self._kept],
-            "last": None if self._last is None else self._last.state_dict(),
-            "place": (self._seen, self._stride, self._phase),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another film stood."""
-        self._kept = [_Kept.of(kept) for kept in state["kept"]]
-        self._last = None if state["last"] is None else _Kept.of(state["last"])
-        if self._last is not None and self._kept and self._kept[-1].number == self._last.number:
-            self._last = self._kept[-1]
-        self._seen, self._stride, self._phase = state["place"]
-
-    def moments(self, units: Standardiser, features: list[int]) -> list[Moment]:
-        """What was kept, and the last step, seen along one or two features in the user's units."""
-        kept = list(self._kept)
-        if self._last is not None and self._last not in kept[-1:]:
-            kept.append(self._last)
-        shift, scale = units.shift.numpy(), units.scale.numpy()
-        return [
-            {
-                "phase": moment.phase,
-                "step": moment.number + 1,
-                "objective": (
-                    float(f"{moment.objective:.8g}") if isfinite(moment.objective) else None
-                ),
-                "x": _short(moment.points, shift, scale, features[0]),
-                "y": _short(moment.points, shift, scale, features[1]) if features[1:] else [],
-            }
-            for moment in kept
-        ]
 
 
 def _short(
@@ -111,19 +113,13 @@ def _short(
     scale: NDArray[np.float64],
     feature: int,
 ) -> list[float]:
-    """Coordinates with five digits: a film is looked at, not computed with."""
+    """Return coordinates with five digits, which is enough for a plot."""
     values = points[:, feature] * scale[feature] + shift[feature]
     return [float(f"{value:.5g}") for value in values]
 
 
-# What is worth knowing of a model of a table, gathered for its file and its report.
-
-
-MOST_EFFECTS = 12
-
-
 def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
-    """Which points were kept, and what that cost."""
+    """Return the number of inducing points, and what pruning cost."""
     gap = getattr(estimator, "evidence_gap_", np.inf)
     return {
         "points": estimator.n_inducing_,
@@ -139,58 +135,59 @@ def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What is in a column, whatever it will be used for."""
-
-    missing: int
-    values: NDArray[np.float64] | None
-    words: list[tuple[str, int]]
-    different: int
-
-
-def _seen(table: DataTable, name: str, *, as_words: bool) -> _Seen:
-    missing = int(table.missing(name).sum())
-    if not as_words:
-        return _Seen(missing, table.numbers(name), [], table.n_unique(name))
-    words = [word for word in table.strings(name) if word is not None]
-    found, counts = np.unique(np.array(words, dtype=str), return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:8]
-    return _Seen(missing, None, [(str(found[i]), int(counts[i])) for i in order], len(found))
-
-
 def column_summary(
     table: DataTable, column: ColumnEncoding, relevant: dict[str, float] | None
 ) -> ColumnSummary:
-    """What is in an input column, and how much it matters."""
-    seen = _seen(table, column.name, as_words=column.kind == "words")
-    values = seen.values
+    """Return the summary of an input column, and its relevance to the kernel."""
+    content = _content(table, column.name, categorical=column.kind == "words")
+    values = content.values
     if column.kind == "date":
         values = column.encode(table, impute=True)[:, 0]
     return {
         "name": column.name,
         "kind": column.kind,
-        "missing": seen.missing,
+        "missing": content.missing,
         "spread": [] if values is None else _spread(values),
-        "words": seen.words,
-        "different": seen.different,
+        "words": content.categories,
+        "different": content.different,
         "relevance": None if relevant is None else relevant[column.name],
     }
 
 
 def target_summary(table: DataTable, target: str, task: str) -> ColumnSummary:
-    """What is in the target's column."""
+    """Return the summary of the target's column."""
     classes = task == "classification"
-    seen = _seen(table, target, as_words=classes)
+    content = _content(table, target, categorical=classes)
     return {
         "name": target,
         "kind": "words" if classes else "number",
-        "missing": seen.missing,
-        "spread": [] if seen.values is None else _spread(seen.values),
-        "words": seen.words,
-        "different": seen.different,
+        "missing": content.missing,
+        "spread": [] if content.values is None else _spread(content.values),
+        "words": content.categories,
+        "different": content.different,
         "relevance": None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a column contains, whether it is an input or the target."""
+
+    missing: int
+    values: NDArray[np.float64] | None
+    categories: list[tuple[str, int]]
+    different: int
+
+
+def _content(table: DataTable, name: str, *, categorical: bool) -> _Content:
+    missing = int(table.missing(name).sum())
+    if not categorical:
+        return _Content(missing, table.numbers(name), [], table.different(name))
+    entries = [entry for entry in table.words(name) if entry is not None]
+    categories, counts = np.unique(np.array(entries, dtype=str), return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:8]
+    frequent = [(str(categories[i]), int(counts[i])) for i in order]
+    return _Content(missing, None, frequent, len(categories))
 
 
 def _spread(values: NDArray[np.float64]) -> list[float]:
@@ -203,51 +200,53 @@ def effects(
     summaries: list[ColumnSummary],
     X: NDArray[np.float64],
 ) -> list[Effect]:
-    """Of the most relevant columns, between the 1st and the 99th percentile."""
+    """Return the effects of the most relevant columns, between their 1st and 99th percentile."""
     ranked = sorted(
         zip(encoder.columns, summaries, strict=True),
         key=lambda pair: -(pair[1]["relevance"] or 0.0),
     )
-    starts = {}
-    place = 0
+    starts: dict[str, int] = {}
+    number = 0
     for column in encoder.columns:
-        starts[column.name] = place
-        place += len(column.features)
-    found = []
+        starts[column.name] = number
+        number += len(column.features)
+    curves = []
     for column, _ in ranked[:MOST_EFFECTS]:
         between = None
         if column.kind != "words":
             low, high = np.quantile(X[:, starts[column.name]], [0.01, 0.99])
             between = (float(low), float(high))
-        found.append(column_effect(estimator, encoder, column, between=between))
-    return found
+        curves.append(column_effect(estimator, encoder, column, between=between))
+    return curves
 
 
 def training(
-    film: Film, estimator: Any, encoder: TableEncoder, relevant: dict[str, float] | None
+    history: TrainingHistory,
+    estimator: Any,
+    encoder: TableEncoder,
+    relevant: dict[str, float] | None,
 ) -> Training:
-    """The fit as a film, seen along the two features that matter most."""
+    """Return the training history along the two most relevant features."""
     owners = [column.name for column in encoder.columns for _ in column.features]
     weights = [0.0 if relevant is None else relevant[name] for name in owners]
     best: list[int] = []
-    for place in sorted(range(len(owners)), key=lambda i: -weights[i]):
-        if owners[place] not in [owners[b] for b in best]:
-            best.append(place)
-    chosen = best[:2]
+    for feature in sorted(range(len(owners)), key=lambda i: -weights[i]):
+        if owners[feature] not in [owners[b] for b in best]:
+            best.append(feature)
     return {
-        "inputs": [encoder.features[i] for i in chosen],
-        "moments": film.moments(estimator._x_scaler, chosen),
+        "inputs": [encoder.features[i] for i in best[:2]],
+        "moments": history.moments(estimator._x_scaler, best[:2]),
     }
 
 
 def noise_sd(estimator: Any) -> float | None:
-    """Standard deviation of the noise, in the target's units; None if there is no such thing."""
+    """Return the standard deviation of the noise in the target's units; None without noise."""
     noise = getattr(estimator, "noise_", None)
     return None if noise is None or not np.isfinite(noise[0]) else float(np.sqrt(noise[0]))
 
 
 def predict_us(estimator: Any, X: NDArray[np.float64]) -> float:
-    """Microseconds a row, of 1,000 rows at once."""
+    """Return the microseconds per row that the prediction of 1,000 rows takes."""
     rows = X[np.arange(1000) % len(X)]
     classes = isinstance(estimator, SparseGPClassifier)
     seconds = []

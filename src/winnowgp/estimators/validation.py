@@ -1,16 +1,24 @@
-"""Validation of what users pass to estimators."""
+"""Validation of the parameters and the inputs of estimators.
+
+`PARAMETERS` maps the name of a constructor argument to the function that validates it. Such a
+function takes the name and the value, and returns the value in the form in which a fit uses it, or
+raises `InputError`: which argument, what is required, what was passed, what to do. All parameters
+are validated before anything else happens, so that a wrong one neither opens a checkpoint nor
+reads a row.
+"""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from numbers import Integral, Real
-from typing import Any, TypeAlias, TypeGuard, final
+from types import SimpleNamespace
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import (
-    BernoulliLikelihood,
     GaussianLikelihood,
     LaplaceLikelihood,
     Likelihood,
@@ -18,69 +26,22 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
     StudentTLikelihood,
 )
-from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
-from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.sgpr import LEAST_NOISE
-from winnowgp.training import Checkpoint
+from winnowgp.models import HIDDEN_MEANS, LEAST_NOISE
+from winnowgp.models.likelihoods import is_plain
+from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
-from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
-from winnowgp.training.context import warn_not_sharded
 
-# From what users bring to tensors.
+Constraint: TypeAlias = Callable[[str, Any], Any]
+"""Validates the value of a named parameter and returns it converted."""
 
-
-def tensor(values: Any) -> Tensor:
-    """A copy in float64, whatever the strides of the array were.
-
-    Inputs have been made numbers before; what cannot be is among the targets.
-    """
-    try:
-        numbers = np.ascontiguousarray(values, dtype=np.float64)
-    except ValueError as error:
-        word = next(str(v) for v in np.ravel(values) if not _is_number(v))
-        raise InputError(
-            f"`y` must be numbers; got {word!r}. Labels are for a classifier."
-        ) from error
-    return torch.tensor(numbers)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-# Numbers that users give, checked.
-
-
-def positive(name: str, value: Any, *, hint: str = "") -> float:
-    """A positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
-        raise InputError(f"`{name}` must be a positive number; got {value!r}. {hint}".strip())
-    return float(value)
-
-
-def whole(name: str, value: Any) -> int:
-    """A whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise InputError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
-    return int(value)
-
-
-# Likelihoods by name.
-
+CheckpointLike: TypeAlias = str | os.PathLike[str] | Checkpoint
+"""A folder for a checkpoint, or a `Checkpoint` that also sets how often it is written."""
 
 LIKELIHOODS = {
     "gaussian": GaussianLikelihood,
@@ -90,14 +51,128 @@ LIKELIHOODS = {
 }
 
 
+def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> SimpleNamespace:
+    """Return the validated parameters of an estimator.
+
+    `alpha="auto"` becomes None.
+
+    Raises:
+        InputError: a value is not allowed, or the number of inducing points is specified twice.
+    """
+    params = SimpleNamespace(**{name: constraints[name](name, v) for name, v in values.items()})
+    limits = [name for name in ("max_points", "max_predict_us", "max_cost") if name in values]
+    given = [name for name in ("alpha", *limits) if getattr(params, name) is not None]
+    if len(given) > 1:
+        limits = [f"`{name}`" for name in limits]
+        raise InputError(
+            "specify the number of inducing points in one way only: a number for `alpha`, "
+            f"{' or '.join(limits)}; got {' and '.join(f'{n}={values[n]!r}' for n in given)}."
+        )
+    if params.schedule == "paper" and params.alpha is None:
+        raise InputError(
+            "`schedule='paper'` needs a number for `alpha`, such as 0.05; the paper has no other "
+            "way to specify the number of inducing points."
+        )
+    return params
+
+
+def positive_number(name: str, value: Any, *, hint: str = "") -> float:
+    """Validate a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
+        raise InputError(f"`{name}` must be a positive number; got {value!r}. {hint}".strip())
+    return float(value)
+
+
+def integer(name: str, value: Any) -> int:
+    """Validate an integer of at least one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise InputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+    return int(value)
+
+
+def step_counts(name: str, value: Any, *, phases: Sequence[str]) -> tuple[int, ...]:
+    """Validate the numbers of steps of some phases."""
+    steps = tuple(value) if isinstance(value, tuple | list) else ()
+    if len(steps) != len(phases) or not all(isinstance(n, Integral) and int(n) >= 0 for n in steps):
+        raise InputError(
+            f"`{name}` must be {len(phases)} integers, the numbers of steps of the phases "
+            f"({', '.join(phases)}); got {value!r}."
+        )
+    return tuple(map(int, steps))
+
+
+def one_of(*choices: str) -> Constraint:
+    """Return the constraint that a parameter is one of some strings."""
+    *first, last = map(repr, choices)
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise InputError(f"`{name}` must be {', '.join(first)} or {last}; got {value!r}.")
+        return value
+
+    return check
+
+
+def optional(constraint: Constraint) -> Constraint:
+    """Return the constraint that a parameter is None or satisfies another constraint."""
+    return lambda name, value: None if value is None else constraint(name, value)
+
+
+def strength(name: str, value: Any) -> float:
+    """Validate a number for `alpha`."""
+    hint = "Larger values keep fewer inducing points; 'auto' derives it from `tolerance`."
+    return positive_number(name, value, hint=hint)
+
+
+def strength_or_auto(name: str, value: Any) -> float | None:
+    """Validate `alpha`; None for "auto"."""
+    return None if isinstance(value, str) and value == "auto" else strength(name, value)
+
+
+def locations(
+    name: str, value: Any, *, options: Sequence[str], shape: tuple[str | int, str | int]
+) -> str | Tensor:
+    """Validate locations `[K D]`, or the name of a way to choose them.
+
+    Args:
+        options: the names that are allowed.
+        shape: the required shape, a letter where any size of at least one is allowed.
+    """
+    required = f"[{shape[0]} {shape[1]}]"
+    if isinstance(value, str):
+        if value not in options:
+            raise InputError(
+                f"`{name}` must be one of {', '.join(options)} or locations {required}; "
+                f"got {value!r}."
+            )
+        return value
+    array = tensor(value, name=name, hint=f"Pass locations {required}.")
+    fits = array.dim() == 2 and all(
+        size == wanted if isinstance(wanted, int) else size > 0
+        for size, wanted in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
+        raise InputError(f"`{name}` must have shape {required}; got shape {list(array.shape)}.")
+    if not torch.isfinite(array).all():
+        raise InputError(f"`{name}` must be finite; remove the rows with NaN or infinity.")
+    return array
+
+
+def flag(name: str, value: Any) -> bool:
+    """Validate a Boolean."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"`{name}` must be True or False; got {value!r}.")
+    return bool(value)
+
+
 def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
-    """A likelihood by name, or the one given; whoever keeps it copies it.
+    """Return a likelihood by name, or the one given, which is not copied.
 
     >>> likelihood_from("student-t").deg_free.item()
     7.0
     """
     if isinstance(likelihood, SoftmaxLikelihood):
-        raise InputError("`likelihood` is softmax, which is for classes; use a classifier.")
+        raise InputError("`likelihood` is a softmax, which is for classes; use a classifier.")
     if isinstance(likelihood, Likelihood):
         return likelihood
     if not isinstance(likelihood, str) or likelihood not in LIKELIHOODS:
@@ -114,18 +189,118 @@ def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
 def has_noise(
     likelihood: Likelihood,
 ) -> TypeGuard[GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood]:
-    """Whether targets are the latent function plus noise; they can then be standardised."""
+    """Whether targets are the latent function plus noise, so that they can be standardised."""
     return is_plain(likelihood, GaussianLikelihood, StudentTLikelihood, LaplaceLikelihood)
 
 
-# Inputs and targets that come together, as a source.
+def device_from(name: str, value: Any) -> torch.device:
+    """Validate a device of this machine; "auto" is the GPU if there is one."""
+    if isinstance(value, str) and value == "auto":
+        value = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(value)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise InputError(
+            f"`{name}` must be one this machine has, such as 'cpu' or 'cuda', or 'auto'; got "
+            f"{value!r}: {str(error).splitlines()[0]}"
+        ) from error
+    return device
 
 
-def note_source(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
-    """Tell an estimator which columns there are.
+def _callbacks(name: str, value: Any) -> tuple[Callback, ...]:
+    callbacks: Any = (value,) if callable(value) else value
+    if callbacks is not None and not isinstance(callbacks, Sequence):
+        raise InputError(
+            f"`{name}` must be None, a callable or a sequence of callables; got {value!r}."
+        )
+    return as_callbacks(callbacks)
+
+
+def _checkpoint(name: str, value: Any) -> Checkpoint | None:
+    if value is None or isinstance(value, Checkpoint):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"`{name}` must be a folder or a `Checkpoint`; got {value!r}.")
+    return Checkpoint(value)
+
+
+def _random_state(name: str, value: Any) -> Any:
+    try:
+        check_random_state(value)
+    except ValueError as error:
+        raise InputError(
+            f"`{name}` must be None, an integer or a numpy RandomState; got {value!r}."
+        ) from error
+    return value
+
+
+def _unchanged(name: str, value: Any) -> Any:
+    """Accept a parameter whose validity depends on others; the estimator checks it itself."""
+    del name
+    return value
+
+
+PARAMETERS: Mapping[str, Constraint] = {
+    "alpha": strength_or_auto,
+    "batch_size": optional(integer),
+    "callbacks": _callbacks,
+    "checkpoint": _checkpoint,
+    "device": device_from,
+    "epochs": _unchanged,
+    "hidden_mean": one_of("auto", *HIDDEN_MEANS),
+    "kernel": _unchanged,
+    "layers": integer,
+    "likelihood": lambda _, value: likelihood_from(value),
+    "max_cost": optional(positive_number),
+    "max_iter": integer,
+    "max_points": optional(integer),
+    "max_predict_us": optional(positive_number),
+    "move_candidates": flag,
+    "n_candidates": optional(integer),
+    "n_components": integer,
+    "noise": one_of("shared", "column"),
+    "precision": one_of("double", "mixed"),
+    "predict_samples": integer,
+    "random_state": _random_state,
+    "samples": integer,
+    "schedule": one_of("fast", "paper"),
+    "connected": flag,
+    "standardise": flag,
+    "tolerance": partial(positive_number, hint="It is in nats per observation."),
+    "width": _unchanged,
+}
+"""The constraints that all estimators share; an estimator adds those that are its own."""
+
+
+def tensor(values: Any, *, name: str = "y", hint: str = "Use a classifier for labels.") -> Tensor:
+    """Copy numbers to a float64 tensor, whatever the strides of the array.
+
+    Args:
+        name: the argument that the values were passed as, for the error message.
+        hint: what to do if they are not numbers.
+    """
+    try:
+        numbers = np.ascontiguousarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        wrong = next((v for v in np.ravel(np.asarray(values, object)) if not _is_number(v)), values)
+        raise InputError(f"`{name}` must be numbers; got {wrong!r}. {hint}") from error
+    return torch.tensor(numbers)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def set_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
+    """Set the number and the names of an estimator's input columns from a source.
 
     Raises:
-        InputError: targets or weights were given a second time.
+        InputError: targets or weights were passed as well.
     """
     if y is not None or sample_weight is not None:
         raise InputError(
@@ -140,51 +315,48 @@ def note_source(estimator: Any, source: Source, y: Any, sample_weight: Any) -> N
 
 
 def refuse_source(X: Any) -> None:
-    """An error for whoever asks for predictions of all rows of a source at once."""
+    """Raise an error if predictions for all rows of a source are requested at once."""
     if isinstance(X, Source):
         raise InputError(
-            f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows some at a "
-            "time: `for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
+            f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows in chunks: "
+            "`for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
         )
 
 
-def held_rows(source: Source, user: str) -> Dataset:
-    """All rows on the CPU in double precision, for one who needs them at once.
+def rows_in_memory(source: Source, user: str) -> Dataset:
+    """Return all rows of a source on the CPU in double precision.
 
     Args:
-        user: who that is, for the error that says so.
+        user: what needs them, for the error message.
     """
-    held = source.require_dataset(user).to(torch.device("cpu"))
-    weights = None if held.weights is None else held.weights.double()
-    return Dataset(held.X.double(), held.Y.double(), weights)
+    rows = source.in_memory(user).to(torch.device("cpu"))
+    weights = None if rows.weights is None else rows.weights.double()
+    return Dataset(rows.X.double(), rows.Y.double(), weights)
 
 
-# Sample weights as scikit-learn's users give them: how often each row counts.
-
-
-def counted_rows(
+def weighted_rows(
     X: NDArray[np.float64], y: NDArray[Any], sample_weight: Any
 ) -> tuple[NDArray[np.float64], NDArray[Any], Tensor | None]:
-    """The rows that count at all, and their weights `[N]`; None if all count once.
+    """Return the rows of positive weight and their weights `[N]`; None if all weights are one.
 
-    A row of weight w counts as w rows, and one of weight zero is left out.
+    A row of weight w counts as w rows.
 
-    >>> X, y, weights = counted_rows(np.eye(3), np.arange(3), [2, 0, 1])
+    >>> X, y, weights = weighted_rows(np.eye(3), np.arange(3), [2, 0, 1])
     >>> y.tolist(), weights.tolist()
     ([0, 2], [2.0, 1.0])
     """
     if sample_weight is None:
         return X, y, None
-    weights = _numbers(sample_weight, len(X))
-    counts = weights > 0
-    if not counts.any():
+    weights = _sample_weights(sample_weight, len(X))
+    positive = weights > 0
+    if not positive.any():
         raise InputError(
             "`sample_weight` must be positive for at least one row; all of them are zero."
         )
-    return X[counts], y[counts], torch.tensor(weights[counts])
+    return X[positive], y[positive], torch.tensor(weights[positive])
 
 
-def _numbers(sample_weight: Any, N: int) -> NDArray[np.float64]:
+def _sample_weights(sample_weight: Any, N: int) -> NDArray[np.float64]:
     try:
         weights = np.asarray(sample_weight, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -193,301 +365,12 @@ def _numbers(sample_weight: Any, N: int) -> NDArray[np.float64]:
         weights = np.full(N, float(weights))
     if weights.shape != (N,):
         raise InputError(
-            f"`sample_weight` must be one number a row, [{N}]; got shape {list(weights.shape)}."
+            f"`sample_weight` must be one number per row, [{N}]; got shape {list(weights.shape)}."
         )
     bad = int((~np.isfinite(weights) | (weights < 0)).sum())
     if bad:
         raise InputError(
             f"`sample_weight` must be finite and not negative; {bad} of {N} are not. A row of "
-            "weight 2 counts as two rows, one of weight 0 is left out."
+            "weight 2 counts as two rows, and a row of weight 0 is left out."
         )
     return weights
-
-
-# Rows with numbers for targets, from arrays.
-
-
-def numeric_rows(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
-    """Checked rows, merged, and whether targets came as `[N]` rather than `[N P]`."""
-    X, y = validate_data(
-        estimator, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
-    )
-    X, y, weights = counted_rows(X, y, sample_weight)
-    return Dataset.of(tensor(X), tensor(y), weights=weights).merged(), np.ndim(y) == 1
-
-
-# Labels as users write them, and as likelihoods count them.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ClassLabels:
-    """The classes of a training set, in the order of their numbers 0 to C − 1."""
-
-    classes: NDArray[Any]
-
-    @classmethod
-    def of(cls, y: NDArray[Any]) -> tuple["ClassLabels", NDArray[np.intp]]:
-        """The classes of checked labels, and the number of each row's."""
-        _check_comparable(y)
-        check_classification_targets(y)
-        classes, index = np.unique(y, return_inverse=True)
-        if len(classes) < 2:
-            raise InputError(
-                f"`y` must have at least two classes; got one class only, {classes.tolist()[0]!r}."
-            )
-        return cls(classes), index
-
-    def likelihood(self) -> Likelihood:
-        """One latent function behind a probit for two classes, one each behind a softmax."""
-        C = len(self.classes)
-        if C == 2:
-            return BernoulliLikelihood()
-        return SoftmaxLikelihood(num_classes=C, mixing_weights=False)
-
-    def probabilities(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of each class, `[N C]`, from the mean observation of the likelihood."""
-        if len(self.classes) == 2:
-            return np.hstack([1 - mean, mean])
-        return mean / mean.sum(1, keepdims=True)
-
-    def numbers(self, y: Any, N: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """The number of each of N labels, 0 where it was never seen, and whether it was."""
-        labels = column_or_1d(y)
-        if labels.shape != (N,):
-            raise InputError(f"`y` must have one label a row, {N}; got shape {list(labels.shape)}.")
-        known = np.isin(labels, self.classes)
-        return np.searchsorted(self.classes, np.where(known, labels, self.classes[0])), known
-
-
-def check_missing(y: Any) -> None:
-    """None and pandas' NA cannot be compared, so they would fail where nobody understands why."""
-    labels = np.asarray(y)
-    if y is not None and labels.dtype == object:
-        missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
-        if missing:
-            raise InputError(f"`y` has {missing} missing labels; drop those rows.")
-
-
-def _check_comparable(y: NDArray[Any]) -> None:
-    """Words and numbers have no order, and classes are numbered in theirs."""
-    if y.dtype != object:
-        return
-    words = [isinstance(v, str) for v in y.flat]
-    if any(words) and not all(words):
-        word, other = y.flat[words.index(True)], y.flat[words.index(False)]
-        raise InputError(
-            f"`y` must have labels of one type; got {type(word).__name__} and "
-            f"{type(other).__name__}, such as {word!r} and {other!r}. Write all of them as text."
-        )
-
-
-# Rows with classes for targets, from arrays or from a source.
-
-
-def labelled_rows(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Source]:
-    """The classes, and merged rows whose targets are their numbers; shared as a source was."""
-    if isinstance(X, Source):
-        note_source(estimator, X, y, sample_weight)
-        given = held_rows(X, "classification")
-        labels, index = ClassLabels.of(_whole(given))
-        return labels, X.with_rows(
-            Dataset.of(given.X, tensor(index), weights=given.weights).merged()
-        )
-    check_missing(y)
-    X, y = validate_data(estimator, X, y, dtype=np.float64, ensure_min_samples=1)
-    X, y, weights = counted_rows(X, y, sample_weight)
-    labels, index = ClassLabels.of(y)
-    return labels, Dataset.of(tensor(X), tensor(index), weights=weights).merged()
-
-
-def _whole(rows: Dataset) -> NDArray[np.int64]:
-    """The one target of each row, `[N]`."""
-    labels = rows.Y.numpy()
-    if rows.P != 1:
-        raise InputError(f"a source of classes must have one target; got {rows.P}.")
-    # Beyond that two whole numbers can be one float64.
-    odd = labels[(labels != labels.round()) | (np.abs(labels) >= 2**53)]
-    if len(odd):
-        raise InputError(
-            f"classes in a source must be whole numbers below 2**53; got {odd[0]:g}. Number them: "
-            "`np.unique(y, return_inverse=True)`."
-        )
-    return labels[:, 0].astype(np.int64)
-
-
-# Tables of which a map is made, checked.
-
-
-def checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P"]:
-    """A table in which entries may be missing.
-
-    Args:
-        reset: whether its columns are to be remembered, and there must be two rows; else they must
-            be those of before.
-    """
-    if isinstance(X, Source):
-        raise InputError(
-            f"`X` must be a table [N P]; got a {type(X).__name__}. A map takes rows that are in "
-            "memory, and they are not shared."
-        )
-    return tensor(
-        validate_data(
-            estimator,
-            X,
-            dtype=np.float64,
-            ensure_all_finite="allow-nan",
-            ensure_min_samples=2 if reset else 1,
-            reset=reset,
-        )
-    )
-
-
-def varying_columns(raw: MaskedMatrix) -> Bool[Tensor, " P"]:
-    """Which columns of a table take more than one value.
-
-    Raises:
-        InputError: some column has no entry at all, or none varies.
-    """
-    never = torch.nonzero(~raw.observed.any(0))[:, 0].tolist()
-    if never:
-        raise InputError(
-            f"every column of `X` must have an entry that is observed; columns {never[:10]} have "
-            "none. Leave them out."
-        )
-    low = torch.where(raw.observed, raw.Y, torch.inf).amin(0)
-    high = torch.where(raw.observed, raw.Y, -torch.inf).amax(0)
-    if not bool((low < high).any()):
-        raise InputError("some column of `X` must vary; all of them are constant.")
-    return low < high
-
-
-# Targets as users have them, and as models see them.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TargetScaler:
-    """z = (y − shift) / scale, column by column; a single target has no axis of outputs outside.
-
-    Only where targets are the function plus noise: counts and shares stay what they are.
-
-    >>> import torch
-    >>> from gpytorch.likelihoods import GaussianLikelihood
-    >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
-    >>> units = TargetScaler.of(data, GaussianLikelihood(), single=True)
-    >>> Y = units.columns.forward(data.Y)
-    >>> Y.tolist(), units.values(Y).tolist(), units.deviations(Y).tolist()
-    ([[-1.0], [1.0]], [1.0, 3.0], [-1.0, 1.0])
-    """
-
-    columns: Standardiser
-    single: bool
-    """Whether `fit` was given `[N]` rather than `[N P]`."""
-
-    @classmethod
-    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
-        """The units of checked targets."""
-        if not has_noise(likelihood):
-            return cls(Standardiser.none(data.Y), single)
-        return cls(Standardiser.of(data.Y, weights=data.weights), single)
-
-    @property
-    def P(self) -> int:
-        """Number of target columns."""
-        return len(self.columns.shift)
-
-    def seen(
-        self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
-    ) -> Float[Tensor, "N P"]:
-        """Targets to be scored, as the model sees them; an error if they do not fit."""
-        Y = Dataset.of(inputs, tensor(y)).Y
-        if Y.shape[1] != self.P:
-            raise InputError(
-                f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
-            )
-        Y = self.columns.forward(Y)
-        observation_model(likelihood).check_targets(Y)
-        return Y
-
-    def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Means, quantiles and draws."""
-        return self._outside(self.columns.inverse(Y))
-
-    def deviations(self, sd: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Standard deviations."""
-        return self._outside(sd * self.columns.scale)
-
-    def variances(self, variance: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Variances and covariances."""
-        return self._outside(variance * self.columns.scale.square())
-
-    def log_densities(self, nats: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """log p(y) = log p(z) − log scale."""
-        return self._outside(nats - self.columns.scale.log())
-
-    def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
-        """Noise variance of each target, `[P]`; NaN where the likelihood has none."""
-        if not has_noise(likelihood):
-            return np.full(self.P, np.nan)
-        return (likelihood.noise * self.columns.scale.square()).detach().numpy()
-
-    def _outside(self, values: Tensor) -> NDArray[np.float64]:
-        """Without the output axis, the last one, if there was none in `fit`."""
-        return (values[..., 0] if self.single else values).numpy()
-
-
-# What an estimator needs to be stopped and go on: a folder, and what chance decided.
-
-
-Folder: TypeAlias = str | os.PathLike[str] | Checkpoint
-
-"""What users may say for a checkpoint."""
-
-
-def checkpoint_of(folder: Folder | None) -> Checkpoint | None:
-    """The checkpoint that a user asked for, if any."""
-    if folder is None or isinstance(folder, Checkpoint):
-        return folder
-    if not isinstance(folder, str | os.PathLike):
-        raise InputError(f"`checkpoint` must be a folder or a `Checkpoint`; got {folder!r}.")
-    return Checkpoint(folder)
-
-
-def open_checkpoint_log(
-    estimator: BaseEstimator,
-    checkpoint: Checkpoint | None,
-    *,
-    process_group: ProcessGroup = SINGLE_PROCESS,
-    **rows: Any,
-) -> CheckpointLog:
-    """What is drawn or measured once for a fit to these rows, of an estimator with this request.
-
-    Warns where `torchrun` has started several processes, and the rows are not shared among them.
-
-    Raises:
-        CheckpointError: the folder belongs to a fit of other rows or another request.
-    """
-    if process_group.world_size == 1:
-        warn_not_sharded(
-            ProcessGroup.from_environment(),
-            "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
-            "noise and for minibatches of classes and of layers",
-        )
-    watching = ("callbacks", "checkpoint")
-    asked = {k: v for k, v in estimator.get_params(deep=False).items() if k not in watching}
-    kind = type(estimator).__name__
-    return open_checkpoint(
-        checkpoint,
-        callbacks=as_callbacks(estimator.get_params(deep=False)["callbacks"]),
-        process_group=process_group,
-        **rows,
-        estimator=kind,
-        **asked,
-    )
-
-
-def drawn_seed(random_state: Any, checkpoint_log: CheckpointLog) -> int:
-    """A seed; without a `random_state` the one that the fit began with."""
-    seed = int(check_random_state(random_state).randint(2**31))
-    return checkpoint_log.once(lambda: seed)

@@ -1,4 +1,4 @@
-"""Surfaces are what `predict` says at their grid."""
+"""Surfaces equal `predict` on their grid."""
 
 from copy import copy
 from dataclasses import replace
@@ -17,7 +17,7 @@ x, z = rng.uniform(0, 6, 40), rng.uniform(10, 20, 40)
 height = np.sin(x) + 0.3 * z + 0.1 * rng.normal(size=40)
 
 
-def test_a_surface_is_what_predict_says() -> None:
+def test_surface_equals_predict() -> None:
     holes = np.where(np.arange(40) == 3, np.nan, x)
     table = DataTable.of({"z": z, "x": holes, "height": height})
     model = fit_table(table, "height", missing="impute", tolerance=0.5, test_size=0)
@@ -34,7 +34,7 @@ def test_a_surface_is_what_predict_says() -> None:
     np.testing.assert_array_equal(targets, height[np.arange(40) != 3])
 
 
-def test_two_classes_are_a_probability_and_three_are_refused() -> None:
+def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:
     sides = np.where(height + np.random.default_rng(1).normal(size=40) > 4.5, "over", "under")
     table = DataTable.of({"x": x, "z": z, "side": sides})
     model = fit_table(table, "side", tolerance=0.5)

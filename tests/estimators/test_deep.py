@@ -32,7 +32,7 @@ def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
-def test_a_function_that_jumps_is_learnt_in_its_own_units() -> None:
+def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     X, y = steps()
     model = regressor(n_candidates=20, epochs=(30, 220, 220), hidden_mean="auto").fit(X, y)
     mean, sd = model.predict(X, return_std=True)
@@ -57,7 +57,7 @@ def fitted() -> DeepGPRegressor:
     return regressor(epochs=(20, 60, 40)).fit(*steps())
 
 
-def test_quantiles_and_density_agree_with_each_other(fitted: DeepGPRegressor) -> None:
+def test_quantiles_agree_with_log_density(fitted: DeepGPRegressor) -> None:
     X, model = steps()[0], fitted
     low, middle, high = model.predict_quantiles(X, [0.05, 0.5, 0.95])
     assert ((low < middle) & (middle < high)).all()
@@ -67,7 +67,7 @@ def test_quantiles_and_density_agree_with_each_other(fitted: DeepGPRegressor) ->
     assert np.trapezoid(density, grid) == pytest.approx(0.9, abs=1e-3)
 
 
-def test_a_prediction_does_not_depend_on_its_neighbours_nor_on_the_day() -> None:
+def test_prediction_is_independent_of_other_rows_and_repeatable() -> None:
     X, y = steps(40)
     short = regressor(epochs=(2, 6, 3))
     together = short.fit(X, y).predict(X)
@@ -76,13 +76,13 @@ def test_a_prediction_does_not_depend_on_its_neighbours_nor_on_the_day() -> None
     np.testing.assert_array_equal(short.fit(X, y).predict(X), together)
 
 
-def test_the_matched_prediction_is_near_the_mixture(fitted: DeepGPRegressor) -> None:
+def test_matched_prediction_is_close_to_the_mixture(fitted: DeepGPRegressor) -> None:
     X, y = steps()
     mixture, matched = fitted.predict(X), fitted.predict(X, method="matched")
     assert np.abs(mixture - matched).max() < 0.3 * y.std()
 
 
-def test_a_strong_prior_and_a_small_budget_keep_few_points() -> None:
+def test_large_alpha_or_small_max_cost_keep_few_points() -> None:
     X, y = steps(30)
     short = {"epochs": (5, 15, 5), "n_candidates": 8}
     weak = regressor(alpha=1e-3, **short).fit(X, y).n_inducing_
@@ -105,7 +105,7 @@ def test_several_targets_layers_widths_and_kernels() -> None:
     assert [p.shape[1] for p in model.inducing_points_] == [2, 3, 2]
 
 
-def test_connected_layers_see_the_inputs() -> None:
+def test_skip_connections_pass_the_inputs_to_every_layer() -> None:
     X, y = steps(40)
     model = regressor(skip_connections=True, hidden_mean="zero", epochs=(2, 6, 3)).fit(X, y)
     # Points of the first layer are in the units of X.
@@ -124,7 +124,7 @@ def test_other_likelihoods(likelihood: Any) -> None:
     assert model.predict_quantiles(X, 0.5, observed=False).shape == (1, len(X))
 
 
-def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
+def test_paper_schedule_learns_inclusion_in_all_layers() -> None:
     X, y = steps(40)
     seen = []
     model = regressor(
@@ -139,7 +139,7 @@ def test_the_papers_schedule_learns_inclusion_in_all_layers() -> None:
 
 
 @pytest.mark.parametrize("C", [2, 3])
-def test_classes_are_learnt(C: int) -> None:
+def test_deep_classifier_learns_classes(C: int) -> None:
     X, label = map(np.asarray, make_moons(100, noise=0.15, random_state=0))
     label = label if C == 2 else np.where(X[:, 0] > 1.2, 2, label)
     y = np.array(["a", "b", "c"])[label]
@@ -166,7 +166,7 @@ def test_fewer_rows_than_outputs(N: int, D: int, width: int) -> None:
     assert np.isfinite(model.predict(X)).all()
 
 
-def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
+def test_interrupted_fit_leaves_the_fitted_estimator_unchanged() -> None:
     X, y = steps(30)
     for model, labels in ((regressor(epochs=(2, 5, 5)), y), (classifier(epochs=(2, 5, 5)), y > 50)):
         model.fit(X, labels)
@@ -184,7 +184,7 @@ def test_a_fit_that_is_ended_leaves_the_one_before_as_it_was() -> None:
         assert seen
 
 
-def test_it_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
+def test_deep_regressor_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
     X, _ = steps()
     joblib.dump(fitted, tmp_path / "model")
     np.testing.assert_array_equal(joblib.load(tmp_path / "model").predict(X), fitted.predict(X))
@@ -193,11 +193,11 @@ def test_it_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"layers": 0}, "`layers` must be a whole number"),
-        ({"width": (1, 2)}, "`width` must be one number or one for each of 1 hidden layers"),
-        ({"kernel": ("rbf",)}, "`kernel` must be one or one for each of 2 layers"),
+        ({"layers": 0}, "`layers` must be an integer"),
+        ({"width": (1, 2)}, "`width` must be one value, or one for each of 1 hidden layers"),
+        ({"kernel": ("rbf",)}, "`kernel` must be one value, or one for each of 2 layers"),
         ({"kernel": "rbff"}, "the kernels are rbf"),
-        ({"hidden_mean": "none"}, "`hidden_mean` must be one of auto"),
+        ({"hidden_mean": "none"}, "`hidden_mean` must be 'auto', 'identity' or 'zero'"),
         ({"alpha": -1.0}, "`alpha` must be a positive number"),
         ({"alpha": (1.0, 1.0, 1.0)}, "one for each of 2 layers"),
         ({"alpha": 1.0, "max_cost": 10}, "in one way only"),
@@ -205,23 +205,23 @@ def test_it_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> None:
         ({"tolerance": 0}, "`tolerance` must be a positive number"),
         ({"schedule": "slow"}, "`schedule` must be 'fast' or 'paper'"),
         ({"schedule": "paper"}, "needs a number for `alpha`"),
-        ({"epochs": (1, 2)}, "`epochs` must be 3 whole numbers"),
-        ({"batch_size": 0}, "`batch_size` must be a whole number"),
-        ({"samples": 0}, "`samples` must be a whole number"),
-        ({"predict_samples": 0}, "`predict_samples` must be a whole number"),
-        ({"predict_samples": "64"}, "`predict_samples` must be a whole number"),
-        ({"max_cost": 1}, "`max_cost` must allow one point in each of 2 layers"),
+        ({"epochs": (1, 2)}, "`epochs` must be 3 integers"),
+        ({"batch_size": 0}, "`batch_size` must be an integer"),
+        ({"samples": 0}, "`samples` must be an integer"),
+        ({"predict_samples": 0}, "`predict_samples` must be an integer"),
+        ({"predict_samples": "64"}, "`predict_samples` must be an integer"),
+        ({"max_cost": 1}, "`max_cost` .* must allow one inducing point in each of 2 layers"),
         ({"kernel": RBFKernel(ard_num_dims=3)}, "`kernel` cannot be evaluated on 1 columns"),
         ({"likelihood": "poisson"}, "counts must be whole numbers"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_parameter_is_refused(arguments: dict[str, Any], words: str) -> None:
     X, y = steps(20)
     with pytest.raises(InputError, match=words):
         regressor(**arguments).fit(X, y)
 
 
-def test_refusals_after_the_fit(fitted: DeepGPRegressor) -> None:
+def test_invalid_prediction_argument_is_refused(fitted: DeepGPRegressor) -> None:
     X, y = steps(30)
     with pytest.raises(NotFittedError):
         regressor().predict(X)

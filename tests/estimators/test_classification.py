@@ -10,6 +10,7 @@ from sklearn.model_selection import train_test_split
 
 from winnowgp import SparseGPClassifier
 from winnowgp.errors import InputError
+from winnowgp.estimators.classification import ClassLabels
 
 
 def bands(C: int = 2, N: int = 150, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +58,7 @@ FULL = paper(epochs=(300, 150, 150))
         ),
     ],
 )
-def test_it_learns_strings_with_few_points(model: SparseGPClassifier, C: int) -> None:
+def test_classifier_learns_string_labels_with_few_points(model: SparseGPClassifier, C: int) -> None:
     X, y = bands(C)
     model.fit(X, y)
     assert list(model.classes_) == ["low", "mid", "top"][:C]
@@ -112,7 +113,7 @@ def test_embedded_data(load) -> None:
     assert np.mean(nats) > -0.15
 
 
-def test_the_same_seed_gives_the_same_fit() -> None:
+def test_same_seed_gives_the_same_fit() -> None:
     X, y = bands(N=60)
     settings: dict[str, Any] = {"random_state": 3, "n_candidates": 12}
     first, second = (classifier(**settings).fit(X[:30], y[:30]) for _ in range(2))
@@ -120,7 +121,7 @@ def test_the_same_seed_gives_the_same_fit() -> None:
     np.testing.assert_array_equal(first.predict_proba(X), second.predict_proba(X))
 
 
-def test_a_tighter_tolerance_keeps_more_points() -> None:
+def test_smaller_tolerance_keeps_more_points() -> None:
     X, y = bands(N=40)
     few, many = (
         classifier(tolerance=t, n_candidates=12).fit(X, y).n_inducing_ for t in (0.1, 0.001)
@@ -129,12 +130,12 @@ def test_a_tighter_tolerance_keeps_more_points() -> None:
 
 
 @pytest.mark.slow
-def test_points_can_be_asked_for() -> None:
+def test_max_points_sets_the_number_of_points() -> None:
     X, y = bands(N=60)
     assert classifier(max_points=4).fit(X, y).n_inducing_ == 4
 
 
-def test_booleans_integers_and_a_users_kernel() -> None:
+def test_boolean_and_integer_labels_with_a_kernel_object() -> None:
     X, y = bands(N=60)
     kernel = ScaleKernel(MaternKernel(nu=1.5))
     brief: dict[str, Any] = {"epochs": (30, 5, 10)}
@@ -169,10 +170,10 @@ class TestBadLabels:
     def test_labels_of_another_length(self) -> None:
         X, y = bands()
         model = paper(epochs=(1, 1, 1)).fit(X, y)
-        with pytest.raises(InputError, match="one label a row, 150; got shape"):
+        with pytest.raises(InputError, match="one label per row, 150; got shape"):
             model.log_density(X, y[:3])
 
-    def test_batches_need_the_papers_schedule(self) -> None:
+    def test_batch_size_with_the_fast_schedule_is_refused(self) -> None:
         with pytest.raises(InputError, match="`batch_size` is for `schedule='paper'`"):
             classifier(batch_size=10).fit(*bands())
 
@@ -180,3 +181,21 @@ class TestBadLabels:
         for method in ("predict", "predict_proba"):
             with pytest.raises(NotFittedError):
                 getattr(classifier(), method)([[1.0]])
+
+
+def test_labels_of_two_types_are_refused() -> None:
+    labels = np.array(["a", 1, "b", 2.5], dtype=object)
+    with pytest.raises(InputError, match=r"`y` must have labels of one type; got str and int.*'a'"):
+        ClassLabels.of(labels)
+
+
+def test_strings_in_an_object_array_are_classes() -> None:
+    found, index = ClassLabels.of(np.array(["b", "a", "b"], dtype=object))
+    assert found.classes.tolist() == ["a", "b"]
+    assert index.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("label", "words"), [(1, "1"), ("yes", "'yes'"), (True, "True")])
+def test_single_class_is_named_in_the_error(label: object, words: str) -> None:
+    with pytest.raises(InputError, match=f"got one class only, {words}\\."):
+        ClassLabels.of(np.array([label, label]))

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said before a pass over all rows of a source."""
+"""Invalid parameters are refused before the rows of a source are read."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Unread(np.ndarray[Any, Any]):
     [
         ({"device": "abacus"}, "`device` must be one"),
         ({"alpha": -1.0}, "`alpha` must be a positive number"),
-        ({"kernel": "rbx"}, "`kernel` cannot have 'rbx'"),
+        ({"kernel": "rbx"}, "`kernel` cannot contain 'rbx'"),
         ({"kernel": "rbf[3]"}, "`kernel`"),
         ({"precision": "half"}, "`precision` must be"),
         ({"schedule": "paper", "alpha": 0.1}, "needs all 30 rows in memory at once"),
@@ -33,7 +33,9 @@ class Unread(np.ndarray[Any, Any]):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_request_is_checked_before_rows_are_read(words: dict[str, Any], message: str) -> None:
+def test_invalid_parameter_is_refused_before_rows_are_read(
+    words: dict[str, Any], message: str
+) -> None:
     source = ArraySource(X.view(Unread), Y)
     with pytest.raises(InputError, match=message):
         SparseGPRegressor(**words).fit(source)
@@ -41,21 +43,23 @@ def test_a_request_is_checked_before_rows_are_read(words: dict[str, Any], messag
         SparseGPRegressor().fit(source)
 
 
-def test_who_does_not_take_a_source_says_so() -> None:
+def test_estimator_without_source_support_refuses_a_source() -> None:
     source = ArraySource(X, Y)
     with pytest.raises(InputError, match="classification needs all 30 rows in memory at once"):
         SparseGPClassifier().fit(source)
-    with pytest.raises(InputError, match=r"must be a table \[N P\]; got a ArraySource\. A map"):
+    with pytest.raises(
+        InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"
+    ):
         GPLVM().fit(source)
     table = np.c_[X, Y, Y * X[:, 0]]
     model = GPLVM(1, schedule="paper", alpha=0.01, epochs=1, n_candidates=3).fit(table)
-    with pytest.raises(InputError, match=r"must be a table \[N P\]; got a ArraySource\. A map"):
+    with pytest.raises(
+        InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"
+    ):
         model.transform(source)
     model = SparseGPRegressor(n_candidates=5, tolerance=0.5, random_state=0).fit(source)
     for ask in (model.predict, lambda rows: model.log_density(rows, Y)):
-        with pytest.raises(
-            InputError, match=r"got a ArraySource\. Predict its rows some at a time"
-        ):
+        with pytest.raises(InputError, match=r"got a ArraySource\. Predict its rows in chunks"):
             ask(source)
     # What the message says to do gives the predictions of all rows.
     parts: list[Dataset] = list(source.chunks(7))
