@@ -18,9 +18,7 @@ import pytest
 import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.data import read_blocks
-from winnowgp.estimators import base as inducing_estimator
-from winnowgp.estimators import regression as sparse_gp_regressor
-from winnowgp.estimators import tables as tabular_model
+from winnowgp.estimators import base as base_module
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -128,8 +126,7 @@ AT_ONCE, ROWS, GROUP = 1024, 1250, 32
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`AT_ONCE` rows are read and predicted at once, fewer than a file holds."""
-    for module in (inducing_estimator, sparse_gp_regressor, tabular_model):
-        monkeypatch.setattr(module, "ROWS", AT_ONCE)
+    monkeypatch.setattr(base_module, "ROWS", AT_ONCE)
     monkeypatch.setattr(winnowgp.data, "read_blocks", partial(read_blocks, size=AT_ONCE))
 
 

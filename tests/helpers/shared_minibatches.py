@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 
 from helpers.shared_checkpoints import Stopped, Stops
-from helpers.shared_rows import D, plain, rows
+from helpers.shared_rows import D, error_of, plain, rows
 from winnowgp.data import Dataset, shard
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.gradients import Relaxed

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import base as points_request
+from winnowgp.estimators import sparse as sparse_module
 from winnowgp.models.base import Model
 from winnowgp.training import FastSchedule
 from winnowgp.training import initialization as warm_up

@@ -17,7 +17,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import MaskedMatrix, ProcessGroup, Source, StandardisedSource, Standardiser
+from winnowgp.data import MaskedMatrix, Source, Standardiser
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators.validation import (
     PARAMETERS,
     CheckpointLike,
@@ -38,7 +40,6 @@ from winnowgp.training.fingerprint import row_identity
 ROWS = 16_384
 """Rows predicted at once: bounds the memory at this many times the number of inducing points."""
 
-_ALONE = ProcessGroup.alone()
 
 NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
@@ -124,11 +125,11 @@ class BaseGP(BaseEstimator, ABC):
         """
         if isinstance(rows, StandardisedSource):
             # Kernels and candidates are on the CPU until the model is built.
-            x_scaler, data = rows.x_scaler.to(torch.device("cpu")), rows.converted()
+            x_scaler, data = rows.x_scaler.to(torch.device("cpu")), rows.materialised()
         else:
-            given = rows.in_memory("this fit")
+            given = rows.require_dataset("this fit")
             x_scaler = Standardiser.of(given.X, weights=given.weights)
-            data = rows.alike(replace(given, X=x_scaler.forward(given.X)))
+            data = rows.with_rows(replace(given, X=x_scaler.forward(given.X)))
         params.x_scaler = x_scaler
         identity = {}
         if params.checkpoint is not None or rows.process_group.world_size > 1:
@@ -145,7 +146,7 @@ class BaseGP(BaseEstimator, ABC):
         params: SimpleNamespace,
         *,
         identity: Mapping[str, Any],
-        process_group: ProcessGroup = _ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> tuple[FitResult[Any], torch.Generator]:
         """Open the checkpoint, draw the seed, and train an initial model on standardised data.
 
@@ -156,7 +157,7 @@ class BaseGP(BaseEstimator, ABC):
         """
         if process_group.world_size == 1:
             warn_not_sharded(
-                ProcessGroup.launched(),
+                ProcessGroup.from_environment(),
                 "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
                 "noise and for minibatches of classes and of layers",
             )

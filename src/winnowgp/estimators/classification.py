@@ -129,7 +129,7 @@ def _rows_of_source(source: Source) -> tuple[ClassLabels, Source]:
     data = rows_in_memory(source, "classification")
     labels, numbers = ClassLabels.of(_integer_labels(data))
     rows = Dataset.of(data.X, tensor(numbers), weights=data.weights).merged()
-    return labels, source.alike(rows)
+    return labels, source.with_rows(rows)
 
 
 def _integer_labels(rows: Dataset) -> NDArray[np.int64]:

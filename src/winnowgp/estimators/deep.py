@@ -31,13 +31,9 @@ from winnowgp.estimators.validation import (
     strength_or_auto,
     tensor,
 )
-from winnowgp.models import (
-    HIDDEN_MEANS,
-    DeepGP,
-    Prediction,
-    deep_layers,
-    latent_functions,
-)
+from winnowgp.models import DeepGP, Prediction, deep_layers
+from winnowgp.models.deep_layer import HIDDEN_MEANS
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -80,7 +76,7 @@ class DeepEstimator(BaseGP, ABC):
     width: int | tuple[int, ...] | None = None
     kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf"
     hidden_mean: str = "auto"
-    connected: bool = False
+    skip_connections: bool = False
     alpha: str | float | tuple[float, ...] = "auto"
     max_cost: float | None = None
     n_candidates: int | None = 100
@@ -115,7 +111,7 @@ class DeepEstimator(BaseGP, ABC):
     def _check_columns(self, params: SimpleNamespace, D: int) -> None:
         if params.width is None:
             params.width = (D,) * (params.layers - 1)
-        skipped = D if params.connected else 0
+        skipped = D if params.skip_connections else 0
         for kernel, inputs in zip(
             params.kernel, (D, *(width + skipped for width in params.width)), strict=True
         ):
@@ -126,7 +122,7 @@ class DeepEstimator(BaseGP, ABC):
     ) -> DeepGP:
         """Return the initial model; of several, the best one after a short training."""
         means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
-        rows, seed = data.in_memory("a deep model"), generator.initial_seed()
+        rows, seed = data.require_dataset("a deep model"), generator.initial_seed()
         models = [
             _initial_deep_gp(rows, params, hidden_mean=mean, seed=seed)
             for mean in (means if params.layers > 1 else means[:1])
@@ -221,11 +217,13 @@ def _initial_deep_gp(
         X,
         X[order[: params.n_candidates]],
         kernel=kernel,
-        widths=(*params.width, latent_functions(likelihood, data.P)),
-        connected=params.connected,
+        widths=(*params.width, observation_model(likelihood).num_latents(data.P)),
+        skip_connections=params.skip_connections,
         hidden_mean=hidden_mean,
     )
-    model = DeepGP(layers, likelihood=likelihood, targets=data.P, connected=params.connected)
+    model = DeepGP(
+        layers, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
+    )
     model = model.to(params.device)
     if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
         _set_level(model, data)

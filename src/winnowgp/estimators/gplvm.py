@@ -38,7 +38,8 @@ from winnowgp.estimators.validation import (
     positive_number,
     tensor,
 )
-from winnowgp.models import LatentModel, valid
+from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.likelihoods import fill_with_observed
 from winnowgp.training import (
     FastSchedule,
     FitResult,
@@ -249,7 +250,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
                 f"{known.N}."
             )
         q = self._positions(known)
-        nats = self.posterior_.log_density(valid(table), q.mean, q.variance)
+        nats = self.posterior_.log_density(fill_with_observed(table), q.mean, q.variance)
         nats = nats - self._x_scaler.scale.log()
         return torch.where(table.observed, nats, torch.nan).numpy()
 
@@ -410,7 +411,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
 
     def _positions(self, table: MaskedMatrix) -> LatentPositions:
         """Infer q(x) of each row."""
-        return infer_latents(self.posterior_.row_bound(table), anchors=self._anchors)
+        return infer_latents(self.posterior_.row_elbo(table), anchors=self._anchors)
 
 
 @final

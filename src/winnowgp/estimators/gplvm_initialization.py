@@ -15,17 +15,10 @@ from winnowgp.data import Dataset, MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.validation import has_noise
-from winnowgp.models import (
-    LatentModel,
-    Latents,
-    LatentVariableGP,
-    SampledLatentGP,
-    VariationalGP,
-    expected_log_prob,
-    gaussian_noise,
-    has_psi,
-    valid,
-)
+from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
+from winnowgp.models.gplvm import LatentModel, gaussian_noise
+from winnowgp.models.kernels import has_psi
+from winnowgp.models.likelihoods import fill_with_observed, observation_model
 from winnowgp.training import principal_latents
 
 KERNELS = ("rbf", "linear", "matern12", "matern32", "matern52")
@@ -173,13 +166,15 @@ def _with_best_variance(function: VariationalGP, latents: Latents, table: Masked
 def _best_levels(likelihood: Likelihood, table: MaskedMatrix) -> Float[Tensor, " P"]:
     """Return the most probable constant of each column, on a grid of small numbers and of the
     column's quantiles."""
-    Y = valid(table)
+    Y = fill_with_observed(table)
     share = torch.linspace(0, 1, 41, dtype=Y.dtype, device=Y.device)
     quantiles = _with_nan(table).nanquantile(share, 0)
     grid = torch.cat([(8 * share - 4)[:, None].expand(-1, table.P), quantiles])
     zero = torch.zeros_like(Y)
     nats = [
-        (expected_log_prob(likelihood, Y, zero + level, zero) * table.observed).sum(0)
+        (
+            observation_model(likelihood).expected_log_prob(Y, zero + level, zero) * table.observed
+        ).sum(0)
         for level in grid
     ]
     best = torch.stack(nats).nan_to_num(-torch.inf).argmax(0)

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, Standardiser, standardised
+from winnowgp.data import Dataset, Source, Standardiser, standardise
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
 from winnowgp.estimators.sparse import SparseEstimator
@@ -26,7 +26,9 @@ from winnowgp.estimators.validation import (
     tensor,
     weighted_rows,
 )
-from winnowgp.models import InducingModel, SparseGP, VariationalGP, check_targets
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.base import InducingModel
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import FitResult
 from winnowgp.training.initialization import best_level
 
@@ -63,7 +65,7 @@ class TargetScaler:
         """Number of target columns."""
         return len(self.columns.shift)
 
-    def standardised(
+    def standardise(
         self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N P"]:
         """Validate targets that are to be scored, and standardise them."""
@@ -73,7 +75,7 @@ class TargetScaler:
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
             )
         Y = self.columns.forward(Y)
-        check_targets(likelihood, Y)
+        observation_model(likelihood).check_targets(Y)
         return Y
 
     def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
@@ -146,7 +148,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         It is the density in the units of `y`.
         """
         inputs = self._inputs(X)
-        targets = self._y_scaler.standardised(y, self.likelihood_, inputs=inputs)
+        targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
         return self._y_scaler.log_densities(self._log_density(inputs, targets))
 
     def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
@@ -163,12 +165,12 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         if not self._out_of_core:
             data = rows_in_memory(source, "a deep model").merged()
             rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
-            return source.alike(rows), scaler
+            return source.with_rows(rows), scaler
         if params.schedule == "paper" or self.likelihood != "gaussian":
-            source.in_memory("this fit")
-        rows = standardised(source, targets=has_noise(params.likelihood))
-        if (held := rows.held()) is not None:
-            check_targets(params.likelihood, held.Y)
+            source.require_dataset("this fit")
+        rows = standardise(source, targets=has_noise(params.likelihood))
+        if (held := rows.as_dataset()) is not None:
+            observation_model(params.likelihood).check_targets(held.Y)
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
 
 
@@ -177,7 +179,7 @@ def _scaled_targets(
 ) -> tuple[Dataset, TargetScaler]:
     scaler = TargetScaler.of(data, likelihood, single=single)
     rows = replace(data, Y=scaler.columns.forward(data.Y))
-    check_targets(likelihood, rows.Y)
+    observation_model(likelihood).check_targets(rows.Y)
     return rows, scaler
 
 
@@ -328,7 +330,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         model = model.to(params.device)
         if not has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
-            rows = data.in_memory("a likelihood without noise")
+            rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))
         return model
 

@@ -17,15 +17,13 @@ from torch import Tensor
 
 from winnowgp.data import Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
-from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
-from winnowgp.estimators.deep_base import seen_outside
+from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_locations
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
-from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
-from winnowgp.estimators.validation import LIKELIHOODS, ClassLabels, TargetScaler
+from winnowgp.estimators.validation import LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import DeepPosterior, LatentPosterior, Posterior
 from winnowgp.report import Summary
@@ -147,7 +145,7 @@ def _restore_deep(model: Any) -> None:
     )
     model.n_inducing_ = model.posterior_.M
     points = [layer.candidates.detach().clone() for layer in layers]
-    model.inducing_points_ = seen_outside(points, model._x_scaler)
+    model.inducing_points_ = layer_locations(points, model._x_scaler)
 
 
 def _restore_targets(model: Any) -> None:

@@ -13,12 +13,14 @@ from gpytorch.kernels import Kernel
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from winnowgp.data import Source, sampled_rows
+from winnowgp.data import Source
+from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier
 from winnowgp.estimators.kernels import KernelExpression, kernel_from, parse_kernel
 from winnowgp.estimators.validation import PARAMETERS, Constraint, locations, step_counts
-from winnowgp.models import InducingModel, greedy_variance
+from winnowgp.models import greedy_variance
+from winnowgp.models.base import InducingModel
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,

@@ -45,7 +45,7 @@ def surface_rows(
     Rows with a missing value or an unknown class are left out.
     """
     names = numeric_inputs(model)
-    table.check_has([*names, model.target], said_by="the table of the plot")
+    table.require_columns([*names, model.target], argument="the table of the plot")
     columns: list[NDArray[np.float64]] = []
     for name in names:
         values = table.numbers(name)

@@ -182,8 +182,8 @@ class _Content:
 def _content(table: DataTable, name: str, *, categorical: bool) -> _Content:
     missing = int(table.missing(name).sum())
     if not categorical:
-        return _Content(missing, table.numbers(name), [], table.different(name))
-    entries = [entry for entry in table.words(name) if entry is not None]
+        return _Content(missing, table.numbers(name), [], table.n_unique(name))
+    entries = [entry for entry in table.strings(name) if entry is not None]
     categories, counts = np.unique(np.array(entries, dtype=str), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:8]
     frequent = [(str(categories[i]), int(counts[i])) for i in order]

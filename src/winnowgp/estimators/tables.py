@@ -95,7 +95,7 @@ class TabularModel:
         X = self.encoder.encode(table)
         columns: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
-            columns[self.id_column] = table.words(self.id_column)
+            columns[self.id_column] = table.strings(self.id_column)
         if isinstance(self.estimator, SparseGPClassifier):
             probability = self.estimator.predict_proba(X)
             classes = self.estimator.classes_
@@ -119,7 +119,7 @@ class TabularModel:
             device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
         """
         moved = replace(self, estimator=predicting_on(device, self.estimator))
-        for rows in regrouped(blocks, rows_at_once(self.estimator.posterior_)):
+        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
             yield moved.predict(rows, level=level)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -269,7 +269,7 @@ def _with_target(
             f"the target {target!r} is missing in {int(absent.sum())} rows, first in row "
             f"{int(absent.argmax()) + 1}; fill it in, or leave such rows out (`--missing impute`)."
         )
-    rows = table.rows(~absent)
+    rows = table.part(~absent)
     if rows.N < 2:
         raise InputError(f"the table must have at least 2 rows with a target; got {rows.N}.")
     return rows, np.flatnonzero(~absent) + 1
@@ -288,14 +288,14 @@ def _task(table: DataTable, target: str, task: str) -> tuple[str, str]:
     """Return the task, and the reason for it."""
     if task == "auto":
         if table.numbers(target) is None:
-            if advice := decimal_comma_advice(table.words(target)):
-                example = table.words(target)[0]
+            if advice := decimal_comma_advice(table.strings(target)):
+                example = table.strings(target)[0]
                 raise InputError(
                     f"the target {target!r} is not numeric: it has entries such as {example!r}."
                     f"{advice}"
                 )
             return _checked_task("classification", table, target), "the target is categorical"
-        if table.different(target) == 2:
+        if table.n_unique(target) == 2:
             return "classification", "the target has two different values"
         return "regression", "the target is numeric"
     if task not in TASKS:
@@ -326,7 +326,7 @@ def _checked_task(task: str, table: DataTable, target: str) -> str:
 
 def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -> None:
     """Check that no column of predictions has the name of the id column."""
-    classes = table.words(target) if task == "classification" else ()
+    classes = table.strings(target) if task == "classification" else ()
     if id_column in prediction_names(task, classes):
         raise InputError(
             f"`id_column` must not be the name of a column of predictions; got {id_column!r}. "
@@ -339,7 +339,7 @@ def _check_held_out(encoder: TableEncoder, inputs: DataTable, number: NDArray[np
     for column in encoder.columns:
         if column.accepts(inputs):
             continue
-        row, entry = odd_word(inputs, column.name, column.kind)
+        row, entry = first_mismatch(inputs, column.name, column.kind)
         raise InputError(
             f"column {column.name!r} must have {column.kind}s only; got {entry!r} in row "
             f"{number[row]}. Fix that row, or leave the column out (`--drop`)."
@@ -351,7 +351,7 @@ def _targets(
     table: DataTable, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
 ) -> NDArray[Any]:
     if task == "classification":
-        labels = table.words(target).astype(str)
+        labels = table.strings(target).astype(str)
         if len(set(labels[train])) < 2:
             raise InputError(
                 f"the {len(train)} training rows must have at least two classes of {target!r}; got "

@@ -32,8 +32,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.models import HIDDEN_MEANS, LEAST_NOISE
+from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import is_plain
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 
@@ -329,7 +330,7 @@ def rows_in_memory(source: Source, user: str) -> Dataset:
     Args:
         user: what needs them, for the error message.
     """
-    rows = source.in_memory(user).to(torch.device("cpu"))
+    rows = source.require_dataset(user).to(torch.device("cpu"))
     weights = None if rows.weights is None else rows.weights.double()
     return Dataset(rows.X.double(), rows.Y.double(), weights)
 
