@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # Type checkers do not run `__getattr__`; they find the names of `_NAMES` among these.
-    from winnowgp.data import *
+    from winnowgp.data import *  # noqa: F403
     from winnowgp.estimators import *  # noqa: F403
     from winnowgp.io import *  # noqa: F403
     from winnowgp.models import *  # noqa: F403
@@ -29,7 +29,9 @@ _NAMES = {
         "TabularModel",
         "fit_table",
     ),
-    "io": ("load", "save"),
+    # Importing it makes the classes known that a file may hold.
+    "estimators.serialization": ("load",),
+    "io": ("save",),
     "models": ("DeepGP", "LatentVariableGP", "Posterior", "SparseGP", "VariationalGP"),
     "training": ("Checkpoint", "FitResult", "fit"),
 }

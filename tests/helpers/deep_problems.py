@@ -91,7 +91,7 @@ def deep(
         inputs = P + D * skip_connections
     made = DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
     if isinstance(made.likelihood, GaussianLikelihood):
-        made.likelihood.initialize(eps=0.15)
+        made.likelihood.initialize(noise=0.15)
     return made
 
 

@@ -127,7 +127,7 @@ def line() -> tuple[DeepGP, Dataset]:
     layers = [layer(1, 1, K=3, seed=0), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
-    model.likelihood.initialize(eps=0.3)
+    model.likelihood.initialize(noise=0.3)
     X = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
     return model, Dataset.of(X, torch.sin(2 * X))
 

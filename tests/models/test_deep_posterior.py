@@ -34,7 +34,7 @@ def line(*, spread: float = 1.0, eps: float = 0.3) -> DeepGP:
     layers = [layer(1, 1, K=3, seed=0, spread=spread), layer(1, 1, K=4, seed=10)]
     model = DeepGP(layers, likelihood=GaussianLikelihood())
     assert isinstance(model.likelihood, GaussianLikelihood)
-    model.likelihood.initialize(eps=eps)
+    model.likelihood.initialize(noise=eps)
     return model
 
 

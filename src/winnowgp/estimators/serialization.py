@@ -62,7 +62,7 @@ _DEEP: _Fields = _ANY | {
     "frontiers_": tuple[Frontier | None, ...],
 }
 _GPLVM: _Fields = _ANY | {
-    "_units": Standardiser,
+    "_x_scaler": Standardiser,
     "_varies": Bool[Tensor, " P"],
     "_anchors": tuple[Float[Tensor, "A Q"], Float[Tensor, "A Q"]],
     "posterior_": LatentPosterior,
@@ -167,7 +167,7 @@ def _restore_classes(model: Any) -> None:
 
 def _restore_latent(model: Any) -> None:
     function, P, Q = model.posterior_.function, model.n_features_in_, model.posterior_.Q
-    widths = {function.P, len(model._varies), len(model._units.shift)}
+    widths = {function.P, len(model._varies), len(model._x_scaler.shift)}
     _require(widths == {P}, f"has {P} columns, but a posterior or scaler of another width")
     _require(model.embedding_.shape[1] == Q, f"has latent positions of other than {Q} dimensions")
     _require(bool((model._anchors[1] > 0).all()), "has latent variances that are not positive")

@@ -97,7 +97,7 @@ _ATTRIBUTES = {
     "frontier": "frontier_",
     "x_units": "_x_scaler",
     "y_units": "_y_scaler",
-    "units": "_units",
+    "units": "_x_scaler",
     "classes_": "_labels",
     "varies": "_varies",
     "given_up_": "elbo_gap_",
