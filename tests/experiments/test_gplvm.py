@@ -84,7 +84,7 @@ def test_what_a_row_says_of_start_and_schedule_is_what_runs(paper_data, monkeypa
         seen.update(model=model, schedule=schedule)
         raise Stopped
 
-    monkeypatch.setattr(gplvm, "fit_latent", fit)
+    monkeypatch.setattr(gplvm, "fit", fit)
     settings = next(s for s in Gplvm().settings(Scope(), []) if s["kind"] == kind)
     start = {"start_variance": 1.5, "start_lengthscale": 0.7, "start_noise": 0.3}
     own = {

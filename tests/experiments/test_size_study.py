@@ -39,7 +39,7 @@ def test_hyper_parameters_start_at_one_and_every_update_counts() -> None:
 def test_the_papers_procedure_is_the_three_phases() -> None:
     data, alpha = small(), 0.05
     study = SizeStudy(data, 0)
-    steps = {"pre": 15, "joint": 25, "post": 10}
+    steps = {"pre": 15, "process": 25, "post": 10}
     found = study.by_paper(12, alpha=alpha, steps=steps, draws=4)
     plan = PaperSchedule(SquaredCardinality(12, alpha), pre=15, joint=25, post=0)
     generator = torch.Generator().manual_seed(0)
@@ -54,7 +54,9 @@ def test_the_papers_procedure_is_the_three_phases() -> None:
 def test_every_draw_is_trained_further() -> None:
     study = SizeStudy(small(), 0)
     before, after = (
-        study.by_paper(12, alpha=0.05, steps={"pre": 15, "joint": 10, "post": post}, draws=3).models
+        study.by_paper(
+            12, alpha=0.05, steps={"pre": 15, "process": 10, "post": post}, draws=3
+        ).models
         for post in (0, 30)
     )
     assert [model.K for model in before] == [model.K for model in after]
@@ -89,7 +91,7 @@ def test_a_run_says_how_many_points_it_kept_unless_that_was_set() -> None:
             "kind": "paper",
             "candidates": 12,
             "alpha": 0.05,
-            "steps": {"pre": 5, "joint": 5, "post": 5},
+            "steps": {"pre": 5, "process": 5, "post": 5},
             "draws": 2,
             "learning_rate": 0.01,
         },
