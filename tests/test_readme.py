@@ -28,7 +28,7 @@ def shortened(text: str) -> str:
         (r"epochs=\(.*?\)", "epochs=(2, 4, 4)"),
         (r"GPLVM\((?=n)", "GPLVM(max_iter=30, "),
         (r"\[::6\]", "[::3]"),
-        (r"pre=50, process=100, post=50", "pre=4, process=8, post=4"),
+        (r"pre=50, joint=100, post=50", "pre=4, joint=8, post=4"),
     ):
         text, count = re.subn(long, short, text)
         assert count == 1, f"{long} is {count} times in the README"
