@@ -86,7 +86,7 @@ def test_run_gplvm_uses_every_setting_of_a_row(paper_data, monkeypatch, kind) ->
         seen.update(model=model, schedule=schedule)
         raise Stopped
 
-    monkeypatch.setattr(gplvm, "fit_latent", fit)
+    monkeypatch.setattr(gplvm, "fit", fit)
     settings = next(s for s in Gplvm().settings(Scope(), []) if s["kind"] == kind)
     start = {"start_variance": 1.5, "start_lengthscale": 0.7, "start_noise": 0.3}
     own = {

@@ -8,10 +8,11 @@ import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
 from helpers.stopped_fits import Stopped, fitted, gp, plan, rows, same, seeded, stop_at, stopped
-from winnowgp import Checkpoint, Dataset, SparseGP
-from winnowgp.errors import CheckpointError, NotSaveableError
+from winnowgp import Checkpoint, Dataset, MaskedMatrix, SparseGP
+from winnowgp.errors import CheckpointError, InputError, NotSaveableError
 from winnowgp.gradients import Baseline, ScoreFunction
-from winnowgp.training import FastSchedule, Progress, Tolerance
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.training import FastSchedule, PaperSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_module
 from winnowgp.training.checkpoint import open_checkpoint
 from winnowgp.training.context import TrainingContext
@@ -87,6 +88,15 @@ def test_fingerprint_frozen_parameter_differs(tmp_path: Path) -> None:
     frozen.candidates.requires_grad_(False)
     with pytest.raises(CheckpointError, match="`model` was"):
         fitted(Checkpoint(tmp_path), model=frozen)
+
+
+def test_invalid_fit_does_not_claim_the_folder(tmp_path: Path) -> None:
+    where = Checkpoint(tmp_path / "run")
+    with pytest.raises(InputError, match="`prior` must be over as many candidates"):
+        fitted(where, schedule=PaperSchedule(SquaredCardinality(5, 0.1)))
+    with pytest.raises(InputError, match="`data` must be a MaskedMatrix for a GP-LVM"):
+        fitted(where, data=MaskedMatrix.of(rows().Y))
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_with_other_threads_is_refused(tmp_path: Path, monkeypatch) -> None:

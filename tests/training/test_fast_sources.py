@@ -64,7 +64,7 @@ def test_fast_small_shared_source_keeps_shards(
 def test_fast_sample_of_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Dataset.of(torch.randn(N, 9).double(), torch.randn(N).double())
     monkeypatch.setattr("winnowgp.training.fast_sparse.NUMBERS", 120)
-    monkeypatch.setattr("winnowgp.training.fast._FEWEST", 2)
+    monkeypatch.setattr("winnowgp.training.fast_sparse._FEWEST", 2)
     from winnowgp.training.fast_sparse import _sampled
 
     sample, order = _sampled(Tracked(rows), torch.Generator().manual_seed(0))

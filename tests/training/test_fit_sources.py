@@ -167,7 +167,7 @@ def test_fit_memory_is_limited_to_sample_and_blocks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("winnowgp.training.fast_sparse.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows are read for the fingerprint.
-    monkeypatch.setattr(sys.modules["winnowgp.training.checkpoint"], "FIRST", 10)
+    monkeypatch.setattr(sys.modules["winnowgp.training.fingerprint"], "FIRST", 10)
     source = Tracked(WHOLE)
     found = fitted(source)
     assert source.most <= 10 + 10 + 3 * 5

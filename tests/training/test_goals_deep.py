@@ -8,7 +8,7 @@ import torch
 
 from winnowgp.errors import InputError
 from winnowgp.selection import Frontier
-from winnowgp.training import FixedAlpha, MaxCost, Tolerance
+from winnowgp.training import FixedAlpha, MaxCost, MaxPoints, Tolerance
 
 
 def frontier(*bounds: float, N: int = 10) -> Frontier:
@@ -110,3 +110,15 @@ def test_tolerance_invalid_raises(nats: float) -> None:
 def test_max_cost_invalid_raises(cost: float) -> None:
     with pytest.raises(InputError, match="`max_cost`"):
         MaxCost(cost)
+
+
+@pytest.mark.parametrize(("cost", "size"), [(1.0, 1), (8.9, 2), (9.0, 3), (1e300, 6)])
+def test_max_cost_size_is_root_of_cost(cost: float, size: int) -> None:
+    frontier = FRONTIERS[0]
+    assert len(frontier.bounds) == 7
+    assert MaxCost(cost).size(frontier, reference=0.0) == size
+
+
+def test_max_points_several_frontiers_raises() -> None:
+    with pytest.raises(InputError, match="`MaxCost` limits"):
+        MaxPoints(3).alphas(FRONTIERS)

@@ -130,7 +130,7 @@ def test_lbfgs_failing_region_beyond_maximum(failure) -> None:
 
 @failing
 def test_lbfgs_failure_at_start_raises(failure) -> None:
-    with pytest.raises(TrainingError, match="standardised"):
+    with pytest.raises(TrainingError, match="standardise the inputs"):
         maximise(failure, vector(0.0), stop=Stop())
 
 

@@ -112,7 +112,7 @@ def test_maximise_elbo_failure_at_start_raises() -> None:
     def objective() -> Scalar:
         raise NotPositiveDefiniteError("never")
 
-    with pytest.raises(TrainingError, match="starting point"):
+    with pytest.raises(TrainingError, match="initial parameters"):
         maximise_elbo(gp, rows.X, objective=objective, stop=STOP)
     for name, parameter in gp.named_parameters():
         torch.testing.assert_close(parameter.detach(), before[name], rtol=1e-12, atol=1e-12)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -206,3 +208,12 @@ def test_estimates_nan_score_leaves_state_unchanged(generator: torch.Generator) 
     assert estimates.state_dict()["state"] is before
     assert torch.isfinite(estimates.next(q, fine))
     assert estimates.state_dict()["state"] is not before
+
+
+def test_paper_number_stands_for_squared_cardinality() -> None:
+    data = hills()
+    short: dict[str, Any] = {"pre": 2, "joint": 4, "post": 2}
+    priors = (0.1, (0.1,), SquaredCardinality(20, 0.1))
+    fits = [fit(model(data), data, schedule=PaperSchedule(prior, **short)) for prior in priors]
+    assert fits[0].elbo == fits[1].elbo == fits[2].elbo
+    assert [each.selection.alpha for each in fits] == [0.1, 0.1, 0.1]
