@@ -49,7 +49,7 @@ from torch import Tensor
 
 from measure import RESULTS, mean, new_results, read_results, table
 from winnowgp import SparseGPRegressor
-from winnowgp.integrations.botorch import WinnowingAllocator
+from winnowgp.integrations.botorch import SparseGPModel, WinnowingAllocator
 
 METHODS = ("greedy", "prior", "winnowing", "capped", "regressor")
 D, START, BATCH, TOTAL = 6, 20, 4, 100
@@ -76,7 +76,7 @@ class Surrogate:
                 X.numpy(), y.numpy()
             )
             self.points.append(regressor.n_inducing_)
-            return FittedGP.of(regressor)
+            return SparseGPModel.of(regressor)
         model: Any = SingleTaskVariationalGP(
             X,
             y[:, None],

@@ -32,6 +32,8 @@ from torch import Tensor
 from measure import Row, mean, new_results, read_results, table, timed
 from winnowgp.data import Standardiser, load_table
 from winnowgp.integrations.gpytorch import winnow
+from winnowgp.integrations.gpytorch.distribution import prune_model
+from winnowgp.integrations.gpytorch.strategies import copy_module
 
 BATCH, POINTS, TEST = 1024, 500, 1000
 
@@ -80,7 +82,7 @@ class Example:
 
     def trained_on(self, model: ApproximateGP) -> float:
         """Return the log density of a copy after a fifth of the epochs more."""
-        again, likelihood = copied(model), copied(self.likelihood)
+        again, likelihood = copy_module(model), copy_module(self.likelihood)
         self.trained(again, likelihood, max(1, self.epochs // 5))
         return self.log_density(again, likelihood)
 
@@ -159,7 +161,7 @@ def measured(name: str, seed: int) -> Row:
             f"{goal}_M": result.n_inducing,
             f"{goal}_after": example.log_density(result.model),
             f"{goal}_on": example.trained_on(result.model),
-            f"{goal}_marginal": example.log_density(pruned(example.model, [mask[None]])),
+            f"{goal}_marginal": example.log_density(prune_model(example.model, [mask[None]])),
             f"{goal}_given_up": result.elbo_gap / len(example.train[1]),
             f"{goal}_gained": (result.reference - result.original) / len(example.train[1]),
             **seconds.row(f"{goal}_"),

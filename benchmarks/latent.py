@@ -34,7 +34,7 @@ from winnowgp import GPLVM, LatentVariableGP, MaskedMatrix
 from winnowgp.data import Standardiser, load_table
 from winnowgp.experiments.gplvm import grid, neighbour_accuracy, paper_settings, run_gplvm
 from winnowgp.models import Latents
-from winnowgp.training import MaxPoints, Progress, principal_latents
+from winnowgp.training import FastSchedule, MaxPoints, Progress, fit, principal_latents
 from winnowgp.training.adam import Adam
 
 PARTS = ("map", "missing", "peer")
@@ -80,7 +80,7 @@ def run_map(results: Runs, seeds: list[int]) -> None:
                 "seed": seed,
                 "accuracy": neighbour_accuracy(latents, stages),
                 "points": training.fitted.selection.M,
-                "bound": training.fitted.bound,
+                "bound": training.fitted.elbo,
                 **seconds.row(),
             }
         )
@@ -251,11 +251,11 @@ def run_peer(results: Runs, seeds: list[int]) -> None:
     began = time.process_time()
 
     def record(progress: Progress) -> None:
-        if progress.phase == "move" and len(progress.candidates) <= POINTS:
+        if progress.phase == "optimisation" and len(progress.candidates[0]) <= POINTS:
             trace.append((time.process_time() - began, progress.objective))
 
-    schedule = FastLatent(MaxPoints(POINTS))
-    fitted = fit_latent(start, entries, schedule=schedule, on_progress=record)
+    schedule = FastSchedule(MaxPoints(POINTS))
+    fitted = fit(start, entries, schedule=schedule, callbacks=record)
     ours = time.process_time() - began
     peers = peer_trace(entries, fitted.model.K)
     end = max(bound for _, bound in peers)
@@ -263,13 +263,13 @@ def run_peer(results: Runs, seeds: list[int]) -> None:
     results.add(
         {
             "points": fitted.model.K,
-            "our_bound": fitted.bound,
+            "our_bound": fitted.elbo,
             "our_cpu_s": ours,
             "peer_bound": end,
             "peer_cpu_s": theirs,
             "our_cpu_s_to_peer_bound": first_at(trace, end),
             "ratio": theirs / first_at(trace, end),
-            "peer_reaches_ours": end >= fitted.bound,
+            "peer_reaches_ours": end >= fitted.elbo,
             "peer_trace": [
                 [round(s, 2), round(b, 1)] for s, b in peers[:: max(1, len(peers) // 40)]
             ],

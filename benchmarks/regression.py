@@ -70,7 +70,7 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
                     "M": fitted.posterior.M,
                     "seed": seed,
                     "n_train": problem.train.N,
-                    "elbo": fitted.bound,
+                    "elbo": fitted.elbo,
                     "upper_bound": fitted.upper_bound,
                     "given_up": fitted.elbo_gap / problem.train.N,
                     "alpha": fitted.selection.alpha,
@@ -81,7 +81,7 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
             print(f"{name} {wanted}: M={row['M']} elbo={row['elbo']:.2f} cpu={row['cpu_s']:.1f} s")
 
 
-def _test_scores(fitted: Fit, problem: Split) -> Row:
+def _test_scores(fitted: FitResult, problem: Split) -> Row:
     """Return test scores in the original unit of the targets."""
     mean = fitted.posterior.predict_mean(problem.test.X)
     density = fitted.posterior.log_density(problem.test.X, problem.test.Y)

@@ -47,7 +47,7 @@ from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import DataNotFoundError
 from winnowgp.models import SparseGP
 from winnowgp.selection import elimination_frontier
-from winnowgp.training import Fast, fit
+from winnowgp.training import FastSchedule, fit
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
 POINTS = [32, 64, 128, 256, 512]
@@ -237,7 +237,8 @@ def whole_fit(
     empty = torch.zeros(0, INPUTS, dtype=torch.float64, device=device)
     kernel = ScaleKernel(RBFKernel(ard_num_dims=INPUTS))
     model = SparseGP(kernel, empty, mean=ConstantMean(), noise=0.1, precision=precision)
-    schedule, generator = Fast(n_candidates=points), torch.Generator(device).manual_seed(seed)
+    schedule = FastSchedule(n_candidates=points)
+    generator = torch.Generator(device).manual_seed(seed)
     work = synchronised(lambda: fit(model, data, schedule=schedule, generator=generator))
     fitted, seconds = timed(work)
     return {
@@ -250,7 +251,7 @@ def whole_fit(
         "standardised_s": round(time.perf_counter() - opened - seconds.wall, 2),
         **seconds.row(),
         "kept": fitted.posterior.M,
-        "bound": fitted.bound,
+        "bound": fitted.elbo,
         "own_bound": own_bound(fitted.model, data, precision),
         "double_bound": own_bound(fitted.model, data, "double"),
         "given_up": fitted.elbo_gap / rows,
@@ -299,7 +300,7 @@ def minibatches(*, rows: int, batch: int, steps: int) -> Row:
 def step_s(estimator: Any, rows: Source) -> float:
     """Return the median time of a step in the first phase of a fit."""
     ends: list[float] = []
-    estimator.on_progress = lambda progress: ends.append(time.perf_counter())
+    estimator.callbacks = lambda progress: ends.append(time.perf_counter())
     estimator.fit(rows)
     return median(late - early for early, late in pairwise(ends))
 

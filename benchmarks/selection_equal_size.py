@@ -14,7 +14,7 @@ from measure import Row, Runs, Seconds, mean, new_results, read_results, table, 
 from selection_problems import ALPHAS, Problem, permuted, problem, refitted
 from winnowgp.models import greedy_variance
 from winnowgp.selection import elimination_frontier
-from winnowgp.selection.search import forward_selection, oscillating_search, swapped
+from winnowgp.selection.search import forward_selection, oscillating_search, swap_search
 
 SIZES = (16, 32, 64, 128, 256)
 POOL = 512
@@ -54,12 +54,12 @@ def selected_sets(base: Problem, *, seed: int) -> dict[int, Tensor]:
     others[greedy] = False
     pool = torch.cat([few[greedy], X[others][: POOL - len(greedy)]])
     statistics = base.model.with_candidates(pool).subset_statistics(base.data)
-    paths = elimination_frontier(statistics), forward_selection(statistics, longest=max(SIZES))
+    paths = elimination_frontier(statistics), forward_selection(statistics, max_size=max(SIZES))
     locations = {}
     for M in SIZES:
         mask = max(paths, key=lambda path, M=M: path.bounds[M].item()).masks[M]
         mask, _ = oscillating_search(statistics, mask, depth=M // 3)
-        mask, _ = swapped(statistics, mask, sweeps=1)
+        mask, _ = swap_search(statistics, mask, sweeps=1)
         locations[M] = pool[mask]
     return locations
 

@@ -158,7 +158,7 @@ class Comparison:
             **self.set_up.row("set_up_"),
             seed=seed,
             steps=len(selection.trace),
-            settled=selection.settled,
+            settled=selection.converged,
             **end.row(),
             size=selection.q.mean_count().item(),
             target=round(target.mean, 3),

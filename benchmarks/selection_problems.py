@@ -9,7 +9,7 @@ from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.training.initialization import initialise_hyperparameters
-from winnowgp.training.lbfgs import Stop
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
 """The paper's strength of the prior for each data set."""
@@ -53,7 +53,7 @@ def fitted_model(data: Dataset) -> tuple[SparseGP, str]:
     model = initialise_hyperparameters(bare, data, order=order).with_candidates(data.X[order[:K]])
     model.candidates.requires_grad_(False)
     stop = Stop(gain=1e-3 * subset.N, window=10, iterations=40)
-    result = climb(model, subset.X, objective=model.chunked_bound(subset), stop=stop)
+    result = maximise_elbo(model, subset.X, objective=model.chunked_bound(subset), stop=stop)
     note = f"evidence of up to 1000 rows, then {result.iterations} L-BFGS steps on {subset.N} rows"
     return model, note
 
@@ -70,5 +70,5 @@ def refitted(model: SparseGP, data: Dataset, *, iterations: int) -> SparseGP:
     copy = deepcopy(model)
     copy.candidates.requires_grad_(True)
     stop = Stop(gain=0.0, window=iterations, iterations=iterations)
-    climb(copy, data.X, objective=copy.chunked_bound(data), stop=stop)
+    maximise_elbo(copy, data.X, objective=copy.chunked_bound(data), stop=stop)
     return copy

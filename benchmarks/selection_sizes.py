@@ -15,7 +15,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments import synthetic
 from winnowgp.models import SparseGP
-from winnowgp.training import Tolerance, fit
+from winnowgp.training import FastSchedule, Tolerance, fit
 from winnowgp.training.initialization import trainable_lengthscales
 
 N, K, TOLERANCE = 500, 80, 0.01
@@ -60,16 +60,18 @@ def _measure(results: Runs, data: Dataset, row: Row) -> None:
     """Fit one data set; its rows are independent draws, so the first K are random rows."""
     initial = data.X[:K] if row["candidates"] == "random" else data.X[:0]
     model = SparseGP(kernel_from("rbf", 1), initial)
-    plan, generator = Fast(goal=Tolerance(TOLERANCE)), torch.Generator().manual_seed(row["seed"])
-    fitted, seconds = timed(lambda: fit(model, data, schedule=plan, generator=generator))
+    schedule = FastSchedule(Tolerance(TOLERANCE), n_candidates=512)
+    generator = torch.Generator().manual_seed(row["seed"])
+    fitted, seconds = timed(lambda: fit(model, data, schedule=schedule, generator=generator))
+    assert fitted.upper_bound is not None
     results.add(
         {
             **row,
             "N": data.N,
-            "K": K if len(initial) else plan.n_candidates,
+            "K": K if len(initial) else schedule.n_candidates,
             "tolerance": TOLERANCE,
             "points": fitted.model.K,
-            "bound": round(fitted.bound, 3),
+            "bound": round(fitted.elbo, 3),
             "upper_bound": round(fitted.upper_bound, 3),
             "noise": fitted.model.noise.item(),
             "lengthscale": lengthscale(fitted.model),

@@ -220,7 +220,7 @@ def test_reproduce_more_seeds_than_folds_warns(
 
 
 def test_reproduce_takes_several_names(capsys) -> None:
-    found = catalogue.named("estimators", "noise", "noise")
+    found = catalogue.select_experiments("estimators", "noise", "noise")
     assert [experiment.name for experiment in found] == ["noise", "estimators"]
     assert len(catalogue.select_experiments("noise", "all")) == len(EXPERIMENTS)
     assert run(["reproduce", "noise", "figure-9"]) == 2

@@ -20,7 +20,8 @@ from winnowgp.experiments.deep import (
     train_fixed_sizes,
 )
 from winnowgp.models import DeepGP
-from winnowgp.training import DeepFast, LayerAlphas, LayerTraining, fit_deep
+from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, fit
+from winnowgp.training.layer_training import LayerTraining
 
 SIZES = (3, 6, 4)
 STEPS = (2, 3, 4)
@@ -39,12 +40,14 @@ class TrainingRecord:
         self.steps: Counter[str] = Counter()
         run = LayerTraining.run
 
-        def recorded(training: LayerTraining, model: DeepGP, parts, phase: str, **options) -> None:
+        def recorded(
+            training: LayerTraining, model: DeepGP, batches, phase: str, **options
+        ) -> None:
             together = not phase.startswith("layer")
             self.steps["all layers" if together else phase] += options["steps"]
             points = model.layers[0].candidates.detach().clone()
-            self.starts[phase] = parts.next().X.clone(), points
-            run(training, model, parts, phase, **options)
+            self.starts[phase] = batches.next().X.clone(), points
+            run(training, model, batches, phase, **options)
 
         monkeypatch.setattr(LayerTraining, "run", recorded)
 
@@ -112,10 +115,12 @@ def test_train_fixed_sizes_takes_as_many_updates_as_fast_schedule(
     for run in (
         lambda: trained("kmeans"),
         lambda: trained("random"),
-        lambda: fit_deep(
+        lambda: fit(
             started(data=data, widths=(2, 2), hidden_mean="zero", K=max(SIZES)),
             data,
-            schedule=DeepFast(LayerAlphas(0.1), layerwise=alone, pre=first, post=last),
+            schedule=FastSchedule(
+                FixedAlpha(0.1), deep=DeepTraining(layerwise=alone, pre=first, post=last)
+            ),
             generator=torch.Generator().manual_seed(0),
         ),
     ):

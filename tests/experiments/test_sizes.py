@@ -23,7 +23,7 @@ from winnowgp.experiments.sizes import (
 )
 from winnowgp.experiments.synthetic import sampled
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FixedAlpha, ThreePhases, Tolerance, fit
+from winnowgp.training import FixedAlpha, PaperSchedule, Tolerance, fit
 
 
 def fixed(seed: int, sizes: list[int], elbo: list[float]) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def test_size_study_by_paper_equals_three_phases() -> None:
     study = SizeStudy(data, 0)
     steps = {"pre": 15, "process": 25, "post": 10}
     selection = study.by_paper(12, alpha=alpha, steps=steps, draws=4)
-    plan = ThreePhases(SquaredCardinality(12, alpha), pre=15, process=25, post=0)
+    plan = PaperSchedule(SquaredCardinality(12, alpha), pre=15, joint=25, post=0)
     generator = torch.Generator().manual_seed(0)
     reference = fit(study.fixed(12, steps=0), data, schedule=plan, generator=generator)
     # Training in chunks adds a jitter of 1e-8, the phases add 1e-12.

@@ -26,14 +26,15 @@ def demo(
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
-    from winnowgp.experiments.illustration import illustrate
+    from winnowgp.experiments.illustration import draw_panels, illustrate
+    from winnowgp.plots import save_figure
 
     # The data set is small: a second thread would only wait for the first.
     torch.set_num_threads(1)
     console = Console(quiet=quiet)
     with PhaseBars(console, quiet=quiet) as bars:
         result = illustrate(callbacks=(bars.update,), seed=seed)
-    saved(draw_illustration(result.picture), output)
+    save_figure(draw_panels(result.panels), output)
     console.print(_table(result))
     console.print(f"plot: {output}")
 
@@ -45,7 +46,7 @@ def _table(result: "IllustrationResult") -> "Table":
     table.add_column("")
     table.add_column("inducing points", justify="right")
     table.add_column("ELBO (nats)", justify="right")
-    before, fitted = result.picture.before, result.fit
+    before, fitted = result.panels.before, result.fit
     table.add_row("all candidates", str(len(before.points)), f"{result.full_bound:.2f}")
     table.add_row(
         "expected under q(Z)", f"{fitted.selection.inclusion.sum().item():.1f}", "", style="dim"

@@ -44,9 +44,9 @@ def frontier(
     bounds = choice["frontier"] or []
     if output is not None:
         from winnowgp.cli.plot import frontier_plot
-        from winnowgp.plots import saved
+        from winnowgp.plots import save_figure
 
-        saved(frontier_plot(choice), output)
+        save_figure(frontier_plot(choice), output)
     if json:
         import json as to_json
 

@@ -46,6 +46,7 @@ def plot(
         raise InputError("`--data` is for `--what surface`; leave it out.")
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
+    from winnowgp.plots import save_figure
 
     fitted = load_table_model(model)
     if what == "surface":
@@ -53,7 +54,7 @@ def plot(
         figure = _surface(fitted, table)
     else:
         figure = _plot_of(fitted.summary, what)
-    saved(figure, output)
+    save_figure(figure, output)
     if not quiet:
         typer.echo(f"plot: {output}")
 

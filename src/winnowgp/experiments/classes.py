@@ -19,7 +19,7 @@ from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
 from winnowgp.plots import ClassMap, draw_classes_2d, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FastSchedule, PaperSchedule, Schedule, fit
+from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Schedule, fit
 
 SIDE, N = 10, 600
 
@@ -58,12 +58,14 @@ def run_classes(*, seed: int = 0, epochs: tuple[int, int, int] = (300, 500, 300)
         generator = torch.Generator().manual_seed(seed)
         fitted = fit(model, data, schedule=schedule, generator=generator)
         unused = (grid[:, None] != fitted.posterior.Z).any(-1).all(1)
-        idle = fitted.candidates[~fitted.selection.mask] if moves else grid[unused]
+        idle = fitted.candidates[0][~fitted.selection.mask] if moves else grid[unused]
         maps[name] = _class_map(fitted, data, idle)
     return Classes(data.X, data.Y[:, 0].long(), maps)
 
 
-def _class_map(fitted: Fit[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]) -> ClassMap:
+def _class_map(
+    fitted: FitResult[VariationalGP], data: Dataset, idle: Float[Tensor, "J 2"]
+) -> ClassMap:
     margin = 0.15 * (data.X.amax(0) - data.X.amin(0))
     low, high = data.X.amin(0) - margin, data.X.amax(0) + margin
     steps = torch.linspace(0, 1, 120, dtype=torch.float64)

@@ -14,12 +14,11 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import claim, plural
 from winnowgp.models import DeepGP
-from winnowgp.training import (
+from winnowgp.training.adam import Minibatches
+from winnowgp.training.context import TrainingContext
+from winnowgp.training.layer_training import (
+    Initializer,
     LayerTraining,
-    Parts,
-    Place,
-    TrainingContext,
-    deep_silent,
     random_rows,
     train_layerwise,
 )
@@ -45,7 +44,7 @@ def kmeans_centres(
     return torch.from_numpy(centres).to(inputs)
 
 
-STARTS: dict[str, Place] = {"random": random_rows, "kmeans": kmeans_centres}
+STARTS: dict[str, Initializer] = {"random": random_rows, "kmeans": kmeans_centres}
 """Initial locations of inducing points of fixed number."""
 START_NAMES = {"random": "random rows", "kmeans": "k-means centres"}
 
@@ -87,7 +86,7 @@ def train_fixed_sizes(
     """
     if start not in STARTS:
         raise InputError(f"`start` must be one of {', '.join(STARTS)}; got {start!r}.")
-    place, device = STARTS[start], data.X.device
+    initializer, device = STARTS[start], data.X.device
     fixed = model.prune(
         [
             torch.arange(layer.K, device=device) < size
@@ -95,17 +94,19 @@ def train_fixed_sizes(
         ]
     )
     with torch.no_grad():
-        locations = place(data.X, sizes[0], generator)
+        locations = initializer(data.X, sizes[0], generator)
         fixed.layers[0].candidates[: len(locations)].copy_(locations)
     alone, first, last = steps
-    context = TrainingContext(generator, deep_silent)
-    parts = Parts(data, None, generator)
-    train_layerwise(fixed, parts, training=training, steps=alone, context=context, place=place)
-    training.run(fixed, parts, "train", steps=first, context=context)
+    context = TrainingContext(generator)
+    batches = Minibatches(data, None, generator)
+    train_layerwise(
+        fixed, batches, training=training, steps=alone, context=context, initializer=initializer
+    )
+    training.run(fixed, batches, "train", steps=first, context=context)
     cooled = LayerTraining(
         training.learning_rate, training.samples, training.natural_rate, cooling=0.03
     )
-    cooled.run(fixed, parts, "cool", steps=last, context=context)
+    cooled.run(fixed, batches, "cool", steps=last, context=context)
     return fixed
 
 

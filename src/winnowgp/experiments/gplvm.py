@@ -36,10 +36,12 @@ from winnowgp.plots import LatentMap, draw_latent_map, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,
+    FitResult,
     FixedAlpha,
     PaperSchedule,
     Progress,
     Schedule,
+    fit,
     principal_latents,
 )
 
@@ -75,7 +77,7 @@ class Training:
     """Principal components, the initial latent positions."""
     frames: tuple[LatentMap, ...]
     """The embedding after every step."""
-    fitted: LatentFit[LatentVariableGP]
+    fitted: FitResult[LatentVariableGP]
 
     def moments(self) -> list[LatentMap]:
         """Return the frames that the figure shows."""
@@ -119,9 +121,8 @@ def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
             )
         )
 
-    fitted = fit_latent(
-        model, entries, schedule=_schedule(settings), generator=generator, on_progress=record
-    )
+    schedule = _schedule(settings)
+    fitted = fit(model, entries, schedule=schedule, generator=generator, callbacks=record)
     return Training(table.labels, start, tuple(frames), fitted)
 
 
@@ -178,7 +179,7 @@ class Gplvm(Experiment):
         moments = training.moments()
         row: Row = {
             "points": training.fitted.model.K,
-            "bound": round(training.fitted.bound, 2),
+            "bound": round(training.fitted.elbo, 2),
             "accuracy": round(neighbour_accuracy(latents, training.stages), 4),
             "start_accuracy": round(neighbour_accuracy(training.start.cpu(), training.stages), 4),
             "distances": [_distances(moment) for moment in moments],

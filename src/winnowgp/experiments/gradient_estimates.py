@@ -12,7 +12,7 @@ from torch import Tensor
 from winnowgp.gradients import Gradient
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
 from winnowgp.selection import SubsetStatistics
-from winnowgp.training import Adam
+from winnowgp.training.adam import Adam
 from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
 
 LEARNING_RATE = 0.2

@@ -245,7 +245,7 @@ def _run_path(problem: _Problem, settings: Row) -> Row:
             path.restart_clock()
             selection = problem.natural_selection(max_steps=steps)
             path.record(steps, selection.q)
-            if selection.settled:
+            if selection.converged:
                 break
     else:
         estimator = Relaxed if name == "relaxed" else ScoreFunction

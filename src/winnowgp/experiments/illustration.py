@@ -36,7 +36,9 @@ from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
     Callback,
     FastSchedule,
+    FitResult,
     FixedAlpha,
+    PaperSchedule,
     Progress,
     fit,
 )
@@ -80,24 +82,22 @@ class IllustrationResult:
     """The contents of the figure, and the fit behind them."""
 
     panels: Panels
-    fit: Fit
+    fit: FitResult[SparseGP]
     full_bound: float
     """The ELBO with all candidates before the selection, in nats."""
 
 
 @final
 class _SnapshotCallback:
-    """Calls another callback, and stores the progress at one step of learning inclusion."""
+    """Stores the progress at one step of learning inclusion."""
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.on_progress = on_progress
         self.snapshot: Progress | None = None
 
     def __call__(self, progress: Progress) -> None:
         if progress.phase == "inclusion" and progress.step == self.step:
             self.snapshot = progress
-        self.on_progress(progress)
 
 
 def illustrate(
@@ -114,7 +114,7 @@ def illustrate(
     """Run the paper's procedure: train with all candidates, learn inclusion, prune and refit.
 
     Args:
-        on_progress: called at every step.
+        callbacks: called at every step.
         n_candidates: number of candidates, which start at random rows.
         alpha: strength of the prior.
         pre: steps with all candidates.
@@ -137,8 +137,8 @@ def illustrate(
     )
     before = model.posterior(data)
     full_bound = model.bound(data).item()
-    callback = _SnapshotCallback(max(process // 4, 1), on_progress)
-    schedule = ThreePhases(
+    callback = _SnapshotCallback(max(process // 4, 1))
+    schedule = PaperSchedule(
         SquaredCardinality(model.K, alpha),
         pre=0,
         joint=process,
@@ -224,7 +224,6 @@ class Illustration(Experiment):
         if settings["kind"] == "fast":
             return _run_fast(settings)
         result = illustrate(
-            on_progress=silent,
             n_candidates=settings["candidates"],
             alpha=settings["alpha"],
             learning_rate=settings["learning_rate"],
@@ -235,7 +234,7 @@ class Illustration(Experiment):
         row = {
             "points": result.fit.posterior.M,
             "expected": round(result.fit.selection.inclusion.sum().item(), 2),
-            "bound": round(result.fit.bound, 3),
+            "bound": round(result.fit.elbo, 3),
             "full_bound": round(result.full_bound, 3),
             "midway": {
                 "step": midway.step,
@@ -325,8 +324,9 @@ def _inclusion_by_half(midway: Row) -> tuple[float, float]:
 
 def _midway(progress: Progress, generator: torch.Generator) -> InclusionSnapshot:
     assert progress.inclusion is not None
-    draws = Bernoulli.from_inclusion(progress.inclusion).sample(3, generator=generator)
-    return InclusionSnapshot(progress.step, progress.candidates[:, 0], progress.inclusion, draws)
+    (inclusion,), (candidates,) = progress.inclusion, progress.candidates
+    draws = Bernoulli.from_inclusion(inclusion).sample(3, generator=generator)
+    return InclusionSnapshot(progress.step, candidates[:, 0], inclusion, draws)
 
 
 def _curve(posterior: Posterior, data: Dataset) -> Curve:

@@ -54,12 +54,9 @@ from winnowgp.experiments.deep import (
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
-from winnowgp.training import (
-    LayerTraining,
-    estimated_bound,
-    fit_deep,
-    random_rows,
-)
+from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
+from winnowgp.training.layer_training import LayerTraining, random_rows
+from winnowgp.training.schedules import estimate_elbo
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
 # Samples per row of a prediction, and the number of timings, of which the shortest counts.
@@ -155,14 +152,18 @@ class Kin8nmDeep(Experiment):
 
     def run(self, settings: Row, scope: Scope) -> Row:
         if settings["kind"] == "time":
-            names = ("sizes", "connected", "samples", "best_of")
-            us = deep_predict_us(**{name: settings[name] for name in names})
+            us = deep_predict_us(
+                settings["sizes"],
+                skip_connections=settings["connected"],
+                samples=settings["samples"],
+                best_of=settings["best_of"],
+            )
             return {"predict_us": us, "device": "cpu"}
         fold = Fold.of(settings["fold"], scope.device, rows=settings["N"])
         generator = torch.Generator(device=scope.device).manual_seed(settings["fold"])
         if settings["kind"] in ("grid", "fixed"):
             model, sizes = _fixed_model(settings, fold, generator), {}
-            bound = estimated_bound(model, fold.train, generator=generator)
+            bound = estimate_elbo(model, fold.train, generator=generator)
         else:
             model, bound, sizes = _selected_model(settings, fold, generator)
         assert isinstance(model.likelihood, GaussianLikelihood)
@@ -237,7 +238,7 @@ def _selected_model(
     """Return the model that a procedure ends with, its ELBO, and its sizes."""
     points = random_rows(fold.train.X, settings["candidates"], generator)
     model = _model(settings, fold, points)
-    fitted = fit_deep(model, fold.train, schedule=_schedule(settings), generator=generator)
+    fitted = fit(model, fold.train, schedule=_schedule(settings), generator=generator)
     expected = [round(each.inclusion.sum().item(), 3) for each in fitted.selections]
     row: Row = {"sizes": list(fitted.model.sizes), "expected_sizes": expected}
     return fitted.model, fitted.elbo, row
@@ -303,12 +304,8 @@ def _model(settings: Row, fold: Fold, points: Float[Tensor, "K 8"]) -> DeepGP:
         skip_connections=skip_connections,
         hidden_mean="zero" if skip_connections else "identity",
     )
-    return DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections).to(
-        points.device
-    )
-    return DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections).to(
-        points.device
-    )
+    model = DeepGP(layers, likelihood=likelihood, skip_connections=skip_connections)
+    return model.to(points.device)
 
 
 def deep_predict_us(

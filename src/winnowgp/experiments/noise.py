@@ -43,7 +43,7 @@ from winnowgp.models.kernels import covariance
 from winnowgp.plots import Curve, draw_posterior_1d, save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import FitResult, FixedAlpha, Schedule, fit
+from winnowgp.training import FastSchedule, FitResult, FixedAlpha, PaperSchedule, Schedule, fit
 
 SIGMAS = (0.1, 0.3, 1.0)
 N, CANDIDATES, ALPHA, REACH = 100, 50, 0.05, 10.0
@@ -116,7 +116,7 @@ class Noise(Experiment):
         row = {
             "points": fitted.posterior.M,
             "expected": round(fitted.selection.inclusion.sum().item(), 2),
-            "kl": round(_evidence(observations.data, sigma) - fitted.bound, 4),
+            "kl": round(_evidence(observations.data, sigma) - fitted.elbo, 4),
         }
         if drawn:
             row["curve"] = curve_to_row(_curve(fitted.posterior, observations.grid))
@@ -181,11 +181,17 @@ def _model(data: Dataset, points: Float[Tensor, "K 1"], sigma: float) -> SparseG
 def _fitted(settings: Row, data: Dataset) -> FitResult[SparseGP]:
     generator = torch.Generator().manual_seed(settings["seed"])
     rows = torch.randperm(data.N, generator=generator)[: settings["candidates"]]
-    schedule: Schedule = Fast(FixedAlpha(settings["alpha"]))
+    schedule: Schedule = FastSchedule(FixedAlpha(settings["alpha"]))
     if settings["kind"] == "paper":
         prior = SquaredCardinality(settings["candidates"], settings["alpha"])
-        rate = settings["learning_rate"]
-        schedule = ThreePhases(prior, learning_rate=rate, **settings["steps"])
+        steps = settings["steps"]
+        schedule = PaperSchedule(
+            prior,
+            pre=steps["pre"],
+            joint=steps["process"],
+            post=steps["post"],
+            learning_rate=settings["learning_rate"],
+        )
     model = _model(data, data.X[rows], settings["sigma"])
     return fit(model, data, schedule=schedule, generator=generator)
 

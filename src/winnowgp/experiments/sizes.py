@@ -31,6 +31,7 @@ from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.training import (
+    FastSchedule,
     FixedAlpha,
     Goal,
     PaperSchedule,
@@ -144,7 +145,7 @@ class SizeStudy:
         fitted = fit(model, self.data, schedule=schedule, generator=generator)
         q = Bernoulli.from_inclusion(fitted.selection.inclusion)
         models = [
-            fitted.model.with_candidates(fitted.candidates[mask])
+            fitted.model.with_candidates(fitted.candidates[0][mask])
             for mask in q.sample(draws, generator=generator)
         ]
         for drawn_model in models:
@@ -153,10 +154,9 @@ class SizeStudy:
 
     def by_search(self, K: int, *, goal: Goal) -> SelectedModels:
         """Run the fast schedule with K random rows as candidates, or with its own if K = 0."""
-        schedule = Fast(goal, n_candidates=K) if K else Fast(goal)
-        fitted: Fit[SparseGP] = fit(
-            self._model(K), self.data, schedule=schedule, generator=self._generator()
-        )
+        schedule = FastSchedule(goal, n_candidates=K or None)
+        model, generator = self._model(K), self._generator()
+        fitted = fit(model, self.data, schedule=schedule, generator=generator)
         return SelectedModels(fitted.selection.inclusion.sum().item(), [fitted.model])
 
     def _model(self, count: int) -> SparseGP:
