@@ -33,7 +33,7 @@ SLOW = {
 SHORTER = {
     "gplvm.md": {
         "GPLVM(n_components=1": "GPLVM(n_components=1, max_iter=50",
-        "FastLatent(MaxPoints(8))": "FastLatent(MaxPoints(8), rounds=1, iterations=60)",
+        "FastSchedule(MaxPoints(8))": "FastSchedule(MaxPoints(8), rounds=1, iterations=60)",
     }
 }
 
