@@ -4,11 +4,13 @@ Each estimator turns a process q and a function that scores subsets into an `Est
 whose value estimates the expectation and whose `backward()` estimates its gradient, for the logits
 of q and for all parameters that the scores depend on.
 
-| estimator       | bias                           | cost per step                 |
-|-----------------|--------------------------------|-------------------------------|
-| `Enumeration`   | none, and no variance          | 2^K scores, K ≤ 12            |
-| `ScoreFunction` | none                           | S scores of sampled subsets   |
-| `Relaxed`       | decreases with the temperature | S scores of all K candidates  |
+=================  ==============================  ============================
+estimator          bias                            cost per step
+=================  ==============================  ============================
+``Enumeration``    none, and no variance           2^K scores, K ≤ 12
+``ScoreFunction``  none                            S scores of sampled subsets
+``Relaxed``        decreases with the temperature  S scores of all K candidates
+=================  ==============================  ============================
 """
 
 from abc import ABC, abstractmethod

@@ -1,15 +1,17 @@
 """Axis letters and tensor aliases used in all signatures.
 
-| letter | axis                                          |
-|--------|-----------------------------------------------|
-| `N`    | data rows                                     |
-| `D`    | input columns                                 |
-| `P`    | output columns                                |
-| `K`    | candidate inducing points                     |
-| `M`    | selected inducing points, the size of Z       |
-| `S`    | sampled subsets                               |
-| `B`    | rows of a minibatch                           |
-| `L`    | layers                                        |
+======  =======================================
+letter  axis
+======  =======================================
+``N``   data rows
+``D``   input columns
+``P``   output columns
+``K``   candidate inducing points
+``M``   selected inducing points, the size of Z
+``S``   sampled subsets
+``B``   rows of a minibatch
+``L``   layers
+======  =======================================
 
 A mask selects candidates. The value of a subset is a bound in nats, summed over the data; larger is
 better.
