@@ -64,6 +64,12 @@ copybutton_exclude = ".linenos, .gp, .go"
 copybutton_selector = "div:not(.output) > div.highlight > pre"
 
 CODE = re.compile(r"``[^`]+``|`[^`\n]+`")
+_CALLBACK = r"~?[\w.]*Callable\[\[[^\]]*Progress\], None\]"
+# What Sphinx writes for a type alias, and what the reference shows instead.
+ALIASES = {
+    rf"{_CALLBACK} \| ~?[\w.]*Sequence\[{_CALLBACK}\] \| None": "~winnowgp.training.Callbacks",
+    r"~?[\w.]*\b_Buffer \|.*?_NestedSequence\[complex \| bytes \| str\]": "ArrayLike",
+}
 
 
 def page_text(docname: str, text: str) -> str:
@@ -114,6 +120,15 @@ def escape_docstring(app, what, name, obj, options, lines: list[str]) -> None:
             lines[number] = escaped(line)
 
 
+def shorten_signature(app, what, name, obj, options, signature, returns):
+    """Write type aliases by name: Python expands them when it evaluates annotations."""
+    if signature is None:
+        return None
+    for expanded, alias in ALIASES.items():
+        signature = re.sub(expanded, alias, signature)
+    return signature, returns
+
+
 def _escaped(text: str) -> str:
     return re.sub(r"(?<!\\)([|*]|_(?=\W|$))", r"\\\1", text)
 
@@ -124,3 +139,4 @@ def setup(app) -> None:
     app.connect("source-read", insert_outputs)
     # Before napoleon, which writes reStructuredText of its own.
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)
+    app.connect("autodoc-process-signature", shorten_signature)

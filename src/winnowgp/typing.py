@@ -24,10 +24,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Scalar: TypeAlias = Float[Tensor, ""]
+"""A tensor with a single number."""
 Mask: TypeAlias = Bool[Tensor, " K"]
+"""One subset of the candidates."""
 Masks: TypeAlias = Bool[Tensor, "S K"]
+"""S subsets of the candidates."""
 Weights: TypeAlias = Float[Tensor, "S K"]
+"""S vectors of weights in [0, 1], one weight per candidate."""
 Nats: TypeAlias = Float[Tensor, " S"]
+"""The bounds of S subsets, in nats."""
 SizeTable: TypeAlias = Float[Tensor, " sizes"]
 """One number for each subset size, from 0 to K."""
 Noise: TypeAlias = Float[Tensor, ""] | Float[Tensor, " N"]
