@@ -158,7 +158,7 @@ class BaseGP(BaseEstimator, ABC):
         if process_group.world_size == 1:
             warn_not_sharded(
                 ProcessGroup.from_environment(),
-                "rows are shared as a source, `fit(shared(source))`, for regression with Gaussian "
+                "rows are shared as a source, `fit(shard(source))`, for regression with Gaussian "
                 "noise and for minibatches of classes and of layers",
             )
         parameters = self.get_params(deep=False)

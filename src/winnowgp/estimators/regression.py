@@ -121,7 +121,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`. For
                 `SparseGPRegressor` with a Gaussian likelihood and the fast schedule it may be
                 larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`). Processes that
-                `torchrun` started share the rows of `winnowgp.data.shared(source)`.
+                `torchrun` started share the rows of `winnowgp.data.shard(source)`.
             y: targets `[N]` or `[N P]`; left out with a source.
             sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
                 multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
