@@ -27,7 +27,7 @@ def test_fit_predict_info_frontier_of_a_new_table(
         main()
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert "regression: the target holds numbers" in said
+    assert "regression: the target is numeric" in said
     assert "48 for training, 12 held out" in said
     assert "model: m.winnow" in said
     assert run(["predict", "m.winnow", str(shop), "-o", "out.csv"]) == 0

@@ -41,7 +41,7 @@ def written_predictions(output: Path) -> Iterator[Write]:
 def printed_predictions(stream: Any, rows: Callable[[Any], Write]) -> Iterator[Write]:
     """Print `csv_rows` or `json_rows` once all are computed, and nothing after an error.
 
-    They are buffered, so that the next program in a pipe never reads an incomplete table.
+    They are buffered, so that the next program in a pipe never acts on half a table.
     """
     with SpooledTemporaryFile(_BUFFER, "w+", encoding="utf-8", newline="") as buffer:
         yield rows(buffer)
