@@ -42,7 +42,7 @@ def test_stage_starts_where_the_first_process_does(forks: Forks) -> None:
 def test_unsaveable_callback_raises_in_all_processes(forks: Forks) -> None:
     first, second = forks.call(together, work.watched, 2)
     assert first == second
-    assert "got object for" in first
+    assert "got object, which cannot be saved" in first
 
 
 def test_first_process_decides_selection(forks: Forks) -> None:
