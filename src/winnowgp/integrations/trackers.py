@@ -26,7 +26,7 @@ class TensorBoard:
     phases. A fit that is resumed from a checkpoint continues its curves.
 
     >>> callback = TensorBoard("runs/energy")  # doctest: +SKIP
-    >>> SparseGPRegressor(on_progress=callback).fit(X, y)  # doctest: +SKIP
+    >>> SparseGPRegressor(callbacks=callback).fit(X, y)  # doctest: +SKIP
 
     Args:
         folder: folder of the event files.
@@ -96,7 +96,7 @@ class MLflow:
     ends the run.
 
     >>> with MLflow("energy", params={"alpha": 0.05}) as callback:  # doctest: +SKIP
-    ...     SparseGPRegressor(on_progress=callback).fit(X, y)
+    ...     SparseGPRegressor(callbacks=callback).fit(X, y)
 
     Args:
         experiment: name of the experiment; created if it does not exist.
