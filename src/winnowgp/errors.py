@@ -37,7 +37,7 @@ class CheckpointError(WinnowError, ValueError):
 
 
 class LostProcessError(WinnowError, RuntimeError):
-    """Another process of a distributed fit has ended or does not answer."""
+    """Another process of a distributed fit has ended or does not respond."""
 
 
 class MissingExtraError(WinnowError, ImportError):

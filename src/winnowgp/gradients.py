@@ -133,12 +133,12 @@ class DecayingAverage(Baseline[Scalar | None]):
 @final
 @dataclass(frozen=True, slots=True)
 class ScoreFunction(Gradient[Any]):
-    """The paper's estimator (section 3.1, equation 3), with a baseline.
+    """The score-function estimator of the paper (section 3.1, equation 3), with a baseline.
 
         ∇ E_q[L] ≈ (1/S) Σ_s [(L(Z_s) − b_s) ∇ log q(Z_s) + ∇ L(Z_s)],  Z_s ~ q
 
-    Unbiased in the logits and in the parameters of L. Empty subsets are valid draws: rejecting them
-    would change q. The state is that of the baseline.
+    It is unbiased in the logits and in the parameters of L. Empty subsets are valid draws:
+    rejecting them would change q. The state is that of the baseline.
     """
 
     samples: int = 4
@@ -241,9 +241,10 @@ class Relaxed(Gradient[int]):
 
         ∇ E[L̂(Z*; b)],  b_k = sigmoid((logit λ_k + logit u_k) / τ),  u_k ~ U(0, 1)
 
-    The binary Concrete distribution of Maddison et al. (2017) applied to the masked bound. Biased:
-    the estimate is that of E[L̂] under the relaxed draws, which tends to E_q[L] as τ → 0 while the
-    variance of the gradient grows. The state counts steps, for the temperature.
+    The masks have the binary Concrete distribution of Maddison et al. (2017), and the masked bound
+    scores them. The gradient is biased: it is that of E[L̂] under the relaxed draws, which tends to
+    E_q[L] as τ → 0 while the variance of the gradient grows. The state counts steps, for the
+    temperature.
     """
 
     samples: int = 1

@@ -58,7 +58,7 @@ def cholesky(A: Float[Tensor, "*batch M M"]) -> Cholesky:
     scale = A.detach().diagonal(dim1=-2, dim2=-1).mean(-1) if M else A.new_ones(A.shape[:-2])
     if not torch.isfinite(scale).all():
         raise NotPositiveDefiniteError(
-            "a covariance matrix must be finite; it has entries that are not finite. Check the "
+            "a covariance matrix must be finite; it has NaN or infinite entries. Check the "
             "inputs and the kernel's parameters."
         )
     eye = torch.eye(M, dtype=A.dtype, device=A.device)
@@ -87,7 +87,8 @@ def definite_cholesky(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M
     pivots = L.diagonal(dim1=-2, dim2=-1).sum(-1).masked_fill(info != 0, torch.nan)
     if not isfinite(pivots.sum().item()):
         raise NotPositiveDefiniteError(
-            "a matrix of the form I + V Vᵀ must be finite and positive definite; it is not."
+            "a matrix of the form I + V Vᵀ must be finite and positive definite; it is not. "
+            "Standardise the data, or check the scale of the kernel and of the noise."
         )
     return L
 

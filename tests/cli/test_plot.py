@@ -52,7 +52,7 @@ def test_plot_surface_over_two_numeric_inputs(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--what surface", "two numeric inputs; this model has 'x' (number), 'town' (words)"),
+        ("--what surface", "two numeric inputs; this model has 'x' (number), 'town' (categorical)"),
         ("--what effects --data a.csv", "`--data` is for `--what surface`"),
     ],
 )

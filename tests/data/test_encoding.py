@@ -101,9 +101,15 @@ def test_encoder_invalid_training_table_raises_input_error(
     ("later", "message"),
     [
         ({"day": ["1970-01-01"], "size": ["1"]}, "lacks columns.*'colour'"),
-        ({"colour": ["a"], "day": ["1970-01-01"], "size": ["big"]}, "held numbers.*'big' in row 1"),
-        ({"colour": ["a"], "day": ["1970-01-01"], "size": ["1,5"]}, "held numbers.*decimal commas"),
-        ({"colour": ["a"], "day": ["monday"], "size": ["1"]}, "held dates.*'monday'"),
+        (
+            {"colour": ["a"], "day": ["1970-01-01"], "size": ["big"]},
+            "must have numbers.*'big' in row 1",
+        ),
+        (
+            {"colour": ["a"], "day": ["1970-01-01"], "size": ["1,5"]},
+            "must have numbers.*decimal commas",
+        ),
+        ({"colour": ["a"], "day": ["monday"], "size": ["1"]}, "must have dates.*'monday'"),
     ],
 )
 def test_encoder_later_table_of_other_types_raises_input_error(

@@ -94,7 +94,7 @@ def test_array_source_without_arrays_raises_input_error(inputs: Any, message: st
         (lambda: ArraySource(X, Y.astype(str)), "`y` must be numbers in 1 or 2 dimensions; got <U"),
         (lambda: ArraySource(X[:0], Y[:0]), "no rows"),
         (lambda: ArraySource.open("no.npy", "no.npy"), "`X` must be a .npy file.*No such file"),
-        (lambda: BatchSource(lambda: iter([])), "`batches` gave no rows"),
+        (lambda: BatchSource(lambda: iter([])), "`batches` yielded no rows"),
         (lambda: BatchSource(lambda: iter([(X, Y[1:])])), "batch 0 .*103 rows and `y` has 102"),
         (lambda: BatchSource(lambda: iter([(X, Y), (X, Y[:, 0])])), "batch 1 .*3 inputs and 1 tar"),
         (lambda: BatchSource(lambda: iter([(X, Y), (X / 0, Y)])), "batch 1 .*`X` has 309 entries"),

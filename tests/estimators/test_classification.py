@@ -164,7 +164,7 @@ class TestBadLabels:
     def test_missing_labels(self, missing) -> None:
         y = np.array(["a", "b"] * 10, dtype=object)
         y[3] = missing
-        with pytest.raises(InputError, match="`y` has 1 missing labels; drop those rows"):
+        with pytest.raises(InputError, match="`y` must not have missing labels; got 1"):
             classifier().fit(np.arange(20.0)[:, None], y)
 
     def test_labels_of_another_length(self) -> None:

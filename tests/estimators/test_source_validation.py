@@ -23,7 +23,7 @@ class Unread(np.ndarray[Any, Any]):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"device": "abacus"}, "`device` must be one"),
+        ({"device": "abacus"}, "`device` must be a device"),
         ({"alpha": -1.0}, "`alpha` must be a positive number"),
         ({"kernel": "rbx"}, "`kernel` cannot contain 'rbx'"),
         ({"kernel": "rbf[3]"}, "`kernel`"),

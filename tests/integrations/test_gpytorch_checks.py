@@ -235,7 +235,9 @@ class OwnDraws(Deep):
 
 @pytest.mark.parametrize("kind", [OwnNumber, OwnDraws])
 def test_deep_model_with_own_sample_number_raises(kind: Any) -> None:
-    words = r"`last.variational_strategy` must see one sample.*shape \[4\].*num_likelihood_samples"
+    words = (
+        r"`last.variational_strategy` must be evaluated at one.*shape \[4\].*num_likelihood_samples"
+    )
     with pytest.raises(InputError, match=words):
         winnow(kind(4), gaussian(), curve(20))
 

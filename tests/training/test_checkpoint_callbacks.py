@@ -63,9 +63,7 @@ def test_callback_state_unsaveable_raises_before_any_step(
             return {"pictures": [object()]}
 
     callback = Album()
-    with pytest.raises(
-        NotSaveableError, match=r"`callbacks\.0\.1\.pictures\.0` must .* got object"
-    ):
+    with pytest.raises(NotSaveableError, match=r"`callbacks\.0\.1\.pictures\.0` must .*got object"):
         fitted(Checkpoint(tmp_path), callbacks=callback)
     assert callback.steps == 0
     assert list(tmp_path.iterdir()) == []

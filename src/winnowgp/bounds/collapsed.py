@@ -45,7 +45,7 @@ class Projection:
     """log |Q_ff + W⁻¹|."""
 
     def explained_variance(self) -> Float[Tensor, "*batch N"]:
-        """Return q_ii = Σ_m V_mi² of each row, at most k_ii."""
+        """Return the explained prior variance q_ii = Σ_m V_mi² of each row, at most k_ii."""
         return self.V.square().sum(-2)
 
     def log_normal(self) -> Float[Tensor, "*batch"]:
@@ -83,7 +83,7 @@ def collapsed_bound(
     Y: Float[Tensor, "N P"],
     noise: Noise,
 ) -> Float[Tensor, "*batch"]:
-    """Return the ELBO for Gaussian noise at the optimal q(u).
+    """Return the ELBO for Gaussian noise at the optimal q(u), in nats.
 
         L(Z) = Σ_p log N(y_p | 0, Q_ff + Σ) − (P/2) Σ_i (k_ii − q_ii) / σ²_i
 

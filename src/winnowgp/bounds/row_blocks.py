@@ -84,9 +84,9 @@ class RowBlocks:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self._source, self._device, self._size = source, device, size
         self._process_group = source.process_group if process_group is None else process_group
-        held = source.as_dataset()
+        dataset = source.as_dataset()
         # Collective read: all processes centre by the same rows, whatever their memory.
-        first = source.part(torch.arange(min(source.N, CHUNK))) if held is None else held
+        first = source.part(torch.arange(min(source.N, CHUNK))) if dataset is None else dataset
         self.centre = first.X.mean(0).to(device)
         self.in_memory = all(isinstance(shard, Dataset) for shard in source.shards())
         self._blocks = [list(shard) for shard in self._read_shards()] if self.in_memory else None

@@ -61,7 +61,7 @@ def uncollapsed_bound(
     expected_log_prob: Callable[[Tensor, Tensor], Tensor],
     scale: float = 1.0,
 ) -> Float[Tensor, "*S"]:
-    """Return the ELBO of an explicit q(u).
+    """Return the ELBO of an explicit q(u), in nats.
 
         L = scale · Σ_i Σ_p E_q(f_ip)[log p(y_ip | f_ip)] − KL[q(u) ‖ p(u)]
 

@@ -1,4 +1,4 @@
-"""The command `winnow`: each command calls what a user of the library could call."""
+"""The command `winnow`: each command calls the public functions of the library."""
 
 from winnowgp.cli.app import main
 

@@ -101,8 +101,8 @@ def data(
 ) -> None:
     """List the paper's data sets, or copy one after checking its contents.
 
-    They are searched in $WINNOWGP_DATA and in winnowgp's cache folder; nothing is downloaded. The
-    list says where each one can be obtained.
+    The command searches $WINNOWGP_DATA and winnowgp's cache folder, and downloads nothing. The list
+    shows where each data set can be obtained.
     """
     from winnowgp.data.catalogue import ORIGINS, find_table, load_table
 
@@ -119,7 +119,7 @@ def data(
         {
             "name": known,
             "origin": origin,
-            "file": str(found) if (found := _local_file(known)) else None,
+            "file": str(path) if (path := _local_file(known)) else None,
         }
         for known, origin in ORIGINS.items()
     ]

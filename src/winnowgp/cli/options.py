@@ -46,10 +46,14 @@ def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
         )
     folder = output.absolute().parent
     if not folder.is_dir():
-        raise InputError(f"`--output` must be in a folder that exists; {folder} does not.")
+        raise InputError(
+            f"`--output` must be in a folder that exists; got {output}. Create {folder} first."
+        )
     special = output.exists() and not output.is_file()  # a folder or a device such as /dev/null
     if special or not os.access(folder, os.W_OK):
-        raise InputError(f"`--output` must be a file that can be written; {output} cannot.")
+        raise InputError(
+            f"`--output` must be a file that can be written; got {output}. Choose another path."
+        )
     return output
 
 
@@ -59,7 +63,9 @@ def checked_folder(output: Path) -> Path:
     while not ancestor.exists():
         ancestor = ancestor.parent
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
-        raise InputError(f"`--output` must be a folder that can be written to; {output} cannot be.")
+        raise InputError(
+            f"`--output` must be a folder that can be written to; got {output}. Choose another."
+        )
     return output
 
 

@@ -33,7 +33,7 @@ def plot(
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,
 ) -> None:
-    """Plot effects, frontier, inclusion probabilities, training trace, calibration, or a surface
+    """Plot effects, frontier, inclusion probabilities, training history, calibration, or a surface
     over two numeric inputs.
 
     A model file does not contain its training rows; give their file with `--data` to show them on a
@@ -127,7 +127,8 @@ def _calibration(summary: "Summary") -> "Figure":
     quality = summary["quality"]
     if quality is None:
         raise InputError(
-            "no rows were held out; calibration needs a fit with `--test-size` above 0."
+            "`--what calibration` needs a model with held-out rows; this one has none. Fit it with "
+            "`--test-size` above 0."
         )
     pairs = quality["coverage"] or [
         (bin["probability"], bin["frequency"]) for bin in quality["reliability"]

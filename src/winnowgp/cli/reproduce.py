@@ -23,7 +23,7 @@ def reproduce(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Reduced settings, a minute or two each; what is reduced is printed."
+            "--quick", help="Reduced settings, one or two minutes each; the reductions are printed."
         ),
     ] = False,
     seeds: Annotated[

@@ -1,4 +1,4 @@
-"""What commands print about models and new tables."""
+"""Summaries of models and notes about new tables, which commands print."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ class TableNotes:
             more = "or more " if len(categories) == _MAX_UNSEEN else ""
             notes.append(
                 f"column {name!r} has {len(categories)} {more}values that were not in the training "
-                f"rows ({examples}); they are encoded as no category."
+                f"rows ({examples}); such values are encoded as zeros, without a category."
             )
         return notes
 

@@ -222,7 +222,7 @@ def _lost_process_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostProcessError(
-            "another process of this fit has ended or does not answer; its own output has the "
+            "another process of this fit has ended or does not respond; its own output shows the "
             f"reason ({str(error).splitlines()[0]})."
         ) from error
 

@@ -21,7 +21,7 @@ _DECIMAL_COMMA = re.compile(r"[+-]?[\d.]*,\d+|[+-]?\d+")
 
 @dataclass(frozen=True, slots=True)
 class TableEncoder:
-    """A map from tables to matrices, learnt from a training table.
+    """Encodes tables as numeric matrices; the encoding is learnt from a training table.
 
     Numbers stay as they are. Dates in ISO format become days since 1970. Strings are one-hot
     encoded; a category that was not in the training table becomes a row of zeros. Missing values
@@ -53,7 +53,9 @@ class TableEncoder:
         if missing not in _MISSING:
             raise InputError(f"`missing` must be 'error' or 'impute'; got {missing!r}.")
         if not table.names:
-            raise InputError("no columns are left to learn from; keep at least one input.")
+            raise InputError(
+                "`table` must have at least one input; no columns are left to learn from."
+            )
         encodings, refused = [], []
         for name in table.names:
             try:
@@ -64,7 +66,7 @@ class TableEncoder:
             names = ",".join(error.column for error in refused)
             raise InputError(
                 f"{len(refused)} columns have more than {max_words} different strings; leave them "
-                f"out (`--drop {names!r}`), or allow more (`--max-words`)."
+                f"out with `drop` (`--drop {names!r}`), or increase `max_words` (`--max-words`)."
             )
         if refused:
             raise refused[0]
@@ -160,8 +162,8 @@ class ColumnEncoding:
         if values is None:
             row, string = first_mismatch(table, self.name, self.kind)
             raise InputError(
-                f"column {self.name!r} held {self.kind}s when the model was fitted; "
-                f"now it has {string!r} in {table.describe_row(row)}."
+                f"column {self.name!r} must have {self.kind}s, as in the training table; "
+                f"got {string!r} in {table.describe_row(row)}."
                 f"{decimal_comma_advice([string])}"
             )
         check_finite(table, self.name, values)
@@ -240,7 +242,7 @@ def _learnt_encoding(table: DataTable, name: str, *, max_words: int) -> ColumnEn
             check_finite(table, name, values)
             missing = np.isnan(values)
             if missing.all():
-                raise InputError(f"column {name!r} is empty; leave it out (`--drop`).")
+                raise InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop`).")
             typical = float(np.median(values[~missing]))
             return ColumnEncoding(name, "date" if date else "number", typical, bool(missing.any()))
     counts = Counter(string for string in table.strings(name) if string is not None)
@@ -248,13 +250,13 @@ def _learnt_encoding(table: DataTable, name: str, *, max_words: int) -> ColumnEn
         example = next(string for string in counts if "," in string)[:40]
         raise InputError(
             f"column {name!r} holds strings, such as {example!r}.{advice} If they are categories, "
-            "write them with a letter, or leave the column out (`--drop`)."
+            "write them with a letter, or leave the column out with `drop` (`--drop`)."
         )
     if len(counts) > max_words:
         raise _TooManyCategoriesError(
             f"column {name!r} has {len(counts)} different strings, such as "
-            f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out (`--drop`), "
-            f"use it as the row identifier (`--id`), or allow more (`--max-words`)."
+            f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out with `drop` "
+            "(`--drop`), use it as `id_column` (`--id`), or increase `max_words` (`--max-words`)."
             f"{_stray_strings(counts)}",
             name,
         )

@@ -182,7 +182,7 @@ def _complete(pieces: Iterable[Dataset], N: int) -> Iterator[Dataset]:
         N -= piece.N
         yield piece
     if N > 0:
-        raise InputError("a source gave fewer rows than its `N`; open it again.")
+        raise InputError("a source yielded fewer rows than its `N`; open it again.")
 
 
 @final
@@ -220,7 +220,7 @@ class BatchSource(StreamedSource):
             N += batch.N
             self._info = SourceInfo(N, batch.D, batch.P, dtype)
         if self._info is None:
-            raise InputError("`batches` gave no rows; a fit needs at least one.")
+            raise InputError("`batches` yielded no rows; a fit needs at least one.")
 
     @property
     def info(self) -> SourceInfo:
@@ -340,17 +340,17 @@ def rechunk(blocks: Iterable[Block], sizes: Iterable[int]) -> Iterator[Block]:
     """
     remaining, block = iter(blocks), None
     for size in sizes:
-        parts: list[Block] = []
+        pieces: list[Block] = []
         while size:
             if block is None or not block.N:
                 block = next(remaining, None)
                 if block is None:
                     break
-            parts.append(block.part(slice(size)))
-            size -= parts[-1].N
-            block = block.part(slice(parts[-1].N, None))
-        if parts:
-            yield type(parts[0]).joined(parts)
+            pieces.append(block.part(slice(size)))
+            size -= pieces[-1].N
+            block = block.part(slice(pieces[-1].N, None))
+        if pieces:
+            yield type(pieces[0]).joined(pieces)
         if size:
             return
     for _ in remaining:

@@ -103,7 +103,7 @@ class ParquetSource(StreamedSource):
 
 
 def parquet_blocks(path: Path, *, size: int) -> Iterator[DataTable]:
-    """Yield the rows of a file in blocks of at most `size`, none of which spans two row groups."""
+    """Yield the rows of a file in blocks of at most `size` rows, each within one row group."""
     with ParquetFile(path) as file:
         names = distinct_names([str(name) for name in file.schema.names], path)
         if not names or not file.N:

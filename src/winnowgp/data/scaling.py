@@ -21,7 +21,7 @@ _ROWS, _NUMBERS = 65_536, 2**22
 
 @dataclass(frozen=True, slots=True)
 class Standardiser:
-    """The map z = (x − shift) / scale of each column. A constant column is only shifted.
+    """Standardises columns by z = (x − shift) / scale; a constant column is only shifted.
 
     >>> scaler = Standardiser.of(torch.tensor([[1.0], [3.0]]))
     >>> scaler.forward(torch.tensor([[5.0]])).item(), scaler.inverse(torch.tensor([[0.0]])).item()
@@ -62,7 +62,7 @@ class Standardiser:
 
     @classmethod
     def of_moments(cls, moments: "ColumnMoments") -> "Standardiser":
-        """Return the standardiser of columns that were read in parts."""
+        """Return the standardiser of columns with these moments."""
         return cls._of_mean_and_sd(moments.mean, moments.sd)
 
     @classmethod
@@ -248,7 +248,9 @@ def _merged(a: _Pair, b: _Pair) -> _Pair:
 
 
 def _column_size(magnitudes: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
-    """Return the largest magnitude of each column, by which it is divided first: squares of 1e200
-    would overflow, those of 1e-200 vanish."""
+    """Return the largest magnitude of each column.
+
+    Columns are divided by it first: squares of 1e200 would overflow, and those of 1e-200 vanish.
+    """
     size = magnitudes.amax(0)
     return torch.where(size > 0, size, 1.0)

@@ -50,7 +50,7 @@ def shard(source: Source, *, device: torch.device | str | None = None) -> "Shard
 @final
 @dataclass(frozen=True, slots=True)
 class ShardedSource(WrappedSource):
-    """All rows of a source, each of which is read by one of several processes.
+    """All rows of a source, divided among several processes that each read their own rows.
 
     N and row indices are those of all rows. `chunks` and `shards` give the rows of this process
     only; `part` returns the same rows in every process.

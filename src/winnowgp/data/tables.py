@@ -34,7 +34,7 @@ class Origin:
     before: int
     """Number of rows of the file before the block."""
     groups: tuple[int, ...] = ()
-    """Of a Parquet file: number of rows up to the end of each row group."""
+    """Number of rows up to the end of each row group of a Parquet file."""
 
     def describe(self, row: int) -> str:
         """Return the name of a row of the block: its number in the file, counted from 1."""

@@ -127,15 +127,15 @@ class BaseGP(BaseEstimator, ABC):
             # Kernels and candidates are on the CPU until the model is built.
             x_scaler, data = rows.x_scaler.to(torch.device("cpu")), rows.materialised()
         else:
-            given = rows.require_dataset("this fit")
-            x_scaler = Standardiser.of(given.X, weights=given.weights)
-            data = rows.with_rows(replace(given, X=x_scaler.forward(given.X)))
+            dataset = rows.require_dataset("this fit")
+            x_scaler = Standardiser.of(dataset.X, weights=dataset.weights)
+            data = rows.with_rows(replace(dataset, X=x_scaler.forward(dataset.X)))
         params.x_scaler = x_scaler
         identity = {}
         if params.checkpoint is not None or rows.process_group.world_size > 1:
             names = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
-            parts = row_identity(rows, saved=params.checkpoint is not None)
-            identity = {names.get(name, name): value for name, value in parts.items()}
+            values = row_identity(rows, saved=params.checkpoint is not None)
+            identity = {names.get(name, name): value for name, value in values.items()}
         result, _ = self._train(data, params, identity=identity, process_group=rows.process_group)
         self._x_scaler = cpu_scaler(x_scaler)
         self._set_fitted(result, data.observations)
@@ -151,9 +151,9 @@ class BaseGP(BaseEstimator, ABC):
         """Open the checkpoint, draw the seed, and train an initial model on standardised data.
 
         Args:
-            identity: what tells these data from others, for the checkpoint.
+            identity: values that identify these data in a checkpoint.
 
-        Returns: the result, and the generator as the fit left it.
+        Returns: the result, and the generator in its state after the fit.
         """
         if process_group.world_size == 1:
             warn_not_sharded(
@@ -202,7 +202,7 @@ class BaseGP(BaseEstimator, ABC):
 
         Args:
             predict: method of the posterior.
-            observed: whether they are those of a new observation, noise included.
+            observed: whether to predict a new observation, noise included.
         """
         chunks = inputs.split(rows_at_once(self.posterior_))
         predictions = [predict(chunk, observed=observed) for chunk in chunks]

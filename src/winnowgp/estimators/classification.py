@@ -73,7 +73,7 @@ class ClassLabels:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ClassTargets(ClassifierMixin, BaseGP):
-    """What the classifiers share: `fit`, `predict` and `log_density`."""
+    """The base class of classifiers: `fit`, `predict` and `log_density`."""
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn the hyper-parameters, and select inducing points.
@@ -81,7 +81,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
         Args:
             X: inputs `[N D]`; or inputs and class numbers together as a `winnowgp.data.Source` in
                 memory. Processes that `torchrun` started share the minibatches of
-                `winnowgp.data.shared(Dataset.of(X, y))`.
+                `winnowgp.data.shard(Dataset.of(X, y))`.
             y: labels `[N]`: strings, integers or Booleans; left out with a source.
             sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
                 multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
@@ -135,13 +135,13 @@ def _rows_of_source(source: Source) -> tuple[ClassLabels, Source]:
 def _integer_labels(rows: Dataset) -> NDArray[np.int64]:
     labels = rows.Y.numpy()
     if rows.P != 1:
-        raise InputError(f"a source of classes must have one target; got {rows.P}.")
+        raise InputError(f"`X` must have one target column of classes; got {rows.P}.")
     # Above 2**53 two integers can be the same float64.
     wrong = labels[(labels != labels.round()) | (np.abs(labels) >= 2**53)]
     if len(wrong):
         raise InputError(
-            f"classes in a source must be integers below 2**53; got {wrong[0]:g}. Number them: "
-            "`np.unique(y, return_inverse=True)`."
+            "`X`, a source, must have integers below 2**53 as classes; got "
+            f"{wrong[0]:g}. Number the classes with `np.unique(y, return_inverse=True)`."
         )
     return labels[:, 0].astype(np.int64)
 
@@ -152,7 +152,7 @@ def _check_missing(y: Any) -> None:
     if y is not None and labels.dtype == object:
         missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") for v in labels.flat)
         if missing:
-            raise InputError(f"`y` has {missing} missing labels; drop those rows.")
+            raise InputError(f"`y` must not have missing labels; got {missing}. Drop those rows.")
 
 
 def _check_one_type(y: NDArray[Any]) -> None:

@@ -120,7 +120,7 @@ class DeepEstimator(BaseGP, ABC):
     def _initial_model(
         self, data: Source, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
     ) -> DeepGP:
-        """Return the initial model; of several, the best one after a short training."""
+        """Return the initial model: the best of several starts after a short training."""
         means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
         rows, seed = data.require_dataset("a deep model"), generator.initial_seed()
         models = [
@@ -231,8 +231,11 @@ def _initial_deep_gp(
 
 
 def _initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
-    """Return a kernel; lengthscales of a kernel string start at √inputs, as two typical rows are
-    √2 of that apart."""
+    """Return the initial kernel of a layer.
+
+    The lengthscales of a kernel string start at √D: two standardised rows are typically √(2D)
+    apart.
+    """
     initial = kernel_from(kernel, inputs)
     if isinstance(kernel, Kernel):
         return initial
@@ -246,8 +249,10 @@ def _initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
 
 @torch.no_grad()
 def _set_level(model: DeepGP, data: Dataset) -> None:
-    """Set mean and variance of the last layer: counts may be far from zero and widely spread,
-    further than many small steps would get."""
+    """Set mean and variance of the last layer to the level and spread of the targets.
+
+    Adam would need very many steps to reach large counts from zero.
+    """
     last, likelihood = model.layers[-1], model.likelihood
     last.level.fill_(best_level(likelihood, data))
     if isinstance(last.kernel, ScaleKernel) and isinstance(likelihood, PoissonLikelihood):

@@ -74,7 +74,9 @@ def column_effect(
 
 def _features(column: ColumnEncoding, values: list[Any]) -> Values:
     if column.kind == "words":
-        return np.array([[float(word == value) for word in column.categories] for value in values])
+        return np.array(
+            [[float(category == value) for category in column.categories] for value in values]
+        )
     numbers = np.array(values, dtype=np.float64)[:, None]
     return np.hstack([numbers, np.zeros_like(numbers)]) if column.flagged else numbers
 

@@ -74,14 +74,14 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     prior N(0, I). The result is a nonlinear embedding of the rows, with uncertainty. Columns are
     standardised internally; arguments and attributes are in your own units. Missing entries are
     NaN, in training and in new rows. Constant columns carry no information: they are left out of
-    the model, and reconstructed as they are.
+    the model, and reconstructed by their constant.
 
     The number of inducing points is set in one of three ways: by `tolerance` (the default), by
     `max_points`, or by a number for `alpha`.
 
     Args:
-        n_components: number of latent dimensions. If there are more than needed, `relevance_` tells
-            which matter.
+        n_components: number of latent dimensions. If there are more than needed, `relevance_` shows
+            which ones matter.
         kernel: "rbf", "linear", "matern12", "matern32", "matern52", or a GPyTorch kernel. The first
             two have closed-form expectations, which the fast schedule needs.
         likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood with one
@@ -312,7 +312,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         _CANDIDATES("candidates", params.candidates, shape=("K", params.n_components))
         if params.noise == "column" and not isinstance(params.likelihood, GaussianLikelihood):
             raise InputError(
-                "`noise='column'` is for Gaussian noise; use 'shared' for other likelihoods."
+                "`noise` must be 'shared' unless the likelihood is Gaussian; got 'column' with "
+                f"{type(params.likelihood).__name__}."
             )
         if params.schedule == "paper":
             return

@@ -47,7 +47,7 @@ def latent_kernel(kernel: str | Kernel, Q: int) -> Kernel:
 
 
 def is_closed_form(params: SimpleNamespace) -> bool:
-    """Whether expectations over q(X) and the optimal q(u) have a closed form."""
+    """Return whether expectations over q(X) and the optimal q(u) have a closed form."""
     return isinstance(params.likelihood, GaussianLikelihood) and has_psi(params.kernel)
 
 
@@ -116,7 +116,7 @@ def _initial_candidates(
 
 
 def _partly_active_latents(kernel: Kernel, X: Float[Tensor, "N Q"]) -> Latents:
-    """Return latents at X of which only the leading dimensions are active.
+    """Return latents at X with only the leading dimensions active.
 
     The other dimensions become active where that raises the ELBO. If all start alike, many
     dimensions end as a linear model: 500 nats lower on qPCR with eleven. Sets the lengthscales of

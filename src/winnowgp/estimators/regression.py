@@ -101,13 +101,13 @@ class TargetScaler:
         return (likelihood.noise * self.columns.scale.square()).detach().numpy()
 
     def _array(self, values: Tensor) -> NDArray[np.float64]:
-        """Drop the last axis, that of the targets, if `fit` was given none."""
+        """Drop the last axis, that of the targets, if `fit` received targets `[N]`."""
         return (values[..., 0] if self.single else values).numpy()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
-    """What the regressors share: `fit`, `log_density` and the attributes of the likelihood."""
+    """The base class of regressors: `fit`, `log_density` and the attributes of the likelihood."""
 
     likelihood: str | Likelihood = "gaussian"
 
@@ -169,8 +169,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         if params.schedule == "paper" or self.likelihood != "gaussian":
             source.require_dataset("this fit")
         rows = standardise(source, targets=has_noise(params.likelihood))
-        if (held := rows.as_dataset()) is not None:
-            observation_model(params.likelihood).check_targets(held.Y)
+        if (dataset := rows.as_dataset()) is not None:
+            observation_model(params.likelihood).check_targets(dataset.Y)
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
 
 
@@ -236,8 +236,8 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             points come first, then candidates that were not needed.
         alpha_: strength of the prior that keeps this number of inducing points.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        evidence_gap_: an upper bound on that evidence minus `elbo_`, in nats; infinite for every
-            likelihood but the Gaussian, for which alone an upper bound is known.
+        evidence_gap_: an upper bound on that evidence minus `elbo_`, in nats; infinite unless the
+            likelihood is Gaussian, since no upper bound is known for other likelihoods.
         elbo_gap_: nats per observation by which the ELBO is below the best one seen with more
             inducing points.
         frontier_: best ELBO for each number of inducing points among the candidates; None with the

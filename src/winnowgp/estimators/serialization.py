@@ -130,7 +130,7 @@ def _restore_deep(model: Any) -> None:
     D, layers = model.n_features_in_, model.posterior_.layers
     _require(
         layers[0].D == D == len(model._x_scaler.shift) and model.layers == len(layers),
-        "does not have the layers that its parameters ask for",
+        "does not have the layers that its parameters specify",
     )
     per_layer = (model.alpha_, model.candidates_, model.inclusion_, model.frontiers_)
     _require(
@@ -178,10 +178,10 @@ def _restore_latent(model: Any) -> None:
 
 
 def _check_likelihood(parameter: Any, likelihood: Any) -> None:
-    """Predictions depend on both the name of a likelihood and the fitted likelihood."""
+    """Check that the name and the fitted likelihood agree; predictions depend on both."""
     if isinstance(parameter, str):
         same = LIKELIHOODS.get(parameter) is type(likelihood)
-        _require(same, "has a likelihood other than its parameter says")
+        _require(same, "has a likelihood other than its parameter `likelihood`")
 
 
 def _require(condition: bool, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""What the estimators with one set of inducing points share: candidates, schedule, results."""
+"""The base class of estimators with one set of inducing points: candidates, schedule, results."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -122,7 +122,7 @@ class SparseEstimator(BaseGP, ABC):
 def _candidate_locations(
     data: Source, params: SimpleNamespace, kernel: Kernel, *, seed: int
 ) -> Tensor:
-    """Return standardised candidates `[K D]`; none if the schedule chooses them itself."""
+    """Return standardised candidates `[K D]`; none if the schedule selects them itself."""
     if isinstance(params.candidates, Tensor):
         return params.x_scaler.forward(params.candidates).to(data.dtype)
     if params.candidates in ("auto", "greedy") and params.schedule == "fast":

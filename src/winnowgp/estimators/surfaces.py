@@ -50,7 +50,7 @@ def surface_rows(
     for name in names:
         values = table.numbers(name)
         if values is None:
-            raise InputError(f"column {name!r} must be numeric to be plotted.")
+            raise InputError(f"column {name!r} must be numeric to be plotted; it has strings.")
         columns.append(values)
     columns.append(_targets(model, table))
     rows = np.stack(columns, 1)
@@ -66,7 +66,10 @@ def numeric_inputs(model: TabularModel) -> tuple[str, str]:
     """
     columns = model.encoder.columns
     if len(columns) != 2 or any(column.kind != "number" for column in columns):
-        kinds = ", ".join(f"{column.name!r} ({column.kind})" for column in columns[:6])
+        kinds = ", ".join(
+            f"{column.name!r} ({'categorical' if column.kind == 'words' else column.kind})"
+            for column in columns[:6]
+        )
         raise InputError(
             f"a surface needs a model with two numeric inputs; this model has {kinds}"
             f"{' and more' if len(columns) > 6 else ''}. Plot effects instead."
@@ -94,5 +97,5 @@ def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
         return np.array([number.get(str(w), np.nan) for w in table.strings(model.target)])
     values = table.numbers(model.target)
     if values is None:
-        raise InputError(f"column {model.target!r} must be numeric to be plotted.")
+        raise InputError(f"column {model.target!r} must be numeric to be plotted; it has strings.")
     return values

@@ -90,14 +90,14 @@ class TrainingHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Snapshot:
-    """One step of a fit."""
+    """A recorded step of a fit."""
 
     number: int
     phase: str
     objective: float
     points: NDArray[np.float64]
     begins: bool
-    """Whether it is the first step of its phase."""
+    """Whether the step is the first one of its phase."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**asdict(self), "points": torch.from_numpy(self.points)}
@@ -119,7 +119,7 @@ def _short(
 
 
 def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
-    """Return the number of inducing points, and what pruning cost."""
+    """Return the number of inducing points, the ELBO and the ELBO gap."""
     gap = getattr(estimator, "evidence_gap_", np.inf)
     return {
         "points": estimator.n_inducing_,
@@ -171,7 +171,7 @@ def target_summary(table: DataTable, target: str, task: str) -> ColumnSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a column contains, whether it is an input or the target."""
+    """The contents of a column, an input or the target."""
 
     missing: int
     values: NDArray[np.float64] | None

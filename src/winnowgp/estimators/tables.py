@@ -266,8 +266,9 @@ def _with_target(
     absent = table.missing(target)
     if absent.any() and missing == "error":
         raise InputError(
-            f"the target {target!r} is missing in {int(absent.sum())} rows, first in row "
-            f"{int(absent.argmax()) + 1}; fill it in, or leave such rows out (`--missing impute`)."
+            f"the target {target!r} must not be missing; it is in {int(absent.sum())} rows, first "
+            f"in row {int(absent.argmax()) + 1}. Fill it in, or leave such rows out with "
+            "missing='impute' (`--missing impute`)."
         )
     rows = table.part(~absent)
     if rows.N < 2:
@@ -310,16 +311,17 @@ def _checked_task(task: str, table: DataTable, target: str) -> str:
         if not 2 <= different <= _MOST_CLASSES:
             raise InputError(
                 f"the target must have 2 to {_MOST_CLASSES} different values for classification; "
-                f"{target!r} has {different}. Is it the right column?"
+                f"{target!r} has {different}. Choose another target or task."
             )
     elif values is None:
         raise InputError(
-            f"the target {target!r} must be numeric for `--task {task}`. Use `--task "
-            "classification`, or choose another target."
+            f"the target {target!r} must be numeric for {task}; it has strings. Use "
+            "task='classification' (`--task classification`), or choose another target."
         )
     elif task == "counts" and not ((values >= 0) & (values == np.round(values))).all():
         raise InputError(
-            f"the target {target!r} must have integers of at least 0 for `--task counts`."
+            f"the target {target!r} must have integers of at least 0 for counts; it has other "
+            "numbers. Use task='regression' (`--task regression`)."
         )
     return task
 
@@ -335,14 +337,14 @@ def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -
 
 
 def _check_held_out(encoder: TableEncoder, inputs: DataTable, number: NDArray[np.intp]) -> None:
-    """Check held-out rows: a column of numbers or dates in training rows must be one there."""
+    """Check that columns of numbers or dates in training rows are so in held-out rows as well."""
     for column in encoder.columns:
         if column.accepts(inputs):
             continue
         row, entry = first_mismatch(inputs, column.name, column.kind)
         raise InputError(
             f"column {column.name!r} must have {column.kind}s only; got {entry!r} in row "
-            f"{number[row]}. Fix that row, or leave the column out (`--drop`)."
+            f"{number[row]}. Fix that row, or leave the column out with `drop` (`--drop`)."
             f"{decimal_comma_advice([entry])}"
         )
 
@@ -355,7 +357,7 @@ def _targets(
         if len(set(labels[train])) < 2:
             raise InputError(
                 f"the {len(train)} training rows must have at least two classes of {target!r}; got "
-                "one. Use more rows, or another `--seed`."
+                "one. Use more rows, or another `seed` (`--seed`)."
             )
         return labels
     values = table.numbers(target)
@@ -364,7 +366,7 @@ def _targets(
     if bad.any():
         raise InputError(
             f"the target {target!r} must be finite and below 1e150; got {values[bad][0]:g} in row "
-            f"{number[bad.argmax()]}."
+            f"{number[bad.argmax()]}. Correct that row, or rescale the target."
         )
     return values
 

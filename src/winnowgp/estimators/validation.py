@@ -190,7 +190,7 @@ def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
 def has_noise(
     likelihood: Likelihood,
 ) -> TypeGuard[GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood]:
-    """Whether targets are the latent function plus noise, so that they can be standardised."""
+    """Return whether targets are the latent function plus noise and can be standardised."""
     return is_plain(likelihood, GaussianLikelihood, StudentTLikelihood, LaplaceLikelihood)
 
 
@@ -203,7 +203,7 @@ def device_from(name: str, value: Any) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise InputError(
-            f"`{name}` must be one this machine has, such as 'cpu' or 'cuda', or 'auto'; got "
+            f"`{name}` must be a device of this machine, such as 'cpu' or 'cuda', or 'auto'; got "
             f"{value!r}: {str(error).splitlines()[0]}"
         ) from error
     return device
@@ -328,7 +328,7 @@ def rows_in_memory(source: Source, user: str) -> Dataset:
     """Return all rows of a source on the CPU in double precision.
 
     Args:
-        user: what needs them, for the error message.
+        user: name of the algorithm that needs them, for the error message.
     """
     rows = source.require_dataset(user).to(torch.device("cpu"))
     weights = None if rows.weights is None else rows.weights.double()
@@ -352,7 +352,7 @@ def weighted_rows(
     positive = weights > 0
     if not positive.any():
         raise InputError(
-            "`sample_weight` must be positive for at least one row; all of them are zero."
+            "`sample_weight` must be positive for at least one row; all weights are zero."
         )
     return X[positive], y[positive], torch.tensor(weights[positive])
 

@@ -1,4 +1,4 @@
-"""What both experiments with deep GPs share: baselines of fixed size, their claims, and a plot."""
+"""Baselines of fixed size, their claims, and a plot, for both experiments with deep GPs."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -26,7 +26,7 @@ from winnowgp.training.layer_training import (
 STANDARD_ERRORS = 2.0
 """A mean gain counts if it exceeds this number of standard errors over folds or seeds."""
 
-# Restarts of k-means, of which the best is used.
+# Number of restarts of k-means; the best one is used.
 _RESTARTS = 10
 # Colours of Okabe and Ito that the two procedures do not use.
 _LAYER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#7f7f7f")
@@ -50,7 +50,7 @@ START_NAMES = {"random": "random rows", "kmeans": "k-means centres"}
 
 
 def spread_rows(inputs: Float[Tensor, "N D"], count: int) -> Float[Tensor, "K D"]:
-    """Return evenly spaced rows, as placeholders for inducing points that are placed later.
+    """Return evenly spaced rows, as initial inducing points whose locations are set later.
 
     >>> spread_rows(torch.arange(9.0)[:, None], 3)[:, 0].tolist()
     [0.0, 4.0, 8.0]

@@ -91,7 +91,7 @@ def paper_settings(seed: int = 0, *, epochs: int = EPOCHS) -> Row:
 
 
 def run_gplvm(settings: Row, *, device: str = "cpu") -> Training:
-    """Fit a GP-LVM to qPCR as the settings of a row say; the candidates stay on their grid."""
+    """Fit a GP-LVM to qPCR as the settings of a row specify; the candidates stay on their grid."""
     table = load_table("qpcr")
     entries = MaskedMatrix.of(Standardiser.of(table.values).forward(table.values).to(device))
     generator = torch.Generator(device=device).manual_seed(settings["seed"])

@@ -59,7 +59,7 @@ from winnowgp.training.layer_training import LayerTraining, random_rows
 from winnowgp.training.schedules import estimate_elbo
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
-# Samples per row of a prediction, and the number of timings, of which the shortest counts.
+# Samples per row of a prediction, and the number of timings; the shortest one is reported.
 SAMPLES, BEST_OF, TIMED_ROWS = 100, 25, 500
 ALPHAS = (0.5, 1.0, 2.0, 5.0)
 # Fewer pairs than the paper's, but denser where predictions are cheap and good: a wide first layer
@@ -402,7 +402,11 @@ def draw_tradeoff(grouped: Sequence[Group], *, ax: Axes) -> None:
         style = {"textcoords": "offset points", "fontsize": 7, "color": colour, **offset}
         for group, point in zip(members, points, strict=True):
             ax.annotate(_sizes(group), point, **style)
-    ax.set(xlabel="prediction time (µs per row)", ylabel="test log density (nats)", xscale="log")
+    ax.set(
+        xlabel="prediction time (µs per row)",
+        ylabel="test log density (nats per observation)",
+        xscale="log",
+    )
     ax.xaxis.set_major_locator(LogLocator(2))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.xaxis.set_minor_locator(NullLocator())

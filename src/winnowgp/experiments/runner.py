@@ -69,7 +69,7 @@ class Reproduction:
     missing: int
     """Number of runs that are still to be made."""
     cuts: str
-    """How the settings of a quick scope differ from the full ones; empty for a full scope."""
+    """Differences of the settings of a quick scope from the full ones; empty for a full scope."""
     claims: list[str]
     """The paper's claims about the figure, and whether the rows agree."""
 
@@ -109,7 +109,7 @@ def draw_experiment(experiment: Experiment, scope: Scope, folder: Path) -> Repro
     results = _results_path(experiment, scope, folder)
     status = run_status(experiment, Runs(results), scope)
     if not status.rows:
-        raise InputError(f"{results} has no rows of these settings; make the runs first.")
+        raise InputError(f"{results} has no rows of these settings; run the experiment first.")
     try:
         claims = experiment.claims(status.rows)
         figure = experiment.draw(status.rows, results.with_suffix(".png"))
@@ -118,7 +118,7 @@ def draw_experiment(experiment: Experiment, scope: Scope, folder: Path) -> Repro
             raise
         raise InputError(
             f"{results} has too few rows to draw: {plural(len(status.missing), 'run')} missing; "
-            "make the rest first."
+            "run the experiment again to complete them."
         ) from error
     return Reproduction(
         name=experiment.name,

@@ -1,4 +1,4 @@
-"""What figures 3 and 4 share: models with fixed or selected sizes, their comparison and plot."""
+"""Models with fixed or selected sizes, their comparison and plot, for figures 3 and 4."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -204,7 +204,7 @@ class Level:
     """
 
     group: str
-    """What varies: a condition, or the data set to which noise is added."""
+    """The condition that varies, or the data set to which noise is added."""
     value: float
     """Its intensity."""
     N: int
@@ -417,7 +417,7 @@ def draw_levels(
                 ax.set_axis_off()
             row[0].set_ylabel(label)
         for ax in axes[-1]:
-            ax.set_xlabel("inducing points")
+            ax.set_xlabel("number of inducing points")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return save_figure(figure, path)

@@ -227,8 +227,8 @@ def _string(value):
 
 def _one_hot(strings, categories):
     numbers = {{category: number for number, category in enumerate(categories)}}
-    found = np.array([numbers.get(string, -1) for string in strings], dtype=int)
-    return (found[:, None] == np.arange(len(categories))).astype(float)
+    indices = np.array([numbers.get(string, -1) for string in strings], dtype=int)
+    return (indices[:, None] == np.arange(len(categories))).astype(float)
 
 
 def _ndtr(z):

@@ -46,7 +46,7 @@ class Archive:
     """The contents of a file: a value that `winnowgp.io.registry.serialise` has encoded."""
 
     kind: str
-    """What the file is for: "Model" or "Checkpoint"."""
+    """Purpose of the file: "Model" or "Checkpoint"."""
     outline: Any
     """The value in JSON, with references to tensors by name."""
     tensors: dict[str, Tensor]
@@ -162,7 +162,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` at the end, and is removed on any failure.
 
     A failure or an interruption leaves the previous contents of `path` unchanged. The new file
-    takes the permissions of the file it replaces. Of a symbolic link, the target is replaced.
+    takes the permissions of the file it replaces. The target of a symbolic link is replaced.
 
     Raises:
         InputError: `path` is not a regular file, or a link into a folder that does not exist.
@@ -190,7 +190,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def _permissions(target: Path) -> int:
-    """Return those of the existing file, or the default of a new one: mkstemp's are private."""
+    """Return the permissions of the file, or the default of a new file: mkstemp's are private."""
     if target.exists():
         return S_IMODE(target.stat().st_mode)
     umask = os.umask(0)

@@ -254,7 +254,7 @@ def _add(tensor: Tensor, tensors: dict[str, Tensor], path: tuple[str, ...]) -> s
 @dataclass(slots=True)
 class _Decoder:
     tensors: dict[str, Tensor]
-    """Those not used yet: a tensor used twice would let a small file fill memory."""
+    """Tensors not used yet: if one were used twice, a small file could fill the memory."""
     objects: int = 0
 
     def decode(self, outline: Any) -> State:

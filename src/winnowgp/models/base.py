@@ -86,7 +86,7 @@ class SelectableModel(nn.Module, ABC, Generic[_Data]):
 class InducingModel(SelectableModel[Any]):
     """A sparse Gaussian process with K candidate inducing points and observed inputs.
 
-    It can be trained in two ways: `bound` and `subset_objective` are differentiable in all
+    A model can be trained in two ways: `bound` and `subset_objective` are differentiable in all
     parameters; the other bounds have the optimal q(u) substituted, and depend on kernel, mean,
     likelihood and locations only.
     """

@@ -207,7 +207,7 @@ class DeepGP(SelectableModel[Dataset]):
         )
 
     def base_samples(self, N: int, samples: int, generator: torch.Generator | None) -> list[Tensor]:
-        """ε of each layer but the last, standard normal, `[T N H]`."""
+        """Return standard normal ε for each layer but the last, `[T N H]`."""
         like = self.layers[0].candidates.detach()
         return [
             torch.randn(

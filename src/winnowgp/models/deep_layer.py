@@ -63,8 +63,8 @@ class DeepLayer(nn.Module):
         outputs: number of outputs, P.
         slope: A, `[D P]`, held fixed; zero by default.
         q_scale: initial F_p is this number times the identity. It is small in hidden layers, so
-            that a deep model starts as the deterministic map of its means (Salimbeni & Deisenroth
-            2017).
+            that a deep model starts as the deterministic function of its means (Salimbeni &
+            Deisenroth 2017).
     """
 
     slope: Tensor
@@ -173,7 +173,7 @@ def deep_layers(
     hidden_mean: str = "identity",
     q_scale: float = 1e-3,
 ) -> list[DeepLayer]:
-    """Return layers whose hidden functions start as nearly deterministic linear maps.
+    """Return layers whose hidden functions start as nearly deterministic linear functions.
 
     Args:
         X: inputs, for their principal components.

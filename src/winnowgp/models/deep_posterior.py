@@ -146,27 +146,27 @@ class DeepPosterior(nn.Module):
             raise InputError(
                 f"`probabilities` must lie strictly between 0 and 1; got {probabilities.tolist()}."
             )
-        parts = self.components(X)
+        mixture = self.components(X)
         if observed:
             if not isinstance(self.likelihood, GaussianLikelihood):
                 raise InputError(
-                    "quantiles of observations need a GaussianLikelihood; the model has a "
-                    f"{type(self.likelihood).__name__}. Pass `observed=False` for those of the "
-                    "function."
+                    "`observed` must be False unless the likelihood is Gaussian; the model has a "
+                    f"{type(self.likelihood).__name__}. Pass `observed=False` for quantiles of the "
+                    "latent function."
                 )
-            parts = self._observed(parts)
+            mixture = self._observed(mixture)
         # Normal requires a positive standard deviation, also where f is deterministic.
-        variance = parts.variance.clamp_min(torch.finfo(X.dtype).tiny)
-        return _quantiles(Normal(parts.mean, variance.sqrt()), probabilities)
+        variance = mixture.variance.clamp_min(torch.finfo(X.dtype).tiny)
+        return _quantiles(Normal(mixture.mean, variance.sqrt()), probabilities)
 
-    def _observed(self, parts: Prediction) -> Prediction:
-        seen = observation_model(self.likelihood).predict(
-            parts.mean.flatten(0, 1),
-            parts.variance.flatten(0, 1),
-            components=len(parts.mean),
+    def _observed(self, mixture: Prediction) -> Prediction:
+        observed = observation_model(self.likelihood).predict(
+            mixture.mean.flatten(0, 1),
+            mixture.variance.flatten(0, 1),
+            components=len(mixture.mean),
         )
-        shape = (*parts.mean.shape[:2], seen.mean.shape[-1])
-        return Prediction(seen.mean.reshape(shape), seen.variance.reshape(shape))
+        shape = (*mixture.mean.shape[:2], observed.mean.shape[-1])
+        return Prediction(observed.mean.reshape(shape), observed.variance.reshape(shape))
 
     def _points(self) -> list[LayerPoints]:
         return [
@@ -186,23 +186,23 @@ class DeepPosterior(nn.Module):
             raise InputError(f"`X` must have {D} columns as in training; got {list(X.shape)}.")
 
 
-def _mixed(parts: Prediction) -> Prediction:
+def _mixed(mixture: Prediction) -> Prediction:
     """Return mean and variance of an equal mixture over the first axis: E Var + Var E."""
-    mean = parts.mean.mean(0)
-    spread = (parts.mean - mean).square().mean(0)
-    return Prediction(mean, parts.variance.mean(0) + spread)
+    mean = mixture.mean.mean(0)
+    spread = (mixture.mean - mean).square().mean(0)
+    return Prediction(mean, mixture.variance.mean(0) + spread)
 
 
-def _quantiles(parts: Normal, probabilities: Float[Tensor, " Q"]) -> Float[Tensor, "Q N P"]:
-    wanted = probabilities[:, None, None].to(parts.loc)
+def _quantiles(mixture: Normal, probabilities: Float[Tensor, " Q"]) -> Float[Tensor, "Q N P"]:
+    wanted = probabilities[:, None, None].to(mixture.loc)
     # A quantile of the mixture lies between the extreme quantiles of its components.
-    ends = parts.loc[:, None] + parts.scale[:, None] * torch.special.ndtri(wanted)
+    ends = mixture.loc[:, None] + mixture.scale[:, None] * torch.special.ndtri(wanted)
     low, high = ends.amin(0), ends.amax(0)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         below = middle.new_zeros(()).expand_as(middle)
-        for mean, sd in zip(parts.loc, parts.scale, strict=True):
-            below = below + Normal(mean, sd).cdf(middle) / len(parts.loc)
+        for mean, sd in zip(mixture.loc, mixture.scale, strict=True):
+            below = below + Normal(mean, sd).cdf(middle) / len(mixture.loc)
         up = below < wanted
         low, high = torch.where(up, middle, low), torch.where(up, high, middle)
     return 0.5 * (low + high)

@@ -1,4 +1,4 @@
-"""Gaussian sites of each layer of a deep model, with the other layers held.
+"""Gaussian sites of each layer of a deep model, with the other layers held fixed.
 
 Given samples of its inputs, a layer's functions enter the likelihood through the layers above. To
 first order the bound is then a sum over rows of λ f − ½ w f² (`bounds.sites`), and all methods of
@@ -57,7 +57,7 @@ class LayerSites:
         return chunks, site_sums(chunks, self.sites)
 
     def statistics(self, layer: DeepLayer, *, bound: float, N: int | float) -> SubsetStatistics:
-        """Return statistics that score subsets of a layer's candidates, with other layers held.
+        """Return statistics that score subsets of a layer's candidates, the other layers fixed.
 
         They are on the CPU: selection takes thousands of sequential steps on small matrices.
 

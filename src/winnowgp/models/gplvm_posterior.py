@@ -27,7 +27,7 @@ NODES, INFERENCE_NODES = 64, 8
 class RowELBO(ABC):
     """Lower bounds on log p(y_i) of the observed entries of each row, as functions of q(x_i).
 
-    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, with the functions held.
+    Σ_p E log p(y_ip | f_p(x_i)) − KL[q(x_i) ‖ N(0, I)], in nats, at fixed functions.
     Maximising it infers the latent position of a row.
     """
 
@@ -261,7 +261,7 @@ class SampledRowELBO(RowELBO):
     """Row ELBOs under any likelihood, by a mean over nodes of q(x).
 
     Attributes:
-        Y: the table, with a possible value in place of missing entries.
+        Y: the table, with missing entries replaced by an observed value.
         observed: which entries are observed.
     """
 
@@ -288,7 +288,7 @@ class SampledRowELBO(RowELBO):
     def everywhere(
         self, mean: Float[Tensor, "J Q"], variance: Float[Tensor, "J Q"]
     ) -> Float[Tensor, "N J"]:
-        """Evaluate at the means of the q(x) only, which is enough to compare them."""
+        """Return the nats at the means of the q(x) only, which suffices to compare them."""
         latent, likelihood = self.function.predict(mean), self.function.likelihood
         columns = []
         for f, v in zip(latent.mean, latent.variance, strict=True):

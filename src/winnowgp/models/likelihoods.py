@@ -58,7 +58,7 @@ EXPECTATION_NODES, DENSITY_NODES = 20, 100
 SOFTMAX_DENSITY_NODES = 512
 
 _MIN_SOFTMAX_NODES = 16
-# Numbers held at once for densities of softmax: 32 MiB.
+# Numbers in memory at once for densities of softmax: 32 MiB.
 _SOFTMAX_NUMBERS = 2**22
 
 _Kind = TypeVar("_Kind", bound=Likelihood)
@@ -289,7 +289,7 @@ class BetaObservations(ObservationModel):
 
 @final
 class SoftmaxObservations(ObservationModel):
-    """One column of class numbers, each of which depends on all latent functions."""
+    """Class numbers in one column; each class probability depends on all latent functions."""
 
     likelihood: SoftmaxLikelihood
 
@@ -337,7 +337,7 @@ class SoftmaxObservations(ObservationModel):
         return mixing.mT @ classes @ mixing
 
     def _logits(self, f: Tensor) -> Tensor:
-        """GPyTorch's own `forward` transposes if there are as many rows as classes."""
+        """Return the logits; GPyTorch's `forward` transposes f if it has a row per class."""
         mixing = self.likelihood.mixing_weights
         return f if mixing is None else f @ mixing.mT
 

@@ -171,8 +171,8 @@ class Posterior(nn.Module):
         """
         if not isinstance(self.likelihood, GaussianLikelihood):
             raise InputError(
-                "only a posterior with Gaussian noise can be conditioned in closed form; this one "
-                f"has a {type(self.likelihood).__name__}. Fit again instead."
+                "`condition_on` needs a posterior with a GaussianLikelihood; this one has a "
+                f"{type(self.likelihood).__name__}. Fit the model to all rows instead."
             )
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
@@ -209,7 +209,7 @@ class Posterior(nn.Module):
         if not isinstance(self.likelihood, GaussianLikelihood):
             raise InputError(
                 f"{type(self.likelihood).__name__} has no Gaussian noise to add to a covariance; "
-                "pass `observed=False` for that of the function."
+                "pass `observed=False` for the covariance of the latent function."
             )
         return self.likelihood.noise.reshape(())
 

@@ -276,12 +276,13 @@ def student_expectation(
 class _Logarithm(torch.autograd.Function):
     """E log(1 + z²/s) for a Gaussian z of mean square z̄² and variance v, once differentiable.
 
-    With a = t/s, r = a/(1 + 2av) and k = E e^{−az²} = (1 + 2av)^{−½} e^{−r z̄²}, integrals over t of
+    With a = t/s, r = a/(1 + 2av) and k = E e^{−az²} = (1 + 2av)^{−½} e^{−r z̄²}, the derivatives are
+    integrals over t of
 
-        ∂(1 − k)/∂z̄² = k r,   ∂(1 − k)/∂v = k r (1 − 2 r z̄²);
+        ∂(1 − k)/∂z̄² = k r,   ∂(1 − k)/∂v = k r (1 − 2 r z̄²).
 
-    It depends on z̄²/s and v/s only, which gives the derivative in s. Automatic differentiation
-    took twice as long on 2,000 rows.
+    The value depends on z̄²/s and v/s only, which gives the derivative in s. Automatic
+    differentiation took twice as long on 2,000 rows.
     """
 
     @staticmethod
@@ -340,7 +341,7 @@ def probit_expectation(
 
 
 class _ProbitExpectation(torch.autograd.Function):
-    """Over nodes ε_t of N(0, 1) with weights w_t, z_t = s (μ + σ ε_t) and h = φ/Φ,
+    """E log Φ(s f) over nodes ε_t of N(0, 1) with weights w_t; z_t = s (μ + σ ε_t) and h = φ/Φ.
 
     E = Σ_t w_t log Φ(z_t),   ∂E/∂μ = s Σ_t w_t h(z_t),   ∂E/∂σ² = s Σ_t w_t ε_t h(z_t) / (2σ).
     """
@@ -395,7 +396,7 @@ def softmax_coupling(
 
 
 class _SoftmaxExpectation(torch.autograd.Function):
-    """Over nodes ε_t, f_t = μ + σ ε_t and p_t = softmax(f_t), with all means over t,
+    """E log softmax(f)_y over nodes ε_t; f_t = μ + σ ε_t, p_t = softmax(f_t), means are over t.
 
         E = μ_y − mean log Σ_c exp f_tc
         ∂E/∂μ_c = [c = y] − mean p_tc,   ∂E/∂σ_c² = −mean p_tc ε_tc / (2σ_c)

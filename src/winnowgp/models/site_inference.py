@@ -3,7 +3,7 @@
 In whitened coordinates sites (λ, w) give q(v_p) = N(V α_p, B_p⁻¹), where α = λ − w μ is the
 gradient of each row's log site at its mean, and B_p = I + V W_p Vᵀ depends on the precisions alone.
 The optimum has α = ∂E/∂μ and w = −2 ∂E/∂σ² (Opper and Archambeau 2009). Means and precisions are
-updated in turn: the means at O(P N M) per step with B held, the precisions at O(P N M²). A joint
+updated in turn: the means at O(P N M) per step at fixed B, the precisions at O(P N M²). A joint
 natural-gradient step updates the precisions at means that have not converged yet, and full steps
 overshoot: it took three times as many factorisations on the breast-cancer data.
 
@@ -167,8 +167,8 @@ def gauss_newton_precisions(
     The cost is one backward pass per output.
 
     Args:
-        outputs: means of the functions that the likelihood acts on, each row of which depends on
-            the same row of the hidden functions alone.
+        outputs: means of the functions that the likelihood acts on; each row depends on the same
+            row of the hidden functions alone.
         precisions: w_o of each output, to be broadcast against the gradients.
         hidden: means of the hidden functions, or samples of them.
     """
@@ -291,7 +291,7 @@ def _update_precisions(
     *,
     gain: float,
 ) -> tuple[SiteInference | None, float]:
-    """Move the precisions towards the implied ones, with the means held; None if nothing is gained.
+    """Move the precisions towards the implied ones at fixed means; None if nothing is gained.
 
     Unlike `backtrack` this extrapolates the next step length from the change that remains.
 
@@ -416,7 +416,7 @@ def _with_likelihood(
         linear[rows] = slope + precision[rows] * m
         lift.addmm_(chunk.V, slope)
     if not torch.isfinite(nats + linear.sum() + precision.sum()):
-        raise NotPositiveDefiniteError("the likelihood has no finite slope at some rows")
+        raise NotPositiveDefiniteError("the gradient of the likelihood is not finite at some rows")
     # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
     inside = (sites.precision * variance).sum() - sums.open.sum()
     kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)

@@ -54,7 +54,7 @@ def draw_latent_map(embedding: LatentMap, labels: Sequence[str] | None, *, ax: A
     Ellipses show one standard deviation. The opacity of a candidate is its inclusion probability.
 
     Args:
-        embedding: what is drawn.
+        embedding: the positions and candidates to draw.
         labels: one label per observation, or None for a single colour.
     """
     N = len(embedding.latents)
@@ -98,7 +98,7 @@ def save_animation(
         maps: the frames.
         labels: one label per observation, or None for a single colour.
         path: ends in .gif or .html, which determines the format.
-        frames_per_second: of a GIF.
+        frames_per_second: frame rate of a GIF.
     """
     writers = {".gif": _write_gif, ".html": _write_page}
     if path.suffix not in writers or not maps:

@@ -102,7 +102,7 @@ def draw_surface_2d(
 ) -> Axes:
     """Draw contours of the mean, the rows in the colour of their target, and inducing points.
 
-    A row that has the colour of its surroundings is predicted well. There may be no rows.
+    A row that has the colour of its surroundings is predicted well. `X` may have no rows.
     """
     grid = surface.x.numpy(), surface.y.numpy(), surface.mean.numpy()
     ends = [surface.mean.min(), surface.mean.max()]

@@ -54,7 +54,7 @@ class Bernoulli:
 
         q(Z) = Π_{k∈Z} λ_k Π_{k∉Z} (1 − λ_k),    λ = sigmoid(logits)
 
-    The discrete Poisson point process of section 3.2 of the paper. It is parametrised by logits, so
+    This is the discrete Poisson point process of section 3.2 of the paper. It stores logits, so
     that log λ and log(1 − λ) stay exact where λ would round to 0 or 1. The object is immutable; an
     optimiser owns the logits as its parameter.
 
@@ -101,7 +101,7 @@ class Bernoulli:
     def entropy(self) -> Scalar:
         """Return H(q) = −Σ_k [λ_k log λ_k + (1 − λ_k) log(1 − λ_k)] in nats.
 
-        H(λ) under equation 4 of the paper, which prints log λ_k in place of log(1 − λ_k).
+        This is H(λ) of equation 4 of the paper, which prints log λ_k instead of log(1 − λ_k).
         """
         # H = Σ p a + log(1 + e⁻ᵃ) with a = |logit| and p = sigmoid(−a) = min(λ, 1 − λ).
         a = self.logits.abs().clamp_max(_SATURATED)

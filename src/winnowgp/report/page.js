@@ -183,7 +183,7 @@
       const x = Q.coverage.map((c) => c[0]), y = Q.coverage.map((c) => c[1]);
       const tooltip = (i) => `${percent(x[i])} interval: contains ${percent(y[i])} of the rows`;
       chart(card(grid, "Coverage of intervals", "Calibrated intervals lie on the diagonal; intervals above it are too wide, below it too narrow."), {
-        label: "Coverage of intervals", xlabel: "nominal level", ylabel: "share of rows within", xrange: [0, 1], yrange: [0, 1], along: true,
+        label: "Coverage of intervals", xlabel: "nominal level", ylabel: "share of rows within the interval", xrange: [0, 1], yrange: [0, 1], along: true,
         series: [perfect, { kind: "line", x, y, label: "model" }, { kind: "dots", x, y, tooltip }],
       });
       const expected = Q.rows / Q.pit.length, at = Q.pit.map((_, i) => i / Q.pit.length);
@@ -267,17 +267,17 @@
 
   function choice() {
     const here = $("choice");
-    here.append(el("p", {}, `Requested: ${C.asked}. Selected: ${plural(C.points, "inducing point")}.`));
+    here.append(el("p", {}, `Goal: ${C.asked}. Selected: ${plural(C.points, "inducing point")}.`));
     const gap = C.evidence_gap === null ? [] : [["gap to an upper bound on the log evidence", `${digits(C.evidence_gap)} nats (${digits(C.evidence_gap / C.rows, 2)} per observation)`]];
     table(here, ["", ""], [
       ["ELBO, a lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...gap,
       ["ELBO gap to the best bound with more inducing points", `${digits(C.given_up, 3)} nats per observation`],
-      ["strength α of the prior exp(−α M²) that selects as many", digits(C.alpha, 3)],
+      ["strength α of the prior exp(−α M²) that selects this number", digits(C.alpha, 3)],
     ]);
     const grid = cards(here);
     if (C.frontier) {
       const best = Math.max(...C.frontier), below = C.frontier.map((b) => Math.max((best - b) / C.rows, 1e-5)), x = below.map((_, i) => i);
-      chart(card(grid, "ELBO gap for each number of inducing points", "Below the best bound, for subsets of the final candidates. Hover to see a number."), {
+      chart(card(grid, "ELBO gap for each number of inducing points", "Difference to the best ELBO, for subsets of the final candidates. Hover to see the values."), {
         label: "Frontier", xlabel: "number of inducing points", ylabel: "ELBO gap, nats per observation", ylog: true, along: true,
         series: [
           { kind: "line", x, y: below, tooltip: (i) => `${plural(i, "inducing point")}: ${digits(C.frontier[i], 6)} nats\nELBO gap ${digits(below[i], 2)} nats per observation` },
@@ -290,7 +290,7 @@
       const x = y.map((_, i) => i + (k ? C.points : 0)), colour = COLOURS[k];
       return [{ kind: "stems", x, y, colour }, { kind: "dots", x, y, colour, r: 2.5, tooltip: (i) => `${k ? "not selected" : "selected"}: ${percent(y[i])}`, label: k ? `${y.length} not selected` : `${y.length} selected` }];
     });
-    chart(card(grid, "Inclusion probabilities", "Probability of each final candidate under the variational point process."), {
+    chart(card(grid, "Inclusion probabilities", "Probability of each final candidate under the variational point process q(Z)."), {
       label: "Inclusion", xlabel: "candidate", ylabel: "probability", yrange: [0, 1.02], along: true, series,
     });
   }
@@ -319,7 +319,7 @@
       const clamp = (v) => Math.max(v, orange[0]);
       const here2 = m.objective === null ? [] : [{ kind: "dots", x: [m.step], y: [clamp(m.objective)], r: 6, open: true, colour: COLOURS[1], label: "this step" }];
       chart(right, {
-        label: "Objective", xlabel: "step", ylabel: "nats", yrange: orange, along: true,
+        label: "Objective", xlabel: "step", ylabel: "objective (nats)", yrange: orange, along: true,
         series: [{ kind: "line", x: seen.map((s) => s.step), y: seen.map((s) => clamp(s.objective)), tooltip: (k) => `step ${seen[k].step}, ${seen[k].phase}\n${digits(seen[k].objective, 6)} nats, ${plural(seen[k].x.length, "inducing point")}` }, ...here2],
       });
       now.textContent = `Step ${m.step} of ${steps[steps.length - 1].step} (${m.phase}): ${plural(m.x.length, "inducing point")}${m.objective === null ? "" : `, ${digits(m.objective, 6)} nats`}`;
@@ -343,7 +343,7 @@
 
   function data() {
     const here = $("data");
-    here.append(el("p", {}, `${F.rows.toLocaleString("en")} rows, of which ${F.train_rows.toLocaleString("en")} were used for training. Task of “${F.target}”: ${F.task} (${F.why_task}).`));
+    here.append(el("p", {}, `${F.rows.toLocaleString("en")} rows; ${F.train_rows.toLocaleString("en")} of them were used for training. Task of “${F.target}”: ${F.task} (${F.why_task}).`));
     const describe = (c) => (c.kind === "words" ? `${c.different} ${c.different === 1 ? "category" : "categories"}: ${c.words.map(([w, n]) => `${w} (${n})`).join(", ")}${c.different > c.words.length ? ", …" : ""}`
       : c.spread.map((v) => (c.kind === "date" ? date(v) : digits(v))).join(" · "));
     const kinds = { number: "number", date: "date", words: "categorical" };

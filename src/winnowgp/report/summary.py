@@ -7,7 +7,7 @@ from typing import TypedDict
 
 
 class ColumnSummary(TypedDict):
-    """A column of the table."""
+    """The contents of a column of the table, and its relevance to the predictions."""
 
     name: str
     kind: str
@@ -24,7 +24,7 @@ class ColumnSummary(TypedDict):
 
 
 class Choice(TypedDict):
-    """The selection of inducing points."""
+    """The result of the selection of inducing points."""
 
     points: int
     """Number of inducing points."""
@@ -101,7 +101,7 @@ class Curve(TypedDict):
 
 
 class Effect(TypedDict):
-    """How predictions depend on one column, the others being at typical values."""
+    """Predictions as one column varies and the others have typical values."""
 
     column: str
     kind: str
@@ -115,14 +115,14 @@ class Moment(TypedDict):
     phase: str
     step: int
     objective: float | None
-    """In nats, comparable within a phase only; None if not evaluated at this step."""
+    """Objective in nats, comparable within a phase only; None if not evaluated at this step."""
     x: list[float]
     y: list[float]
     """Coordinates of the inducing points along the inputs of `Training`."""
 
 
 class Training(TypedDict):
-    """The training history."""
+    """The recorded steps of the training history."""
 
     inputs: list[str]
     """Names of the one or two inputs that are shown."""
@@ -130,7 +130,7 @@ class Training(TypedDict):
 
 
 class Summary(TypedDict):
-    """The summary of a fitted table model."""
+    """The summary of a fitted table model, which reports and commands display."""
 
     target: str
     task: str

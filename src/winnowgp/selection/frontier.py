@@ -48,7 +48,7 @@ class Frontier:
 
     @property
     def sizes(self) -> Int[Tensor, " sizes"]:
-        """0, 1, ..., K."""
+        """The numbers of inducing points 0, 1, ..., K."""
         return torch.arange(len(self.bounds), device=self.bounds.device)
 
     def best(self, log_weights: SizeTable) -> SearchResult:
@@ -80,7 +80,7 @@ class Frontier:
         return int(self.bounds[: max_points + 1].argmax())
 
     def at(self, M: int, *, log_weights: SizeTable | None = None) -> SearchResult:
-        """Return the subset of size M; its score is its bound unless `log_weights` is given."""
+        """Return the subset of size M with its score, the bound L(Z_M) plus `log_weights[M]`."""
         bound = self.bounds[M].item()
         log_weight = 0.0 if log_weights is None else log_weights[M].item()
         return SearchResult(mask=self.masks[M], bound=bound, score=bound + log_weight)
@@ -110,8 +110,8 @@ def search_frontier(
     """Return the frontier of backward elimination, forward selection and local improvements.
 
     A few subsets are improved by oscillating search and swaps, with a backward elimination from
-    each of them. O(K³) for eliminations and selection, O(K² M) for each size improved. No
-    optimality is claimed; see `multistart_search` for one subset under a prior.
+    each of them. The cost is O(K³) for eliminations and selection, and O(K² M) for each size
+    improved. The subsets need not be optimal; see `multistart_search` for one subset under a prior.
 
     Args:
         statistics: statistics of the data.

@@ -25,13 +25,13 @@ _OFFSET, _POWER = 5.0, 0.75  # of the step size ρ = (step + offset)^−power
 # Largest change of the expected size in one step, relative; one inducing point is always allowed.
 _MAX_CHANGE = 0.02
 _HALVINGS = 6
-# Sections of an interval by 16, each of which gives four more bits of the expected size.
+# Number of sections by 16; each section determines four more bits of the expected size.
 _SECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class InclusionState:
-    """State of the iteration."""
+    """State of the natural-gradient iteration of `inclusion_step`."""
 
     gains: Float[Tensor, " K"]
     """Running average of the marginal gains, in nats."""
@@ -42,7 +42,7 @@ class InclusionState:
 
 @dataclass(frozen=True, slots=True)
 class InclusionFit:
-    """Fitted inclusion probabilities."""
+    """Inclusion probabilities that `fit_inclusion` has fitted, and the path of the objective."""
 
     q: Bernoulli
     trace: Float[Tensor, " T"]
@@ -102,7 +102,7 @@ def inclusion_start(
     """Return the state whose average is the marginal gains of a given subset; O(K² M).
 
     Starting from λ = ½ fails: a strong prior empties the set in one step and it never recovers,
-    and a weak prior fills it and takes tens of steps to forget the first, very large gains.
+    and a weak prior fills it and needs tens of steps to average out the first, very large gains.
     """
     gains = statistics.marginal_gains(mask)
     q = Bernoulli.from_inclusion(mask.to(gains))
@@ -192,7 +192,7 @@ def _interpolate(
 
 
 def _has_converged(draws: Float[Tensor, " T"], sizes: list[float]) -> bool:
-    """Whether the last window is level with the one before and with the best, within noise."""
+    """Return whether the last window is level with the one before and the best, within noise."""
     windows = draws.unfold(0, _WINDOW, 1)
     means = windows.mean(dim=1)
     now, before = windows[-1], windows[-1 - _WINDOW]

@@ -43,7 +43,7 @@ class SearchState(ABC):
     candidates: Int[Tensor, " J"]
     """Candidates that the search still considers."""
     included: Bool[Tensor, " J"]
-    """Which of these candidates are in the subset."""
+    """Mask of these candidates: True for those in the subset."""
     bound: Float[Tensor, ""]
     """L(Z) in nats."""
 
@@ -89,7 +89,7 @@ class SearchObjective(MarginalGainObjective):
     @property
     @abstractmethod
     def empty(self) -> Float[Tensor, ""]:
-        """L(∅) in nats."""
+        """Bound L(∅) without inducing points, in nats."""
 
     @abstractmethod
     def search_state(self, mask: Mask) -> SearchState:

@@ -100,7 +100,7 @@ def _gain_over_empty(roots: Roots, mask: Bool[Tensor, "S K"]) -> Float[Tensor, "
 @final
 @dataclass(frozen=True, slots=True)
 class SummedState(SearchState):
-    """The same subset under several kernels; bounds and marginal gains add up."""
+    """A subset under several kernels, whose bounds and marginal gains are summed."""
 
     terms: tuple[EliminationState, ...]
     candidates: Int[Tensor, " J"]

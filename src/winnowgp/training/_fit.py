@@ -34,8 +34,8 @@ def fit(
         model: a `SparseGP`, `VariationalGP`, `DeepGP`, `LatentVariableGP` or `SampledLatentGP`.
         data: a `Dataset`, or any other source for a `SparseGP` with `FastSchedule`; a
             `MaskedMatrix` for GP-LVMs. Processes that share a source all return the same result.
-        schedule: the plan, `FastSchedule()` if None: the fewest points within 0.01 nats per
-            observation of the best ELBO.
+        schedule: the schedule of the fit; `FastSchedule()` if None, which selects the fewest
+            inducing points within 0.01 nats per observation of the best ELBO.
         callbacks: functions called with the `Progress` of every step.
         checkpoint: folder in which the fit is recorded, and from which it resumes if interrupted;
             or the open log of a larger fit that this one is a part of.
@@ -92,14 +92,14 @@ def _check(model: Any, data: Any) -> None:
             )
         return
     points = model.layers[0].candidates if isinstance(model, DeepGP) else model.candidates
-    held = data.as_dataset()
+    dataset = data.as_dataset()
     # Rows that are read during the fit are moved to the model's device then.
-    device = points.device if held is None else held.device
+    device = points.device if dataset is None else dataset.device
     if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:
         raise InputError(
             "model and data must have the same number of columns, dtype and device; the model's "
             f"candidates are {points.dtype} with {points.shape[1]} columns on {points.device} and "
-            f"the data {data.dtype} with {data.D} on {device}."
+            f"the data {data.dtype} with {data.D} on {device}. Convert one of them."
         )
     model.check(data)
 

@@ -53,9 +53,9 @@ class Minibatches:
                 process_group, "minibatches are shared, with a `batch_size` below all rows"
             )
         self.total = None if whole else data.N
-        """Number of rows that a minibatch is a random part of; None for all rows."""
+        """Number of rows that minibatches are drawn from; None if every step uses all rows."""
         self.scale = float(data.observations * data.P)
-        """What nats are divided by before they are differentiated."""
+        """Divisor of the objective before differentiation: observations times targets."""
         self.data = data
         """All rows."""
         self.rows = data.N if size is None or whole else size
@@ -73,9 +73,9 @@ class Minibatches:
         return self.data.part(rows[self.process_group.rank])
 
     def local(self, drawn: Sequence[Float[Tensor, "T B _"]]) -> list[Float[Tensor, "T b _"]]:
-        """Return the part of numbers drawn for a whole minibatch that is for this process's rows.
+        """Return those of the numbers drawn for a minibatch that belong to this process's rows.
 
-        A row then meets the same numbers in whichever process it is.
+        Each row then receives the same numbers, whichever process it belongs to.
         """
         if self.total is None:
             return list(drawn)
@@ -87,17 +87,18 @@ class Minibatches:
     def mean_over_processes(
         self, nats: Callable[[], Float[Tensor, "*S"]], shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*S"]:
-        """Return the mean over processes of what each computes from its rows, the same in each.
+        """Return the mean over processes of the nats that each computes from its own rows.
 
-        The gradient is that of this process alone: the mean over processes of what follows from it
-        is the gradient of the whole minibatch, also where terms are added that each process has.
+        All processes receive the same value. Its gradient is that of this process's rows alone;
+        the mean of these gradients over processes is the gradient of the whole minibatch.
 
         Args:
+            nats: computes the nats of this process's rows.
             shape: shape of the result.
 
         Raises:
-            NotPositiveDefiniteError: some process cannot compute its part; raised in all of them,
-                or the others would wait for it.
+            NotPositiveDefiniteError: a process cannot compute its nats. All processes raise it, so
+                that none waits for another.
         """
         if self.process_group.world_size == 1:
             return nats()
@@ -111,7 +112,7 @@ class Minibatches:
         part = self.data.X.new_zeros(shape) if value is None else value
         failed, total = self.process_group.all_reduce(failed, part)
         if value is None or failed:
-            raise failure or NotPositiveDefiniteError("another process cannot compute its part")
+            raise failure or NotPositiveDefiniteError("another process cannot compute its nats")
         # The second term is zero, and carries the gradient.
         return total / self.process_group.world_size + (value - value.detach())
 
@@ -120,7 +121,7 @@ class Minibatches:
         return Minibatches(data, self._size, self._generator, process_group=self.process_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which rows were used."""
+        """Return the order of the rows, and the position in it."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,11 +181,11 @@ class Adam:
             objective: nats, larger is better; called once per step, and again where a phase ends in
                 a drop.
             groups: parameters with their learning rate.
-            scale: what the objective is divided by before it is differentiated, the number of rows.
+            scale: divisor of the objective before differentiation, the number of observations.
             on_step: called with the number of each step, from one, and the objective before it,
                 except for steps that are rolled back; may raise `EndPhase`.
             checkpoint_log: log in which this optimisation is recorded.
-            memory: what `objective` and `on_step` change besides the parameters.
+            memory: objects that `objective` and `on_step` change besides the parameters.
             process_group: processes that take the same steps, along the mean of their gradients;
                 the objective must be the same number in each.
         """
@@ -194,8 +195,8 @@ class Adam:
             return
         loop = _Loop(torch.optim.Adam(trainable))
         parameters = loop.parameters
-        kept = {"parameters": _Parameters(parameters), **(memory or {})}
-        stage = checkpoint_log.stage(kept, start=parameters, scratch={"loop": loop})
+        results = {"parameters": _Parameters(parameters), **(memory or {})}
+        stage = checkpoint_log.stage(results, start=parameters, scratch={"loop": loop})
         while loop.step < self.steps and not stage.ended:
             loop.set_rates(self._rate_factor(loop.step))
             value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
@@ -204,7 +205,7 @@ class Adam:
                 continue
             loop.accept()
             if self.rollback_threshold < inf and loop.roll_back(
-                value / scale, self.rollback_threshold, kept
+                value / scale, self.rollback_threshold, results
             ):
                 stage.save()
                 continue
@@ -218,7 +219,8 @@ class Adam:
             stage.save()
         while loop.dropped:
             value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
-            loop.roll_back(-inf if value is None else value / scale, self.rollback_threshold, kept)
+            value = -inf if value is None else value / scale
+            loop.roll_back(value, self.rollback_threshold, results)
         stage.end()
 
     def _clip(self, parameters: list[Tensor], average: float | None) -> float:
@@ -293,7 +295,7 @@ class _Loop:
             group["lr"] = rate * factor
 
     def accept(self) -> None:
-        """Count a step that will be taken from here."""
+        """Count a step whose objective and gradient could be computed."""
         self._good = [p.detach().clone() for p in self.parameters]
         self._rejections = 0
         self.step += 1
@@ -309,8 +311,8 @@ class _Loop:
         _set(self.parameters, self._good)
         self._rates = [0.5 * rate for rate in self._rates]
 
-    def roll_back(self, value: float, threshold: float, kept: Mapping[str, Stateful]) -> bool:
-        """Return whether the objective diverged; if so, all that is kept is restored."""
+    def roll_back(self, value: float, threshold: float, results: Mapping[str, Stateful]) -> bool:
+        """Return whether the objective diverged; if so, restore `results` from a snapshot."""
         level = value if self._level is None else self._level
         limit = max(threshold, CHANCE * self._drop)
         if value >= level - limit:
@@ -320,13 +322,15 @@ class _Loop:
             self._low = 0
             self._level = value if self._level is None else 0.9 * level + 0.1 * value
             if value >= self._level and self.step % SNAPSHOT_EVERY == 1:
-                self._snapshot = {name: deepcopy(part.state_dict()) for name, part in kept.items()}
+                self._snapshot = {
+                    name: deepcopy(result.state_dict()) for name, result in results.items()
+                }
             return False
         self._low += 1
         if self._low < DIVERGED:
             return False
-        for name, part in kept.items():
-            part.load_state_dict(self._snapshot[name])
+        for name, result in results.items():
+            result.load_state_dict(self._snapshot[name])
         self.optimiser.state.clear()
         self._good = [p.detach().clone() for p in self.parameters]
         self._rates = [0.5 * rate for rate in self._rates]
@@ -336,7 +340,7 @@ class _Loop:
 
     @property
     def dropped(self) -> bool:
-        """Whether the objective was too low last time, but not yet often enough to roll back."""
+        """Whether the last objective was too low, but too few in a row were to roll back."""
         return self._low > 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel
 @final
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step of one phase of a fit."""
+    """A step of a phase of a fit, which callbacks receive."""
 
     phase: str
     """Name of the phase, such as "initialisation", "selection" or "optimisation"."""
@@ -55,9 +55,9 @@ class Progress:
 
 
 def candidate_sets(model: AnyModel) -> tuple[Tensor, ...]:
-    """Return copies of the candidates `[K D]` of each layer of a deep GP; of other models, one."""
-    parts = model.layers if isinstance(model, DeepGP) else [model]
-    return tuple(part.candidates.detach().clone() for part in parts)
+    """Return copies of the candidates `[K D]`: one per layer of a deep GP, else a single one."""
+    owners = model.layers if isinstance(model, DeepGP) else [model]
+    return tuple(owner.candidates.detach().clone() for owner in owners)
 
 
 Callback: TypeAlias = Callable[[Progress], None]
@@ -73,7 +73,7 @@ belongs to fits with the same settings.
 
 Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
-"""What arguments named `callbacks` accept: None, one callback, or a sequence of them."""
+"""The type of arguments named `callbacks`: None, one callback, or a sequence of callbacks."""
 
 
 class EndPhase(Exception):
@@ -195,7 +195,7 @@ class EarlyStopping:
 
     A phase ends when the mean objective of the last `patience` steps is less than `least_gain` nats
     above that of the `patience` steps before them. Means are compared because most objectives are
-    noisy estimates, of which the best one so far is biased upwards. The parameters that the phase
+    noisy estimates, and the best estimate so far is biased upwards. The parameters that the phase
     reached are kept, and the next phase begins.
 
     >>> from winnowgp import SparseGPRegressor

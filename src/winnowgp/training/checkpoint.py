@@ -2,8 +2,8 @@
 
 A fit is determined by its data, model, schedule and seed. Run again from its beginning it meets the
 same long loops, its stages, in the same order. A stage that had ended is not run again: its result
-is restored. The stage in progress continues from its last saved state. What lies between stages
-takes little time, and is computed again.
+is restored. The stage in progress continues from its last saved state. The computations between
+stages take little time and are repeated.
 """
 
 import os
@@ -66,7 +66,7 @@ class Checkpoint:
         return Path(self.folder) / "fit.checkpoint"
 
     def read(self) -> State | None:
-        """Return what was written last; None if nothing was.
+        """Return the last state that was written, or None if there is none.
 
         Raises:
             CheckpointError: the file is damaged, not a checkpoint, or cannot be read.
@@ -74,10 +74,10 @@ class Checkpoint:
         try:
             if not self.path.exists():
                 return None
-            packed = read_archive(self.path)
-            if packed.kind != _KIND:
-                raise ModelFileError(f"{self.path} holds a {packed.kind}.")
-            state = deserialise(packed)
+            archive = read_archive(self.path)
+            if archive.kind != _KIND:
+                raise ModelFileError(f"{self.path} holds a {archive.kind}.")
+            state = deserialise(archive)
         except OSError as error:
             raise CheckpointError(
                 f"{self.path} must be a file that can be read ({error}); delete it to start again, "
@@ -152,7 +152,7 @@ class CheckpointLog:
 
     @property
     def passed(self) -> bool:
-        """Whether an earlier run had come further, so that callbacks were notified already."""
+        """Whether an earlier run went beyond this point, so that callbacks have been notified."""
         # All later entries count, because a stage that could not begin leaves none.
         return self._finished or any(number > self._count for number in self._entries)
 
@@ -163,18 +163,18 @@ class CheckpointLog:
 
     def stage(
         self,
-        kept: Mapping[str, Stateful],
+        results: Mapping[str, Stateful],
         *,
         start: Sequence[Tensor] = (),
         scratch: Mapping[str, Stateful] | None = None,
     ) -> "Stage":
-        """Return the next long loop, its state restored.
+        """Return the next resumable stage, with its state restored.
 
         Args:
-            kept: what the loop changes that matters afterwards.
-            start: what the loop starts from, to detect a resumed fit that differs. Processes that
-                share the fit all start where the first of them does.
-            scratch: what the loop needs to continue, and nothing needs afterwards.
+            results: objects that the loop changes, and that are needed after it.
+            start: tensors that the loop starts from, to detect a resumed fit that differs.
+                Processes that share the fit all start from those of the first one.
+            scratch: objects that are needed to continue the loop, and not after it.
         """
         if self.process_group.world_size > 1:
             for own, first in zip(start, self.process_group.broadcast(*start), strict=True):
@@ -183,7 +183,7 @@ class CheckpointLog:
         if self._generator is not None:
             start = [*start, self._generator.get_state()]
             always["generator"] = _GeneratorState(self._generator)
-        return Stage(self, kept=always | dict(kept), scratch=scratch or {}, start=start)
+        return Stage(self, results=always | dict(results), scratch=scratch or {}, start=start)
 
     def once(self, compute: Callable[[], Value]) -> Value:
         """Return what `compute` returned the first time, for random draws and measured times.
@@ -211,7 +211,7 @@ class CheckpointLog:
         return self.saved and monotonic() - self._written >= self._every
 
     def next_entry(self) -> tuple[int, State | None]:
-        """Return the number of the next stage, from one, and what was written of it."""
+        """Return the number of the next stage, from one, and its saved entry, if any."""
         if not self.saved:
             return 0, None
         self._count += 1
@@ -243,21 +243,21 @@ NO_CHECKPOINT_LOG = CheckpointLog()
 
 @final
 class Stage:
-    """One long loop, to be run, continued, or skipped if `ended`; its state is restored already."""
+    """A resumable loop of a fit, whose saved state has been restored; skip it if `ended`."""
 
     def __init__(
         self,
         log: CheckpointLog,
         *,
-        kept: Mapping[str, Stateful],
+        results: Mapping[str, Stateful],
         scratch: Mapping[str, Stateful],
         start: Sequence[Tensor],
     ) -> None:
-        self._log, self._kept, self._scratch = log, kept, scratch
+        self._log, self._results, self._scratch = log, results, scratch
         self._number, entry = log.next_entry()
         self._start = digest(start) if log.saved else ""
         self.ended = entry is not None and bool(entry.get("ended"))
-        """Whether there is nothing left to do."""
+        """Whether the loop has ended, in this run or in an earlier one."""
         if entry is not None:
             self._restore(entry)
 
@@ -268,7 +268,7 @@ class Stage:
             self._log.write()
 
     def end(self) -> None:
-        """Record that the loop has ended; only what is kept remains."""
+        """Record that the loop has ended; its scratch state is discarded."""
         if self._log.saved and not self.ended:
             self._record(ended=True)
             self.ended = True
@@ -276,8 +276,8 @@ class Stage:
                 self._log.write()
 
     def _record(self, *, ended: bool) -> None:
-        parts = self._kept if ended else {**self._kept, **self._scratch}
-        memory = {name: _copied(part.state_dict()) for name, part in parts.items()}
+        objects = self._results if ended else {**self._results, **self._scratch}
+        memory = {name: _copied(each.state_dict()) for name, each in objects.items()}
         self._log.put(self._number, {"ended": ended, "start": self._start, "memory": memory})
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
@@ -287,10 +287,10 @@ class Stage:
                 "processor, library or number of processes rounds differently. Resume it as it was "
                 "started, or delete the checkpoint to start again."
             )
-        parts = self._kept if self.ended else {**self._kept, **self._scratch}
+        objects = self._results if self.ended else {**self._results, **self._scratch}
         try:
-            for name, part in parts.items():
-                part.load_state_dict(entry["memory"][name])
+            for name, each in objects.items():
+                each.load_state_dict(entry["memory"][name])
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise _unsuitable() from error
 
@@ -309,7 +309,7 @@ def open_checkpoint(
     it has read.
 
     Args:
-        identity: all that the result depends on, besides the generator and the callbacks.
+        identity: values that determine the result, besides the generator and the callbacks.
 
     Raises:
         CheckpointError: the folder holds another fit that has not ended, or a file that is not a
@@ -417,6 +417,6 @@ def _copied(state: State) -> State:
     if isinstance(state, Mapping):
         return {key: _copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        parts = [_copied(value) for value in state]
-        return parts if isinstance(state, list) else tuple(parts)
+        values = [_copied(value) for value in state]
+        return values if isinstance(state, list) else tuple(values)
     return state

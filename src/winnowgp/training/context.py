@@ -1,4 +1,4 @@
-"""The training context: what all phases of a fit share besides a model and data."""
+"""The training context: generator, callbacks, checkpoint log and process group of a fit."""
 
 import warnings
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def training_context(
         checkpoint: where the fit is recorded, if anywhere; a log that is open already is continued,
             and remains open.
         process_group: the processes that share the fit.
-        identity: all that the result depends on, besides generator and callbacks; not used where a
+        identity: values that determine the result, besides generator and callbacks; not used if a
             log is open.
     """
     callbacks = as_callbacks(callbacks)

@@ -53,11 +53,11 @@ class FastSchedule(Schedule):
     inclusion_steps: int = 60
     """Largest number of subsets drawn to learn the inclusion probabilities."""
     deep: DeepTraining = field(default_factory=DeepTraining)
-    """How a deep GP is trained."""
+    """Training settings of a deep GP."""
 
     def __post_init__(self) -> None:
-        given = (self.n_candidates, self.rounds, self.iterations)
-        if any(value is not None and value < 1 for value in given):
+        counts = (self.n_candidates, self.rounds, self.iterations)
+        if any(count is not None and count < 1 for count in counts):
             raise InputError(
                 "`n_candidates`, `rounds` and `iterations` must be at least 1; "
                 f"got {self.n_candidates}, {self.rounds} and {self.iterations}."

@@ -46,8 +46,8 @@ def fit_gplvm(
        table as noise alone, once more with the noise fixed at first.
     3. Every row's latent position is inferred anew given the functions: a row in the wrong region
        has no gradient that leads out of it.
-    4. The points and fresh candidates at latent positions: backward elimination by psi statistics,
-       exactly as in regression, down to the goal. The set may grow.
+    4. Backward elimination by psi statistics, exactly as in regression, from the points and fresh
+       candidates at latent positions down to the goal. The set may grow.
     5. Steps 2 to 4 again until the number settles; then a last, longer optimisation.
 
     Args:
@@ -90,8 +90,8 @@ def _initial_fit(steps: "_Steps", goal: Goal, stop: Stop) -> tuple[LatentVariabl
     start = steps.start(goal.points if isinstance(goal, MaxPoints) else FIRST)
     current, reference = steps.optimise_twice(start, stop=stop)
     if current.latents.kl().item() < COLLAPSED * steps.table.N:
-        held, _ = steps.optimise(start, stop=stop, hold_noise=True)
-        other, elbo = steps.optimise_twice(held, stop=stop)
+        initial, _ = steps.optimise(start, stop=stop, hold_noise=True)
+        other, elbo = steps.optimise_twice(initial, stop=stop)
         if elbo > reference:
             return other, elbo
     return current, reference
@@ -164,8 +164,8 @@ class _Steps:
     ) -> tuple[LatentVariableGP, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats."""
         moved = deepcopy(model)
-        held = [p for p in moved.likelihood.parameters() if hold_noise and p.requires_grad]
-        for parameter in held:
+        fixed = [p for p in moved.likelihood.parameters() if hold_noise and p.requires_grad]
+        for parameter in fixed:
             parameter.requires_grad_(False)
         try:
             maximum = maximise_elbo(
@@ -181,7 +181,7 @@ class _Steps:
         except TrainingError:
             # Rounding at the start (close points, hardly any noise): return the model unchanged.
             return model, model.fixed_bound(self.table)
-        for parameter in held:
+        for parameter in fixed:
             parameter.requires_grad_(True)
         return moved, maximum.value
 

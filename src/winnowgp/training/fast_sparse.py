@@ -33,8 +33,8 @@ from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import FitResult, cluster_centres, learn_inclusion
 from winnowgp.typing import Mask
 
-# Largest number of rows that are sampled from a source which is not in memory; fewer of a wide
-# table, of which this many numbers suffice, but at least as many as the schedule uses.
+# Largest number of rows that are sampled from a source which is not in memory. A wide table is
+# limited to `NUMBERS` numbers, but to at least `_FEWEST` rows, which the schedule uses.
 SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
 # A source with at most this many rows, all of them in the sample, is not read again in each pass.
 HELD = SAMPLE
@@ -185,7 +185,7 @@ class FastSteps(Generic[Model]):
         self.model = model
         self._rows, self._context = rows, context
         self.sample, self._order = _sampled(data, context.generator)
-        self.data = self.sample if _is_held(data, self.sample) else data
+        self.data = self.sample if _is_complete(data, self.sample) else data
         self._given = model.candidates.detach().clone()
         self._latents = observation_model(model.likelihood).num_latents(data.P)
 
@@ -251,15 +251,15 @@ class FastSteps(Generic[Model]):
         model itself is returned if the copy is no better.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
-        held = rows.as_dataset()
-        held = self.sample if held is None else held
-        _lift_noise(moved, held)
+        dataset = rows.as_dataset()
+        dataset = self.sample if dataset is None else dataset
+        _lift_noise(moved, dataset)
         work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
         affordable = int(work / max(model.chunked_cost(rows), 1.0))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
         maximise_elbo(
             moved,
-            held.X,
+            dataset.X,
             objective=moved.chunked_bound(rows),
             stop=stop,
             on_step=lambda step, value: self._context.notify(
@@ -274,15 +274,15 @@ class FastSteps(Generic[Model]):
     def starts(self, M: int) -> list[Model]:
         """Return initial models with M points, the most reliable first; more where M is small.
 
-        M points cannot represent all that the exact process does: their optimum is closer to a
-        smoother function with more noise.
+        M points cannot represent the exact posterior: their optimum is closer to a smoother
+        function with more noise.
         """
         initial = self.initialise(STAGES if M > 64 else STAGES[:2])
         smooth = starting_points(self.model, self.sample)[1]
         soft = _scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
-            starts.append(self._eliminated(self._held(initial, M), M))
+            starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
         if M <= 64:
             starts += [
                 self._eliminated(smooth, M),
@@ -318,14 +318,14 @@ class FastSteps(Generic[Model]):
         frontier = self.frontier(pool.subset_statistics(self.part(self._rows)))
         return pool.prune(frontier.masks[M])
 
-    def _held(self, model: Model, M: int) -> Model:
-        """Return hyper-parameters optimised with M greedy points at fixed locations; no points."""
+    def _with_fixed_locations(self, model: Model, M: int) -> Model:
+        """Return a model without points, its hyper-parameters optimised with M fixed points."""
         pool, part = self.with_fresh(model, M), self.part(self._rows)
         learnt = pool.candidates.requires_grad
         pool.candidates.requires_grad_(False)
-        held, _ = self.optimise(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
-        held.candidates.requires_grad_(learnt)
-        return held.with_candidates(self.sample.X[:0])
+        optimised, _ = self.optimise(pool, stop=Stop(1e-3 * part.observations, 10, 40), on=part)
+        optimised.candidates.requires_grad_(learnt)
+        return optimised.with_candidates(self.sample.X[:0])
 
     def _centres(self, model: Model, M: int) -> Model:
         """Return the model with points at M cluster centres, if locations may be anywhere."""
@@ -350,9 +350,9 @@ class FastSteps(Generic[Model]):
 def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
     """Return rows in memory, and a random order of them."""
     device = generator.device
-    held = data.as_dataset()
-    if held is not None:
-        return held, torch.randperm(data.N, generator=generator, device=device)
+    dataset = data.as_dataset()
+    if dataset is not None:
+        return dataset, torch.randperm(data.N, generator=generator, device=device)
     most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))
     if most >= data.N:
         sample = data.part(torch.arange(data.N)).to(device)
@@ -362,8 +362,8 @@ def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]
     return sample, torch.arange(sample.N, device=device)
 
 
-def _is_held(data: Source, sample: Dataset) -> bool:
-    """Return whether the sample holds all rows, and no other process has any."""
+def _is_complete(data: Source, sample: Dataset) -> bool:
+    """Return whether the sample contains all rows, and no other process has any."""
     return sample.N == data.N <= HELD and len(data.shards()) == data.process_group.world_size == 1
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints: short descriptions of what determines the result of a fit.
+"""Fingerprints: short descriptions of the values that determine the result of a fit.
 
 A checkpoint stores the fingerprint of its fit, so that another fit is refused with a message that
 names what differs.
@@ -25,30 +25,31 @@ _PACKAGES = ("torch", "gpytorch", "numpy", "scikit-learn")
 _INTERNAL = vars(nn.Module()).keys() - {"training"}
 
 
-def fingerprint(**parts: Any) -> dict[str, str]:
-    """Return a description of each part, and of what determines rounding.
+def fingerprint(**values: Any) -> dict[str, str]:
+    """Return a description of each value, and of the software, which determines rounding.
 
     >>> fingerprint(rows=torch.zeros(2, 3))["rows"]
     'torch.float32 [2, 3] on cpu, sha256 bb40f2a9421065bf'
     """
     versions = {name: version(name) for name in _PACKAGES}
     environment = {"winnowgp": __version__, **versions, "threads": str(torch.get_num_threads())}
-    return {name: described(part) for name, part in parts.items()} | environment
+    return {name: described(value) for name, value in values.items()} | environment
 
 
 def row_identity(data: Source, *, saved: bool) -> dict[str, Any]:
-    """Return what identifies the rows of a fit: the rows themselves where they are in memory.
+    """Return values that identify the rows of a fit: the rows themselves if they are in memory.
 
-    Otherwise their number, the first rows, and the mean and standard deviation of every column,
-    which depend on all rows. Those of a standardised source are known; others take a pass over it.
+    Otherwise these are their number, the first rows, and the mean and standard deviation of every
+    column, which depend on all rows. They are known for a standardised source; other sources are
+    read once.
 
     Args:
         saved: whether the fit has a checkpoint, which may belong to other rows. Without one, and
             in a single process, no row is read.
     """
-    held = data.as_dataset()
-    if held is not None:
-        return {"inputs": held.X, "targets": held.Y, "weights": held.weights}
+    dataset = data.as_dataset()
+    if dataset is not None:
+        return {"inputs": dataset.X, "targets": dataset.Y, "weights": dataset.weights}
     if not saved and data.process_group.world_size == 1:
         return {"rows": data.N}
     first = data.part(torch.arange(min(data.N, FIRST)))
@@ -60,7 +61,7 @@ def row_identity(data: Source, *, saved: bool) -> dict[str, Any]:
 
 
 def described(part: Any) -> str:
-    """Return a short description; equal parts have equal descriptions, others differ."""
+    """Return a short description of a value; it differs if and only if the value does."""
     if isinstance(part, np.generic):
         part = part.item()
     if isinstance(part, list | tuple):
@@ -94,12 +95,12 @@ def described(part: Any) -> str:
 
 def digest(tensors: Iterable[Tensor]) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of tensors, their types and shapes."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
-        found.update(f"{plain.dtype} {list(plain.shape)} ".encode())
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        checksum.update(f"{plain.dtype} {list(plain.shape)} ".encode())
+        checksum.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()[:16]
 
 
 def _described_module(module: nn.Module) -> str:

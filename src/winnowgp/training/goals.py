@@ -24,10 +24,10 @@ _REPEATS = 5
 class Goal(ABC):
     """A rule that decides how many inducing points to select.
 
-    A model with one candidate set asks for a `size` on its frontier. A deep GP asks for the
-    strength α of the prior in each layer (`alphas`); each layer then keeps the M that maximises
-    L(Z_M) − α M². The same α in all layers is the best use of any total Σ M², because a point then
-    costs the same number of nats in every layer.
+    A model with one candidate set selects the `size` on its frontier. A deep GP uses the strength α
+    of the prior in each layer (`alphas`); each layer then keeps the M that maximises L(Z_M) − α M².
+    The same α in all layers gives the highest ELBO for its total Σ M², because the price of M² in
+    nats is then equal in all layers.
     """
 
     @abstractmethod
@@ -63,8 +63,8 @@ class FixedAlpha(Goal):
     alpha: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        given = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
-        if not given or not all(0 < alpha < inf for alpha in given):
+        alphas = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+        if not alphas or not all(0 < alpha < inf for alpha in alphas):
             raise InputError(
                 "`alpha` must be positive or 'auto', for a deep GP also one number per layer; "
                 f"got {self.alpha}. Larger values keep fewer points."
@@ -188,13 +188,13 @@ def _highest(fits: Sequence[tuple[int, float]]) -> int:
 
 
 def per_layer(alpha: float | tuple[float, ...], layers: int) -> tuple[float, ...]:
-    """Return one strength per layer, of one for all layers or a tuple of as many."""
-    given = alpha if isinstance(alpha, tuple) else (alpha,) * layers
-    if len(given) != layers:
+    """Return one strength per layer; a single number applies to all layers."""
+    alphas = alpha if isinstance(alpha, tuple) else (alpha,) * layers
+    if len(alphas) != layers:
         raise InputError(
-            f"`alpha` must be one number or one for each of {layers} layers; got {len(given)}."
+            f"`alpha` must be one number or one for each of {layers} layers; got {len(alphas)}."
         )
-    return given
+    return alphas
 
 
 def points_within(max_us: float, *, predict_us: Callable[[int], float], most: int) -> int:

@@ -45,7 +45,7 @@ def infer_latents(
     """Return the best q(x_i) for each row, independently of the other rows.
 
     BFGS starts at the anchors with the highest bound that are not close to each other, and the best
-    of its results counts.
+    of its results is returned.
 
     Args:
         bound: bound of each row as a function of q(x_i).

@@ -114,7 +114,7 @@ def _natural_step(
     Where the noise is not Gaussian a full step can overshoot: it is shortened until it gains.
     """
     last, top, process_group = model.layers[-1], evaluation.passed.last, batches.process_group
-    # Sites are summed over processes, each of which takes its rows for the whole minibatch.
+    # Sites are summed over processes; each process scales its own rows to the whole minibatch.
     scale = batches.scale / process_group.world_size
     slope, curvature = top.mean.grad, top.variance.grad
     assert slope is not None
@@ -177,10 +177,11 @@ def train_layerwise(
 ) -> None:
     """Train the layers in order, each for `steps` steps on the mean outputs of those before it.
 
-    The last layer is trained on the targets. So is a hidden one without a linear mean function, by
-    regression (one column per class), with the principal components of its inputs for outputs to
-    spare: the next layer then starts from something that the targets depend on. A hidden layer
-    with a linear mean function does so already, and is not trained. Zero steps change nothing.
+    The last layer is trained on the targets. A hidden layer without a linear mean function is
+    trained by regression on the targets (one column per class) and, if it has more outputs, on
+    principal components of its inputs: the next layer then starts from inputs that the targets
+    depend on. A hidden layer with a linear mean function provides such inputs already, and is not
+    trained. Zero steps change nothing.
 
     Args:
         batches: minibatches of the rows.

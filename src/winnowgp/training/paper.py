@@ -39,9 +39,10 @@ class PaperSchedule(Schedule):
     """Pre-train, learn inclusion jointly with all parameters, prune, post-train (appendix C).
 
     The joint phase maximises E_q[L(Z)] − KL[q(Z) ‖ p(Z)] over hyper-parameters, locations and the
-    inclusion probabilities λ at once. The candidates of all layers of a deep GP form one set Z, of
-    which one pass scores a draw. A GP-LVM has the joint phase only (section 5.3): as the latent
-    positions move, points are included where they arrive and excluded where they were.
+    inclusion probabilities λ at once. The candidates of all layers of a deep GP form one set Z, so
+    that one forward pass scores a draw for all layers. A GP-LVM has the joint phase only (section
+    5.3): as the latent positions move, points are included where they arrive and excluded where
+    they were.
 
     The selected set is a draw from q, as in the paper. A single draw can be tens of nats worse than
     another; `draws` selects the best of several.
@@ -57,7 +58,7 @@ class PaperSchedule(Schedule):
         inclusion_learning_rate: Adam's learning rate of the logits of λ.
         gradient: estimator of the gradient in λ.
         initial_inclusion: initial value of λ.
-        draws: number of subsets drawn at the end, the best of which is selected.
+        draws: number of subsets drawn at the end; the best one is selected.
         batch_size: number of rows in each step, for models that can be trained on minibatches; all
             if None. Processes that share the data use a part each.
         layerwise: steps that each layer of a deep GP is trained alone first.
@@ -248,14 +249,14 @@ class Estimates:
 
 
 class _Family(ABC):
-    """What the paper's schedule asks of one family of models, fitted to one data set."""
+    """The steps of the paper's schedule that differ between families of models."""
 
     default_steps: tuple[int, int, int]
     """Steps of pre-training, of the joint phase and of post-training."""
     batches: Any
     """Minibatches, whose state is saved with every phase."""
     scale: float
-    """What the objective is divided by before it is differentiated."""
+    """Divisor of the objective before differentiation."""
 
     def __init__(self, schedule: PaperSchedule, data: Any, context: TrainingContext) -> None:
         self.schedule, self.data, self.context = schedule, data, context
@@ -292,7 +293,7 @@ class _Family(ABC):
         )
 
     def of_minibatch(self, score: Any) -> Any:
-        """Return a score of the whole minibatch, part of which this process scores."""
+        """Return a score of the whole minibatch from one of this process's rows."""
         return score
 
 

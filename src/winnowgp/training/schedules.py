@@ -54,7 +54,7 @@ class FitResult(Generic[Trained]):
 
 
 class Schedule(ABC):
-    """A plan for a whole fit."""
+    """Interface of schedules, which train a model and select its inducing points."""
 
     def check(self, model: AnyModel, data: Source | MaskedMatrix) -> None:  # noqa: B027
         """Raise an error if the schedule cannot fit the model; called before anything else."""

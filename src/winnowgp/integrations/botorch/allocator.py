@@ -36,9 +36,9 @@ class WinnowingAllocator(InducingPointAllocator):
 
     Candidates are rows of largest conditional variance. Backward elimination on the collapsed bound
     finds the best set of each size among them, and the smallest one within `tolerance` nats per
-    observation of all candidates is selected. BoTorch does not pass targets to an allocator: if the
-    constructor gets them the bound is theirs, otherwise it is the expected bound of targets from
-    the prior, which depends on the kernel and the inputs only.
+    observation of all candidates is selected. BoTorch does not pass targets to an allocator: the
+    bound is that of the targets that the constructor received, or else the expected bound of
+    targets from the prior, which depends on the kernel and the inputs only.
 
     O(N K²) time and O(K (K + 4096)) memory for N rows and K candidates; BoTorch's own allocators
     evaluate an N×N kernel.

@@ -64,9 +64,9 @@ class SparseGPModel(Model, FantasizeMixin):
         targets = Standardiser.none(q.q_mean.new_zeros(1, q.P)) if targets is None else targets
         self.joint = joint
         self.likelihood = q.likelihood
-        for name, units in (("x", inputs), ("y", targets)):
-            self.register_buffer(f"{name}_shift", units.shift.to(q.Z))
-            self.register_buffer(f"{name}_scale", units.scale.to(q.Z))
+        for name, scaler in (("x", inputs), ("y", targets)):
+            self.register_buffer(f"{name}_shift", scaler.shift.to(q.Z))
+            self.register_buffer(f"{name}_scale", scaler.scale.to(q.Z))
         self.eval()
 
     @classmethod
@@ -112,8 +112,8 @@ class SparseGPModel(Model, FantasizeMixin):
         mean = mean * self.y_scale[:, None] + self.y_shift[:, None]
         cov = cov * self.y_scale.square()[:, None, None]
         if observation_noise is not False:
-            given = observation_noise if isinstance(observation_noise, Tensor) else None
-            cov = cov + torch.diag_embed(self._noise(given, X.shape[-2]).mT)
+            noise = observation_noise if isinstance(observation_noise, Tensor) else None
+            cov = cov + torch.diag_embed(self._noise(noise, X.shape[-2]).mT)
         if output_indices is not None:
             mean, cov = mean[..., output_indices, :], cov[..., output_indices, :, :]
         joint = GPyTorchPosterior(_normal(mean, cov))
@@ -149,8 +149,8 @@ class SparseGPModel(Model, FantasizeMixin):
         """Return the model with q(u) updated by more rows; see `Posterior.condition_on`.
 
         The result is that of fitting all rows together at the same parameters and inducing points.
-        It costs O(M² (M + n)) and does not store the rows, so that it can be repeated without end.
-        Observations far from the inducing points hardly take effect: use
+        It costs O(M² (M + n)) and does not store the rows, so that it can be repeated any number
+        of times. Observations far from the inducing points hardly take effect: use
         `condition_on_observations` for those.
         """
         if self.joint.X.shape[-2] > 0:
@@ -203,18 +203,18 @@ class SparseGPModel(Model, FantasizeMixin):
     def _y_scaler(self) -> Standardiser:
         return Standardiser(self.y_shift, self.y_scale)
 
-    def _noise(self, given: Tensor | float | None, rows: int) -> Float[Tensor, "*b n m"]:
-        """Return noise variances in the units of the data."""
-        if given is not None:
+    def _noise(self, noise: Tensor | float | None, rows: int) -> Float[Tensor, "*b n m"]:
+        """Return noise variances in the units of the data; those of the fit if `noise` is None."""
+        if noise is not None:
             like = self.x_shift
-            noise = torch.as_tensor(given, dtype=like.dtype, device=like.device)
+            noise = torch.as_tensor(noise, dtype=like.dtype, device=like.device)
             fits = noise.dim() == 0 or noise.shape[-1] in (1, self.num_outputs)
             fits = fits and (noise.dim() < 2 or noise.shape[-2] in (1, rows))
             if not fits or not bool((noise >= 0).all()):
                 raise InputError(
-                    f"the noise must be variances, not negative, [..., {rows}, "
-                    f"{self.num_outputs}] or one number; got {list(noise.shape)} down to "
-                    f"{noise.min().item()}."
+                    f"the noise must be variances of at least 0, [..., {rows}, "
+                    f"{self.num_outputs}] or one number; got shape {list(noise.shape)} and a "
+                    f"minimum of {noise.min().item()}."
                 )
             return noise.expand(*noise.shape[:-2], rows, self.num_outputs)
         if not isinstance(self.likelihood, GaussianLikelihood):

@@ -129,10 +129,10 @@ def check_samples(inducing: InducingStrategy, calls: Sequence[Call]) -> None:
         batch = call.mean.shape[:-1]
         if batch.numel() != inducing.F:
             raise InputError(
-                f"`{_users_name(inducing)}` must see one sample of every row; got a batch of shape "
-                f"{list(batch)} for {inducing.F} q(u). If `forward` of `model` draws samples, take "
-                "their number from `gpytorch.settings.num_likelihood_samples` alone: it is one "
-                "here, and the model is evaluated several times."
+                f"`{_users_name(inducing)}` must be evaluated at one sample of every row; got a "
+                f"batch of shape {list(batch)} for {inducing.F} q(u). If `forward` of `model` "
+                "draws samples, take their number from `gpytorch.settings.num_likelihood_samples` "
+                "alone: it is one here, and the model is evaluated several times."
             )
 
 

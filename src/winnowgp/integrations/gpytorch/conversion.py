@@ -49,9 +49,9 @@ class ConvertedGP(ApproximateGP):
         self.covar_module = deepcopy(posterior.kernel).requires_grad_()
         GaussianQ(posterior.q_mean.mT, posterior.q_factor.expand(P, -1, -1)).write_to(q)
         self.variational_strategy.variational_params_initialized.fill_(1)
-        for name, units in (("x", x_scaler), ("y", y_scaler)):
-            self.register_buffer(f"{name}_shift", units.shift.to(Z))
-            self.register_buffer(f"{name}_scale", units.scale.to(Z))
+        for name, scaler in (("x", x_scaler), ("y", y_scaler)):
+            self.register_buffer(f"{name}_shift", scaler.shift.to(Z))
+            self.register_buffer(f"{name}_scale", scaler.scale.to(Z))
 
     def forward(self, x: Float[Tensor, "*batch N D"]) -> MultivariateNormal:
         """Return the prior at standardised inputs, in standardised units."""
@@ -106,9 +106,9 @@ def to_gpytorch(
         posterior = fitted.posterior_
         return _converted(posterior, fitted._x_scaler, Standardiser.none(posterior.q_mean))
     raise InputError(
-        "`fitted` must be a Posterior, a Fit, a fitted SparseGPRegressor or SparseGPClassifier; "
-        f"got {type(fitted).__name__}. Deep and latent-variable models have no equivalent in "
-        "GPyTorch; save and load them with winnowgp."
+        "`fitted` must be a Posterior, a FitResult, or a fitted SparseGPRegressor or "
+        f"SparseGPClassifier; got {type(fitted).__name__}. Deep and latent-variable models have no "
+        "equivalent in GPyTorch; save and load them with winnowgp."
     )
 
 

@@ -161,9 +161,9 @@ def winnow(
     rows = TrainingData.of(model, data)
     check_likelihood(likelihood, rows)
     seed = int(torch.randint(2**31, (), generator=draws, device=draws.device))
-    given = ModelELBO.of(model, likelihood, rows.x, rows.y, seed=seed)
-    original = given.bound()
-    whole = refit_q(given, original)
+    elbo = ModelELBO.of(model, likelihood, rows.x, rows.y, seed=seed)
+    original = elbo.bound()
+    whole = refit_q(elbo, original)
     frontiers = [StrategyFrontiers.of(sites, whole.bound) for sites in whole.sites]
     pruned = _pruned_to(goal, whole, frontiers)
     return Winnowed(
@@ -356,8 +356,8 @@ def _selection(
 def _sizes(frontiers: Sequence[StrategyFrontiers], goal: Goal) -> list[int]:
     """Return the number of points, at least one, in each set of every strategy.
 
-    A nat has the same price in every strategy: a tolerance over several strategies is met by the
-    strongest prior, the same for all sets, that stays within it.
+    All sets share one α. A tolerance over several strategies determines it: the largest α whose
+    ELBO gap, summed over the strategies, is within the tolerance.
     """
     if isinstance(goal, FixedAlpha):
         return [each.size(goal.strength) for each in frontiers]

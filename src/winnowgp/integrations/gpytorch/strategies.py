@@ -34,7 +34,7 @@ from winnowgp.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One evaluation of a strategy: its rows and the marginals of q(f)."""
+    """An evaluation of a strategy: its rows and the marginals of q(f)."""
 
     x: Float[Tensor, "*rows B D"]
     arguments: dict[str, Any]
@@ -219,11 +219,11 @@ def _strategy(path: str, owner: ApproximateGP) -> InducingStrategy:
         name, strategy = f"{name}.base_variational_strategy", strategy.base_variational_strategy
     kind = _kind(strategy, _STRATEGIES)
     if kind is None:
-        given = type(strategy).__name__
+        cls = type(strategy).__name__
         raise InputError(
             f"`{name}` must be a VariationalStrategy, UnwhitenedVariationalStrategy or "
             "BatchDecoupledVariationalStrategy, or a multitask strategy around one; got "
-            f"{given}. {_INSTEAD.get(given, 'Train with VariationalStrategy.')}"
+            f"{cls}. {_INSTEAD.get(cls, 'Train with VariationalStrategy.')}"
         )
     _check_overrides(name, strategy, kind, _FREE)
     q = strategy._variational_distribution
