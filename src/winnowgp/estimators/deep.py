@@ -278,7 +278,7 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the targets), or
             "auto" for the better of the two after a short training.
-        connected: whether every layer after the first also receives the inputs.
+        skip_connections: whether every layer after the first also receives the inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
             layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
             it from `tolerance`.
@@ -384,7 +384,7 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the classes), or
             "auto" for the better of the two after a short training.
-        connected: whether every layer after the first also receives the inputs.
+        skip_connections: whether every layer after the first also receives the inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
             layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
             it from `tolerance`.

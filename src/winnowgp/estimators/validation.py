@@ -266,7 +266,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "random_state": _random_state,
     "samples": integer,
     "schedule": one_of("fast", "paper"),
-    "connected": flag,
+    "skip_connections": flag,
     "standardise": flag,
     "tolerance": partial(positive_number, hint="It is in nats per observation."),
     "width": _unchanged,
