@@ -9,10 +9,10 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
-import winnowgp.bounds.two_pass as two_pass
+import winnowgp.bounds.chunked as two_pass
 from winnowgp.bounds import collapsed_bound, exact_log_marginal
+from winnowgp.bounds.chunked import two_pass_bound
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.bounds.two_pass import two_pass_bound
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks

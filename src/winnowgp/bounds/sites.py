@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.chunked import Moments
 from winnowgp.bounds.collapsed import optimal_posterior
-from winnowgp.bounds.moments import Moments
 from winnowgp.bounds.row_blocks import (
     JITTER,
     Sums,

@@ -15,6 +15,7 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.collapsed import Subset, masked_blocks
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
@@ -23,7 +24,6 @@ from winnowgp.bounds.gplvm import (
     latent_kl,
     whitening_factor,
 )
-from winnowgp.bounds.moments import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError

@@ -20,9 +20,9 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
+from winnowgp.bounds.chunked import ChunkedMean
 from winnowgp.bounds.psi import ExpectedKernel, LinearPsi, RBFPsi
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, Sums, add_product
-from winnowgp.bounds.two_pass import ChunkedMean
 from winnowgp.errors import InputError
 from winnowgp.typing import Scalar
 

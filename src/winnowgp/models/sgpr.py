@@ -15,18 +15,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
-from winnowgp.bounds.collapsed import weight_correction
-from winnowgp.bounds.evidence import evidence_gradient
-from winnowgp.bounds.moments import (
+from winnowgp.bounds.chunked import (
+    BoundGradient,
     KernelChunk,
     Moments,
     chunked_moments,
+    evidence_gradient,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
+    two_pass_bound,
 )
+from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
-from winnowgp.bounds.two_pass import BoundGradient, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
@@ -210,7 +211,7 @@ class SparseGP(InducingModel):
         """Return the collapsed bound as a function of the current parameters.
 
         Quantities that depend on the rows alone are computed once, memory does not grow with N · K,
-        and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
+        and the jitter is the 1e-8 of `bounds.chunked`, part of the objective.
         """
         dtype = torch.float32 if self.precision == "mixed" else None
         bound = ChunkedBound(self._blocks(data), dtype)
@@ -299,7 +300,7 @@ def chunked_kernel(
 class ChunkedBound:
     """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
 
-    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`).
+    The gradient is computed with the value, in two passes over blocks of rows (`bounds.chunked`).
     Memory does not grow with N · M, nor with N if the rows are not in memory.
     """
 

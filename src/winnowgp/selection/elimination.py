@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from winnowgp.bounds.moments import Moments
+from winnowgp.bounds.chunked import Moments
 from winnowgp.linalg import definite_cholesky, rank_one_update, residuals_and_duals, solve_lower
 from winnowgp.selection.objective import SearchState
 

@@ -1,6 +1,6 @@
 """Subset statistics: the collapsed bound of any subset of the candidates, without the data.
 
-One pass over the data, O(N K²), gives the moments (`bounds.moments`); nothing after that depends on
+One pass over the data, O(N K²), gives the moments (`bounds.chunked`); nothing after that depends on
 N. The statistics are exact at fixed hyper-parameters for Gaussian noise, and exact for the
 surrogate of Gaussian sites otherwise.
 """
@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from winnowgp.bounds.chunked import Moments
 from winnowgp.bounds.collapsed import Subset
-from winnowgp.bounds.moments import Moments
 from winnowgp.errors import InputError
 from winnowgp.linalg import subset_factors
 from winnowgp.selection.elimination import EliminationState, Roots, whitened_roots

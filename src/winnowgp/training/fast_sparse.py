@@ -247,7 +247,7 @@ class FastSteps(Generic[Model]):
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
-        The objective includes the jitter of `bounds.two_pass`; the ELBO returned does not. The
+        The objective includes the jitter of `bounds.chunked`; the ELBO returned does not. The
         model itself is returned if the copy is no better.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
