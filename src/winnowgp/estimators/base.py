@@ -34,8 +34,8 @@ from winnowgp.models import DeepPosterior, Posterior, Prediction, SparseGP
 from winnowgp.selection import Frontier
 from winnowgp.training import Callbacks, FitResult, Schedule, fit
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
-from winnowgp.training.context import warn_not_sharded
 from winnowgp.training.fingerprint import row_identity
+from winnowgp.training.schedules import warn_not_sharded
 
 ROWS = 16_384
 """Rows predicted at once: bounds the memory at this many times the number of inducing points."""

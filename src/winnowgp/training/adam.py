@@ -16,7 +16,7 @@ from winnowgp.data.sources import RowBatches
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
-from winnowgp.training.context import warn_not_sharded
+from winnowgp.training.schedules import warn_not_sharded
 from winnowgp.typing import Scalar
 
 

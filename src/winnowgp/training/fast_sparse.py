@@ -17,10 +17,10 @@ from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.context import TrainingContext, warn_not_sharded
-from winnowgp.training.goals import Goal, MaxPoints
+from winnowgp.training.goals import Goal, MaxPoints, learn_inclusion
 from winnowgp.training.initialization import (
     STAGES,
+    cluster_centres,
     initialise_hyperparameters,
     noise_of,
     set_noise,
@@ -30,7 +30,7 @@ from winnowgp.training.initialization import (
     trainable_variances,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.schedules import FitResult, cluster_centres, learn_inclusion
+from winnowgp.training.schedules import FitResult, TrainingContext, warn_not_sharded
 from winnowgp.typing import Mask
 
 # Largest number of rows that are sampled from a source which is not in memory; fewer of a wide

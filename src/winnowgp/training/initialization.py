@@ -31,6 +31,7 @@ from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000
 # Numbers of rows of the stages of `initialise_hyperparameters`.
@@ -247,3 +248,21 @@ def principal_latents(
     sign = torch.where(Vh[:present].sum(1) < 0, -1.0, 1.0)
     X[:, :present] = table.N**0.5 * U[:, :present] * sign
     return X
+
+
+def cluster_centres(
+    X: Float[Tensor, "N D"],
+    count: int,
+    *,
+    generator: torch.Generator,
+    init: str = "k-means++",
+    max_iter: int,
+) -> Float[Tensor, "count D"]:
+    """Return the centres of k-means clusters."""
+    # Importing scikit-learn's clustering takes half a second, which not every fit needs.
+    from sklearn.cluster import KMeans
+
+    clusters = KMeans(
+        count, init=init, n_init="auto", max_iter=max_iter, random_state=draw_seed(generator)
+    ).fit(X.cpu().numpy())
+    return torch.as_tensor(clusters.cluster_centers_).to(X)
