@@ -85,7 +85,7 @@ def test_train_layerwise_skips_layers_with_linear_mean() -> None:
     assert {"q_mean", "q_factor", "candidates", "level"} <= changed[2]
 
 
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("skip_connections", [False, True])
 def test_train_layerwise_initialises_points_at_layer_inputs(skip_connections: bool) -> None:
     data, model = step_data(), started(hidden_mean="zero", skip_connections=skip_connections)
     seen: list[Tensor] = []

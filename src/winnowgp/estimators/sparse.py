@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from winnowgp.data import Source
-from winnowgp.data.sources import sampled_rows
+from winnowgp.data.dataset import sampled_rows
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier
 from winnowgp.estimators.kernels import KernelExpression, kernel_from, parse_kernel

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import TrainingError
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
