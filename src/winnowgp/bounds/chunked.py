@@ -30,19 +30,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds import row_blocks
 from winnowgp.bounds.collapsed import optimal_posterior, weight_correction
-from winnowgp.bounds.row_blocks import (
-    JITTER,
-    ChunkedKernel,
-    RowBlock,
-    RowBlocks,
-    Sums,
-    WhitenedChunk,
-    WhitenedChunks,
-    add_gram,
-    add_product,
-    from_panels,
-)
 from winnowgp.errors import InputError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 
@@ -108,7 +97,7 @@ def chunked_moments(L: Float[Tensor, "K K"], chunks: Iterable[KernelChunk]) -> M
     for Kuf, kff, Y, weights in chunks:
         scale = weights.sqrt()
         V = solve_lower(L, Kuf).mul_(scale)
-        add_gram(C, V, V)
+        row_blocks.add_gram(C, V, V)
         D = L.new_zeros(len(L), Y.shape[1]) if D is None else D
         D.addmm_(V, scale[:, None] * Y)
         square = square + (weights[:, None] * Y.square()).sum()
@@ -122,7 +111,9 @@ def chunked_moments(L: Float[Tensor, "K K"], chunks: Iterable[KernelChunk]) -> M
             "`weights` must be positive and finite noise precisions; some are zero, negative or "
             "not finite."
         )
-    return Moments(C=from_panels(C), D=D, square=square, diagonal=diagonal, constant=constant, N=N)
+    return Moments(
+        C=row_blocks.from_panels(C), D=D, square=square, diagonal=diagonal, constant=constant, N=N
+    )
 
 
 def moment_bound(moments: Moments) -> Float[Tensor, ""]:
@@ -195,15 +186,15 @@ class ChunkedMean(ABC):
     """A prior mean at fixed parameters, with the pull-back of gradients onto these parameters."""
 
     @abstractmethod
-    def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:
+    def centred(self, block: row_blocks.RowBlock) -> Float[Tensor, "B P"]:
         """Return the targets of a block minus their prior mean."""
 
     @abstractmethod
-    def pull(self, block: RowBlock, cotangent: Float[Tensor, "B P"]) -> None:
+    def pull(self, block: row_blocks.RowBlock, cotangent: Float[Tensor, "B P"]) -> None:
         """Add the pull-back of ∂F/∂mean of a block to the gradient of the parameters."""
 
     @abstractmethod
-    def pulled(self) -> Sums:
+    def pulled(self) -> row_blocks.Sums:
         """Return the gradient accumulated since the last call, one tensor per parameter."""
 
 
@@ -222,8 +213,8 @@ class BoundGradient:
 
 @torch.no_grad()
 def two_pass_bound(
-    kernel: ChunkedKernel,
-    blocks: RowBlocks,
+    kernel: row_blocks.ChunkedKernel,
+    blocks: row_blocks.RowBlocks,
     *,
     mean: ChunkedMean,
     noise: Float[Tensor, ""],
@@ -244,7 +235,7 @@ def two_pass_bound(
     Raises:
         NotPositiveDefiniteError: K_uu or B cannot be factorised.
     """
-    chunks = WhitenedChunks.for_gradients(kernel, blocks, keep=keep, dtype=dtype)
+    chunks = row_blocks.WhitenedChunks.for_gradients(kernel, blocks, keep=keep, dtype=dtype)
     C, d, square, trace = _accumulate(chunks, mean, noise)
     P, M, L_inverse = d.shape[1], C.shape[0], chunks.L_inverse
     N = blocks.observations
@@ -269,14 +260,14 @@ def two_pass_bound(
     inner = torch.addmm(P * (C / noise - eye + B_inverse), beta, beta.mT)
     Kuu_gradient = -0.5 * (L_inverse.mT @ (inner @ L_inverse))
     if M:
-        Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (JITTER / M))
+        Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (row_blocks.JITTER / M))
     # ∂F/∂K_uf = L⁻ᵀ [(P I − P B⁻¹ − ββᵀ) V + β Yᵀ] / σ²
     middle = torch.addmm(P * eye - P * B_inverse, beta, beta.mT, alpha=-1)
     middle = (L_inverse.mT @ middle / noise).to(chunks.dtype)
     left = (L_inverse.mT @ beta / noise).to(chunks.dtype)
     beta = beta.to(chunks.dtype)
 
-    def pull_back(shard: Iterable[WhitenedChunk]) -> Sums:
+    def pull_back(shard: Iterable[row_blocks.WhitenedChunk]) -> row_blocks.Sums:
         for chunk in shard:
             V, Y, weights = chunk.V, mean.centred(chunk.block), chunk.block.weights
             Y_gradient = (Y - V.mT @ beta) / noise
@@ -297,29 +288,35 @@ def two_pass_bound(
     return BoundGradient(value, noise_gradient, pulled[split:], gradient)
 
 
-def _accumulate(chunks: WhitenedChunks, mean: ChunkedMean, noise: Float[Tensor, ""]) -> Sums:
+def _accumulate(
+    chunks: row_blocks.WhitenedChunks, mean: ChunkedMean, noise: Float[Tensor, ""]
+) -> row_blocks.Sums:
     """Return C, d, ‖Y‖² and Σ t_i/σ² of all rows: pass one."""
     M, P = len(chunks.L), chunks.blocks.P
 
-    def sums(shard: Iterable[WhitenedChunk]) -> Sums:
+    def sums(shard: Iterable[row_blocks.WhitenedChunk]) -> row_blocks.Sums:
         C, d = noise.new_zeros(M, M), noise.new_zeros(M, P)
         square = trace = noise.new_zeros(())
         for chunk in shard:
             Y, w, t = mean.centred(chunk.block), chunk.block.weights, chunk.t.to(noise.dtype)
             V = chunk.V if w is None else chunk.V * w.to(chunk.V.dtype)
-            add_gram(C, V, chunk.V)
-            add_product(d, V, Y.to(V.dtype))
+            row_blocks.add_gram(C, V, chunk.V)
+            row_blocks.add_product(d, V, Y.to(V.dtype))
             square = square + (Y.square() if w is None else w[:, None] * Y.square()).sum()
             trace = trace + (t if w is None else w * t).sum() / noise
         return C, d, square, trace
 
     C, d, square, trace = chunks.summed(sums)
-    return from_panels(C), d, square, trace
+    return row_blocks.from_panels(C), d, square, trace
 
 
 @torch.no_grad()
 def evidence_gradient(
-    kernel: ChunkedKernel, block: RowBlock, *, mean: ChunkedMean, noise: Float[Tensor, ""]
+    kernel: row_blocks.ChunkedKernel,
+    block: row_blocks.RowBlock,
+    *,
+    mean: ChunkedMean,
+    noise: Float[Tensor, ""],
 ) -> BoundGradient:
     """Return the exact log evidence and its gradient; O(N³).
 

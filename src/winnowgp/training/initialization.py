@@ -11,16 +11,8 @@ from math import inf, sqrt
 
 import gpytorch
 import torch
-from gpytorch import Module
+from gpytorch import Module, likelihoods
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import (
-    GaussianLikelihood,
-    LaplaceLikelihood,
-    Likelihood,
-    NegativeBinomialLikelihood,
-    PoissonLikelihood,
-    StudentTLikelihood,
-)
 from gpytorch.means import ConstantMean
 from jaxtyping import Float
 from torch import Tensor
@@ -49,17 +41,26 @@ class NoiseParameter:
     """σ², detached."""
 
 
-def noise_of(likelihood: Likelihood) -> NoiseParameter | None:
+def noise_of(likelihood: likelihoods.Likelihood) -> NoiseParameter | None:
     """Return the likelihood's noise variance if it has a trainable one."""
-    if not isinstance(likelihood, GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood):
+    if not isinstance(
+        likelihood,
+        likelihoods.GaussianLikelihood
+        | likelihoods.StudentTLikelihood
+        | likelihoods.LaplaceLikelihood,
+    ):
         return None
-    holder = likelihood.noise_covar if isinstance(likelihood, GaussianLikelihood) else likelihood
+    holder = (
+        likelihood.noise_covar
+        if isinstance(likelihood, likelihoods.GaussianLikelihood)
+        else likelihood
+    )
     learnt = likelihood.raw_noise.requires_grad
     return NoiseParameter(holder, likelihood.noise.detach()) if learnt else None
 
 
 @torch.no_grad()
-def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
+def best_level(likelihood: likelihoods.Likelihood, data: Dataset) -> Tensor:
     """Return the constant latent function on a grid with the highest likelihood of the targets."""
     rows = data.part(slice(_ROWS))
     Y = rows.Y
@@ -74,9 +75,11 @@ def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
     return levels[int(torch.stack(nats).nan_to_num(-torch.inf).argmax())]
 
 
-def kernel_variances(likelihood: Likelihood, data: Dataset) -> tuple[float, ...]:
+def kernel_variances(likelihood: likelihoods.Likelihood, data: Dataset) -> tuple[float, ...]:
     """Return initial kernel variances to try where a likelihood has no noise to vary."""
-    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
+    if isinstance(
+        likelihood, likelihoods.PoissonLikelihood | likelihoods.NegativeBinomialLikelihood
+    ):
         # GPyTorch's rate is the latent function itself beyond small counts.
         return (1.0, max(10.0, data.Y.var(correction=0).item()))
     return (1.0, 10.0)
@@ -211,7 +214,7 @@ def _shorten(kernel: Kernel, data: Dataset) -> None:
         set_within(part, "lengthscale", torch.minimum(part.lengthscale.detach(), longest))
 
 
-def set_noise(likelihood: Likelihood, value: Tensor) -> None:
+def set_noise(likelihood: likelihoods.Likelihood, value: Tensor) -> None:
     """Set the noise variance of a likelihood if it has a trainable one."""
     noise = noise_of(likelihood)
     if noise is not None:
