@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import final
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -182,11 +182,6 @@ class LatentModel(SelectableModel[MaskedMatrix]):
                 f"the model is {self.candidates.dtype} on {self.candidates.device} and the table "
                 f"{data.Y.dtype} on {data.Y.device}; make them the same."
             )
-
-
-Latent = TypeVar("Latent", bound=LatentModel)
-
-"""The class of latent-variable model that a fit takes and returns."""
 
 
 @final
