@@ -3,8 +3,8 @@ import torch
 
 from helpers.latent_problems import dense_bound, latent, linear
 from winnowgp.bounds import collapsed_bound
+from winnowgp.bounds.chunked import moment_bound, moment_posterior
 from winnowgp.bounds.gplvm import gplvm_moments, whitening_factor
-from winnowgp.bounds.moments import moment_bound, moment_posterior
 from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.models import Latents, LatentVariableGP
 

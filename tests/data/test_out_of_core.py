@@ -13,8 +13,8 @@ from torch import Tensor
 
 from helpers.source_problems import N, X, Y, batches
 from winnowgp.data import ArraySource, BatchSource, Dataset, DataTable, Source
+from winnowgp.data.dataset import SourceInfo
 from winnowgp.data.out_of_core import StreamedSource, rechunk
-from winnowgp.data.sources import SourceInfo
 from winnowgp.errors import InputError
 
 PAIR = (np.zeros((2, 1)), np.zeros(2))

@@ -31,7 +31,7 @@ from winnowgp.data import (
     Standardiser,
     standardise,
 )
-from winnowgp.data.sources import RowBatches, sampled_rows
+from winnowgp.data.dataset import RowBatches, sampled_rows
 from winnowgp.errors import InputError
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp.bounds.moments import Moments, chunked_moments
+from winnowgp.bounds.chunked import Moments, chunked_moments
 from winnowgp.linalg import Cholesky, cholesky
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics

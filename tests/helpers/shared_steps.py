@@ -30,9 +30,9 @@ from winnowgp.training import (
 from winnowgp.training import fast_sparse as fast_steps
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
-from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_sparse import FastSteps
 from winnowgp.training.lbfgs import Stop
+from winnowgp.training.schedules import TrainingContext
 
 
 def rows(N: int = 80) -> Dataset:

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
-from winnowgp.data.sources import SourceInfo
+from winnowgp.data.dataset import SourceInfo
 
 
 class Tracked(Source):

@@ -9,10 +9,9 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
-import winnowgp.bounds.two_pass as two_pass
-from winnowgp.bounds import collapsed_bound, exact_log_marginal
+from winnowgp.bounds import collapsed_bound, exact_log_marginal, row_blocks
+from winnowgp.bounds.chunked import two_pass_bound
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.bounds.two_pass import two_pass_bound
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
@@ -153,7 +152,7 @@ def gradients(value: Tensor, gp: SparseGP) -> dict[str, Tensor]:
 def direct(gp: SparseGP, rows: Dataset) -> Tensor:
     """The ordinary bound with the optimiser's jitter put into K_uu."""
     blocks = kernel_blocks(gp.kernel, gp.candidates, rows.X)
-    jitter = two_pass.JITTER * blocks.Kuu.diagonal().mean() * torch.eye(gp.K, dtype=rows.X.dtype)
+    jitter = row_blocks.JITTER * blocks.Kuu.diagonal().mean() * torch.eye(gp.K, dtype=rows.X.dtype)
     Y = rows.Y - prior_mean(gp.mean, rows.X)
     return collapsed_bound(blocks.Kuu + jitter, blocks.Kuf, kff=blocks.kff, Y=Y, noise=gp.noise)
 

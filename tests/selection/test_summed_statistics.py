@@ -10,8 +10,7 @@ from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import SubsetStatistics, elimination_frontier, fit_inclusion, local_search
-from winnowgp.selection.elimination import Roots
-from winnowgp.selection.statistics import SummedStatistics
+from winnowgp.selection.statistics import Roots, SummedStatistics
 
 K = 6
 

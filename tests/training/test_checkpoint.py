@@ -15,7 +15,7 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, PaperSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_module
 from winnowgp.training.checkpoint import open_checkpoint
-from winnowgp.training.context import TrainingContext
+from winnowgp.training.schedules import TrainingContext
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from winnowgp.training import (
     Progress,
     Tolerance,
 )
-from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_sparse import FastSteps
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.schedules import TrainingContext
 
 TOLERANCE = 0.02
 

@@ -9,6 +9,7 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
+from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import (
     DeepTraining,
@@ -20,7 +21,6 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
-from winnowgp.training.schedules import estimate_elbo
 
 
 def seeded(seed: int = 0) -> torch.Generator:

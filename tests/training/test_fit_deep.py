@@ -8,8 +8,8 @@ import torch
 from helpers.deep_problems import deep, dense_bound, dense_kl, rows, started, step_data
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, Progress, fit
-from winnowgp.training.schedules import estimate_elbo
 
 QUICK = FastSchedule(
     FixedAlpha(0.5), inclusion_steps=3, deep=DeepTraining(layerwise=2, pre=3, post=2)

@@ -12,8 +12,8 @@ from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import as_callbacks
-from winnowgp.training.context import TrainingContext
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
+from winnowgp.training.schedules import TrainingContext
 
 
 def seeded(seed: int = 0) -> torch.Generator:

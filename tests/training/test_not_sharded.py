@@ -11,7 +11,7 @@ from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import NotShardedWarning
 from winnowgp.estimators import SparseGPClassifier
 from winnowgp.training.adam import Minibatches
-from winnowgp.training.context import warn_not_sharded
+from winnowgp.training.schedules import warn_not_sharded
 
 
 def test_warn_not_sharded_warns_in_first_process() -> None:

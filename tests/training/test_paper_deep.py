@@ -11,8 +11,8 @@ from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.gradients import Estimate, Gradient, Relaxed, ScoreFunction, all_masks
 from winnowgp.models import DeepGP
+from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training import PaperSchedule, Progress, fit
-from winnowgp.training.schedules import estimate_elbo
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -3,23 +3,24 @@
 Bounds are pure functions of kernel blocks and targets; `bounds.collapsed` defines the blocks. Nats
 are summed over rows and outputs, and larger is better. The modules hold
 
-- `collapsed`: the collapsed bound, subsets of the candidates, and weights in [0, 1];
+- `collapsed`: the collapsed bound, the exact evidence and an upper bound on it, subsets of the
+  candidates, and weights in [0, 1];
 - `uncollapsed`: the bound of an explicit q(u);
-- `evidence`: the exact log evidence and an upper bound;
-- `moments`: sufficient statistics of the collapsed bound;
+- `chunked`: sufficient statistics and gradient of the collapsed bound, in chunks of rows;
+- `row_blocks`: sums over rows, in memory or out of core, in one process or several;
 - `sites`: Gaussian sites for other likelihoods;
-- `psi` and `gplvm`: uncertain inputs;
-- `row_blocks` and `two_pass`: out-of-core sums over rows, and gradients.
+- `psi` and `gplvm`: uncertain inputs.
 """
 
 from winnowgp.bounds.collapsed import (
     Projection,
     collapsed_bound,
+    exact_log_marginal,
     masked_bound,
     project,
     subset_blocks,
+    upper_bound,
 )
-from winnowgp.bounds.evidence import exact_log_marginal, upper_bound
 from winnowgp.bounds.uncollapsed import uncollapsed_bound
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Out-of-core passes over rows: blocks of rows, and K_uf whitened block by block.
 
 `RowBlocks` cuts the rows of any source into blocks and sums over all processes that share it.
-`WhitenedChunks` evaluates V = L⁻¹ K_uf block by block; the bounds of `two_pass` and `sites` are
+`WhitenedChunks` evaluates V = L⁻¹ K_uf block by block; the bounds of `chunked` and `sites` are
 sums over these chunks.
 """
 

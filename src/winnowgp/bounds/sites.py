@@ -23,17 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds import row_blocks
+from winnowgp.bounds.chunked import Moments
 from winnowgp.bounds.collapsed import optimal_posterior
-from winnowgp.bounds.moments import Moments
-from winnowgp.bounds.row_blocks import (
-    JITTER,
-    Sums,
-    WhitenedChunk,
-    WhitenedChunks,
-    add_gram,
-    from_panels,
-    lower_product,
-)
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.typing import Scalar
 
@@ -75,7 +67,7 @@ class SiteSums:
         return solve_lower(self.roots, torch.eye(M, dtype=self.D.dtype, device=self.D.device))
 
     def variance(
-        self, chunk: WhitenedChunk, inverse: Float[Tensor, "P M M"] | None
+        self, chunk: row_blocks.WhitenedChunk, inverse: Float[Tensor, "P M M"] | None
     ) -> Float[Tensor, "B P"]:
         """Return Var f_ip = t_i + ‖root_p⁻¹ v_i‖² of the rows of a chunk under q; O(P B M²).
 
@@ -89,7 +81,7 @@ class SiteSums:
             A = (
                 solve_lower(self.roots[p], chunk.V)
                 if inverse is None
-                else lower_product(inverse[p], chunk.V)
+                else row_blocks.lower_product(inverse[p], chunk.V)
             )
             torch.sum(A.square_(), 0, out=variance[p])
         return (variance + chunk.t).mT
@@ -100,7 +92,7 @@ class SiteSums:
         return 0.5 * (c.square().sum() - self.open.sum()) - half_log_det(self.roots).sum()
 
 
-def site_sums(chunks: WhitenedChunks, sites: Sites) -> SiteSums:
+def site_sums(chunks: row_blocks.WhitenedChunks, sites: Sites) -> SiteSums:
     """Sum the sites in one pass over the rows; O(P N M²).
 
     Raises:
@@ -108,19 +100,19 @@ def site_sums(chunks: WhitenedChunks, sites: Sites) -> SiteSums:
     """
     P, M = sites.linear.shape[1], len(chunks.L)
 
-    def sums(shard: Iterable[WhitenedChunk]) -> Sums:
+    def sums(shard: Iterable[row_blocks.WhitenedChunk]) -> row_blocks.Sums:
         C, D = sites.linear.new_zeros(P, M, M), sites.linear.new_zeros(M, P)
         unexplained = sites.linear.new_zeros(P)
         for chunk in shard:
             w = sites.precision[chunk.rows]
             for p in range(P):
-                add_gram(C[p], chunk.V * w[:, p], chunk.V)
+                row_blocks.add_gram(C[p], chunk.V * w[:, p], chunk.V)
             D.addmm_(chunk.V, sites.linear[chunk.rows])
             unexplained += w.mT @ chunk.t
         return C, D, unexplained
 
     C, D, unexplained = chunks.summed(sums)
-    B = torch.stack([from_panels(c) for c in C])
+    B = torch.stack([row_blocks.from_panels(c) for c in C])
     B.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return SiteSums(definite_cholesky(B), D, unexplained)
 
@@ -150,7 +142,9 @@ def site_moments(sums: SiteSums, *, constant: float, N: int | float) -> list[Mom
     ]
 
 
-def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple[Tensor, ...]:
+def site_gradient(
+    chunks: row_blocks.WhitenedChunks, sites: Sites, sums: SiteSums
+) -> tuple[Tensor, ...]:
     """Return the gradient of G in the kernel's parameters at fixed sites; O(P N M²), one pass.
 
     ∂G/∂K_uf = L⁻ᵀ Σ_p [(I − B_p⁻¹ − β_p β_pᵀ) V W_p + β_p λ_pᵀ],   β_p = B_p⁻¹ D_p
@@ -165,11 +159,11 @@ def site_gradient(chunks: WhitenedChunks, sites: Sites, sums: SiteSums) -> tuple
     inner = (sums.roots @ sums.roots.mT + B_inverse + outer).sum(0) - 2 * P * eye
     Kuu_gradient = -0.5 * (L_inverse.mT @ (inner @ L_inverse))
     if M:
-        Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (JITTER / M))
+        Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (row_blocks.JITTER / M))
     middle = L_inverse.mT @ (eye - B_inverse - outer)
     left = L_inverse.mT @ beta
 
-    def pull_back(shard: Iterable[WhitenedChunk]) -> Sums:
+    def pull_back(shard: Iterable[row_blocks.WhitenedChunk]) -> row_blocks.Sums:
         for chunk in shard:
             w = sites.precision[chunk.rows]
             gradient = left @ sites.linear[chunk.rows].mT

@@ -12,8 +12,14 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data.dataset import Dataset
-from winnowgp.data.sources import Source, SourceInfo, checked_rows, checked_size, shard_range
+from winnowgp.data.dataset import (
+    Dataset,
+    Source,
+    SourceInfo,
+    checked_rows,
+    checked_size,
+    shard_range,
+)
 from winnowgp.errors import InputError
 
 

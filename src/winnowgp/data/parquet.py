@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from winnowgp.data.dataset import Dataset
+from winnowgp.data.dataset import Dataset, SourceInfo
 from winnowgp.data.out_of_core import StreamedSource
-from winnowgp.data.sources import SourceInfo
 from winnowgp.data.tables import Column, DataTable, Origin, distinct_names, parse_string
 from winnowgp.errors import InputError, MissingExtraError
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from winnowgp.data.dataset import checked_size
 from winnowgp.data.parquet import parquet_blocks
-from winnowgp.data.sources import checked_size
 from winnowgp.data.tables import DataTable, Origin, distinct_names, parse_string
 from winnowgp.errors import InputError
 

@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.data.dataset import Dataset, MaskedMatrix
+from winnowgp.data.dataset import Dataset, MaskedMatrix, Source
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.out_of_core import WrappedSource
-from winnowgp.data.sources import Source
 
 # Largest number of rows, and of numbers, that are read at once to find means and deviations.
 _ROWS, _NUMBERS = 65_536, 2**22

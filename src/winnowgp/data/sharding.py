@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from winnowgp.data.dataset import Dataset
+from winnowgp.data.dataset import Dataset, Source, checked_rows, shard_range
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.out_of_core import StreamedSource, WrappedSource, chunk_sizes
-from winnowgp.data.sources import Source, checked_rows, shard_range
 from winnowgp.errors import InputError
 
 # Shards whose sums are formed separately, divided among 1, 2, 4 or 8 processes: the order of

@@ -20,22 +20,14 @@ from torch import Tensor
 from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
-from winnowgp.estimators.validation import (
-    PARAMETERS,
-    CheckpointLike,
-    Constraint,
-    device_from,
-    refuse_source,
-    tensor,
-    validated,
-)
+from winnowgp.estimators import validation
 from winnowgp.io import save
 from winnowgp.models import DeepPosterior, Posterior, Prediction, SparseGP
 from winnowgp.selection import Frontier
 from winnowgp.training import Callbacks, FitResult, Schedule, fit
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
-from winnowgp.training.context import warn_not_sharded
 from winnowgp.training.fingerprint import row_identity
+from winnowgp.training.schedules import warn_not_sharded
 
 ROWS = 16_384
 """Rows predicted at once: bounds the memory at this many times the number of inducing points."""
@@ -69,9 +61,9 @@ class BaseGP(BaseEstimator, ABC):
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Callbacks = None
-    checkpoint: CheckpointLike | None = None
+    checkpoint: validation.CheckpointLike | None = None
 
-    _constraints: ClassVar[Mapping[str, Constraint]] = PARAMETERS
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = validation.PARAMETERS
     # Set by a fit; not arguments.
     n_features_in_: int = field(init=False)
     feature_names_in_: Any = field(init=False)
@@ -112,7 +104,7 @@ class BaseGP(BaseEstimator, ABC):
 
     def _validate(self) -> SimpleNamespace:
         """Return the validated parameters; this needs no data."""
-        params = validated(self._constraints, self.get_params(deep=False))
+        params = validation.validated(self._constraints, self.get_params(deep=False))
         self._check_combination(params)
         return params
 
@@ -190,9 +182,9 @@ class BaseGP(BaseEstimator, ABC):
     def _inputs(self, X: Any) -> Tensor:
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""
         check_is_fitted(self)
-        refuse_source(X)
+        validation.refuse_source(X)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._x_scaler.forward(tensor(X)).to(posterior_device(self.posterior_))
+        return self._x_scaler.forward(validation.tensor(X)).to(posterior_device(self.posterior_))
 
     @torch.no_grad()
     def _predict_latent(
@@ -229,7 +221,7 @@ def predicting_on(device: str, estimator: Estimator) -> Estimator:
         device: "cpu" or "cuda", or "auto" for a GPU if there is one.
     """
     moved: Any = copy(estimator)
-    moved.posterior_ = deepcopy(estimator.posterior_).to(device_from("device", device))
+    moved.posterior_ = deepcopy(estimator.posterior_).to(validation.device_from("device", device))
     return moved
 
 

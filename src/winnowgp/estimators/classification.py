@@ -17,14 +17,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
+from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
 from winnowgp.estimators.sparse import SparseEstimator
-from winnowgp.estimators.validation import (
-    rows_in_memory,
-    set_source_columns,
-    tensor,
-    weighted_rows,
-)
 from winnowgp.models import VariationalGP
 
 
@@ -89,7 +84,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
         """
         params = self._validate()
         if isinstance(X, Source):
-            set_source_columns(self, X, y, sample_weight)
+            validation.set_source_columns(self, X, y, sample_weight)
             self._check_columns(params, X.D)
             labels, rows = _rows_of_source(X)
         else:
@@ -113,22 +108,24 @@ class ClassTargets(ClassifierMixin, BaseGP):
         """Return the log probability of each label, in nats; −∞ for an unknown label."""
         inputs = self._inputs(X)
         numbers, known = self._labels.numbers(y, len(inputs))
-        nats = self._log_density(inputs, tensor(numbers)[:, None])[:, 0]
+        nats = self._log_density(inputs, validation.tensor(numbers)[:, None])[:, 0]
         return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
 
     def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Source]:
         """Return the classes, and merged rows whose targets are class numbers."""
         _check_missing(y)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
-        X, y, weights = weighted_rows(X, y, sample_weight)
+        X, y, weights = validation.weighted_rows(X, y, sample_weight)
         labels, numbers = ClassLabels.of(y)
-        return labels, Dataset.of(tensor(X), tensor(numbers), weights=weights).merged()
+        return labels, Dataset.of(
+            validation.tensor(X), validation.tensor(numbers), weights=weights
+        ).merged()
 
 
 def _rows_of_source(source: Source) -> tuple[ClassLabels, Source]:
-    data = rows_in_memory(source, "classification")
+    data = validation.rows_in_memory(source, "classification")
     labels, numbers = ClassLabels.of(_integer_labels(data))
-    rows = Dataset.of(data.X, tensor(numbers), weights=data.weights).merged()
+    rows = Dataset.of(data.X, validation.tensor(numbers), weights=data.weights).merged()
     return labels, source.with_rows(rows)
 
 

@@ -16,21 +16,11 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
+from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier, rows_at_once
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.regression import NumericTargets
-from winnowgp.estimators.validation import (
-    PARAMETERS,
-    Constraint,
-    has_noise,
-    integer,
-    one_of,
-    step_counts,
-    strength,
-    strength_or_auto,
-    tensor,
-)
 from winnowgp.models import DeepGP, Prediction, deep_layers
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import observation_model
@@ -58,14 +48,14 @@ _HIDDEN_VARIANCE = 0.1
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
-_METHOD = one_of("mixture", "matched")
+_METHOD = validation.one_of("mixture", "matched")
 
 
 def _strengths(name: str, value: Any) -> float | tuple[float, ...] | None:
     """Validate `alpha`: one strength, a tuple with one per layer, or None for "auto"."""
     if isinstance(value, tuple | list):
-        return tuple(strength(name, each) for each in value)
-    return strength_or_auto(name, value)
+        return tuple(validation.strength(name, each) for each in value)
+    return validation.strength_or_auto(name, value)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -85,17 +75,17 @@ class DeepEstimator(BaseGP, ABC):
     samples: int = 1
     predict_samples: int = 64
 
-    _constraints: ClassVar[Mapping[str, Constraint]] = {
-        **PARAMETERS,
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **validation.PARAMETERS,
         "alpha": _strengths,
-        "n_candidates": integer,
+        "n_candidates": validation.integer,
     }
 
     def _check_combination(self, params: SimpleNamespace) -> None:
         L = params.layers
         if params.width is not None:
             widths = _one_for_each("width", params.width, L - 1, "hidden layers")
-            params.width = tuple(integer("width", width) for width in widths)
+            params.width = tuple(validation.integer("width", width) for width in widths)
         params.kernel = _one_for_each("kernel", params.kernel, L, "layers")
         if isinstance(params.alpha, tuple):
             _one_for_each("alpha", params.alpha, L, "layers")
@@ -106,7 +96,9 @@ class DeepEstimator(BaseGP, ABC):
             )
         if params.epochs is None:
             params.epochs = _STEPS[params.schedule]
-        params.epochs = step_counts("epochs", params.epochs, phases=_PHASES[params.schedule])
+        params.epochs = validation.step_counts(
+            "epochs", params.epochs, phases=_PHASES[params.schedule]
+        )
 
     def _check_columns(self, params: SimpleNamespace, D: int) -> None:
         if params.width is None:
@@ -225,7 +217,7 @@ def _initial_deep_gp(
         layers, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
     )
     model = model.to(params.device)
-    if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
+    if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
         _set_level(model, data)
     return model
 
@@ -357,14 +349,14 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
             observed: whether to return quantiles of a new observation (Gaussian noise only) or of
                 the latent function.
         """
-        wanted = tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
+        wanted = validation.tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
         chunks = self._inputs(X).split(rows_at_once(self.posterior_))
         quantiles = [self.posterior_.quantiles(x, wanted, observed=observed) for x in chunks]
         return self._y_scaler.values(torch.cat(quantiles, dim=1))
 
     def _check_combination(self, params: SimpleNamespace) -> None:
         super()._check_combination(params)
-        if isinstance(self.likelihood, str) and has_noise(params.likelihood):
+        if isinstance(self.likelihood, str) and validation.has_noise(params.likelihood):
             params.likelihood.noise = torch.tensor(_INITIAL_NOISE)
 
 

@@ -20,8 +20,10 @@ from sklearn.utils import Tags, check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from winnowgp import training
 from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.errors import InputError
+from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_frontier
 from winnowgp.estimators.gplvm_initialization import (
     initial_gplvm,
@@ -29,27 +31,8 @@ from winnowgp.estimators.gplvm_initialization import (
     latent_kernel,
     relevance,
 )
-from winnowgp.estimators.validation import (
-    PARAMETERS,
-    Constraint,
-    has_noise,
-    integer,
-    locations,
-    positive_number,
-    tensor,
-)
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import fill_with_observed
-from winnowgp.training import (
-    FastSchedule,
-    FitResult,
-    FixedAlpha,
-    MaxPoints,
-    PaperSchedule,
-    Progress,
-    Schedule,
-    Tolerance,
-)
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.latent_inference import LatentPositions, infer_latents
 
@@ -61,8 +44,8 @@ _ANCHORS = 1000
 # In standard deviations of the prior; rows closer to its centre than this carry no information.
 _COLLAPSED = 1e-3
 
-_CANDIDATES = partial(locations, options=("auto",))
-_START = partial(locations, options=("pca",))
+_CANDIDATES = partial(validation.locations, options=("auto",))
+_START = partial(validation.locations, options=("pca",))
 
 
 @final
@@ -155,13 +138,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     max_iter: int = 300
     epochs: int = 300
 
-    _constraints: ClassVar[Mapping[str, Constraint]] = {
-        **PARAMETERS,
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **validation.PARAMETERS,
         "candidates": partial(_CANDIDATES, shape=("K", "Q")),
-        "epochs": integer,
-        "n_candidates": integer,
+        "epochs": validation.integer,
+        "n_candidates": validation.integer,
         "start": partial(_START, shape=("N", "Q")),
-        "tolerance": partial(positive_number, hint="It is in nats per observed entry."),
+        "tolerance": partial(validation.positive_number, hint="It is in nats per observed entry."),
     }
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -174,7 +157,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         params = self._validate()
         raw = MaskedMatrix.of(_checked_table(self, X, reset=True))
         _START("start", params.start, shape=(raw.N, params.n_components))
-        varies = _varying_columns(raw) | (not has_noise(params.likelihood))
+        varies = _varying_columns(raw) | (not validation.has_noise(params.likelihood))
         scaler = self._scaler(raw, params.likelihood)
         table = MaskedMatrix(scaler.forward(raw.Y), raw.observed & varies)
         counter = _StepCounter(("optimisation", "inclusion"))
@@ -213,7 +196,9 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
                 f"`X` must have {Q} columns, one per latent dimension; got {positions.shape[1]}."
             )
         with torch.no_grad():
-            expected = self.posterior_.function.predict(tensor(positions), observed=True).mean
+            expected = self.posterior_.function.predict(
+                validation.tensor(positions), observed=True
+            ).mean
         return self._x_scaler.inverse(expected).numpy()
 
     def reconstruct(
@@ -283,10 +268,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         dims = [int(first), int(second)]
         embedding = LatentMap(
             title=f"{self.n_inducing_} inducing points",
-            latents=tensor(self.embedding_[:, dims]),
-            deviation=tensor(self.embedding_std_[:, dims]),
-            candidates=tensor(self.candidates_[:, dims]),
-            inclusion=tensor(self.inclusion_),
+            latents=validation.tensor(self.embedding_[:, dims]),
+            deviation=validation.tensor(self.embedding_std_[:, dims]),
+            candidates=validation.tensor(self.candidates_[:, dims]),
+            inclusion=validation.tensor(self.inclusion_),
         )
         names = None if labels is None else [str(label) for label in labels]
         drawn = draw_latent_map(embedding, names, ax=Figure().subplots() if ax is None else ax)
@@ -343,20 +328,22 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
 
     def _training_schedule(
         self, model: LatentModel, data: MaskedMatrix, params: SimpleNamespace, log: CheckpointLog
-    ) -> Schedule:
+    ) -> training.Schedule:
         del model, log
         if params.schedule == "paper":
             steps = params.epochs * max(1, data.N // (params.batch_size or data.N))
-            return PaperSchedule(params.alpha, joint=steps, batch_size=params.batch_size)
+            return training.PaperSchedule(params.alpha, joint=steps, batch_size=params.batch_size)
         if params.alpha is not None:
-            goal = FixedAlpha(params.alpha)
+            goal = training.FixedAlpha(params.alpha)
         elif params.max_points is not None:
-            goal = MaxPoints(params.max_points)
+            goal = training.MaxPoints(params.max_points)
         else:
-            goal = Tolerance(params.tolerance)
-        return FastSchedule(goal, n_candidates=params.n_candidates, iterations=params.max_iter)
+            goal = training.Tolerance(params.tolerance)
+        return training.FastSchedule(
+            goal, n_candidates=params.n_candidates, iterations=params.max_iter
+        )
 
-    def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
+    def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:
         selection, function = result.selection, result.posterior.cpu().function
         self.posterior_ = result.posterior
         self.kernel_ = function.kernel
@@ -392,12 +379,12 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
 
     def _noise(self, P: int) -> NDArray[np.float64]:
         likelihood = self.posterior_.function.likelihood
-        if not has_noise(likelihood):
+        if not validation.has_noise(likelihood):
             return np.full(P, np.nan)
         return (likelihood.noise.expand(P) * self._x_scaler.scale.square() * self._varies).numpy()
 
     def _scaler(self, raw: MaskedMatrix, likelihood: Likelihood) -> Standardiser:
-        if not has_noise(likelihood):
+        if not validation.has_noise(likelihood):
             return Standardiser.none(raw.Y)
         scaler = Standardiser.of_entries(raw)
         if self.standardise:
@@ -422,7 +409,7 @@ class _StepCounter:
     def __init__(self, phases: tuple[str, ...]) -> None:
         self._phases, self.count = phases, 0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: training.Progress) -> None:
         self.count += progress.phase in self._phases
 
     def state_dict(self) -> dict[str, Any]:
@@ -444,7 +431,7 @@ def _checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P
             f"`X` must be a table [N P]; got a {type(X).__name__}. GPLVM does not support "
             "out-of-core or shared sources; pass an array in memory."
         )
-    return tensor(
+    return validation.tensor(
         validate_data(
             estimator,
             X,

@@ -14,18 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeAlias, final
 
 import torch
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    Kernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
+from gpytorch import kernels
 from jaxtyping import Float
 from torch import Tensor
 
@@ -97,12 +86,12 @@ NamedKernel(name='linear', columns=None, period=None)))
 
 
 def kernel_from(
-    kernel: str | Kernel | KernelExpression,
+    kernel: str | kernels.Kernel | KernelExpression,
     D: int,
     *,
     columns: Mapping[str, Sequence[int]] | None = None,
     scale: Float[Tensor, " D"] | None = None,
-) -> Kernel:
+) -> kernels.Kernel:
     """Return a new GPyTorch kernel for D input columns.
 
     A kernel given as a string has one lengthscale per column, and all its hyper-parameters start
@@ -118,7 +107,7 @@ def kernel_from(
     >>> [type(term).__name__ for term in kernel_from("rbf[0] * periodic[1] + linear", 3).kernels]
     ['ScaleKernel', 'LinearKernel']
     """
-    if isinstance(kernel, Kernel):
+    if isinstance(kernel, kernels.Kernel):
         return deepcopy(kernel)
     if isinstance(kernel, str):
         kernel = parse_kernel(kernel, D, columns=columns)
@@ -271,12 +260,12 @@ class _Parser:
         return f"character {position} of {text!r}"
 
 
-def _scaled(expression: KernelExpression, D: int, scale: Tensor | None) -> Kernel:
+def _scaled(expression: KernelExpression, D: int, scale: Tensor | None) -> kernels.Kernel:
     """Build a kernel with a variance."""
     kernel = _built(expression, D, scale)
     if _has_variance(expression):
         return kernel
-    scaled = ScaleKernel(kernel)
+    scaled = kernels.ScaleKernel(kernel)
     scaled.outputscale = 1.0
     return scaled
 
@@ -288,41 +277,43 @@ def _has_variance(expression: KernelExpression) -> bool:
     return expression.is_sum or any(map(_has_variance, expression.operands))
 
 
-def _built(expression: KernelExpression, D: int, scale: Tensor | None) -> Kernel:
+def _built(expression: KernelExpression, D: int, scale: Tensor | None) -> kernels.Kernel:
     if isinstance(expression, ComposedKernel):
         if expression.is_sum:
-            return AdditiveKernel(*[_scaled(term, D, scale) for term in expression.operands])
-        return ProductKernel(*[_built(factor, D, scale) for factor in expression.operands])
+            return kernels.AdditiveKernel(
+                *[_scaled(term, D, scale) for term in expression.operands]
+            )
+        return kernels.ProductKernel(*[_built(factor, D, scale) for factor in expression.operands])
     count = D if expression.columns is None else len(expression.columns)
     kernel = _named_kernel(expression, count)
     if kernel.has_lengthscale:
         kernel.initialize(lengthscale=1.0)
-    if isinstance(kernel, PeriodicKernel):
+    if isinstance(kernel, kernels.PeriodicKernel):
         kernel.period_length = torch.ones(count).double()
         if expression.period is not None:
             kernel.period_length = expression.period / _column_scale(expression, scale)
-    if isinstance(kernel, LinearKernel):
+    if isinstance(kernel, kernels.LinearKernel):
         kernel.variance = torch.ones(1, count)
-    if isinstance(kernel, RQKernel):
+    if isinstance(kernel, kernels.RQKernel):
         kernel.alpha = 1.0
-    if isinstance(kernel, ConstantKernel):
+    if isinstance(kernel, kernels.ConstantKernel):
         kernel.constant = torch.ones(1)
     return kernel
 
 
-def _named_kernel(expression: NamedKernel, count: int) -> Kernel:
+def _named_kernel(expression: NamedKernel, count: int) -> kernels.Kernel:
     name, columns = expression.name, expression.columns
     if name == "rbf":
-        return RBFKernel(ard_num_dims=count, active_dims=columns)
+        return kernels.RBFKernel(ard_num_dims=count, active_dims=columns)
     if name == "rq":
-        return RQKernel(ard_num_dims=count, active_dims=columns)
+        return kernels.RQKernel(ard_num_dims=count, active_dims=columns)
     if name == "periodic":
-        return PeriodicKernel(ard_num_dims=count, active_dims=columns)
+        return kernels.PeriodicKernel(ard_num_dims=count, active_dims=columns)
     if name == "linear":
-        return LinearKernel(ard_num_dims=count, active_dims=columns)
+        return kernels.LinearKernel(ard_num_dims=count, active_dims=columns)
     if name == "constant":
-        return ConstantKernel(active_dims=columns)
-    return MaternKernel(nu=_SMOOTHNESS[name], ard_num_dims=count, active_dims=columns)
+        return kernels.ConstantKernel(active_dims=columns)
+    return kernels.MaternKernel(nu=_SMOOTHNESS[name], ard_num_dims=count, active_dims=columns)
 
 
 def _column_scale(expression: NamedKernel, scale: Tensor | None) -> Tensor:

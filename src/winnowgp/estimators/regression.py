@@ -17,15 +17,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser, standardise
 from winnowgp.errors import InputError
+from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
 from winnowgp.estimators.sparse import SparseEstimator
-from winnowgp.estimators.validation import (
-    has_noise,
-    rows_in_memory,
-    set_source_columns,
-    tensor,
-    weighted_rows,
-)
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
@@ -56,7 +50,7 @@ class TargetScaler:
     @classmethod
     def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
         """Return the scaler of the targets of some rows."""
-        if not has_noise(likelihood):
+        if not validation.has_noise(likelihood):
             return cls(Standardiser.none(data.Y), single)
         return cls(Standardiser.of(data.Y, weights=data.weights), single)
 
@@ -69,7 +63,7 @@ class TargetScaler:
         self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N P"]:
         """Validate targets that are to be scored, and standardise them."""
-        Y = Dataset.of(inputs, tensor(y)).Y
+        Y = Dataset.of(inputs, validation.tensor(y)).Y
         if Y.shape[1] != self.P:
             raise InputError(
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
@@ -96,7 +90,7 @@ class TargetScaler:
 
     def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
         """Return the noise variance of each target, `[P]`; NaN if the likelihood has none."""
-        if not has_noise(likelihood):
+        if not validation.has_noise(likelihood):
             return np.full(self.P, np.nan)
         return (likelihood.noise * self.columns.scale.square()).detach().numpy()
 
@@ -129,7 +123,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """
         params = self._validate()
         if isinstance(X, Source):
-            set_source_columns(self, X, y, sample_weight)
+            validation.set_source_columns(self, X, y, sample_weight)
             self._check_columns(params, X.D)
             rows, scaler = self._rows_of_source(X, params)
         else:
@@ -156,19 +150,21 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
         )
-        X, y, weights = weighted_rows(X, y, sample_weight)
-        return Dataset.of(tensor(X), tensor(y), weights=weights).merged(), np.ndim(y) == 1
+        X, y, weights = validation.weighted_rows(X, y, sample_weight)
+        return Dataset.of(
+            validation.tensor(X), validation.tensor(y), weights=weights
+        ).merged(), np.ndim(y) == 1
 
     def _rows_of_source(
         self, source: Source, params: SimpleNamespace
     ) -> tuple[Source, TargetScaler]:
         if not self._out_of_core:
-            data = rows_in_memory(source, "a deep model").merged()
+            data = validation.rows_in_memory(source, "a deep model").merged()
             rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
             return source.with_rows(rows), scaler
         if params.schedule == "paper" or self.likelihood != "gaussian":
             source.require_dataset("this fit")
-        rows = standardise(source, targets=has_noise(params.likelihood))
+        rows = standardise(source, targets=validation.has_noise(params.likelihood))
         if (dataset := rows.as_dataset()) is not None:
             observation_model(params.likelihood).check_targets(dataset.Y)
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
@@ -286,7 +282,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             mean = self.posterior_.predict_mean(inputs).cpu()
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
             return self._y_scaler.values(mean), self._y_scaler.variances(covariance.cpu())
-        if not return_std and (has_noise(self.likelihood_) or not observed):
+        if not return_std and (validation.has_noise(self.likelihood_) or not observed):
             # The mean of the function is that of an observation, and costs O(M) per row.
             chunks = inputs.split(rows_at_once(self.posterior_))
             mean = torch.cat([self.posterior_.predict_mean(rows) for rows in chunks])
@@ -328,7 +324,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             return SparseGP(kernel, candidates, precision=params.precision).to(params.device)
         model = VariationalGP(kernel, candidates, likelihood=params.likelihood, targets=data.P)
         model = model.to(params.device)
-        if not has_noise(params.likelihood):
+        if not validation.has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
             rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))

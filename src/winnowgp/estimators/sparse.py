@@ -13,8 +13,9 @@ from gpytorch.kernels import Kernel
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from winnowgp import training
 from winnowgp.data import Source
-from winnowgp.data.sources import sampled_rows
+from winnowgp.data.dataset import sampled_rows
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier
 from winnowgp.estimators.kernels import KernelExpression, kernel_from, parse_kernel
@@ -22,16 +23,6 @@ from winnowgp.estimators.validation import PARAMETERS, Constraint, locations, st
 from winnowgp.models import greedy_variance
 from winnowgp.models.base import InducingModel
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.training import (
-    FastSchedule,
-    FitResult,
-    FixedAlpha,
-    Goal,
-    MaxPoints,
-    PaperSchedule,
-    Schedule,
-    Tolerance,
-)
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.goals import measured_predict_us, points_within
 
@@ -97,14 +88,18 @@ class SparseEstimator(BaseGP, ABC):
 
     def _training_schedule(
         self, model: InducingModel, data: Source, params: SimpleNamespace, log: CheckpointLog
-    ) -> Schedule:
+    ) -> training.Schedule:
         if params.schedule == "fast":
-            return FastSchedule(_goal(model, data, params, log), n_candidates=params.n_candidates)
+            return training.FastSchedule(
+                _goal(model, data, params, log), n_candidates=params.n_candidates
+            )
         pre, joint, post = params.epochs
         prior = SquaredCardinality(model.K, params.alpha)
-        return PaperSchedule(prior, pre=pre, joint=joint, post=post, batch_size=params.batch_size)
+        return training.PaperSchedule(
+            prior, pre=pre, joint=joint, post=post, batch_size=params.batch_size
+        )
 
-    def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
+    def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:
         """Set the attributes of the inducing points, in the user's units."""
         selection = result.selection
         self.posterior_ = result.posterior.cpu().double()
@@ -143,13 +138,15 @@ def _candidate_locations(
     return X[:K]
 
 
-def _goal(model: InducingModel, data: Source, params: SimpleNamespace, log: CheckpointLog) -> Goal:
+def _goal(
+    model: InducingModel, data: Source, params: SimpleNamespace, log: CheckpointLog
+) -> training.Goal:
     if params.alpha is not None:
-        return FixedAlpha(params.alpha)
+        return training.FixedAlpha(params.alpha)
     if params.max_points is not None:
-        return MaxPoints(params.max_points)
+        return training.MaxPoints(params.max_points)
     if params.max_predict_us is None:
-        return Tolerance(params.tolerance)
+        return training.Tolerance(params.tolerance)
     # All processes read these rows, and one of them measures; a resumed fit does not measure again.
     rows = data.part(torch.arange(min(data.N, max(1000, params.n_candidates))))
     measured = partial(
@@ -158,4 +155,4 @@ def _goal(model: InducingModel, data: Source, params: SimpleNamespace, log: Chec
         predict_us=partial(measured_predict_us, model, rows),
         most=min(params.n_candidates, data.N),
     )
-    return MaxPoints(log.once(measured))
+    return training.MaxPoints(log.once(measured))

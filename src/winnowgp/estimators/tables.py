@@ -21,22 +21,13 @@ from winnowgp.data.encoding import check_finite, decimal_comma_advice, first_mis
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
+from winnowgp.estimators import table_summary
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.kernels import parse_kernel
 from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.table_summary import (
-    TrainingHistory,
-    choice,
-    column_summary,
-    effects,
-    noise_sd,
-    predict_us,
-    target_summary,
-    training,
-)
 from winnowgp.estimators.validation import CheckpointLike, tensor
 from winnowgp.io import save
 from winnowgp.report.summary import Quality, Summary
@@ -197,7 +188,7 @@ def fit_table(
     encoder = TableEncoder.learn(inputs.part(train), missing=missing, max_words=max_words)
     _check_held_out(encoder, inputs, number)
     y = _targets(table, target, task, train, number)
-    history = TrainingHistory()
+    history = table_summary.TrainingHistory()
     points: dict[str, Any] = {
         "alpha": alpha,
         "tolerance": tolerance,
@@ -227,7 +218,9 @@ def fit_table(
     # The estimator sees features, which have numbers and no names.
     estimator.kernel, estimator.callbacks, estimator.checkpoint = str(expression), None, None
     relevant = relevances(estimator.kernel_, encoder)
-    summaries = [column_summary(inputs, column, relevant) for column in encoder.columns]
+    summaries = [
+        table_summary.column_summary(inputs, column, relevant) for column in encoder.columns
+    ]
     summary: Summary = {
         "target": target,
         "task": task,
@@ -236,14 +229,14 @@ def fit_table(
         "rows": table.N,
         "train_rows": len(train),
         "columns": summaries,
-        "target_summary": target_summary(table, target, task),
+        "target_summary": table_summary.target_summary(table, target, task),
         "kernel": kernel,
-        "noise_sd": noise_sd(estimator),
-        "choice": choice(estimator, len(train), asked=_described_goal(points)),
+        "noise_sd": table_summary.noise_sd(estimator),
+        "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
         "quality": _quality(estimator, X, y, train, test),
-        "effects": effects(estimator, encoder, summaries, X),
-        "training": training(history, estimator, encoder, relevant),
-        "timings": {"fit_s": fit_seconds, "predict_us": predict_us(estimator, X)},
+        "effects": table_summary.effects(estimator, encoder, summaries, X),
+        "training": table_summary.training(history, estimator, encoder, relevant),
+        "timings": {"fit_s": fit_seconds, "predict_us": table_summary.predict_us(estimator, X)},
         "settings": {
             "winnowgp": __version__,
             "python": platform.python_version(),

@@ -17,15 +17,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
+from gpytorch import likelihoods
 from gpytorch.constraints import GreaterThan
-from gpytorch.likelihoods import (
-    GaussianLikelihood,
-    LaplaceLikelihood,
-    Likelihood,
-    PoissonLikelihood,
-    SoftmaxLikelihood,
-    StudentTLikelihood,
-)
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
@@ -45,10 +38,10 @@ CheckpointLike: TypeAlias = str | os.PathLike[str] | Checkpoint
 """A folder for a checkpoint, or a `Checkpoint` that also sets how often it is written."""
 
 LIKELIHOODS = {
-    "gaussian": GaussianLikelihood,
-    "student-t": StudentTLikelihood,
-    "laplace": LaplaceLikelihood,
-    "poisson": PoissonLikelihood,
+    "gaussian": likelihoods.GaussianLikelihood,
+    "student-t": likelihoods.StudentTLikelihood,
+    "laplace": likelihoods.LaplaceLikelihood,
+    "poisson": likelihoods.PoissonLikelihood,
 }
 
 
@@ -166,15 +159,15 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
+def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Likelihood:
     """Return a likelihood by name, or the one given, which is not copied.
 
     >>> likelihood_from("student-t").deg_free.item()
     7.0
     """
-    if isinstance(likelihood, SoftmaxLikelihood):
+    if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
         raise InputError("`likelihood` is a softmax, which is for classes; use a classifier.")
-    if isinstance(likelihood, Likelihood):
+    if isinstance(likelihood, likelihoods.Likelihood):
         return likelihood
     if not isinstance(likelihood, str) or likelihood not in LIKELIHOODS:
         raise InputError(
@@ -182,16 +175,23 @@ def likelihood_from(likelihood: str | Likelihood) -> Likelihood:
             f"got {likelihood!r}."
         )
     kind = LIKELIHOODS[likelihood]
-    if kind is PoissonLikelihood:
+    if kind is likelihoods.PoissonLikelihood:
         return kind()
     return kind(noise_constraint=GreaterThan(LEAST_NOISE))
 
 
 def has_noise(
-    likelihood: Likelihood,
-) -> TypeGuard[GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood]:
+    likelihood: likelihoods.Likelihood,
+) -> TypeGuard[
+    likelihoods.GaussianLikelihood | likelihoods.StudentTLikelihood | likelihoods.LaplaceLikelihood
+]:
     """Return whether targets are the latent function plus noise and can be standardised."""
-    return is_plain(likelihood, GaussianLikelihood, StudentTLikelihood, LaplaceLikelihood)
+    return is_plain(
+        likelihood,
+        likelihoods.GaussianLikelihood,
+        likelihoods.StudentTLikelihood,
+        likelihoods.LaplaceLikelihood,
+    )
 
 
 def device_from(name: str, value: Any) -> torch.device:

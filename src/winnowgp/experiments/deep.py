@@ -15,13 +15,13 @@ from winnowgp.errors import InputError
 from winnowgp.experiments.base import claim, plural
 from winnowgp.models import DeepGP
 from winnowgp.training.adam import Minibatches
-from winnowgp.training.context import TrainingContext
 from winnowgp.training.layer_training import (
     Initializer,
     LayerTraining,
     random_rows,
     train_layerwise,
 )
+from winnowgp.training.schedules import TrainingContext
 
 STANDARD_ERRORS = 2.0
 """A mean gain counts if it exceeds this number of standard errors over folds or seeds."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
+from winnowgp.experiments import gradient_estimates
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     Experiment,
@@ -33,15 +34,6 @@ from winnowgp.experiments.base import (
     claim,
     group_rows,
     single_thread,
-)
-from winnowgp.experiments.gradient_estimates import (
-    LEARNING_RATE,
-    GradientNoise,
-    OptimisationPath,
-    gradient_draws,
-    marginal_gain_draws,
-    objective_of,
-    optimise_by_gradient,
 )
 from winnowgp.experiments.sizes import MARGIN
 from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sampled
@@ -204,7 +196,7 @@ class _Problem:
 
 def _path_settings(scope: Scope) -> list[Row]:
     marks = [mark for mark in MARKS if mark <= 100] if scope.quick else list(MARKS)
-    sampling = {"marks": marks, "draws": DRAWS, "learning_rate": LEARNING_RATE}
+    sampling = {"marks": marks, "draws": DRAWS, "learning_rate": gradient_estimates.LEARNING_RATE}
     return [
         {"kind": "path", "gradient": "relaxed", "samples": 1, **sampling},
         {"kind": "path", "gradient": "score", "samples": 4, **sampling},
@@ -230,8 +222,13 @@ def _variance_settings(scope: Scope) -> list[Row]:
 
 
 def _run_path(problem: _Problem, settings: Row) -> Row:
-    objective = objective_of(problem.statistics(), problem.prior, draws=settings["draws"])
-    path, name = OptimisationPath(objective, settings["marks"]), settings["gradient"]
+    objective = gradient_estimates.objective_of(
+        problem.statistics(), problem.prior, draws=settings["draws"]
+    )
+    path, name = (
+        gradient_estimates.OptimisationPath(objective, settings["marks"]),
+        settings["gradient"],
+    )
 
     def make_score() -> ScoreMasks | ScoreWeights:
         if name == "score by statistics":
@@ -249,7 +246,7 @@ def _run_path(problem: _Problem, settings: Row) -> Row:
                 break
     else:
         estimator = Relaxed if name == "relaxed" else ScoreFunction
-        optimise_by_gradient(
+        gradient_estimates.optimise_by_gradient(
             path,
             estimator(settings["samples"]),
             make_score,
@@ -272,7 +269,7 @@ def _run_variance(problem: _Problem, settings: Row) -> Row:
     blocks, generator = problem.model.subset_objective(problem.data), problem.generator()
 
     def gains(samples: int, repeats: int) -> Float[Tensor, "R K"]:
-        return marginal_gain_draws(
+        return gradient_estimates.marginal_gain_draws(
             statistics, q, samples=samples, repeats=repeats, generator=generator
         )
 
@@ -282,12 +279,14 @@ def _run_variance(problem: _Problem, settings: Row) -> Row:
         if settings["gradient"] == "relaxed":
             tau = settings["temperature"]
             gradient, score = Relaxed(samples, Temperature(tau, tau, 1)), blocks.relaxed_value
-        return gradient_draws(gradient, score, q, repeats=repeats, generator=generator)
+        return gradient_estimates.gradient_draws(
+            gradient, score, q, repeats=repeats, generator=generator
+        )
 
     reference = gains(1, settings["reference"])
     draws = gains if settings["gradient"] == "flips" else estimates
     noises = [
-        GradientNoise.of(draws(samples, settings["repeats"]), reference)
+        gradient_estimates.GradientNoise.of(draws(samples, settings["repeats"]), reference)
         for samples in settings["samples"]
     ]
     return {

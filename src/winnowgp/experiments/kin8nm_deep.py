@@ -52,11 +52,11 @@ from winnowgp.experiments.deep import (
     train_fixed_sizes,
 )
 from winnowgp.models import DeepGP, deep_layers
+from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
-from winnowgp.training.schedules import estimate_elbo
 
 N, FOLDS, CANDIDATES = 8192, 5, 150
 # Samples per row of a prediction, and the number of timings; the shortest one is reported.

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from scipy.stats import rankdata
 from torch import Tensor
 
+from winnowgp import training
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.base import (
@@ -30,14 +31,6 @@ from winnowgp.models import SparseGP
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.training import (
-    FastSchedule,
-    FixedAlpha,
-    Goal,
-    PaperSchedule,
-    Tolerance,
-    fit,
-)
 from winnowgp.training.adam import Adam
 
 LEARNING_RATE = 0.01
@@ -105,9 +98,9 @@ class SizeStudy:
             names = ("alpha", "steps", "draws", "learning_rate")
             selected = self.by_paper(K, **{name: settings[name] for name in names})
         elif kind == "fast":
-            selected = self.by_search(K, goal=FixedAlpha(settings["alpha"]))
+            selected = self.by_search(K, goal=training.FixedAlpha(settings["alpha"]))
         else:
-            selected = self.by_search(K, goal=Tolerance(settings["tolerance"]))
+            selected = self.by_search(K, goal=training.Tolerance(settings["tolerance"]))
         sizes = [model.K for model in selected.models]
         return selected.models, {"expected": round(selected.expected, 2), "kept": sizes}
 
@@ -135,14 +128,14 @@ class SizeStudy:
         """
         generator, model = self._generator(), self._model(K)
         self._train(model, steps["pre"], learning_rate)
-        schedule = PaperSchedule(
+        schedule = training.PaperSchedule(
             SquaredCardinality(K, alpha),
             pre=0,
             joint=steps["process"],
             post=0,
             learning_rate=learning_rate,
         )
-        fitted = fit(model, self.data, schedule=schedule, generator=generator)
+        fitted = training.fit(model, self.data, schedule=schedule, generator=generator)
         q = Bernoulli.from_inclusion(fitted.selection.inclusion)
         models = [
             fitted.model.with_candidates(fitted.candidates[0][mask])
@@ -152,11 +145,11 @@ class SizeStudy:
             self._train(drawn_model, steps["post"], learning_rate)
         return SelectedModels(q.mean_count().item(), models)
 
-    def by_search(self, K: int, *, goal: Goal) -> SelectedModels:
+    def by_search(self, K: int, *, goal: training.Goal) -> SelectedModels:
         """Run the fast schedule with K random rows as candidates, or with its own if K = 0."""
-        schedule = FastSchedule(goal, n_candidates=K or None)
+        schedule = training.FastSchedule(goal, n_candidates=K or None)
         model, generator = self._model(K), self._generator()
-        fitted = fit(model, self.data, schedule=schedule, generator=generator)
+        fitted = training.fit(model, self.data, schedule=schedule, generator=generator)
         return SelectedModels(fitted.selection.inclusion.sum().item(), [fitted.model])
 
     def _model(self, count: int) -> SparseGP:

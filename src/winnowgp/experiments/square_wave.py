@@ -40,12 +40,12 @@ from winnowgp.experiments.deep import (
     train_fixed_sizes,
 )
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
+from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.plots import Curve, save_figure, styled
 from winnowgp.plots.predictions import draw_curve
 from winnowgp.plots.style import COLOURS
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
-from winnowgp.training.schedules import estimate_elbo
 
 N, CANDIDATES, ALPHA, SAMPLES = 200, 50, 0.5, 4
 # Samples per row of a prediction; SAMPLES are per row of a training step.

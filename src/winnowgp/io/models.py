@@ -12,20 +12,9 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp import models
 from winnowgp.errors import ModelFileError
 from winnowgp.io.registry import register
-from winnowgp.models import (
-    DeepGP,
-    DeepLayer,
-    DeepPosterior,
-    LatentPosterior,
-    Latents,
-    LatentVariableGP,
-    Posterior,
-    SampledLatentGP,
-    SparseGP,
-    VariationalGP,
-)
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, SampledPosterior
 from winnowgp.models.likelihoods import observation_model
 
@@ -33,7 +22,7 @@ _MAX_SAMPLES = 1_000_000
 """Samples per prediction of a deep GP: far more than a prediction needs."""
 
 
-@register("Posterior", Posterior)
+@register("Posterior", models.Posterior)
 def _posterior(
     kernel: Kernel,
     mean: Mean,
@@ -42,33 +31,33 @@ def _posterior(
     q_mean: Float[Tensor, "M P"],
     q_factor: Float[Tensor, "#P M M"],
     L: Float[Tensor, "M M"],
-) -> Posterior:
+) -> models.Posterior:
     P = q_mean.shape[1]
     if isinstance(likelihood, SoftmaxLikelihood) and likelihood.num_features != P:
         raise ModelFileError(
             f"a Posterior has {P} latent functions and a likelihood of {likelihood.num_features}"
         )
-    posterior = Posterior(
+    posterior = models.Posterior(
         kernel, Z, mean=mean, likelihood=likelihood, q_mean=q_mean, q_factor=q_factor, L=L
     )
     posterior.predict(Z.new_zeros(1, Z.shape[1]), observed=True)
     return posterior
 
 
-@register("SparseGP", SparseGP, frozen=True)
+@register("SparseGP", models.SparseGP, frozen=True)
 def _sparse_gp(
     kernel: Kernel,
     mean: Mean,
     likelihood: Likelihood,
     candidates: Float[Tensor, "K D"],
     precision: str,
-) -> SparseGP:
-    model = SparseGP(kernel, candidates, mean=mean, precision=precision)
+) -> models.SparseGP:
+    model = models.SparseGP(kernel, candidates, mean=mean, precision=precision)
     model.likelihood = likelihood
     return model
 
 
-@register("VariationalGP", VariationalGP, frozen=True)
+@register("VariationalGP", models.VariationalGP, frozen=True)
 def _variational_gp(
     kernel: Kernel,
     mean: Mean,
@@ -77,18 +66,20 @@ def _variational_gp(
     q_mean: Float[Tensor, "K P"],
     q_factor: Float[Tensor, "P K K"],
     targets: int,
-) -> VariationalGP:
+) -> models.VariationalGP:
     # The model allocates as many latent functions as its likelihood has.
     P = observation_model(likelihood).num_latents(targets)
     if q_mean.shape[1] != P:
         raise ModelFileError(f"a VariationalGP has {P} latent functions, q(u) {q_mean.shape[1]}")
-    model = VariationalGP(kernel, candidates, likelihood=likelihood, targets=targets, mean=mean)
+    model = models.VariationalGP(
+        kernel, candidates, likelihood=likelihood, targets=targets, mean=mean
+    )
     model.q_mean.data.copy_(q_mean)
     model.q_factor.data.copy_(q_factor)
     return model
 
 
-@register("DeepLayer", DeepLayer, frozen=True)
+@register("DeepLayer", models.DeepLayer, frozen=True)
 def _deep_layer(
     kernel: Kernel,
     candidates: Float[Tensor, "K D"],
@@ -96,35 +87,37 @@ def _deep_layer(
     level: Float[Tensor, " P"],
     q_mean: Float[Tensor, "K P"],
     q_factor: Float[Tensor, "P K K"],
-) -> DeepLayer:
-    layer = DeepLayer(kernel, candidates, outputs=len(level), slope=slope)
+) -> models.DeepLayer:
+    layer = models.DeepLayer(kernel, candidates, outputs=len(level), slope=slope)
     layer = layer.with_q(candidates, q_mean, q_factor)
     layer.level.data.copy_(level)
     return layer
 
 
-@register("DeepGP", DeepGP)
+@register("DeepGP", models.DeepGP)
 def _deep_gp(
-    layers: list[DeepLayer], likelihood: Likelihood, targets: int, skip_connections: bool
-) -> DeepGP:
-    return DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
+    layers: list[models.DeepLayer], likelihood: Likelihood, targets: int, skip_connections: bool
+) -> models.DeepGP:
+    return models.DeepGP(
+        layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections
+    )
 
 
-@register("DeepPosterior", DeepPosterior)
+@register("DeepPosterior", models.DeepPosterior)
 def _deep_posterior(
-    layers: list[DeepLayer],
+    layers: list[models.DeepLayer],
     likelihood: Likelihood,
     skip_connections: bool,
     samples: int,
     factors: list[Float[Tensor, "_ _"]],
-) -> DeepPosterior:
+) -> models.DeepPosterior:
     if samples > _MAX_SAMPLES:
         raise ModelFileError(f"a DeepPosterior draws {samples} samples per prediction")
     if [factor.shape for factor in factors] != [(layer.K, layer.K) for layer in layers]:
         raise ModelFileError("the factors of a DeepPosterior do not fit its layers")
     targets = 1 if isinstance(likelihood, SoftmaxLikelihood) else layers[-1].P
     _deep_gp(layers, likelihood, targets, skip_connections)  # checks that the layers fit together
-    posterior = DeepPosterior(
+    posterior = models.DeepPosterior(
         layers,
         likelihood=likelihood,
         skip_connections=skip_connections,
@@ -136,47 +129,52 @@ def _deep_posterior(
     return posterior
 
 
-@register("Latents", Latents)
-def _latents(mean: Float[Tensor, "N Q"], log_variance: Float[Tensor, "N Q"]) -> Latents:
-    latents = Latents(mean)
+@register("Latents", models.Latents)
+def _latents(mean: Float[Tensor, "N Q"], log_variance: Float[Tensor, "N Q"]) -> models.Latents:
+    latents = models.Latents(mean)
     latents.log_variance.data.copy_(log_variance)  # the variance would be off by rounding
     return latents
 
 
-@register("LatentVariableGP", LatentVariableGP, frozen=True)
+@register("LatentVariableGP", models.LatentVariableGP, frozen=True)
 def _latent_variable_gp(
-    kernel: Kernel, likelihood: Likelihood, latents: Latents, candidates: Float[Tensor, "K Q"]
-) -> LatentVariableGP:
+    kernel: Kernel,
+    likelihood: Likelihood,
+    latents: models.Latents,
+    candidates: Float[Tensor, "K Q"],
+) -> models.LatentVariableGP:
     _check_latent_dimensions(candidates, latents)
-    model = LatentVariableGP(kernel, latents, candidates=candidates)
+    model = models.LatentVariableGP(kernel, latents, candidates=candidates)
     model.likelihood = likelihood
     return model
 
 
-@register("SampledLatentGP", SampledLatentGP, frozen=True)
-def _sampled_latent_gp(function: VariationalGP, latents: Latents) -> SampledLatentGP:
+@register("SampledLatentGP", models.SampledLatentGP, frozen=True)
+def _sampled_latent_gp(
+    function: models.VariationalGP, latents: models.Latents
+) -> models.SampledLatentGP:
     _check_latent_dimensions(function.candidates, latents)
-    return SampledLatentGP(function, latents)
+    return models.SampledLatentGP(function, latents)
 
 
 @register("ExpectedPosterior", ExpectedPosterior)
-def _expected_posterior(function: Posterior) -> LatentPosterior:
+def _expected_posterior(function: models.Posterior) -> models.LatentPosterior:
     return _checked_prediction(ExpectedPosterior(function))
 
 
 @register("SampledPosterior", SampledPosterior)
-def _sampled_posterior(function: Posterior) -> LatentPosterior:
+def _sampled_posterior(function: models.Posterior) -> models.LatentPosterior:
     return _checked_prediction(SampledPosterior(function))
 
 
-def _check_latent_dimensions(candidates: Tensor, latents: Latents) -> None:
+def _check_latent_dimensions(candidates: Tensor, latents: models.Latents) -> None:
     if candidates.shape[1] != latents.Q:
         raise ModelFileError(
             f"inducing points have {candidates.shape[1]} dimensions, latent positions {latents.Q}"
         )
 
 
-def _checked_prediction(posterior: LatentPosterior) -> LatentPosterior:
+def _checked_prediction(posterior: models.LatentPosterior) -> models.LatentPosterior:
     position = posterior.function.Z.new_zeros(1, posterior.Q)
     posterior.predict(position, position + 1, observed=True)
     return posterior

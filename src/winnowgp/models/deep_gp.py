@@ -269,3 +269,31 @@ def _check(layers: Sequence[DeepLayer], outputs: int, skip_connections: bool) ->
             f"the last layer must have {outputs} outputs, as many as the likelihood has latent "
             f"functions; it has {layers[-1].P}."
         )
+
+
+@torch.no_grad()
+def estimate_elbo(
+    model: DeepGP,
+    data: Dataset,
+    *,
+    generator: torch.Generator,
+    samples: int = 4,
+    rows: int = 4096,
+) -> float:
+    """Return the ELBO of a deep GP on all rows, in nats, averaged over samples.
+
+    Args:
+        rows: number of rows that are propagated at once.
+    """
+    expected = 0.0
+    for start in range(0, data.N, rows):
+        chunk = data.part(slice(start, start + rows))
+        eps = model.base_samples(chunk.N, samples, generator)
+        expected += model.evaluated(chunk, eps=eps).fit.item()
+    return expected - sum(layer.points().kl().item() for layer in model.layers)
+
+
+def seeded_elbo(model: DeepGP, data: Dataset, generator: torch.Generator, *, seed: int) -> float:
+    """Return `estimate_elbo` with common random numbers: equal seeds draw equal samples."""
+    seeded = torch.Generator(device=generator.device).manual_seed(seed)
+    return estimate_elbo(model, data, generator=seeded)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import final
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -15,6 +15,7 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.collapsed import Subset, masked_blocks
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
@@ -23,7 +24,6 @@ from winnowgp.bounds.gplvm import (
     latent_kl,
     whitening_factor,
 )
-from winnowgp.bounds.moments import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
@@ -182,11 +182,6 @@ class LatentModel(SelectableModel[MaskedMatrix]):
                 f"the model is {self.candidates.dtype} on {self.candidates.device} and the table "
                 f"{data.Y.dtype} on {data.Y.device}; make them the same."
             )
-
-
-Latent = TypeVar("Latent", bound=LatentModel)
-
-"""The class of latent-variable model that a fit takes and returns."""
 
 
 @final

@@ -16,41 +16,14 @@ from typing import Any, TypeGuard, TypeVar, final
 
 import numpy as np
 import torch
-from gpytorch.likelihoods import (
-    BernoulliLikelihood,
-    BetaLikelihood,
-    GaussianLikelihood,
-    LaplaceLikelihood,
-    Likelihood,
-    NegativeBinomialLikelihood,
-    PoissonLikelihood,
-    SoftmaxLikelihood,
-    StudentTLikelihood,
-    _OneDimensionalLikelihood,
-)
+from gpytorch import likelihoods
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
-from winnowgp.models.quadrature import (
-    LOWEST_RATE,
-    SOFTMAX_NODES,
-    Counts,
-    count_expectation,
-    count_log_density,
-    hermite_nodes,
-    laplace_expectation,
-    laplace_log_density,
-    normal_nodes,
-    probit_expectation,
-    softmax_coupling,
-    softmax_expectation,
-    standard_deviation,
-    student_expectation,
-    student_log_density,
-)
+from winnowgp.models import quadrature
 
 # Gauss-Hermite nodes for E[log p(y | f)], and for densities, which are narrower than q(f).
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
@@ -61,7 +34,7 @@ _MIN_SOFTMAX_NODES = 16
 # Numbers in memory at once for densities of softmax: 32 MiB.
 _SOFTMAX_NUMBERS = 2**22
 
-_Kind = TypeVar("_Kind", bound=Likelihood)
+_Kind = TypeVar("_Kind", bound=likelihoods.Likelihood)
 
 _METHODS = ("forward", "expected_log_prob", "log_marginal", "marginal")
 
@@ -105,8 +78,8 @@ class ObservationModel:
 
         q(f) has F independent Gaussians per row.
         """
-        z, weights = hermite_nodes(EXPECTATION_NODES, mean)
-        f = mean + standard_deviation(variance) * z
+        z, weights = quadrature.hermite_nodes(EXPECTATION_NODES, mean)
+        f = mean + quadrature.standard_deviation(variance) * z
         return (weights * self._given(f, "expected_log_prob").log_prob(Y)).sum(0)
 
     def log_density(
@@ -123,8 +96,8 @@ class ObservationModel:
             components: number of mixture components that the rows belong to; each component may
                 then be integrated with fewer nodes.
         """
-        z, weights = hermite_nodes(DENSITY_NODES, mean)
-        f = mean + standard_deviation(variance) * z
+        z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
+        f = mean + quadrature.standard_deviation(variance) * z
         return (self._given(f, "log_marginal").log_prob(Y) + weights.log()).logsumexp(0)
 
     def predict(
@@ -137,8 +110,8 @@ class ObservationModel:
         Args:
             components: as for `log_density`.
         """
-        z, weights = hermite_nodes(DENSITY_NODES, mean)
-        return self._moments(mean + standard_deviation(variance) * z, weights)
+        z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
+        return self._moments(mean + quadrature.standard_deviation(variance) * z, weights)
 
     def coupling(
         self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
@@ -188,12 +161,12 @@ class StudentTObservations(ObservationModel):
         return self.likelihood.noise.detach().reciprocal()
 
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return student_expectation(self.likelihood, Y, mean, variance)
+        return quadrature.student_expectation(self.likelihood, Y, mean, variance)
 
     def log_density(
         self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
     ) -> Tensor:
-        return student_log_density(self.likelihood, Y, mean, variance)
+        return quadrature.student_log_density(self.likelihood, Y, mean, variance)
 
 
 @final
@@ -204,12 +177,16 @@ class LaplaceObservations(ObservationModel):
         return self.likelihood.noise.detach().reciprocal()
 
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return laplace_expectation(self.likelihood, Y, mean, standard_deviation(variance))
+        return quadrature.laplace_expectation(
+            self.likelihood, Y, mean, quadrature.standard_deviation(variance)
+        )
 
     def log_density(
         self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
     ) -> Tensor:
-        return laplace_log_density(self.likelihood, Y, mean, standard_deviation(variance))
+        return quadrature.laplace_log_density(
+            self.likelihood, Y, mean, quadrature.standard_deviation(variance)
+        )
 
 
 @final
@@ -224,8 +201,8 @@ class BernoulliObservations(ObservationModel):
 
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Integrate log Φ, which GPyTorch's own `log_prob` gets wrong by 2e-3 nats at z = −1."""
-        z, weights = hermite_nodes(EXPECTATION_NODES, mean)
-        flat = probit_expectation(
+        z, weights = quadrature.hermite_nodes(EXPECTATION_NODES, mean)
+        flat = quadrature.probit_expectation(
             (2 * Y - 1).expand(mean.shape).flatten(),
             mean.flatten(),
             variance.flatten(),
@@ -249,7 +226,7 @@ class BernoulliObservations(ObservationModel):
 class CountObservations(ObservationModel):
     """Poisson or negative binomial counts, on nodes graded towards where p(y | f) changes fast."""
 
-    likelihood: Counts
+    likelihood: quadrature.Counts
 
     def check_targets(self, Y: Float[Tensor, "N P"]) -> None:
         impossible = (Y < 0) | (Y.round() != Y)
@@ -259,20 +236,22 @@ class CountObservations(ObservationModel):
             )
 
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        nodes = hermite_nodes(EXPECTATION_NODES, mean)
-        return count_expectation(
-            self.likelihood, Y, mean, standard_deviation(variance), nodes=nodes
+        nodes = quadrature.hermite_nodes(EXPECTATION_NODES, mean)
+        return quadrature.count_expectation(
+            self.likelihood, Y, mean, quadrature.standard_deviation(variance), nodes=nodes
         )
 
     def log_density(
         self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
     ) -> Tensor:
-        return count_log_density(self.likelihood, Y, mean, standard_deviation(variance))
+        return quadrature.count_log_density(
+            self.likelihood, Y, mean, quadrature.standard_deviation(variance)
+        )
 
     def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
-        z, weights = hermite_nodes(DENSITY_NODES, mean)
-        f = mean + standard_deviation(variance) * z
-        return self._moments(f.clamp_min(LOWEST_RATE), weights)
+        z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
+        f = mean + quadrature.standard_deviation(variance) * z
+        return self._moments(f.clamp_min(quadrature.LOWEST_RATE), weights)
 
 
 @final
@@ -291,7 +270,7 @@ class BetaObservations(ObservationModel):
 class SoftmaxObservations(ObservationModel):
     """Class numbers in one column; each class probability depends on all latent functions."""
 
-    likelihood: SoftmaxLikelihood
+    likelihood: likelihoods.SoftmaxLikelihood
 
     def num_latents(self, targets: int) -> int:
         if targets != 1:
@@ -313,8 +292,8 @@ class SoftmaxObservations(ObservationModel):
         if self.likelihood.mixing_weights is None:
             classes = Y[:, 0].long().expand(mean.shape[:-1]).flatten()
             latents = (mean.reshape(-1, mean.shape[-1]), variance.reshape(-1, mean.shape[-1]))
-            return softmax_expectation(classes, *latents).reshape(*mean.shape[:-1], 1)
-        f = _latent_nodes(mean, variance, SOFTMAX_NODES)
+            return quadrature.softmax_expectation(classes, *latents).reshape(*mean.shape[:-1], 1)
+        f = _latent_nodes(mean, variance, quadrature.SOFTMAX_NODES)
         observed = self._logits(mean).gather(-1, Y.long().expand(*mean.shape[:-1], 1))
         return observed - self._logits(f).logsumexp(-1, keepdim=True).mean(0)
 
@@ -329,9 +308,13 @@ class SoftmaxObservations(ObservationModel):
 
     def coupling(self, mean: Tensor, variance: Tensor) -> Float[Tensor, "N F F"]:
         if self.likelihood.mixing_weights is None:
-            return softmax_coupling(mean, variance)
+            return quadrature.softmax_coupling(mean, variance)
         mixing = self.likelihood.mixing_weights.detach()
-        p = self._logits(_latent_nodes(mean, variance, SOFTMAX_NODES)).softmax(-1).detach()
+        p = (
+            self._logits(_latent_nodes(mean, variance, quadrature.SOFTMAX_NODES))
+            .softmax(-1)
+            .detach()
+        )
         p = p.permute(1, 2, 0)
         classes = torch.diag_embed(p.mean(-1)) - p @ p.mT / p.shape[-1]
         return mixing.mT @ classes @ mixing
@@ -372,7 +355,9 @@ class UserDefinedObservations(ObservationModel):
     def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         if not _is_user_defined(self.likelihood, "expected_log_prob"):
             return super().expected_log_prob(Y, mean, variance)
-        nats = self.likelihood.expected_log_prob(Y, Normal(mean, standard_deviation(variance)))
+        nats = self.likelihood.expected_log_prob(
+            Y, Normal(mean, quadrature.standard_deviation(variance))
+        )
         return self._checked(nats, mean, "expected_log_prob")
 
     def log_density(
@@ -380,13 +365,15 @@ class UserDefinedObservations(ObservationModel):
     ) -> Tensor:
         if not _is_user_defined(self.likelihood, "log_marginal"):
             return super().log_density(Y, mean, variance)
-        nats = self.likelihood.log_marginal(Y, Normal(mean, standard_deviation(variance)))
+        nats = self.likelihood.log_marginal(
+            Y, Normal(mean, quadrature.standard_deviation(variance))
+        )
         return self._checked(nats, mean, "log_marginal")
 
     def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
         if not _is_user_defined(self.likelihood, "marginal"):
             return super().predict(mean, variance)
-        y = self.likelihood.marginal(Normal(mean, standard_deviation(variance)))
+        y = self.likelihood.marginal(Normal(mean, quadrature.standard_deviation(variance)))
         return Prediction(*(self._checked(m, mean, "marginal") for m in (y.mean, y.variance)))
 
     def _checked(self, values: Tensor, like: Tensor, method: str) -> Tensor:
@@ -398,29 +385,29 @@ class UserDefinedObservations(ObservationModel):
         return values
 
 
-_MODELS: tuple[tuple[type[Likelihood], type[ObservationModel]], ...] = (
-    (GaussianLikelihood, GaussianObservations),
-    (StudentTLikelihood, StudentTObservations),
-    (LaplaceLikelihood, LaplaceObservations),
-    (BernoulliLikelihood, BernoulliObservations),
-    (PoissonLikelihood, CountObservations),
-    (NegativeBinomialLikelihood, CountObservations),
-    (BetaLikelihood, BetaObservations),
-    (SoftmaxLikelihood, SoftmaxObservations),
+_MODELS: tuple[tuple[type[likelihoods.Likelihood], type[ObservationModel]], ...] = (
+    (likelihoods.GaussianLikelihood, GaussianObservations),
+    (likelihoods.StudentTLikelihood, StudentTObservations),
+    (likelihoods.LaplaceLikelihood, LaplaceObservations),
+    (likelihoods.BernoulliLikelihood, BernoulliObservations),
+    (likelihoods.PoissonLikelihood, CountObservations),
+    (likelihoods.NegativeBinomialLikelihood, CountObservations),
+    (likelihoods.BetaLikelihood, BetaObservations),
+    (likelihoods.SoftmaxLikelihood, SoftmaxObservations),
 )
 
 
-def observation_model(likelihood: Likelihood) -> ObservationModel:
+def observation_model(likelihood: likelihoods.Likelihood) -> ObservationModel:
     """Return the observation model of a GPyTorch likelihood."""
     for kind, model in _MODELS:
         if isinstance(likelihood, kind):
-            if kind is SoftmaxLikelihood or is_plain(likelihood, kind):
+            if kind is likelihoods.SoftmaxLikelihood or is_plain(likelihood, kind):
                 return model(likelihood)
             return UserDefinedObservations(likelihood, parent=model(likelihood))
     return UserDefinedObservations(likelihood, parent=ObservationModel(likelihood))
 
 
-def is_plain(likelihood: Likelihood, *kinds: type[_Kind]) -> TypeGuard[_Kind]:
+def is_plain(likelihood: likelihoods.Likelihood, *kinds: type[_Kind]) -> TypeGuard[_Kind]:
     """Return whether a likelihood is of such a class and inherits all methods that define it.
 
     A subclass with another p(y | f) must not be mistaken for its parent.
@@ -432,14 +419,14 @@ def is_plain(likelihood: Likelihood, *kinds: type[_Kind]) -> TypeGuard[_Kind]:
     )
 
 
-def copy_likelihood(likelihood: Likelihood) -> Likelihood:
+def copy_likelihood(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihood:
     """Return a validated copy for a model to own, with quadrature nodes in double precision.
 
     GPyTorch stores its nodes in single precision, which limits bounds to seven digits.
     """
     _check_supported(likelihood)
     copied = deepcopy(likelihood)
-    if isinstance(copied, _OneDimensionalLikelihood):
+    if isinstance(copied, likelihoods._OneDimensionalLikelihood):
         locations, weights = np.polynomial.hermite.hermgauss(EXPECTATION_NODES)
         copied.quadrature.locations = torch.from_numpy(locations)
         copied.quadrature.weights = torch.from_numpy(weights)
@@ -455,10 +442,10 @@ def fill_with_observed(table: MaskedMatrix) -> Float[Tensor, "N P"]:
     return table.filled(observed[0].item() if len(observed) else 0.0)
 
 
-def _check_supported(likelihood: Likelihood) -> None:
+def _check_supported(likelihood: likelihoods.Likelihood) -> None:
     name = type(likelihood).__name__
-    if isinstance(likelihood, SoftmaxLikelihood):
-        if not is_plain(likelihood, SoftmaxLikelihood):
+    if isinstance(likelihood, likelihoods.SoftmaxLikelihood):
+        if not is_plain(likelihood, likelihoods.SoftmaxLikelihood):
             raise InputError(
                 "`likelihood` must be SoftmaxLikelihood itself if it acts on several latent "
                 f"functions at once; got {name}, with methods of its own."
@@ -466,9 +453,9 @@ def _check_supported(likelihood: Likelihood) -> None:
         return
     own = {method for method in _METHODS if _is_user_defined(likelihood, method)}
     supported = (
-        isinstance(likelihood, _OneDimensionalLikelihood)
-        or is_plain(likelihood, GaussianLikelihood)
-        or (isinstance(likelihood, GaussianLikelihood) and "forward" in own)
+        isinstance(likelihood, likelihoods._OneDimensionalLikelihood)
+        or is_plain(likelihood, likelihoods.GaussianLikelihood)
+        or (isinstance(likelihood, likelihoods.GaussianLikelihood) and "forward" in own)
         or "expected_log_prob" in own
     )
     if not supported:
@@ -486,7 +473,7 @@ def _check_supported(likelihood: Likelihood) -> None:
         )
 
 
-def _is_user_defined(likelihood: Likelihood, method: str) -> bool:
+def _is_user_defined(likelihood: likelihoods.Likelihood, method: str) -> bool:
     """Return whether a method is defined outside GPyTorch."""
     owner = next(kind for kind in type(likelihood).__mro__ if method in vars(kind))
     return not owner.__module__.startswith("gpytorch.")
@@ -494,9 +481,9 @@ def _is_user_defined(likelihood: Likelihood, method: str) -> bool:
 
 def _latent_nodes(mean: Tensor, variance: Tensor, count: int) -> Tensor:
     """Return nodes `[T *S N F]` of F independent Gaussians per row, the same for every row."""
-    nodes = normal_nodes(count, mean.shape[-1]).to(mean)
+    nodes = quadrature.normal_nodes(count, mean.shape[-1]).to(mean)
     shape = [len(nodes)] + [1] * (mean.dim() - 1) + [mean.shape[-1]]
-    return mean + standard_deviation(variance) * nodes.reshape(shape)
+    return mean + quadrature.standard_deviation(variance) * nodes.reshape(shape)
 
 
 def _examples(values: Tensor) -> str:

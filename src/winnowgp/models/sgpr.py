@@ -15,32 +15,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
-from winnowgp.bounds.collapsed import weight_correction
-from winnowgp.bounds.evidence import evidence_gradient
-from winnowgp.bounds.moments import (
+from winnowgp.bounds.chunked import (
+    BoundGradient,
     KernelChunk,
     Moments,
     chunked_moments,
+    evidence_gradient,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
+    two_pass_bound,
 )
+from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
-from winnowgp.bounds.two_pass import BoundGradient, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky
+from winnowgp.models import kernels
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
-from winnowgp.models.kernels import (
-    AutogradChunks,
-    AutogradMean,
-    KernelBlocks,
-    ScaledRBFChunks,
-    covariance,
-    is_scaled_rbf,
-    kernel_blocks,
-    prior_mean,
-)
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
@@ -60,7 +52,7 @@ class CollapsedObjective(RelaxedObjective):
     size of the largest.
     """
 
-    blocks: KernelBlocks
+    blocks: kernels.KernelBlocks
     Y: Float[Tensor, "N P"]
     noise: Noise
     constant: Scalar | float = 0.0
@@ -147,7 +139,7 @@ class SparseGP(InducingModel):
     ) -> CollapsedObjective:
         """Return the bound in nats as a function of the subset of candidates that is used."""
         _refuse_minibatch(total)
-        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
+        blocks = kernels.kernel_blocks(self.kernel, self.candidates, data.X)
         noise, constant = self._row_noise(data)
         return CollapsedObjective(blocks, self._centred(data), noise, constant)
 
@@ -166,7 +158,7 @@ class SparseGP(InducingModel):
         They suffice for predictions and scores at fixed parameters, and take one pass over the
         rows.
         """
-        L = cholesky(covariance(self.kernel, self.candidates, self.candidates)).L
+        L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
 
@@ -176,7 +168,7 @@ class SparseGP(InducingModel):
                 precision = (1 / self.noise).expand(len(block))
                 if block.weights is not None:
                     precision = precision * block.weights
-                Y = block.Y - prior_mean(self.mean, block.X)
+                Y = block.Y - kernels.prior_mean(self.mean, block.X)
                 yield kernel.uf(block), kernel.ff(block), Y, precision
 
         C, D, square, diagonal = blocks.summed(
@@ -195,7 +187,7 @@ class SparseGP(InducingModel):
     ) -> Scalar:
         """Return the collapsed lower bound on log p(Y) with all candidates, in nats."""
         _refuse_minibatch(total)
-        blocks = kernel_blocks(self.kernel, self.candidates, data.X)
+        blocks = kernels.kernel_blocks(self.kernel, self.candidates, data.X)
         noise, constant = self._row_noise(data)
         nats = collapsed_bound(
             blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=noise
@@ -210,7 +202,7 @@ class SparseGP(InducingModel):
         """Return the collapsed bound as a function of the current parameters.
 
         Quantities that depend on the rows alone are computed once, memory does not grow with N · K,
-        and the jitter is the 1e-8 of `bounds.two_pass`, part of the objective.
+        and the jitter is the 1e-8 of `bounds.chunked`, part of the objective.
         """
         dtype = torch.float32 if self.precision == "mixed" else None
         bound = ChunkedBound(self._blocks(data), dtype)
@@ -269,7 +261,7 @@ class SparseGP(InducingModel):
         return self.noise / data.weights, data.P * weight_correction(data.weights, self.noise)
 
     def _centred(self, data: Dataset) -> Float[Tensor, "N P"]:
-        return data.Y - prior_mean(self.mean, data.X)
+        return data.Y - kernels.prior_mean(self.mean, data.X)
 
 
 def chunked_kernel(
@@ -279,12 +271,12 @@ def chunked_kernel(
 
     The scaled RBF kernel has an implementation of its own, which computes blocks in `dtype`.
     """
-    if is_scaled_rbf(kernel):
+    if kernels.is_scaled_rbf(kernel):
         assert isinstance(kernel, ScaleKernel)
         assert isinstance(kernel.base_kernel, RBFKernel)
         variance = kernel.outputscale.reshape(())
         lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
-        chunks = ScaledRBFChunks(
+        chunks = kernels.ScaledRBFChunks(
             Z=(Z - blocks.centre).detach(),
             variance=variance.detach(),
             lengthscales=lengthscales.detach(),
@@ -292,14 +284,14 @@ def chunked_kernel(
         )
         return chunks, [variance, lengthscales, Z]
     inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
-    return AutogradChunks(kernel, Z=Z, parameters=inputs), inputs
+    return kernels.AutogradChunks(kernel, Z=Z, parameters=inputs), inputs
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedBound:
     """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
 
-    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`).
+    The gradient is computed with the value, in two passes over blocks of rows (`bounds.chunked`).
     Memory does not grow with N · M, nor with N if the rows are not in memory.
     """
 
@@ -340,9 +332,9 @@ def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> Sca
     return WithGradient.apply(evaluate, noise, *more, *inputs)
 
 
-def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
+def _chunked_mean(mean: Mean) -> tuple[kernels.AutogradMean, list[Tensor]]:
     inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]
-    return AutogradMean(mean, parameters=inputs), inputs
+    return kernels.AutogradMean(mean, parameters=inputs), inputs
 
 
 def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -1,9 +1,14 @@
-"""The summary of a fitted table model in plain JSON: what reports and commands display.
+"""The summary of a fitted table model in plain JSON, and the report, a page that displays it.
 
 Model files contain summaries; the names of their fields are part of the file format.
 """
 
+import json
+from importlib.resources import files
+from pathlib import Path
 from typing import TypedDict
+
+from winnowgp.io.format import atomic_write
 
 
 class ColumnSummary(TypedDict):
@@ -149,3 +154,27 @@ class Summary(TypedDict):
     timings: dict[str, float]
     settings: dict[str, str]
     """Versions, the digest of the data, and the command that reproduces the fit."""
+
+
+def report_page(summary: Summary) -> str:
+    """Return the report as an HTML page that loads nothing from elsewhere.
+
+    All text from the user's table is JSON inside the page, and displayed as text by the script.
+    """
+    folder = files("winnowgp.report")
+    page, style, script = (
+        (folder / f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css", "js")
+    )
+    # "</script>" and "<!--" inside a string would end the element that contains it.
+    data = json.dumps(summary, allow_nan=False).replace("<", "\\u003c")
+    for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*SUMMARY*/", data)):
+        before, after = page.split(mark)
+        page = before + text + after
+    return page
+
+
+def save_report(summary: Summary, path: Path) -> Path:
+    """Write the report to a file, which appears complete or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(report_page(summary), encoding="utf-8")
+    return path

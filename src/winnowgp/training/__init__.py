@@ -1,6 +1,5 @@
 """Training: `fit`, its schedules and goals, callbacks and checkpoints."""
 
-from winnowgp.training._fit import fit
 from winnowgp.training.callbacks import Callback, Callbacks, EarlyStopping, EndPhase, Progress
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.fast import FastSchedule
@@ -8,7 +7,7 @@ from winnowgp.training.fast_deep import DeepTraining
 from winnowgp.training.goals import FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.paper import PaperSchedule
-from winnowgp.training.schedules import FitResult, Schedule
+from winnowgp.training.schedules import FitResult, Schedule, fit
 
 __all__ = [
     "Callback",

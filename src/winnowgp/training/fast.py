@@ -8,12 +8,13 @@ from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LatentVariableGP
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
-from winnowgp.training.context import TrainingContext
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
 from winnowgp.training.fast_gplvm import CANDIDATES, GAIN, ITERATIONS, fit_gplvm
 from winnowgp.training.fast_sparse import fit_sparse
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance
-from winnowgp.training.schedules import FitResult, Schedule, Trained
+from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext
+
+_DEEP_TRAINING = DeepTraining()
 
 
 @final
@@ -52,7 +53,7 @@ class FastSchedule(Schedule):
     """Number of rows that candidates are drawn from, and that starts are compared on."""
     inclusion_steps: int = 60
     """Largest number of subsets drawn to learn the inclusion probabilities."""
-    deep: DeepTraining = field(default_factory=DeepTraining)
+    deep: DeepTraining = _DEEP_TRAINING
     """Training settings of a deep GP."""
 
     def __post_init__(self) -> None:

@@ -10,20 +10,14 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
+from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, Selection, elimination_frontier
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Progress, candidate_sets
-from winnowgp.training.context import TrainingContext
-from winnowgp.training.goals import Goal
+from winnowgp.training.goals import Goal, natural_selection
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
-from winnowgp.training.schedules import (
-    FitResult,
-    draw_seed,
-    estimate_elbo,
-    natural_selection,
-    seeded_elbo,
-)
+from winnowgp.training.schedules import FitResult, TrainingContext, draw_seed
 from winnowgp.typing import Mask
 
 # Largest number of rows times samples that sites are computed at, and of numbers in one pass.

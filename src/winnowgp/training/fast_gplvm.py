@@ -13,11 +13,11 @@ from winnowgp.errors import TrainingError
 from winnowgp.models import LatentVariableGP, greedy_variance
 from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.context import TrainingContext
-from winnowgp.training.goals import Goal, MaxPoints
+from winnowgp.training.goals import Goal, MaxPoints, learn_inclusion
+from winnowgp.training.initialization import cluster_centres
 from winnowgp.training.latent_inference import infer_latents
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.schedules import FitResult, cluster_centres, learn_inclusion
+from winnowgp.training.schedules import FitResult, TrainingContext
 
 # Defaults: number of candidates, iterations, and gain in nats per entry.
 CANDIDATES, ITERATIONS, GAIN = 100, 300, 3e-6

@@ -8,29 +8,19 @@ import torch
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.sources import sampled_rows
 from winnowgp.errors import TrainingError
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
+from winnowgp.training import initialization
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.context import TrainingContext, warn_not_sharded
-from winnowgp.training.goals import Goal, MaxPoints
-from winnowgp.training.initialization import (
-    STAGES,
-    initialise_hyperparameters,
-    noise_of,
-    set_noise,
-    set_within,
-    starting_points,
-    trainable_lengthscales,
-    trainable_variances,
-)
+from winnowgp.training.goals import Goal, MaxPoints, learn_inclusion
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.schedules import FitResult, cluster_centres, learn_inclusion
+from winnowgp.training.schedules import FitResult, TrainingContext, warn_not_sharded
 from winnowgp.typing import Mask
 
 # Largest number of rows that are sampled from a source which is not in memory. A wide table is
@@ -202,13 +192,13 @@ class FastSteps(Generic[Model]):
         """Return a random subset of the rows, the same one for every call."""
         return self.sample.part(self._order[:count])
 
-    def initialise(self, stages: tuple[int, ...] = STAGES) -> Model:
+    def initialise(self, stages: tuple[int, ...] = initialization.STAGES) -> Model:
         """Return a model without points, its hyper-parameters from the evidence of a few rows."""
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
             share = 0.4 * self._latents ** (-1 / 3)
             stages = tuple(round(share * count) for count in stages)
-        initial = initialise_hyperparameters(
+        initial = initialization.initialise_hyperparameters(
             self.model,
             self.sample,
             order=self._order,
@@ -247,7 +237,7 @@ class FastSteps(Generic[Model]):
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
-        The objective includes the jitter of `bounds.two_pass`; the ELBO returned does not. The
+        The objective includes the jitter of `bounds.chunked`; the ELBO returned does not. The
         model itself is returned if the copy is no better.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
@@ -277,8 +267,8 @@ class FastSteps(Generic[Model]):
         M points cannot represent the exact posterior: their optimum is closer to a smoother
         function with more noise.
         """
-        initial = self.initialise(STAGES if M > 64 else STAGES[:2])
-        smooth = starting_points(self.model, self.sample)[1]
+        initial = self.initialise(initialization.STAGES if M > 64 else initialization.STAGES[:2])
+        smooth = initialization.starting_points(self.model, self.sample)[1]
         soft = _scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
@@ -335,7 +325,7 @@ class FastSteps(Generic[Model]):
         if len(source.unique(dim=0)) <= M:
             return model.with_candidates(source[:M])
         (centres,) = self._process_group.broadcast(
-            cluster_centres(
+            initialization.cluster_centres(
                 source, M, generator=self._context.generator, init="random", max_iter=20
             )
         )
@@ -370,19 +360,19 @@ def _is_complete(data: Source, sample: Dataset) -> bool:
 def _lift_noise(model: InducingModel, rows: Dataset) -> None:
     """Reset noise that has reached its lower constraint, where its gradient vanishes."""
     least = max(1e-4 * float(rows.Y.square().mean()), 10 * LEAST_NOISE)
-    noise = noise_of(model.likelihood)
+    noise = initialization.noise_of(model.likelihood)
     if noise is not None and noise.value.item() < least:
-        set_noise(model.likelihood, rows.X.new_tensor(least))
+        initialization.set_noise(model.likelihood, rows.X.new_tensor(least))
 
 
 def _scaled(model: Model, *, variance: float, lengthscale: float, noise: float) -> Model:
     """Return a copy with trainable kernel variances, lengthscales and noise multiplied."""
     scaled = deepcopy(model)
-    for kernel in trainable_variances(scaled.kernel):
-        set_within(kernel, "outputscale", variance * kernel.outputscale.detach())
-    for kernel in trainable_lengthscales(scaled.kernel):
-        set_within(kernel, "lengthscale", lengthscale * kernel.lengthscale.detach())
-    learnt = noise_of(scaled.likelihood)
+    for kernel in initialization.trainable_variances(scaled.kernel):
+        initialization.set_within(kernel, "outputscale", variance * kernel.outputscale.detach())
+    for kernel in initialization.trainable_lengthscales(scaled.kernel):
+        initialization.set_within(kernel, "lengthscale", lengthscale * kernel.lengthscale.detach())
+    learnt = initialization.noise_of(scaled.likelihood)
     if learnt is not None:
-        set_noise(scaled.likelihood, noise * learnt.value)
+        initialization.set_noise(scaled.likelihood, noise * learnt.value)
     return scaled

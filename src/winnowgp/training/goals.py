@@ -14,8 +14,10 @@ from winnowgp.errors import InputError
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.selection import Frontier
+from winnowgp.point_processes import SquaredCardinality
+from winnowgp.selection import Frontier, Selection, SubsetStatistics, alpha_at, fit_inclusion
 from winnowgp.selection.frontier import largest_alpha
+from winnowgp.typing import Mask
 
 ROWS = 1000
 _REPEATS = 5
@@ -245,3 +247,51 @@ def measured_predict_us(model: InducingModel, data: Source, M: int) -> float:
         posterior.predict(rows).variance.sum().item()
         seconds.append(perf_counter() - start)
     return 1e6 * min(seconds) / ROWS
+
+
+def learn_inclusion(
+    statistics: SubsetStatistics,
+    frontier: Frontier,
+    mask: Mask,
+    *,
+    goal: Goal,
+    generator: torch.Generator,
+    max_steps: int,
+) -> Selection:
+    """Return the selection of `mask`, with inclusion probabilities learnt by natural updates.
+
+    The strength α of the prior is the goal's, or the one under which the frontier prefers as many
+    points.
+
+    Args:
+        max_steps: largest number of subsets drawn.
+    """
+    fixed = isinstance(goal, FixedAlpha)
+    alpha = goal.strength if fixed else alpha_at(frontier, int(mask.sum()))
+    return natural_selection(
+        statistics, frontier, mask, alpha=alpha, generator=generator, max_steps=max_steps
+    )
+
+
+def natural_selection(
+    statistics: SubsetStatistics,
+    frontier: Frontier,
+    mask: Mask,
+    *,
+    alpha: float,
+    generator: torch.Generator,
+    max_steps: int,
+) -> Selection:
+    """Return the selection of `mask` under the prior exp(−α M²), with its inclusion probabilities.
+
+    Args:
+        max_steps: largest number of subsets drawn.
+    """
+    learnt = fit_inclusion(
+        statistics,
+        prior=SquaredCardinality(statistics.K, alpha),
+        generator=generator,
+        start=mask,
+        max_steps=max_steps,
+    )
+    return Selection(learnt.q.inclusion, mask, learnt.trace, alpha, frontier)

@@ -11,16 +11,8 @@ from math import inf, sqrt
 
 import gpytorch
 import torch
-from gpytorch import Module
+from gpytorch import Module, likelihoods
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import (
-    GaussianLikelihood,
-    LaplaceLikelihood,
-    Likelihood,
-    NegativeBinomialLikelihood,
-    PoissonLikelihood,
-    StudentTLikelihood,
-)
 from gpytorch.means import ConstantMean
 from jaxtyping import Float
 from torch import Tensor
@@ -31,6 +23,7 @@ from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000
 # Numbers of rows of the stages of `initialise_hyperparameters`.
@@ -48,17 +41,26 @@ class NoiseParameter:
     """σ², detached."""
 
 
-def noise_of(likelihood: Likelihood) -> NoiseParameter | None:
+def noise_of(likelihood: likelihoods.Likelihood) -> NoiseParameter | None:
     """Return the likelihood's noise variance if it has a trainable one."""
-    if not isinstance(likelihood, GaussianLikelihood | StudentTLikelihood | LaplaceLikelihood):
+    if not isinstance(
+        likelihood,
+        likelihoods.GaussianLikelihood
+        | likelihoods.StudentTLikelihood
+        | likelihoods.LaplaceLikelihood,
+    ):
         return None
-    holder = likelihood.noise_covar if isinstance(likelihood, GaussianLikelihood) else likelihood
+    holder = (
+        likelihood.noise_covar
+        if isinstance(likelihood, likelihoods.GaussianLikelihood)
+        else likelihood
+    )
     learnt = likelihood.raw_noise.requires_grad
     return NoiseParameter(holder, likelihood.noise.detach()) if learnt else None
 
 
 @torch.no_grad()
-def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
+def best_level(likelihood: likelihoods.Likelihood, data: Dataset) -> Tensor:
     """Return the constant latent function on a grid with the highest likelihood of the targets."""
     rows = data.part(slice(_ROWS))
     Y = rows.Y
@@ -73,9 +75,11 @@ def best_level(likelihood: Likelihood, data: Dataset) -> Tensor:
     return levels[int(torch.stack(nats).nan_to_num(-torch.inf).argmax())]
 
 
-def kernel_variances(likelihood: Likelihood, data: Dataset) -> tuple[float, ...]:
+def kernel_variances(likelihood: likelihoods.Likelihood, data: Dataset) -> tuple[float, ...]:
     """Return initial kernel variances to try where a likelihood has no noise to vary."""
-    if isinstance(likelihood, PoissonLikelihood | NegativeBinomialLikelihood):
+    if isinstance(
+        likelihood, likelihoods.PoissonLikelihood | likelihoods.NegativeBinomialLikelihood
+    ):
         # GPyTorch's rate is the latent function itself beyond small counts.
         return (1.0, max(10.0, data.Y.var(correction=0).item()))
     return (1.0, 10.0)
@@ -210,7 +214,7 @@ def _shorten(kernel: Kernel, data: Dataset) -> None:
         set_within(part, "lengthscale", torch.minimum(part.lengthscale.detach(), longest))
 
 
-def set_noise(likelihood: Likelihood, value: Tensor) -> None:
+def set_noise(likelihood: likelihoods.Likelihood, value: Tensor) -> None:
     """Set the noise variance of a likelihood if it has a trainable one."""
     noise = noise_of(likelihood)
     if noise is not None:
@@ -247,3 +251,21 @@ def principal_latents(
     sign = torch.where(Vh[:present].sum(1) < 0, -1.0, 1.0)
     X[:, :present] = table.N**0.5 * U[:, :present] * sign
     return X
+
+
+def cluster_centres(
+    X: Float[Tensor, "N D"],
+    count: int,
+    *,
+    generator: torch.Generator,
+    init: str = "k-means++",
+    max_iter: int,
+) -> Float[Tensor, "count D"]:
+    """Return the centres of k-means clusters."""
+    # Importing scikit-learn's clustering takes half a second, which not every fit needs.
+    from sklearn.cluster import KMeans
+
+    clusters = KMeans(
+        count, init=init, n_init="auto", max_iter=max_iter, random_state=draw_seed(generator)
+    ).fit(X.cpu().numpy())
+    return torch.as_tensor(clusters.cluster_centers_).to(X)

@@ -15,14 +15,13 @@ from torch.nn.functional import one_hot
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import DeepGP, DeepLayer
-from winnowgp.models.deep_gp import DeepEvaluation
+from winnowgp.models.deep_gp import DeepEvaluation, estimate_elbo
 from winnowgp.models.deep_layer import layer_inputs, linear_map
 from winnowgp.models.deep_sites import layer_sites
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.context import TrainingContext, training_context
-from winnowgp.training.schedules import estimate_elbo
+from winnowgp.training.schedules import TrainingContext, training_context
 from winnowgp.typing import Scalar
 
 # Number of times that a natural-gradient step is shortened before it is skipped.

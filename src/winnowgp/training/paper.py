@@ -14,22 +14,15 @@ from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import DeepGP
+from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import AnyModel, Progress, candidate_sets
-from winnowgp.training.context import TrainingContext
 from winnowgp.training.goals import FixedAlpha, per_layer
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
-from winnowgp.training.schedules import (
-    FitResult,
-    Schedule,
-    Trained,
-    draw_seed,
-    estimate_elbo,
-    seeded_elbo,
-)
+from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext, draw_seed
 from winnowgp.typing import Scalar, ScoreMasks, ScoreWeights
 
 

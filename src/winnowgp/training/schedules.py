@@ -1,23 +1,130 @@
-"""Results and schedules of fits, and the steps that several schedules share."""
+"""`fit`, its result, the interface of schedules, and the context that a schedule runs in."""
 
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.data import Dataset, MaskedMatrix, Source
+from winnowgp.data import MaskedMatrix, Source
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.scaling import StandardisedSource
+from winnowgp.errors import InputError, NotShardedWarning
 from winnowgp.models import DeepGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, Selection, SubsetStatistics, alpha_at, fit_inclusion
-from winnowgp.training.callbacks import AnyModel
-from winnowgp.training.context import TrainingContext
-from winnowgp.training.goals import FixedAlpha, Goal
-from winnowgp.typing import Mask
+from winnowgp.selection import Selection
+from winnowgp.training.callbacks import (
+    AnyModel,
+    Callback,
+    Callbacks,
+    EndPhase,
+    Progress,
+    as_callbacks,
+    notify,
+)
+from winnowgp.training.checkpoint import (
+    NO_CHECKPOINT_LOG,
+    Checkpoint,
+    CheckpointLog,
+    open_checkpoint,
+)
+from winnowgp.training.fingerprint import row_identity
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TrainingContext:
+    """The generator, callbacks, checkpoint log and process group of a fit."""
+
+    generator: torch.Generator
+    callbacks: tuple[Callback, ...] = ()
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG
+    process_group: ProcessGroup = SINGLE_PROCESS
+    """The processes that share the fit."""
+
+    def notify(self, progress: Progress) -> None:
+        """Call the callbacks with a step.
+
+        Where several processes share the fit, the callbacks of the first decide when a phase ends:
+        a callback may depend on a clock, or exist in the first process only.
+
+        Raises:
+            EndPhase: a callback ends the phase.
+        """
+        if self.process_group.world_size == 1:
+            notify(self.callbacks, progress)
+            return
+        end = torch.zeros(())
+        try:
+            notify(self.callbacks, progress)
+        except EndPhase:
+            end = torch.ones(())
+        if bool(self.process_group.broadcast(end)[0]):
+            raise EndPhase
+
+    def notify_once(self, progress: Progress) -> None:
+        """Call the callbacks with the only step of a phase, unless an earlier run has done so.
+
+        The phase has ended already, so `EndPhase` has no effect.
+        """
+        if not self.checkpoint_log.passed:
+            with suppress(EndPhase):
+                self.notify(progress)
+
+
+@contextmanager
+def training_context(
+    checkpoint: Checkpoint | CheckpointLog | None,
+    *,
+    generator: torch.Generator,
+    callbacks: Callbacks = (),
+    process_group: ProcessGroup = SINGLE_PROCESS,
+    **identity: Any,
+) -> Iterator[TrainingContext]:
+    """Open the context of a fit; its checkpoint is complete once the block ends without an error.
+
+    Args:
+        checkpoint: where the fit is recorded, if anywhere; a log that is open already is continued,
+            and remains open.
+        process_group: the processes that share the fit.
+        identity: values that determine the result, besides generator and callbacks; not used if a
+            log is open.
+    """
+    callbacks = as_callbacks(callbacks)
+    if isinstance(checkpoint, CheckpointLog):
+        checkpoint.attach(generator, callbacks)
+        yield TrainingContext(generator, callbacks, checkpoint, process_group)
+        return
+    log = open_checkpoint(
+        checkpoint,
+        generator=generator,
+        callbacks=callbacks,
+        process_group=process_group,
+        **identity,
+    )
+    yield TrainingContext(generator, callbacks, log, process_group)
+    log.finish()
+
+
+def warn_not_sharded(process_group: ProcessGroup, reason: str) -> None:
+    """Warn, in the first of several processes, that each of them repeats all work of a fit.
+
+    Args:
+        reason: a clause that gives the reason, and what to do.
+    """
+    if process_group.world_size > 1 and process_group.is_first:
+        warnings.warn(
+            f"each of {process_group.world_size} processes repeats the work of this fit: {reason}.",
+            NotShardedWarning,
+            stacklevel=3,
+        )
+
 
 Trained = TypeVar("Trained", bound=InducingModel | DeepGP | LatentModel)
 
@@ -76,95 +183,101 @@ def draw_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
 
 
-@torch.no_grad()
-def estimate_elbo(
-    model: DeepGP,
-    data: Dataset,
+def fit(
+    model: Trained,
+    data: Source | MaskedMatrix,
     *,
-    generator: torch.Generator,
-    samples: int = 4,
-    rows: int = 4096,
-) -> float:
-    """Return the ELBO of a deep GP on all rows, in nats, averaged over samples.
+    schedule: Schedule | None = None,
+    callbacks: Callbacks = (),
+    checkpoint: Checkpoint | CheckpointLog | None = None,
+    generator: torch.Generator | None = None,
+) -> FitResult[Trained]:
+    """Train a copy of a model and select inducing points among its candidates.
 
     Args:
-        rows: number of rows that are propagated at once.
+        model: a `SparseGP`, `VariationalGP`, `DeepGP`, `LatentVariableGP` or `SampledLatentGP`.
+        data: a `Dataset`, or any other source for a `SparseGP` with `FastSchedule`; a
+            `MaskedMatrix` for GP-LVMs. Processes that share a source all return the same result.
+        schedule: the schedule of the fit; `FastSchedule()` if None, which selects the fewest
+            inducing points within 0.01 nats per observation of the best ELBO.
+        callbacks: functions called with the `Progress` of every step.
+        checkpoint: folder in which the fit is recorded, and from which it resumes if interrupted;
+            or the open log of a larger fit that this one is a part of.
+        generator: source of randomness, seeded with 0 if None.
+
+    >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+    >>> from winnowgp.data import hills
+    >>> from winnowgp.models import SparseGP
+    >>> data = hills()
+    >>> model = SparseGP(ScaleKernel(RBFKernel()), data.X[::2])
+    >>> result = fit(model, data)
+    >>> result.posterior.M < 20 < model.K
+    True
     """
-    expected = 0.0
-    for start in range(0, data.N, rows):
-        chunk = data.part(slice(start, start + rows))
-        eps = model.base_samples(chunk.N, samples, generator)
-        expected += model.evaluated(chunk, eps=eps).fit.item()
-    return expected - sum(layer.points().kl().item() for layer in model.layers)
+    if schedule is None:
+        # Schedules are implemented with this module.
+        from winnowgp.training.fast import FastSchedule
 
-
-def seeded_elbo(model: DeepGP, data: Dataset, generator: torch.Generator, *, seed: int) -> float:
-    """Return `estimate_elbo` with common random numbers: equal seeds draw equal samples."""
-    seeded = torch.Generator(device=generator.device).manual_seed(seed)
-    return estimate_elbo(model, data, generator=seeded)
-
-
-def cluster_centres(
-    X: Float[Tensor, "N D"],
-    count: int,
-    *,
-    generator: torch.Generator,
-    init: str = "k-means++",
-    max_iter: int,
-) -> Float[Tensor, "count D"]:
-    """Return the centres of k-means clusters."""
-    # Importing scikit-learn's clustering takes half a second, which not every fit needs.
-    from sklearn.cluster import KMeans
-
-    clusters = KMeans(
-        count, init=init, n_init="auto", max_iter=max_iter, random_state=draw_seed(generator)
-    ).fit(X.cpu().numpy())
-    return torch.as_tensor(clusters.cluster_centers_).to(X)
-
-
-def learn_inclusion(
-    statistics: SubsetStatistics,
-    frontier: Frontier,
-    mask: Mask,
-    *,
-    goal: Goal,
-    generator: torch.Generator,
-    max_steps: int,
-) -> Selection:
-    """Return the selection of `mask`, with inclusion probabilities learnt by natural updates.
-
-    The strength α of the prior is the goal's, or the one under which the frontier prefers as many
-    points.
-
-    Args:
-        max_steps: largest number of subsets drawn.
-    """
-    fixed = isinstance(goal, FixedAlpha)
-    alpha = goal.strength if fixed else alpha_at(frontier, int(mask.sum()))
-    return natural_selection(
-        statistics, frontier, mask, alpha=alpha, generator=generator, max_steps=max_steps
-    )
-
-
-def natural_selection(
-    statistics: SubsetStatistics,
-    frontier: Frontier,
-    mask: Mask,
-    *,
-    alpha: float,
-    generator: torch.Generator,
-    max_steps: int,
-) -> Selection:
-    """Return the selection of `mask` under the prior exp(−α M²), with its inclusion probabilities.
-
-    Args:
-        max_steps: largest number of subsets drawn.
-    """
-    learnt = fit_inclusion(
-        statistics,
-        prior=SquaredCardinality(statistics.K, alpha),
+        schedule = FastSchedule()
+    process_group = SINGLE_PROCESS
+    if isinstance(data, MaskedMatrix) != isinstance(model, LatentModel):
+        raise InputError(
+            "`data` must be a MaskedMatrix for a GP-LVM, and a Dataset or another source for other "
+            f"models; got {type(data).__name__} for {type(model).__name__}."
+        )
+    if not isinstance(data, MaskedMatrix):
+        process_group = data.process_group
+        if isinstance(data, StandardisedSource):
+            data = data.materialised()
+        if isinstance(model, DeepGP):
+            data = data.require_dataset("a deep model")
+    _check(model, data)
+    schedule.check(model, data)
+    if generator is None:
+        generator = torch.Generator(device=_device(model)).manual_seed(0)
+    identity: dict[str, Any] = {}
+    if not isinstance(checkpoint, CheckpointLog):
+        identity = {**_row_identity(data, saved=checkpoint is not None), "model": model}
+        identity["schedule"] = schedule
+    with training_context(
+        checkpoint,
         generator=generator,
-        start=mask,
-        max_steps=max_steps,
-    )
-    return Selection(learnt.q.inclusion, mask, learnt.trace, alpha, frontier)
+        callbacks=callbacks,
+        process_group=process_group,
+        **identity,
+    ) as context:
+        return schedule.run(deepcopy(model), data, context=context)
+
+
+def _check(model: Any, data: Any) -> None:
+    """Raise an error if the model cannot be fitted to the data."""
+    if isinstance(model, LatentModel):
+        model.check(data)
+        if model.candidates.shape[1] != model.latents.Q:
+            raise InputError(
+                "the candidates must have as many columns as the latents have dimensions, "
+                f"{model.latents.Q}; got {model.candidates.shape[1]}."
+            )
+        return
+    points = model.layers[0].candidates if isinstance(model, DeepGP) else model.candidates
+    dataset = data.as_dataset()
+    # Rows that are read during the fit are moved to the model's device then.
+    device = points.device if dataset is None else dataset.device
+    if points.shape[1] != data.D or points.dtype != data.dtype or points.device != device:
+        raise InputError(
+            "model and data must have the same number of columns, dtype and device; the model's "
+            f"candidates are {points.dtype} with {points.shape[1]} columns on {points.device} and "
+            f"the data {data.dtype} with {data.D} on {device}. Convert one of them."
+        )
+    model.check(data)
+
+
+def _device(model: Any) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _row_identity(data: Source | MaskedMatrix, *, saved: bool) -> dict[str, Any]:
+    """Return what identifies the rows of a fit."""
+    if isinstance(data, MaskedMatrix):
+        return {"table": data.Y, "observed": data.observed}
+    return row_identity(data, saved=saved)

@@ -16,12 +16,11 @@ from gpytorch.module import Module
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds.moments import prior_moments
+from winnowgp.bounds.chunked import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, greedy_variance
-from winnowgp.models.candidates import chunked_greedy_variance
-from winnowgp.models.kernels import prior_variance
+from winnowgp.models.kernels import chunked_greedy_variance, prior_variance
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.selection.statistics import subset_statistics

@@ -17,15 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.integrations.gpytorch import distribution
 from winnowgp.integrations.gpytorch.checks import TrainingData, check_likelihood
-from winnowgp.integrations.gpytorch.distribution import (
-    GaussianQ,
-    Same,
-    Whitening,
-    prune_model,
-    selected_points,
-    set_points,
-)
 from winnowgp.integrations.gpytorch.sites import ModelELBO, StrategySites
 from winnowgp.integrations.gpytorch.strategies import copy_module, inducing_strategies
 from winnowgp.models.site_inference import backtrack
@@ -72,10 +65,10 @@ class WinnowedSet:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Winnowed(Generic[Same]):
+class Winnowed(Generic[distribution.Same]):
     """A model with fewer inducing points, and how they were selected."""
 
-    model: Same
+    model: distribution.Same
     """Model of the same class with the same parameters, except for inducing points and q(u)."""
     sets: tuple[WinnowedSet, ...]
     """One entry per set of locations: a layer, a task, or a role."""
@@ -109,7 +102,7 @@ class Winnowed(Generic[Same]):
 
 @torch.inference_mode(False)
 def winnow(
-    model: Same,
+    model: distribution.Same,
     likelihood: Likelihood,
     data: tuple[Tensor, Tensor] | Tensor,
     *,
@@ -117,7 +110,7 @@ def winnow(
     tolerance: float = 0.01,
     max_points: int | None = None,
     generator: torch.Generator | None = None,
-) -> Winnowed[Same]:
+) -> Winnowed[distribution.Same]:
     """Return a copy of a GPyTorch model with fewer inducing points.
 
     Kernel, mean, likelihood and all other parameters are unchanged, bit for bit. The selected
@@ -216,7 +209,7 @@ class PrunedObjective(SubsetObjective):
             m.expand(len(inducing.locations), -1)
             for inducing, m in zip(strategies, masks, strict=True)
         ]
-        return self.elbo.with_model(prune_model(self.elbo.model, keep)).bound()
+        return self.elbo.with_model(distribution.prune_model(self.elbo.model, keep)).bound()
 
 
 @final
@@ -249,7 +242,7 @@ def refit_q(elbo: ModelELBO, bound: float, *, steps: int = _STEPS) -> RefittedMo
             break
 
         def attempt(
-            rate: float, elbo: ModelELBO = elbo, best: list[GaussianQ] = best
+            rate: float, elbo: ModelELBO = elbo, best: list[distribution.GaussianQ] = best
         ) -> tuple[ModelELBO, float]:
             moved = _moved(elbo, best, rate)
             return moved, moved.bound()
@@ -269,7 +262,7 @@ def refit_q(elbo: ModelELBO, bound: float, *, steps: int = _STEPS) -> RefittedMo
     return RefittedModel(elbo, bound, sites)
 
 
-def _promised(sites: Sequence[StrategySites], best: Sequence[GaussianQ]) -> float:
+def _promised(sites: Sequence[StrategySites], best: Sequence[distribution.GaussianQ]) -> float:
     """Return the gain of full steps if the sites stay as they are: Σ_f KL[q ‖ best], in nats."""
     total = 0.0
     for each, q in zip(sites, best, strict=True):
@@ -280,11 +273,11 @@ def _promised(sites: Sequence[StrategySites], best: Sequence[GaussianQ]) -> floa
     return total
 
 
-def _moved(elbo: ModelELBO, best: Sequence[GaussianQ], rate: float) -> ModelELBO:
+def _moved(elbo: ModelELBO, best: Sequence[distribution.GaussianQ], rate: float) -> ModelELBO:
     """Return a copy whose q(u) has moved a part of the way to the best one."""
     moved = elbo.with_model(copy_module(elbo.model))
     for inducing, q in zip(moved.strategies, best, strict=True):
-        whitening = Whitening.of(inducing)
+        whitening = distribution.Whitening.of(inducing)
         point = isinstance(inducing.q, DeltaVariationalDistribution)
         whitening.write(whitening.read().towards(q, rate, apart=point or inducing.roles == 2))
     return moved
@@ -424,20 +417,22 @@ def _attempt(
 ) -> _PrunedModel:
     keep = [each.keep(M) for each, M in zip(frontiers, sizes, strict=True)]
     device = whole.elbo.y.device
-    marginal = prune_model(whole.elbo.model, [mask.to(device) for mask in keep])
+    marginal = distribution.prune_model(whole.elbo.model, [mask.to(device) for mask in keep])
     smaller = whole.elbo.with_model(marginal)
     # The marginal q(u) is only a start: it was up to 0.18 nats per test row worse.
     refit = refit_q(smaller, smaller.bound())
     return _PrunedModel(sizes, keep, refit.elbo, refit.bound)
 
 
-def _result(model: Same, pruned: _PrunedModel) -> Same:
+def _result(model: distribution.Same, pruned: _PrunedModel) -> distribution.Same:
     """Return a copy of the user's model, in its own precision, with the points and q(u) found."""
     result = copy_module(model)
     pairs = zip(inducing_strategies(result), pruned.keep, pruned.elbo.strategies, strict=True)
     for inducing, keep, source in pairs:
-        set_points(inducing, selected_points(inducing, keep.to(inducing.locations.device)))
-        GaussianQ.of(source.q).write_to(inducing.q)
+        distribution.set_points(
+            inducing, distribution.selected_points(inducing, keep.to(inducing.locations.device))
+        )
+        distribution.GaussianQ.of(source.q).write_to(inducing.q)
         # Else the first call would initialise q(u) at the prior,
         inducing.strategy.variational_params_initialized.fill_(1)
         if isinstance(inducing.strategy, VariationalStrategy):
@@ -447,7 +442,7 @@ def _result(model: Same, pruned: _PrunedModel) -> Same:
 
 
 def _sets(
-    model: Same,
+    model: distribution.Same,
     frontiers: list[StrategyFrontiers],
     pruned: _PrunedModel,
     goal: Goal,

@@ -40,8 +40,7 @@ from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SearchObjective, SubsetStatistics
-from winnowgp.selection.elimination import DataRoot, Roots
-from winnowgp.selection.statistics import SummedStatistics
+from winnowgp.selection.statistics import DataRoot, Roots, SummedStatistics
 
 # Rows evaluated at once, and rows times samples for models that draw samples.
 _ROWS, _DRAWN, _MOST_SAMPLES = 1024, 32_768, 8

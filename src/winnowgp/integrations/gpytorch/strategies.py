@@ -5,26 +5,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 import torch
-from gpytorch import settings
+from gpytorch import settings, variational
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import GP, ApproximateGP, ExactGP
 from gpytorch.models.deep_gps import DeepGP
 from gpytorch.models.deep_gps.dspp import DSPP
 from gpytorch.module import Module
-from gpytorch.variational import (
-    BatchDecoupledVariationalStrategy,
-    CholeskyVariationalDistribution,
-    DeltaVariationalDistribution,
-    IndependentMultitaskVariationalStrategy,
-    LargeBatchVariationalStrategy,
-    LMCVariationalStrategy,
-    MeanFieldVariationalDistribution,
-    NaturalVariationalDistribution,
-    TrilNaturalVariationalDistribution,
-    UnwhitenedVariationalStrategy,
-    VariationalStrategy,
-    _VariationalStrategy,
-)
 from jaxtyping import Float, Int
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor, nn
@@ -74,21 +60,25 @@ class Recorder(Module):
 
 _Same = TypeVar("_Same", bound=Module)
 
-_WRAPPERS = (IndependentMultitaskVariationalStrategy, LMCVariationalStrategy, Recorder)
+_WRAPPERS = (
+    variational.IndependentMultitaskVariationalStrategy,
+    variational.LMCVariationalStrategy,
+    Recorder,
+)
 
 _STRATEGIES = (
-    BatchDecoupledVariationalStrategy,
-    LargeBatchVariationalStrategy,
-    VariationalStrategy,
-    UnwhitenedVariationalStrategy,
+    variational.BatchDecoupledVariationalStrategy,
+    variational.LargeBatchVariationalStrategy,
+    variational.VariationalStrategy,
+    variational.UnwhitenedVariationalStrategy,
 )
 
 DISTRIBUTIONS = (
-    CholeskyVariationalDistribution,
-    MeanFieldVariationalDistribution,
-    DeltaVariationalDistribution,
-    NaturalVariationalDistribution,
-    TrilNaturalVariationalDistribution,
+    variational.CholeskyVariationalDistribution,
+    variational.MeanFieldVariationalDistribution,
+    variational.DeltaVariationalDistribution,
+    variational.NaturalVariationalDistribution,
+    variational.TrilNaturalVariationalDistribution,
 )
 # Methods that a subclass may override, because neither q(f) nor the KL depend on them.
 _FREE = {"__init__", "_clear_cache", "amortized_exact_gp", "get_fantasy_model", "pseudo_points"}
@@ -232,9 +222,9 @@ def _strategy(path: str, owner: ApproximateGP) -> InducingStrategy:
             f"`{name}` must have a variational distribution of GPyTorch's (Cholesky, MeanField, "
             f"Delta, Natural, TrilNatural); got {type(q).__name__}."
         )
-    decoupled = kind is BatchDecoupledVariationalStrategy
+    decoupled = kind is variational.BatchDecoupledVariationalStrategy
     inducing = InducingStrategy(
-        name, strategy, 2 if decoupled else 1, kind is not UnwhitenedVariationalStrategy
+        name, strategy, 2 if decoupled else 1, kind is not variational.UnwhitenedVariationalStrategy
     )
     _check_batches(inducing)
     return inducing
@@ -247,7 +237,9 @@ def _kind(strategy: object, kinds: tuple[type, ...]) -> type | None:
 def _check_overrides(name: str, strategy: object, kind: type, free: set[str]) -> None:
     """Raise an `InputError` if a subclass overrides how q(f) or the KL are computed."""
     lineage = type(strategy).__mro__
-    known = {n for c in kind.__mro__ if issubclass(c, _VariationalStrategy) for n in vars(c)}
+    known = {
+        n for c in kind.__mro__ if issubclass(c, variational._VariationalStrategy) for n in vars(c)
+    }
     new = {n for c in lineage[: lineage.index(kind)] for n, v in vars(c).items() if _is_code(v)}
     own = sorted((new & known) - free)
     if own:

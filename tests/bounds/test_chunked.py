@@ -12,7 +12,7 @@ from torch import Tensor
 from helpers import oracles
 from helpers.problems import Problem, problem
 from winnowgp.bounds import collapsed_bound, upper_bound
-from winnowgp.bounds.moments import (
+from winnowgp.bounds.chunked import (
     Moments,
     chunked_moments,
     moment_bound,

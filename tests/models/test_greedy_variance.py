@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from torch import Tensor
 
 from winnowgp.models import greedy_variance
-from winnowgp.models.candidates import chunked_greedy_variance
+from winnowgp.models.kernels import chunked_greedy_variance
 
 KERNELS = {
     "matern": lambda: MaternKernel(nu=1.5),
