@@ -242,7 +242,7 @@ def test_predict_prints_what_it_saves(
     ("bad", "message"),
     [
         ({"x": np.inf}, "column 'x' has inf in row 1200 (row group 37, counted from 0)"),
-        ({"day": "soon"}, "it has 'soon' in row 1200 (row group 37, counted from 0)"),
+        ({"day": "soon"}, "got 'soon' in row 1200 (row group 37, counted from 0)"),
     ],
 )
 def test_predict_bad_row_is_named_and_nothing_written(

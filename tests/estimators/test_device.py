@@ -58,7 +58,7 @@ def test_auto_device_is_the_one_of_this_machine(name: str) -> None:
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("device", ["abacus", "cuda:97", ""])
 def test_unavailable_device_is_refused(name: str, device: str) -> None:
-    with pytest.raises(InputError, match=f"`device` must be one this machine has.*'{device}'"):
+    with pytest.raises(InputError, match=f"`device` must be a device of this machine.*'{device}'"):
         fitted(name, device)
 
 

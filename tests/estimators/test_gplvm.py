@@ -291,7 +291,7 @@ def test_minibatches_learn_noise_per_column() -> None:
     Y = curve()[1]
     noise = quick(noise="column", batch_size=20, **paper).fit(Y).noise_ / Y.var(0)
     assert len(np.unique(noise.round(12))) == 6
-    with pytest.raises(InputError, match="for Gaussian noise"):
+    with pytest.raises(InputError, match="unless the likelihood is Gaussian"):
         quick(noise="column", likelihood="student-t", **paper).fit(Y)
 
 

@@ -64,8 +64,16 @@ ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
 @pytest.mark.parametrize(
     ("estimator", "given", "message"),
     [
-        (SparseGPClassifier(), (Dataset.of(ROWS, ROWS),), "below 2..53; got 0.2. Number"),
-        (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS[:, [0, 0]]),), "one target; got 2"),
+        (
+            SparseGPClassifier(),
+            (Dataset.of(ROWS, ROWS),),
+            "below 2..53 as classes; got 0.2. Number",
+        ),
+        (
+            SparseGPClassifier(),
+            (Dataset.of(ROWS, 0 * ROWS[:, [0, 0]]),),
+            "one target column of classes; got 2",
+        ),
         (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS),), "at least two classes"),
         (SparseGPClassifier(), (Dataset.of(ROWS, ROWS), [0]), "leave out `y`"),
         (DeepGPRegressor(), (ArraySource(ROWS.numpy(), ROWS.numpy()),), "6 rows in memory at once"),
@@ -73,7 +81,7 @@ ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
         (
             SparseGPClassifier(),
             (Dataset.of(ROWS, (5 * ROWS).round() * 1e19),),
-            "below 2..53; got 1e.19",
+            "below 2..53 as classes; got 1e.19",
         ),
     ],
 )

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
+from winnowgp import training
 from winnowgp.data import Dataset
-from winnowgp.estimators import sparse as sparse_module
 from winnowgp.models.base import Model
 from winnowgp.training import FastSchedule
 from winnowgp.training import initialization as warm_up
@@ -25,6 +25,6 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
         patch.setattr(
-            sparse_module, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
+            training, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
         yield

@@ -43,6 +43,6 @@ def test_estimator_of_arrays_under_torchrun_warns(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(
-        NotShardedWarning, match=r"2 processes .* `fit\(shared.* minibatches of classes"
+        NotShardedWarning, match=r"2 processes .* `fit\(shard\(.* minibatches of classes"
     ):
         classifier.fit(X, X[:, 0] > 0.5)
