@@ -120,6 +120,6 @@ def test_torchrun_counts_are_not_sharded_and_written_once(tmp_path: Path) -> Non
     words = ("--target", "y", "--task", "counts", "-o", "model.winnow", "--checkpoint", "kept")
     done = launched(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("winnow: each of 2 processes does all the work") == 1
+    assert done.stderr.count("winnow: each of 2 processes repeats the work") == 1
     alone = fit_table(read_table(tmp_path / "table.csv"), "y", task="counts", tolerance=0.3)
     assert said(load(tmp_path / "model.winnow")) == said(alone)

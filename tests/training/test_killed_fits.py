@@ -25,6 +25,7 @@ def test_killed_fit_resumes_to_same_result(problem: str, forks: Forks) -> None:
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_killed_at_twenty_points_resumes_to_same_result(problem: str, forks: Forks) -> None:
     found = forks.call(killed, problem, 20)
-    assert found["kills"] == 25
+    # Five of the twenty are killed twice, unless the last of them ends before its second kill.
+    assert found["kills"] in (24, 25)
     assert found["left"] == []
     assert found["found"] == 20 * [found["expected"]]

@@ -19,6 +19,7 @@ from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.goals import Goal, MaxPoints, learn_inclusion
+from winnowgp.training.initialization import starting_points
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import FitResult, TrainingContext, warn_not_sharded
 from winnowgp.typing import Mask
@@ -268,7 +269,7 @@ class FastSteps(Generic[Model]):
         function with more noise.
         """
         initial = self.initialise(initialization.STAGES if M > 64 else initialization.STAGES[:2])
-        smooth = initialization.starting_points(self.model, self.sample)[1]
+        smooth = starting_points(self.model, self.sample)[1]
         soft = _scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
