@@ -154,9 +154,13 @@ class InducingModel(SelectableModel[Any]):
         is 1e-8, part of the objective.
         """
 
-    @abstractmethod
     def chunked_cost(self, data: Source) -> float:
         """Return the approximate floating-point operations of `chunked_bound` and its gradient."""
+        return self.chunked_cost_of(data, self.K)
+
+    @abstractmethod
+    def chunked_cost_of(self, data: Source, K: int) -> float:
+        """Return the operations of `chunked_bound` and its gradient with K candidates."""
 
     @abstractmethod
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:

@@ -197,9 +197,9 @@ class VariationalGP(InducingModel):
             data.require_dataset("`VariationalGP`"), self.candidates, gain=TRAINING_GAIN
         )
 
-    def chunked_cost(self, data: Source) -> float:
+    def chunked_cost_of(self, data: Source, K: int) -> float:
         # Two updates of q(u) with two passes each, and the gradient.
-        return 12.0 * self.P * data.N * self.K**2
+        return 24.0 * self.P * data.N * K**2
 
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the bound with every row as an inducing point, as a function; O(P N³)."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from gpytorch.kernels import Kernel
+
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LatentVariableGP
@@ -10,7 +12,7 @@ from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
 from winnowgp.training.fast_gplvm import CANDIDATES, GAIN, ITERATIONS, fit_gplvm
-from winnowgp.training.fast_sparse import fit_sparse
+from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance
 from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext
 
@@ -53,6 +55,12 @@ class FastSchedule(Schedule):
     """Number of rows that candidates are drawn from, and that starts are compared on."""
     inclusion_steps: int = 60
     """Largest number of subsets drawn to learn the inclusion probabilities."""
+    kernels: tuple[Kernel, ...] = ()
+    """Other kernels, which are compared with the model's own by the exact evidence."""
+    linear_term: bool = False
+    """Whether to add a linear term to the kernel where the evidence favours it."""
+    max_seconds: float | None = None
+    """Wall-clock limit in seconds, in place of the default budget of operations."""
     deep: DeepTraining = _DEEP_TRAINING
     """Training settings of a deep GP."""
 
@@ -101,15 +109,16 @@ class FastSchedule(Schedule):
                 inclusion_steps=self.inclusion_steps,
                 context=context,
             )
-        return fit_sparse(
-            model,
-            data,
+        training = SparseTraining(
             goal=self.goal,
-            n_candidates=self.n_candidates or 512,
+            n_candidates=self.n_candidates,
             rounds=self.rounds,
             iterations=self.iterations or 1000,
             gain=5e-5 if self.gain is None else self.gain,
             selection_rows=self.selection_rows,
             inclusion_steps=self.inclusion_steps,
-            context=context,
+            kernels=self.kernels,
+            linear_term=self.linear_term,
+            max_seconds=self.max_seconds,
         )
+        return fit_sparse(model, data, training=training, context=context)

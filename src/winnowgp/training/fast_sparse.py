@@ -1,10 +1,12 @@
 """The fast schedule of models with one candidate set: `SparseGP` and `VariationalGP`."""
 
 from copy import deepcopy
+from dataclasses import dataclass
 from math import inf
 from typing import Generic, final
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
@@ -17,9 +19,25 @@ from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
+from winnowgp.training.budget import Budget
 from winnowgp.training.callbacks import Progress
-from winnowgp.training.goals import Goal, MaxPoints, learn_inclusion
-from winnowgp.training.initialization import starting_points
+from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
+from winnowgp.training.growth import (
+    Growth,
+    Pool,
+    grow,
+    grow_refitted,
+    measure_last_doubling,
+    refit,
+    selection_work,
+)
+from winnowgp.training.hyperparameters import (
+    STAGES,
+    Initialization,
+    maximise_evidence,
+    maximise_local_evidence,
+    starting_points,
+)
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import FitResult, TrainingContext, warn_not_sharded
 from winnowgp.typing import Mask
@@ -29,51 +47,64 @@ from winnowgp.typing import Mask
 SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
 # A source with at most this many rows, all of them in the sample, is not read again in each pass.
 HELD = SAMPLE
-# Floating-point operations of one L-BFGS run before its iterations are limited, to no fewer than
-# `_LEAST`: minutes, not hours, on a few cores and on a modest GPU.
-_WORK = {"cpu": 2.5e12, "cuda": 1e14}
+# Fewest L-BFGS iterations of a run that the budget limits.
+_LEAST = 10
+# Share of the remaining work that one run may take.
+_SHARE = 0.5
+# Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
+# evidence of a kernel that fits pure noise exceeds the constant model's by about as much.
+_SIGNIFICANT, _PER_PARAMETER = 3.0, 0.5
+# Numbers of inducing points that a fit keeps models of, besides its own.
+_KEPT_SIZES = (8, 16, 32, 64, 128)
 
-_LEAST = 20
+
+@dataclass(frozen=True, slots=True)
+class SparseTraining:
+    """Settings of the fast schedule for models with one candidate set; see `FastSchedule`."""
+
+    goal: Goal
+    n_candidates: int | None
+    rounds: int
+    iterations: int
+    gain: float
+    selection_rows: int
+    inclusion_steps: int
+    kernels: tuple[Kernel, ...] = ()
+    linear_term: bool = False
+    max_seconds: float | None = None
+    kept_sizes: int = 3
 
 
 def fit_sparse(
-    model: Model,
-    data: Source,
-    *,
-    goal: Goal,
-    n_candidates: int,
-    rounds: int,
-    iterations: int,
-    gain: float,
-    selection_rows: int,
-    inclusion_steps: int,
-    context: TrainingContext,
+    model: Model, data: Source, *, training: SparseTraining, context: TrainingContext
 ) -> FitResult[Model]:
-    """Fit a model with one candidate set and observed inputs; see `FastSchedule`.
-
-    Args:
-        iterations: largest number of iterations of one L-BFGS run.
-        gain: a run ends once twenty iterations together gain fewer nats per observation.
-        selection_rows: number of rows that candidates are drawn from and starts compared on.
-        inclusion_steps: largest number of subsets drawn to learn inclusion probabilities.
-    """
+    """Fit a model with one candidate set and observed inputs; see `FastSchedule`."""
     _warn_not_sharded(model, context)
-    steps = FastSteps(model, data, rows=selection_rows, context=context)
-    if isinstance(goal, MaxPoints):
-        stop = Stop(gain * steps.data.observations, 20, iterations)
-        fitted, reference = _select_count(steps, goal.points, rounds, stop)
+    steps = FastSteps(
+        model,
+        data,
+        rows=training.selection_rows,
+        context=context,
+        kernels=training.kernels,
+        linear_term=training.linear_term,
+        budget=Budget(model.candidates.device, seconds=training.max_seconds),
+    )
+    if isinstance(training.goal, MaxPoints):
+        stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
+        chosen = _select_count(steps, training.goal.points, training.rounds, stop)
     else:
-        fitted, reference = _select_by_goal(steps, goal, n_candidates, rounds)
-    data = steps.data
+        chosen = _select_by_goal(steps, training)
+    data, fitted, goal = steps.data, chosen.model, training.goal
     pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
     statistics = pool.subset_statistics(data)
+    affordable = int(0.1 * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
     selection = learn_inclusion(
         statistics,
         steps.frontier(statistics),
         torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
         goal=goal,
         generator=context.generator,
-        max_steps=inclusion_steps,
+        max_steps=max(3, min(training.inclusion_steps, affordable)),
     )
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
     return FitResult(
@@ -83,8 +114,20 @@ def fit_sparse(
         candidates=(pool.candidates.detach(),),
         elbo=elbo,
         upper_bound=fitted.upper_bound(data),
-        elbo_gap=max(reference - elbo, 0.0),
+        elbo_gap=max(chosen.reference - elbo, 0.0),
+        growth=chosen.growth,
+        initialization=steps.initialization,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice(Generic[Model]):
+    """The selected model, and the largest model it is compared with."""
+
+    model: Model
+    reference: float
+    """Highest ELBO known, or the exact evidence where it was maximised."""
+    growth: Growth | None
 
 
 def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
@@ -95,42 +138,84 @@ def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
         )
 
 
-def _select_by_goal(
-    steps: "FastSteps[Model]", goal: Goal, n_candidates: int, rounds: int
-) -> tuple[Model, float]:
-    """Select as few points as the goal allows, in rounds of selection and optimisation."""
-    data, size = steps.data, -1
-    current = steps.initialise()
-    pool = steps.with_fresh(current, n_candidates)
-    reference, fits = -inf, []
-    for index in range(rounds):
-        frontier = steps.frontier(pool.subset_statistics(data))
+def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Choice[Model]:
+    """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
+    initial, data, goal = steps.initialise(), steps.data, training.goal
+    constant = steps.constant_model(initial.best)
+    most = min(training.n_candidates or steps.most, steps.most)
+    tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
+    pool, reference = _grown(steps, initial, tolerance=tolerance, most=most)
+    parameters = sum(p.numel() for p in initial.best.kernel.parameters() if p.requires_grad)
+    significant = constant[1] + _SIGNIFICANT + _PER_PARAMETER * parameters
+    if reference < significant:
+        tried, elbo = steps.best_start(min(16, steps.most))
+        if elbo < significant:
+            return _Choice(constant[0], constant[1], pool.growth)
+        pool, reference = Pool(tried, elbo, pool.growth), elbo
+    if isinstance(goal, Tolerance):
+        goal = goal.within((reference - constant[1]) / data.observations)
+    fits: list[tuple[Model, float]] = []
+    candidates, size = pool.model, -1
+    for index in range(training.rounds):
+        frontier = steps.frontier(candidates.subset_statistics(data))
         reference = max(reference, frontier.bounds.max().item())
-        M = min(goal.size(frontier, reference=reference), steps.most)
+        M = goal.size(frontier, reference=reference)
+        current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
+        steps.budget.spend(selection_work(data.N, candidates.K))
+        fits.append((current, frontier.bounds[M].item()))
         settled = index > 0 and abs(M - size) <= 0.03 * size
-        last, size = settled or index == rounds - 1, M
-        current = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
-        if index == 0 and 4 * n_candidates < data.N:
-            part = steps.part(data.N // 4)
-            stop = Stop(1e-3 * part.observations, 20, 60)
-            current, _ = steps.optimise(current, stop=stop, on=part)
-        gain, most = (3e-4, 200) if last else (1e-3, 100)
-        current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, most))
+        last, size = settled or index == training.rounds - 1, M
+        if not current.K or steps.budget.limit_of(2 * _LEAST * current.chunked_cost(data)):
+            break
+        gain, iterations = (3e-4, 200) if last else (1e-3, 100)
+        current, elbo = steps.optimise(
+            current, stop=Stop(gain * data.observations, 20, iterations)
+        )
         fits.append((current, elbo))
         reference = max(reference, elbo)
         if last:
             break
-        pool = steps.with_fresh(current, max(32, current.K // 4))
-    # The ELBO of all candidates counts as a reference that is too large to be selected.
+        candidates = steps.with_fresh(current, max(32, current.K // 4))
+    # The largest model counts as a reference that cannot be selected.
     known = [(model.K, elbo) for model, elbo in fits]
     index = goal.best([*known, (data.N + 1, reference)], N=data.observations)
     best = fits[index] if index < len(fits) else max(fits, key=lambda fit: fit[1])
-    return best[0], reference
+    return _Choice(best[0], reference, pool.growth)
+
+
+def _grown(
+    steps: "FastSteps[Model]", initial: Initialization[Model], *, tolerance: float, most: int
+) -> tuple[Pool[Model], float]:
+    """Return a pool of candidates, and the ELBO or exact evidence to compare with."""
+    if initial.complete:
+        reference = steps.dense_evidence(initial)
+        pool = grow(steps, initial.best, tolerance=tolerance, most=most, reference=reference)
+        if pool.limited:
+            pool = measure_last_doubling(steps, refit(steps, pool))
+        return pool, max(reference, pool.elbo)
+    starts = [initial.best]
+    local = steps.local_optimum(initial)
+    if local is not None:
+        starts.append(local)
+    pools = [
+        grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts
+    ]
+    if len(pools) > 1:
+        pools = [refit(steps, pool, iterations=10) for pool in pools]
+    best = max(pools, key=lambda pool: pool.elbo)
+    bare = best.model.with_candidates(best.model.candidates[:0])
+    if best.limited:
+        pool = measure_last_doubling(steps, refit(steps, best))
+    else:
+        pool = grow_refitted(steps, bare, first=best.model.K, tolerance=tolerance, most=most)
+        if pool.limited:
+            pool = measure_last_doubling(steps, pool)
+    return pool, max(pool.elbo, *(other.elbo for other in pools))
 
 
 def _select_count(
     steps: "FastSteps[Model]", M: int, rounds: int, stop: Stop
-) -> tuple[Model, float]:
+) -> _Choice[Model]:
     """Select M points: compare starts, optimise the best, exchange idle points."""
     data, M = steps.data, min(M, steps.most)
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
@@ -149,7 +234,9 @@ def _select_count(
         if new_elbo < elbo + 1e-4 * data.observations:
             break
         best, elbo = better, new_elbo
-    return best, elbo
+    bare = best.with_candidates(best.candidates[:0])
+    larger = steps.with_fresh(bare, min(2 * M, steps.most)).fixed_bound(data)
+    return _Choice(best, max(elbo, steps.shared(larger)), None)
 
 
 @final
@@ -172,8 +259,14 @@ class FastSteps(Generic[Model]):
         *,
         rows: int,
         context: TrainingContext,
+        kernels: tuple[Kernel, ...] = (),
+        linear_term: bool = False,
+        budget: Budget | None = None,
     ) -> None:
         self.model = model
+        self.budget = budget or Budget(model.candidates.device)
+        self.initialization: Initialization[Model] | None = None
+        self._kernels, self._linear_term = kernels, linear_term
         self._rows, self._context = rows, context
         self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_complete(data, self.sample) else data
@@ -193,25 +286,87 @@ class FastSteps(Generic[Model]):
         """Return a random subset of the rows, the same one for every call."""
         return self.sample.part(self._order[:count])
 
-    def initialise(self, stages: tuple[int, ...] = initialization.STAGES) -> Model:
-        """Return a model without points, its hyper-parameters from the evidence of a few rows."""
+    def initialise(self, rows: int | None = None) -> Initialization[Model]:
+        """Return hyper-parameters and kernel from the exact evidence of as many rows as affordable.
+
+        Args:
+            rows: number of rows at most, if fewer suffice.
+        """
+        cost = 1.0
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
-            share = 0.4 * self._latents ** (-1 / 3)
-            stages = tuple(round(share * count) for count in stages)
-        initial = initialization.initialise_hyperparameters(
-            self.model,
+            cost = 15.0 * self._latents
+        affordable = self.budget.dense_rows(cost)
+        models = [self.model]
+        for kernel in self._kernels:
+            other = deepcopy(self.model)
+            other.kernel = deepcopy(kernel).to(self.sample.X)
+            models.append(other)
+        self.initialization = maximise_evidence(
+            models,
             self.sample,
             order=self._order,
-            stages=stages,
+            rows=affordable if rows is None else min(rows, affordable),
+            linear_term=self._linear_term,
+            budget=self.budget,
             checkpoint_log=self._context.checkpoint_log,
         )
-        self._context.notify_once(Progress.of(initial, "initialisation", 1, 1, -inf))
-        return initial
+        best = self.initialization.best
+        self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
+        return self.initialization
+
+    def dense_evidence(self, initial: Initialization[Model]) -> float:
+        """Return the exact evidence of all rows at the best optimum, with their own weights."""
+        if self.data.observations == initial.optima[0].observations:
+            return initial.optima[0].evidence
+        with torch.no_grad():
+            return self.shared(initial.best.dense_bound(self.sample)().item())
+
+    def local_optimum(self, initial: Initialization[Model]) -> Model | None:
+        """Return hyper-parameters from dense local blocks of rows, if they differ."""
+        optimum = maximise_local_evidence(
+            initial.optima[0],
+            self.sample,
+            generator=self._context.generator,
+            budget=self.budget,
+            checkpoint_log=self._context.checkpoint_log,
+        )
+        return None if optimum is None else optimum.model
+
+    def constant_model(self, model: Model) -> tuple[Model, float]:
+        """Return the model without inducing points and with hardly any variance, and its ELBO."""
+        bare = _scaled(model, variance=1e-6, lengthscale=1.0, noise=1.0)
+        for kernel in initialization.trainable_variances(bare.kernel):
+            initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
+        square = self.sample.Y.square().mean()
+        initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
+        bare = bare.with_candidates(self.sample.X[:0])
+        frozen = [p for p in bare.kernel.parameters() if p.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        fitted, elbo = self.optimise(bare, stop=Stop(1e-5 * self.data.observations, 5, 50))
+        for parameter in fitted.kernel.parameters():
+            parameter.requires_grad_(True)
+        return fitted, elbo
+
+    def best_start(self, M: int) -> tuple[Model, float]:
+        """Return the best of several starts with M points, optimised on all rows."""
+        start = self.successive_halving(self.starts(M), on=self.data, iterations=50)
+        return self.optimise(start, stop=Stop(3e-4 * self.data.observations, 20, 100))
+
+    def shared(self, value: float) -> float:
+        """Return the value of the first process to all that share the fit."""
+        return self._process_group.broadcast_object(value)
+
+    def pool_work(self, K: int) -> float:
+        """Return the operations that a pool of K candidates takes: growth, refit, selection."""
+        N = self.data.N
+        return selection_work(N, K) + 15 * self.model.chunked_cost_of(self.data, K)
 
     def with_fresh(self, model: Model, count: int) -> Model:
         """Return the model with up to `count` more candidates of greatest conditional variance."""
-        source = self._given if len(self._given) else self.part(max(self._rows, 2 * count)).X
+        rows = max(self._rows, 4 * (count + model.K))
+        source = self._given if len(self._given) else self.part(rows).X
         greedy = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
         indices = torch.tensor(
             self._process_group.broadcast_object(greedy.tolist()), dtype=torch.long
@@ -245,10 +400,10 @@ class FastSteps(Generic[Model]):
         dataset = rows.as_dataset()
         dataset = self.sample if dataset is None else dataset
         _lift_noise(moved, dataset)
-        work = _WORK.get(moved.candidates.device.type, _WORK["cpu"])
-        affordable = int(work / max(model.chunked_cost(rows), 1.0))
+        cost = max(model.chunked_cost(rows), 1.0)
+        affordable = int(_SHARE * self.budget.remaining / cost)
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
-        maximise_elbo(
+        maximum = maximise_elbo(
             moved,
             dataset.X,
             objective=moved.chunked_bound(rows),
@@ -258,8 +413,8 @@ class FastSteps(Generic[Model]):
             ),
             checkpoint_log=self._context.checkpoint_log,
         )
-        after = self._process_group.broadcast_object(moved.fixed_bound(rows))
-        before = self._process_group.broadcast_object(model.fixed_bound(rows))
+        self.budget.spend(1.15 * maximum.iterations * cost)
+        after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
 
     def starts(self, M: int) -> list[Model]:
@@ -268,8 +423,11 @@ class FastSteps(Generic[Model]):
         M points cannot represent the exact posterior: their optimum is closer to a smoother
         function with more noise.
         """
-        initial = self.initialise(initialization.STAGES if M > 64 else initialization.STAGES[:2])
-        smooth = starting_points(self.model, self.sample)[1]
+        if self.initialization is None:
+            self.initialise(STAGES[-1] if M > 64 else STAGES[1])
+        assert self.initialization is not None
+        initial = self.initialization.best
+        smooth = starting_points(initial, self.sample)[1]
         soft = _scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:

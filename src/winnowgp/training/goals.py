@@ -97,6 +97,8 @@ class Tolerance(Goal):
     """
 
     nats: float = 0.01
+    share: float = 0.02
+    """Largest share of the gain over the constant model that may be given up."""
 
     def __post_init__(self) -> None:
         if not self.nats > 0:
@@ -104,6 +106,14 @@ class Tolerance(Goal):
                 f"`tolerance` must be positive nats per observation; got {self.nats}. "
                 "Larger values keep fewer points."
             )
+
+    def within(self, gain: float) -> "Tolerance":
+        """Return the tolerance for data on which the largest model gains little.
+
+        Args:
+            gain: nats per observation by which it exceeds the constant model.
+        """
+        return Tolerance(min(self.nats, max(self.share * gain, 1e-9)), self.share)
 
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.smallest(self.nats, reference=reference)

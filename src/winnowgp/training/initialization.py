@@ -1,33 +1,20 @@
-"""Initial hyper-parameters and latent positions.
+"""Access to hyper-parameters that starts vary; initial latent positions and cluster centres."""
 
-Hyper-parameters are initialised from the exact evidence of a few rows. A subset of rows does not
-bias lengthscales, whereas too few inducing points at fixed locations do: they make the ELBO prefer
-a smoother function with more noise.
-"""
-
-from copy import deepcopy
-from dataclasses import dataclass, replace
-from math import inf, sqrt
+from dataclasses import dataclass
+from math import inf
 
 import gpytorch
 import torch
 from gpytorch import Module, likelihoods
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.means import ConstantMean
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
-from winnowgp.errors import TrainingError
-from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
-from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000
-# Numbers of rows of the stages of `initialise_hyperparameters`.
-STAGES = (250, 500, 1000)
 # Number of passes that fill in missing entries of a table.
 _PASSES = 30
 
@@ -85,107 +72,6 @@ def kernel_variances(likelihood: likelihoods.Likelihood, data: Dataset) -> tuple
     return (1.0, 10.0)
 
 
-def initialise_hyperparameters(
-    model: Model,
-    data: Dataset,
-    *,
-    order: Tensor,
-    stages: tuple[int, ...] = STAGES,
-    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
-) -> Model:
-    """Return a copy of the model without candidates, with hyper-parameters that fit a few rows.
-
-    Every start is optimised on the first rows of `order`. The two best distinct ones continue with
-    more rows, the lengthscales of irrelevant columns brought back into range, and the best one also
-    unchanged; and so on. The best on the last rows is returned.
-
-    Args:
-        order: random order of the rows.
-        stages: number of rows of each stage.
-        checkpoint_log: log in which the optimisations are recorded.
-    """
-    starts = starting_points(model, data)
-    best = starts[0]
-    for stage, count in enumerate(stages):
-        if stage and stages[stage - 1] >= data.N:
-            break
-        rows = _with_unit_weights(model, data.part(order[:count]))
-        optimised = [(_optimise(start, rows, checkpoint_log), start) for start in starts]
-        ranked = sorted(optimised, key=lambda result: -result[0])
-        top = ranked[0][0]
-        others = [start for value, start in ranked[1:] if value < top - 2e-3 * rows.observations]
-        best = ranked[0][1]
-        shortened = [deepcopy(start) for start in [best, *others][:2]]
-        for start in shortened:
-            _shorten(start.kernel, data)
-        # The best start unchanged as well: shortening the lengthscale of a column that is
-        # irrelevant with more rows, too, can end in a worse mode.
-        starts = [deepcopy(best), *shortened]
-    return best
-
-
-def starting_points(model: Model, data: Dataset) -> list[Model]:
-    """Return the model as given, and variants that together reach every mode met in practice.
-
-    Lengthscales are √D or 1 standard deviations of the inputs (two typical rows are √(2D) apart, so
-    √D correlates them by e⁻¹), and a tenth with up to three inputs, where rows are dense enough to
-    distinguish a rapidly varying function from noise. The noise is a tenth or a hundredth of the
-    targets' variance; a likelihood without noise has two kernel variances instead. A constant mean
-    is where the targets are most probable.
-    """
-    bare = model.with_candidates(data.X[:0])
-    starts = [bare]
-    level = best_level(model.likelihood, data)
-    constant = isinstance(model.mean, ConstantMean) and any(
-        p.requires_grad for p in model.mean.parameters()
-    )
-    square = (data.Y - level * constant).square()
-    if data.weights is not None:
-        square = data.weighted(square) * (data.N / data.observations)
-    variance = square.mean().item()
-    noisy = noise_of(model.likelihood) is not None
-    scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
-    short = [0.1] if data.D <= 3 else []
-    for factor in sorted({sqrt(data.D), 1.0, *short}, reverse=True):
-        for scale in scales:
-            start = deepcopy(bare)
-            for kernel in trainable_lengthscales(start.kernel):
-                set_within(kernel, "lengthscale", factor * _spread(kernel, data))
-            if isinstance(start.mean, ConstantMean) and constant:
-                start.mean.initialize(constant=level)
-            if noisy:
-                set_noise(start.likelihood, data.X.new_tensor(max(scale * variance, 1e-5)))
-            else:
-                for kernel in trainable_variances(start.kernel):
-                    set_within(kernel, "outputscale", data.X.new_tensor(scale))
-            starts.append(start)
-    return starts
-
-
-def _with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
-    """Return the rows with weights of one on average, where larger ones would imply no noise.
-
-    Several equal observations of a row determine its noise exactly: the evidence has no maximum in
-    σ², and parameters close to σ² = 0 make inducing points useless.
-    """
-    noisy = noise_of(model.likelihood) is not None
-    if rows.weights is None or not noisy or rows.observations <= rows.N:
-        return rows
-    return replace(rows, weights=rows.weights * (rows.N / rows.observations))
-
-
-def _optimise(model: InducingModel, rows: Dataset, checkpoint_log: CheckpointLog) -> float:
-    """Maximise the exact evidence of the rows and return it; −∞ where it cannot be computed."""
-    stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
-    try:
-        objective = model.dense_bound(rows)
-        return maximise_elbo(
-            model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
-        ).value
-    except TrainingError:
-        return -inf
-
-
 def trainable_lengthscales(kernel: Kernel) -> list[Kernel]:
     """Return the kernels whose lengthscale is trainable."""
     parts = [part for part in kernel.modules() if isinstance(part, Kernel) and part.has_lengthscale]
@@ -198,7 +84,7 @@ def trainable_variances(kernel: Kernel) -> list[ScaleKernel]:
     return [part for part in parts if part.raw_outputscale.requires_grad]
 
 
-def _spread(kernel: Kernel, data: Dataset) -> Tensor:
+def column_spread(kernel: Kernel, data: Dataset) -> Tensor:
     """Return the standard deviation of a lengthscale's columns; their mean if it is shared."""
     spread = data.X.std(0, correction=0)
     if isinstance(kernel.active_dims, Tensor):
@@ -207,11 +93,9 @@ def _spread(kernel: Kernel, data: Dataset) -> Tensor:
     return spread if len(spread) == kernel.lengthscale.shape[-1] else spread.mean()
 
 
-def _shorten(kernel: Kernel, data: Dataset) -> None:
-    """Limit lengthscales to 2√D standard deviations; beyond, their gradient vanishes."""
-    for part in trainable_lengthscales(kernel):
-        longest = 2 * sqrt(data.D) * _spread(part, data)
-        set_within(part, "lengthscale", torch.minimum(part.lengthscale.detach(), longest))
+def column_count(kernel: Kernel, data: Dataset) -> int:
+    """Return the number of columns that a kernel depends on."""
+    return len(kernel.active_dims) if isinstance(kernel.active_dims, Tensor) else data.D
 
 
 def set_noise(likelihood: likelihoods.Likelihood, value: Tensor) -> None:

@@ -153,6 +153,11 @@ class FitResult(Generic[Trained]):
     For a deep GP, the nats that pruning cost, before training continued, summed over rounds.
     """
 
+    growth: Any = None
+    """How the pool of candidates grew, and which limit ended it; None for other schedules."""
+    initialization: Any = None
+    """The optima of the exact evidence that a fit began with, and the comparison of kernels."""
+
     @property
     def selection(self) -> Selection:
         """The selection of a model with one candidate set."""

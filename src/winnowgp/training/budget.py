@@ -1,0 +1,110 @@
+"""The budget of a fit: floating-point operations and, on request, seconds.
+
+Operations decide by default, so that the same seed gives the same fit on a busy machine.
+"""
+
+import os
+from dataclasses import dataclass
+from math import inf
+from time import perf_counter
+from typing import final
+
+import torch
+
+from winnowgp.bounds.row_blocks import free_memory
+
+# Operations of a default fit: minutes on two CPU cores, about a minute on a large GPU.
+WORK = {"cpu": 8e12, "cuda": 1.5e15}
+# Share of the work that the exact evidence may take, and the evaluations that it is divided by.
+_EVIDENCE_SHARE, _EVALUATIONS = 0.4, 50
+# Operations of one evaluation of the exact evidence and its gradient, divided by N³.
+DENSE = 2.0
+# Matrices of K by K that a selection among K candidates holds at once.
+_MATRICES = 10
+
+
+@final
+@dataclass(slots=True)
+class Budget:
+    """Counts the work of a fit, and says which limit prevents more of it.
+
+    Args:
+        work: floating-point operations; the default of the device if None.
+        seconds: wall-clock limit; none by default.
+    """
+
+    device: torch.device
+    work: float | None = None
+    seconds: float | None = None
+    spent: float = 0.0
+    _started: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._started = perf_counter()
+        if self.work is None:
+            self.work = WORK.get(self.device.type, WORK["cpu"])
+            if self.seconds is not None:
+                # A user who sets a clock means the clock.
+                self.work = inf
+
+    @property
+    def work_limit(self) -> float:
+        """Operations of the whole fit; the default of the device where a clock limits it."""
+        assert self.work is not None
+        return self.work if self.work < inf else WORK.get(self.device.type, WORK["cpu"])
+
+    def spend(self, operations: float) -> None:
+        """Count operations."""
+        self.spent += operations
+
+    @property
+    def remaining(self) -> float:
+        """Operations that are left; estimated from the speed so far where a clock limits them."""
+        assert self.work is not None
+        left = self.work - self.spent
+        if self.seconds is not None:
+            elapsed = perf_counter() - self._started
+            speed = max(self.spent, 1e9) / max(elapsed, 1e-3)
+            left = min(left, (self.seconds - elapsed) * speed)
+        return max(left, 0.0)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the wall-clock limit has passed."""
+        return self.seconds is not None and perf_counter() - self._started > self.seconds
+
+    def limit_of(self, operations: float, *, candidates: int = 0) -> str | None:
+        """Return the name of the limit that prevents so many operations, or None.
+
+        Args:
+            candidates: number of candidates K; a selection holds several K × K matrices.
+        """
+        if 8 * _MATRICES * candidates**2 > memory(self.device):
+            return "memory"
+        if operations <= self.remaining:
+            return None
+        return "work" if self.seconds is None else "max_fit_seconds"
+
+    def dense_rows(self, cost: float = 1.0) -> int:
+        """Return the number of rows whose exact evidence can be maximised within its share.
+
+        Args:
+            cost: cost of an evaluation relative to Gaussian noise.
+        """
+        assert self.work is not None
+        total = self.remaining if self.seconds is not None else self.work
+        if total == inf or self.seconds is not None:
+            total = min(total, WORK.get(self.device.type, WORK["cpu"]))
+        each = _EVIDENCE_SHARE * total / (_EVALUATIONS * DENSE * cost)
+        fits = (memory(self.device) / (8 * 5)) ** 0.5
+        return int(min(each ** (1 / 3), fits))
+
+
+def memory(device: torch.device) -> float:
+    """Return the bytes that a fit may use: half of the free ones of a GPU or of the machine."""
+    if device.type == "cuda":
+        return 0.5 * free_memory(device)
+    try:
+        return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 4e9

@@ -1,0 +1,194 @@
+"""Growth of the pool of candidates until more of them pay no more.
+
+At fixed hyper-parameters the pool doubles, by greedy conditional variance, until a doubling gains
+little and little prior variance is left to explain. Unless the hyper-parameters come from the exact
+evidence of all rows, they are then refitted with the locations held, and the pool doubles again: a
+frontier at fixed hyper-parameters cannot tell whether more points would pay with others.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Generic
+
+from winnowgp.models import SparseGP
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.training.lbfgs import Stop
+
+if TYPE_CHECKING:
+    from winnowgp.training.fast_sparse import FastSteps
+
+# Candidates that the pool starts with.
+FIRST = 64
+# L-BFGS iterations of a refit with locations held, at most.
+_REFIT = 30
+# Share of the tolerance that a doubling at fixed hyper-parameters must gain to go on, and the
+# multiple of the tolerance that the unexplained variance may still cost when it does not.
+_SHARE, _UNEXPLAINED = 0.5, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How many candidates the pool had when it stopped growing, and why."""
+
+    sizes: tuple[int, ...]
+    """Numbers of candidates of the pools."""
+    elbos: tuple[float, ...]
+    """ELBO of each pool, in nats."""
+    limit: str | None
+    """What ended growth: "work", "memory", "max_fit_seconds" or "n_candidates"; None if more
+    candidates gain less than the tolerance."""
+    last_gain: float
+    """Nats per observation that the last doubling gained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool(Generic[Model]):
+    """A model with a pool of candidates."""
+
+    model: Model
+    elbo: float
+    """ELBO with all candidates, in nats."""
+    growth: Growth
+
+    @property
+    def limited(self) -> bool:
+        """Whether a limit ended growth."""
+        return self.growth.limit is not None
+
+
+def selection_work(N: int, K: int) -> float:
+    """Return the operations of one selection among K candidates: statistics and elimination."""
+    return 3.0 * N * K**2 + 12.0 * K**3
+
+
+def grow(
+    steps: "FastSteps[Model]",
+    start: Model,
+    *,
+    tolerance: float,
+    most: int,
+    reference: float | None,
+    first: int = FIRST,
+) -> Pool[Model]:
+    """Return a pool that is large enough at these hyper-parameters, or as large as allowed.
+
+    Args:
+        start: model without candidates, or with candidates that stay in the pool.
+        tolerance: nats per observation.
+        most: largest number of candidates.
+        reference: the exact evidence of all rows at these hyper-parameters, if known.
+        first: number of candidates to begin with.
+    """
+    data, N = steps.data, steps.data.observations
+    K, limit = min(max(first, start.K), most), None
+    sizes: list[int] = []
+    elbos: list[float] = []
+    model = start
+    while True:
+        model = steps.with_fresh(model, K - model.K)
+        steps.budget.spend(selection_work(data.N, model.K) / 4)
+        elbo, unexplained = _value(model, steps)
+        sizes.append(model.K)
+        elbos.append(elbo)
+        gain = (elbo - elbos[-2]) / N if len(elbos) > 1 else inf
+        if model.K < K:
+            break  # No rows are left that would add anything.
+        if reference is not None and reference - elbo < _SHARE * tolerance * N:
+            break
+        if unexplained < tolerance and reference is None:
+            break
+        if gain < _SHARE * tolerance and unexplained < _UNEXPLAINED * tolerance:
+            break
+        if most <= K:
+            limit = "n_candidates" if most < steps.most else None
+            break
+        bigger = min(2 * K, most)
+        limit = steps.budget.limit_of(steps.pool_work(bigger), candidates=bigger)
+        if limit is not None:
+            break
+        K = bigger
+    last = (elbos[-1] - elbos[-2]) / N if len(elbos) > 1 else 0.0
+    return Pool(model, elbos[-1], Growth(tuple(sizes), tuple(elbos), limit, last))
+
+
+def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT) -> Pool[Model]:
+    """Return the pool with hyper-parameters that maximise its ELBO, locations held."""
+    model = deepcopy(pool.model)
+    learnt = model.candidates.requires_grad
+    model.candidates.requires_grad_(False)
+    stop = Stop(1e-3 * steps.data.observations, 10, iterations)
+    fitted, elbo = steps.optimise(model, stop=stop)
+    fitted.candidates.requires_grad_(learnt)
+    sizes, elbos = pool.growth.sizes, pool.growth.elbos
+    growth = Growth(
+        (*sizes, fitted.K), (*elbos, elbo), pool.growth.limit, pool.growth.last_gain
+    )
+    return Pool(fitted, elbo, growth)
+
+
+def grow_refitted(
+    steps: "FastSteps[Model]", start: Model, *, first: int, tolerance: float, most: int
+) -> Pool[Model]:
+    """Return a pool that doubles with refitted hyper-parameters until that gains too little."""
+    N = steps.data.observations
+    pool = grow(steps, start, tolerance=tolerance, most=most, reference=None, first=first)
+    pool = refit(steps, pool)
+    while not pool.limited:
+        K = pool.model.K
+        larger = min(2 * K, most)
+        if larger <= K or steps.budget.limit_of(steps.pool_work(larger), candidates=larger):
+            limit = steps.budget.limit_of(steps.pool_work(larger), candidates=larger)
+            if limit is not None:
+                pool = _limited(pool, limit)
+            break
+        bare = pool.model.with_candidates(pool.model.candidates[:0])
+        bigger = grow(
+            steps, bare, tolerance=tolerance, most=most, reference=None, first=larger
+        )
+        bigger = refit(steps, bigger)
+        gain = (bigger.elbo - pool.elbo) / N
+        growth = Growth(
+            (*pool.growth.sizes, *bigger.growth.sizes),
+            (*pool.growth.elbos, *bigger.growth.elbos),
+            bigger.growth.limit,
+            gain,
+        )
+        if gain < tolerance:
+            # The smaller pool suffices; the larger one remains the reference.
+            best = bigger if bigger.elbo > pool.elbo else pool
+            return Pool(best.model, best.elbo, Growth(growth.sizes, growth.elbos, None, gain))
+        pool = Pool(bigger.model, bigger.elbo, growth)
+    return pool
+
+
+def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
+    """Return a limited pool with what its last doubling gained, hyper-parameters refitted."""
+    K = pool.model.K
+    half = steps.with_fresh(pool.model.with_candidates(pool.model.candidates[:0]), K // 2)
+    stop = Stop(1e-3 * steps.data.observations, 10, 15)
+    half.candidates.requires_grad_(False)
+    _, elbo = steps.optimise(half, stop=stop)
+    gain = (pool.elbo - elbo) / steps.data.observations
+    growth = pool.growth
+    return Pool(
+        pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, growth.limit, max(gain, 0.0))
+    )
+
+
+def _limited(pool: Pool[Model], limit: str) -> Pool[Model]:
+    growth = pool.growth
+    return Pool(
+        pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, limit, growth.last_gain)
+    )
+
+
+def _value(model: InducingModel, steps: "FastSteps[Model]") -> tuple[float, float]:
+    """Return the ELBO in nats, and the nats per observation that unexplained variance costs.
+
+    The latter is Σ_i w_i (k_ii − q_ii)/2, the trace term of the collapsed bound.
+    """
+    if isinstance(model, SparseGP):
+        elbo, trace = model.bound_and_trace(steps.data)
+        return steps.shared(elbo), steps.shared(trace / steps.data.observations)
+    return steps.shared(model.fixed_bound(steps.data)), 0.0

@@ -1,0 +1,482 @@
+"""Hyper-parameters and kernel from the exact evidence, at the resolution of the data.
+
+Few rows cannot resolve fine structure: their evidence explains it as noise, and then few inducing
+points suffice. So the evidence is maximised on as many rows as the budget affords, in stages:
+
+1. A few rows: many starts of the first kernel.
+2. More rows: the best modes, starts in which the function varies along one column only, and the
+   other kernels from the best mode.
+3. All affordable rows: the best few optima.
+
+If these are not all rows, the sum of the evidences of dense local blocks of rows is maximised as
+well. Blocks have the full resolution of the data, at a cost linear in their number. Optima that
+differ are all returned; the collapsed bound of all rows decides between them later.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from typing import Generic
+
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel
+from gpytorch.means import ConstantMean
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.training.budget import DENSE, Budget
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.initialization import (
+    best_level,
+    column_count,
+    column_spread,
+    kernel_variances,
+    noise_of,
+    set_noise,
+    set_within,
+    trainable_lengthscales,
+    trainable_variances,
+)
+from winnowgp.training.lbfgs import Stop, maximise_elbo
+
+# Rows of the first stages; further stages have four times as many.
+STAGES = (250, 500, 1000)
+# Lengthscales of starts that vary along one column, in standard deviations of the column.
+_SHORT = (0.3, 0.1, 0.03, 0.01)
+# Optima differ if their evidences differ by so many nats per observation.
+_DISTINCT = 2e-3
+# Rows of a local block, and the largest number of blocks, by device.
+_BLOCK = {"cpu": (512, 24), "cuda": (2048, 24)}
+# A sample with fewer rows of the rarest kind of target than this is stratified.
+_FEWEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum(Generic[Model]):
+    """Hyper-parameters that maximise the exact evidence of some rows."""
+
+    model: Model
+    """The model without candidates."""
+    evidence: float
+    """Evidence in nats."""
+    observations: float
+    """Number of observations behind the evidence; with weights, their sum."""
+    kernel: int
+    """Position of its kernel among those that were compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialization(Generic[Model]):
+    """The optima of the exact evidence, and the comparison of the kernels."""
+
+    optima: tuple[Optimum[Model], ...]
+    """Distinct optima, the best first."""
+    rows: int
+    """Number of rows of their evidence."""
+    complete: bool
+    """Whether these are all rows, so that the evidence limits every ELBO."""
+    kernels: tuple[float, ...]
+    """Best evidence of each kernel, in nats per observation, on the rows on which they were
+    compared; −∞ for a kernel that failed."""
+    linear_gain: float | None = None
+    """Nats per observation by which a linear term raised the evidence, if one was added."""
+
+    @property
+    def best(self) -> Model:
+        """The model without candidates at the best optimum."""
+        return self.optima[0].model
+
+
+def maximise_evidence(
+    models: Sequence[Model],
+    data: Dataset,
+    *,
+    order: Int[Tensor, " N"],
+    rows: int,
+    linear_term: bool = False,
+    budget: Budget,
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
+) -> Initialization[Model]:
+    """Return the optima of the exact evidence of up to `rows` rows.
+
+    Args:
+        models: one model per kernel that is compared; the starts of the first are searched widely.
+        data: rows in memory.
+        order: random order of the rows.
+        rows: number of rows of the last stage, if there are as many.
+        linear_term: whether to try a linear term in addition.
+    """
+    search = _Search(models, data, order, budget, checkpoint_log)
+    rows = min(rows, data.N)
+    stages = [count for count in STAGES if count < rows]
+    while stages and 4 * stages[-1] < rows:
+        stages.append(4 * stages[-1])
+    stages.append(rows)
+    first, *others = stages
+    ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
+    comparison = others[0] if others else first
+    starts = [*search.continued(ranked), *search.single_columns(min(rows, STAGES[-1]))]
+    starts += search.other_kernels(ranked)
+    ranked = search.optimise(starts, comparison)
+    kernels = _best_of_each(ranked, len(models))
+    linear_gain = None
+    if linear_term:
+        with_linear = search.optimise([_with_linear(ranked[0], data)], comparison)[0]
+        gain = with_linear.evidence - ranked[0].evidence
+        if gain > max(0.01 * with_linear.observations, 3 + 0.5 * data.D):
+            linear_gain, ranked = gain / with_linear.observations, [with_linear, *ranked]
+    for index, count in enumerate(others[1:]):
+        most = 3 if index == 0 else 2
+        ranked = search.optimise(search.continued(ranked[:most]), count)
+    optima = tuple(_distinct(ranked))
+    return Initialization(optima, rows, rows == data.N, kernels, linear_gain)
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[Model]):
+    """Hyper-parameters to start from."""
+
+    model: Model
+    kernel: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Search(Generic[Model]):
+    """The steps of `maximise_evidence`."""
+
+    models: Sequence[Model]
+    data: Dataset
+    order: Tensor
+    budget: Budget
+    checkpoint_log: CheckpointLog
+
+    def rows(self, count: int) -> Dataset:
+        rows = representative_rows(self.models[0], self.data, self.order, count)
+        return _with_unit_weights(self.models[0], rows)
+
+    def optimise(self, starts: Sequence[Start[Model]], count: int) -> list[Optimum[Model]]:
+        """Return the optimum of each start on `count` rows, the best first."""
+        rows = self.rows(count)
+        final = count == min(self.data.N, count) and count > STAGES[-1]
+        gain = 3e-4 if final or rows.N == self.data.N else 1e-3
+        stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
+        optima = []
+        for start in starts:
+            model = deepcopy(start.model)
+            evidence, iterations = _optimise(model, rows, stop, self.checkpoint_log)
+            self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
+            optima.append(Optimum(model, evidence, rows.observations, start.kernel))
+        return sorted(optima, key=lambda optimum: -optimum.evidence)
+
+    def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
+        """Return the best optimum as it is, and distinct ones with lengthscales within range.
+
+        The best one unchanged as well: bringing back the lengthscale of a column that is irrelevant
+        with more rows, too, can end in a worse mode.
+        """
+        starts = [Start(ranked[0].model, ranked[0].kernel)]
+        for optimum in list(_distinct(ranked))[:2]:
+            model = deepcopy(optimum.model)
+            if _shorten(model.kernel, self.data) or optimum is not ranked[0]:
+                starts.append(Start(model, optimum.kernel))
+        return starts
+
+    def single_columns(self, count: int, most: int = 2) -> list[Start[Model]]:
+        """Return the most probable starts of functions that vary rapidly along one column only."""
+        rows = self.rows(count)
+        template = starting_points(self.models[0], self.data)[-1]
+        values = []
+        for part, kernel in enumerate(trainable_lengthscales(template.kernel)):
+            spread = column_spread(kernel, self.data)
+            if spread.dim() == 0 or (len(spread) == 1 and self.data.D == 1):
+                continue
+            for column in range(len(spread)):
+                for short in _SHORT:
+                    start = deepcopy(template)
+                    lengthscale = 2 * sqrt(len(spread)) * spread
+                    lengthscale[column] = short * spread[column]
+                    own = trainable_lengthscales(start.kernel)[part]
+                    set_within(own, "lengthscale", lengthscale)
+                    values.append((_value(start, rows), len(values), start))
+        self.budget.spend(0.4 * len(values) * DENSE * rows.N**3)
+        values.sort(key=lambda value: (-value[0], value[1]))
+        return [Start(start, 0) for value, _, start in values[:most] if value > -inf]
+
+    def other_kernels(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
+        """Return the other kernels, started from the best modes of the first."""
+        return [
+            Start(_transferred(optimum.model, model), kernel)
+            for kernel, model in enumerate(self.models[1:], start=1)
+            for optimum in list(_distinct(ranked))[:2]
+        ]
+
+
+def maximise_local_evidence(
+    optimum: Optimum[Model],
+    data: Dataset,
+    *,
+    generator: torch.Generator,
+    budget: Budget,
+    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
+) -> Optimum[Model] | None:
+    """Return hyper-parameters that maximise the summed evidence of dense local blocks of rows.
+
+    Blocks come from median splits along the column of greatest extent in lengthscales, so that
+    neighbouring rows stay together. A random sample of as many rows has lost the neighbours.
+
+    Returns: None if they are not better than the given optimum on these blocks.
+    """
+    size, most = _BLOCK.get(data.X.device.type, _BLOCK["cpu"])
+    scaled = data.X / _relevance(optimum.model.kernel, data)
+    indices = local_blocks(scaled, size)
+    if len(indices) > most:
+        chosen = torch.randperm(len(indices), generator=generator, device=generator.device)
+        indices = [indices[i] for i in sorted(chosen[:most].tolist())]
+    blocks = [_with_unit_weights(optimum.model, data.part(rows)) for rows in indices]
+    observations = sum(block.observations for block in blocks)
+    stop = Stop(gain=1e-3 * observations, window=10, iterations=40)
+    results = []
+    for factor in (1.0, 0.4):
+        model = deepcopy(optimum.model)
+        for kernel in trainable_lengthscales(model.kernel):
+            set_within(kernel, "lengthscale", factor * kernel.lengthscale.detach())
+        noise = noise_of(model.likelihood)
+        if noise is not None:
+            set_noise(model.likelihood, factor * noise.value)
+        bounds = [model.dense_bound(block) for block in blocks]
+
+        def summed(bounds: Sequence = bounds) -> Tensor:
+            return torch.stack([bound() for bound in bounds]).sum()
+
+        if factor == 1.0:
+            with torch.no_grad():
+                before = summed().item()
+        try:
+            maximum = maximise_elbo(
+                model, data.X, objective=summed, stop=stop, checkpoint_log=checkpoint_log
+            )
+        except TrainingError:
+            continue
+        work = DENSE * sum(block.N**3 for block in blocks)
+        budget.spend(1.15 * maximum.iterations * work)
+        results.append((maximum.value, model))
+    if not results:
+        return None
+    value, model = max(results, key=lambda result: result[0])
+    if value < before + 5e-3 * observations:
+        return None
+    return Optimum(model, value, observations, optimum.kernel)
+
+
+def local_blocks(X: Float[Tensor, "N D"], size: int) -> list[Int[Tensor, " B"]]:
+    """Return the rows of blocks of at most `size` neighbouring rows, by recursive median splits."""
+    pending, blocks = [torch.arange(len(X), device=X.device)], []
+    while pending:
+        rows = pending.pop()
+        if len(rows) <= size:
+            blocks.append(rows)
+            continue
+        part = X[rows]
+        column = int((part.quantile(0.95, 0) - part.quantile(0.05, 0)).argmax())
+        split = rows[part[:, column].argsort(stable=True)]
+        pending += [split[len(split) // 2 :], split[: len(split) // 2]]
+    return blocks
+
+
+def starting_points(model: Model, data: Dataset) -> list[Model]:
+    """Return the model as given, and variants that together reach most modes met in practice.
+
+    A kernel on D columns has lengthscales of √D or 1 standard deviations of the inputs (two typical
+    rows are √(2D) apart, so √D correlates them by e⁻¹), and a tenth with up to three columns, where
+    rows are dense enough to distinguish a rapidly varying function from noise. The noise is a tenth
+    or a hundredth of the targets' variance; a likelihood without noise has two kernel variances
+    instead. A constant mean is where the targets are most probable.
+    """
+    bare = model.with_candidates(data.X[:0])
+    starts = [bare]
+    level = best_level(model.likelihood, data)
+    constant = isinstance(model.mean, ConstantMean) and any(
+        p.requires_grad for p in model.mean.parameters()
+    )
+    square = (data.Y - level * constant).square()
+    if data.weights is not None:
+        square = data.weighted(square) * (data.N / data.observations)
+    variance = square.mean().item()
+    noisy = noise_of(model.likelihood) is not None
+    scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
+    lengthscales = trainable_lengthscales(model.kernel)
+    columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
+    factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
+    for factor in factors if columns > 1 else factors[1:]:
+        for scale in scales:
+            start = deepcopy(bare)
+            for kernel in trainable_lengthscales(start.kernel):
+                times = sqrt(column_count(kernel, data)) if factor == "root" else factor
+                set_within(kernel, "lengthscale", times * column_spread(kernel, data))
+            if isinstance(start.mean, ConstantMean) and constant:
+                start.mean.initialize(constant=level)
+            if noisy:
+                set_noise(start.likelihood, data.X.new_tensor(max(scale * variance, 1e-5)))
+            else:
+                for kernel in trainable_variances(start.kernel):
+                    set_within(kernel, "outputscale", data.X.new_tensor(scale))
+            starts.append(start)
+    return starts
+
+
+def representative_rows(
+    model: InducingModel, data: Dataset, order: Int[Tensor, " N"], count: int
+) -> Dataset:
+    """Return `count` rows in random order, with enough rows of rare targets.
+
+    Few of 250 rows have a class of 1 %, or a count above zero at a rate of 0.05, and the evidence
+    of so few events prefers a constant. Rare classes and counts above zero fill up to half of the
+    rows. Weights restore the shares: a row of kind s has the weight N_s/n_s, relative to the kind
+    with the smallest.
+    """
+    plain = data.part(order[:count])
+    if noise_of(model.likelihood) is not None or count >= data.N or data.P != 1:
+        return plain
+    values = data.Y[order, 0]
+    if not bool((values == values.round()).all()):
+        return plain
+    # Classes, or zero against positive counts.
+    kinds = values.unique() if len(values.unique()) <= 10 else values.new_tensor([0.0, 1.0])
+    kind = torch.bucketize(values.clamp_max(kinds[-1]), kinds)
+    totals = torch.bincount(kind, minlength=len(kinds))
+    expected = totals * (count / data.N)
+    if bool((expected >= _FEWEST).all()):
+        return plain
+    rare = expected < _FEWEST
+    share = max(count // (2 * int(rare.sum())), 1)
+    sizes = torch.where(rare, totals.clamp_max(share), totals)
+    left = count - int(sizes[rare].sum())
+    common = totals[~rare].sum().clamp_min(1)
+    sizes = torch.where(rare, sizes, (totals * left) // common)
+    parts, weights = [], []
+    for s, size in enumerate(sizes.tolist()):
+        if size:
+            parts.append(order[kind == s][:size])
+            weights.append(values.new_full((len(parts[-1]),), totals[s].item() / len(parts[-1])))
+    rows = torch.cat(parts)
+    scale = torch.cat(weights)
+    chosen = data.part(rows)
+    own = 1.0 if chosen.weights is None else chosen.weights
+    return replace(chosen, weights=own * scale / scale.min())
+
+
+def _with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
+    """Return the rows with weights of one on average, where larger ones would imply no noise.
+
+    Several equal observations of a row determine its noise exactly: the evidence has no maximum in
+    σ², and parameters close to σ² = 0 make inducing points useless.
+    """
+    noisy = noise_of(model.likelihood) is not None
+    if rows.weights is None or not noisy or rows.observations <= rows.N:
+        return rows
+    return replace(rows, weights=rows.weights * (rows.N / rows.observations))
+
+
+def _optimise(
+    model: InducingModel, rows: Dataset, stop: Stop, checkpoint_log: CheckpointLog
+) -> tuple[float, int]:
+    """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
+    try:
+        objective = model.dense_bound(rows)
+        maximum = maximise_elbo(
+            model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
+        )
+    except TrainingError:
+        return -inf, 0
+    return maximum.value, maximum.iterations
+
+
+@torch.no_grad()
+def _value(model: InducingModel, rows: Dataset) -> float:
+    try:
+        value = model.dense_bound(rows)().item()
+    except (NotPositiveDefiniteError, TrainingError):
+        return -inf
+    return value if value == value else -inf
+
+
+def _distinct(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
+    """Return the optima whose evidence differs from that of those before them."""
+    distinct: list[Optimum[Model]] = []
+    for optimum in ranked:
+        if optimum.evidence == -inf and distinct:
+            continue
+        margin = _DISTINCT * optimum.observations
+        if all(
+            other.kernel != optimum.kernel or other.evidence > optimum.evidence + margin
+            for other in distinct
+        ):
+            distinct.append(optimum)
+    return distinct
+
+
+def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, ...]:
+    best = [-inf] * count
+    for optimum in reversed(ranked):
+        best[optimum.kernel] = optimum.evidence / optimum.observations
+    return tuple(best)
+
+
+def _transferred(source: Model, target: Model) -> Model:
+    """Return a copy of `target` with the hyper-parameters of `source` where they correspond."""
+    model = target.with_candidates(source.candidates.detach()[:0])
+    pairs = zip(
+        trainable_lengthscales(source.kernel), trainable_lengthscales(model.kernel), strict=False
+    )
+    for one, other in pairs:
+        if one.lengthscale.shape == other.lengthscale.shape:
+            set_within(other, "lengthscale", one.lengthscale.detach())
+    scales = zip(trainable_variances(source.kernel), trainable_variances(model.kernel), strict=False)
+    for one, other in scales:
+        set_within(other, "outputscale", one.outputscale.detach())
+    model.likelihood.load_state_dict(source.likelihood.state_dict())
+    model.mean.load_state_dict(source.mean.state_dict())
+    return model
+
+
+def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
+    """Return the optimum with a linear term in addition, of a tenth of the targets' variance."""
+    model = deepcopy(optimum.model)
+    linear = LinearKernel(ard_num_dims=data.D).to(data.X)
+    variance = 0.1 / (data.D * data.X.var(0, correction=0).clamp_min(1e-12))
+    linear.variance = variance[None]
+    model.kernel = AdditiveKernel(model.kernel, linear)
+    return Start(model, optimum.kernel)
+
+
+def _relevance(kernel: Kernel, data: Dataset) -> Float[Tensor, " D"]:
+    """Return the shortest lengthscale of each column; standard deviations where there is none."""
+    scale = torch.full_like(data.X[0], inf)
+    for part in trainable_lengthscales(kernel):
+        lengthscale = part.lengthscale.detach().reshape(-1)
+        if isinstance(part.active_dims, Tensor):
+            dims = part.active_dims
+            scale[dims] = torch.minimum(scale[dims], lengthscale.expand(len(dims)))
+        else:
+            scale = torch.minimum(scale, lengthscale.expand(data.D))
+    spread = data.X.std(0, correction=0)
+    return torch.where(scale < inf, scale, torch.where(spread > 0, spread, 1.0))
+
+
+def _shorten(kernel: Kernel, data: Dataset) -> bool:
+    """Limit lengthscales to 2√D standard deviations; beyond, their gradient vanishes.
+
+    Returns: whether any was longer.
+    """
+    changed = False
+    for part in trainable_lengthscales(kernel):
+        spread = column_spread(part, data)
+        longest = 2 * sqrt(column_count(part, data)) * spread
+        before = part.lengthscale.detach()
+        changed |= bool((before > longest).any())
+        set_within(part, "lengthscale", torch.minimum(before, longest))
+    return changed
