@@ -10,6 +10,7 @@
 from winnowgp.selection.frontier import (
     Frontier,
     Selection,
+    SizeFrontier,
     alpha_at,
     alpha_interval,
     concave_hull,
@@ -32,6 +33,7 @@ __all__ = [
     "RelaxedObjective",
     "SearchObjective",
     "Selection",
+    "SizeFrontier",
     "SubsetObjective",
     "SubsetStatistics",
     "alpha_at",

@@ -7,7 +7,7 @@ the slopes of its two edges.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -93,6 +93,70 @@ class Frontier:
         bounds[sizes[better]] = path.bounds[better]
         masks[sizes[better]] = path.masks[better]
         return Frontier(bounds=bounds, masks=masks, N=self.N)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeFrontier:
+    """The best model known for each number of inducing points, under its own hyper-parameters.
+
+    It is the upper envelope of several frontiers at fixed hyper-parameters (the regimes that a fit
+    visited) and of models that were refitted at their size.
+
+    Attributes:
+        elbos: best ELBO with M = 0, 1, 2, … inducing points, in nats; −∞ where none is known.
+        log_densities: leave-one-out log density of the best model, in nats per observation; NaN
+            where it was not computed.
+        N: number of observations.
+        evidence: exact log evidence of all rows at its maximum, in nats, where it is known: the
+            last point of the frontier, the exact GP with M = N.
+        exact_log_density: leave-one-out log density of that exact GP, per observation.
+    """
+
+    elbos: Float[Tensor, " sizes"]
+    log_densities: Float[Tensor, " sizes"]
+    N: int | float
+    evidence: float | None = None
+    exact_log_density: float | None = None
+
+    @classmethod
+    def of(cls, *frontiers: Frontier, N: int | float) -> "SizeFrontier":
+        """Return the upper envelope of frontiers at fixed hyper-parameters."""
+        length = max(len(frontier.bounds) for frontier in frontiers)
+        elbos = torch.full((length,), -math.inf, dtype=torch.float64)
+        for frontier in frontiers:
+            bounds = frontier.bounds.to(elbos)
+            elbos[: len(bounds)] = torch.maximum(elbos[: len(bounds)], bounds)
+        return cls(elbos, torch.full_like(elbos, math.nan), N)
+
+    @property
+    def sizes(self) -> Int[Tensor, " sizes"]:
+        """The numbers of inducing points 0, 1, ..., K."""
+        return torch.arange(len(self.elbos))
+
+    @property
+    def best(self) -> float:
+        """The exact evidence where it is known, else the highest ELBO, in nats."""
+        highest = self.elbos.max().item()
+        return highest if self.evidence is None else max(highest, self.evidence)
+
+    @property
+    def gaps(self) -> Float[Tensor, " sizes"]:
+        """Nats per observation by which each ELBO is below `best`."""
+        return (self.best - self.elbos) / self.N
+
+    def with_model(
+        self, M: int, *, elbo: float, log_density: float | None = None
+    ) -> "SizeFrontier":
+        """Return the frontier with another model of M inducing points, if its ELBO is higher."""
+        elbos, densities = self.elbos.clone(), self.log_densities.clone()
+        if len(elbos) <= M:
+            missing = M + 1 - len(elbos)
+            elbos = torch.cat([elbos, elbos.new_full((missing,), -math.inf)])
+            densities = torch.cat([densities, densities.new_full((missing,), math.nan)])
+        if elbo >= elbos[M]:
+            elbos[M] = elbo
+            densities[M] = math.nan if log_density is None else log_density
+        return replace(self, elbos=elbos, log_densities=densities)
 
 
 def elimination_frontier(statistics: SearchObjective) -> Frontier:

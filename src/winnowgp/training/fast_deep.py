@@ -99,7 +99,6 @@ def fit_deep(
         selections=selected[-1].selections,
         candidates=selected[-1].candidates,
         elbo=elbo,
-        upper_bound=None,
         elbo_gap=sum(max(each.gap, 0.0) for each in selected),
     )
 

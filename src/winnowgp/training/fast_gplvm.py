@@ -80,7 +80,6 @@ def fit_gplvm(
         selections=(selection,),
         candidates=(pool.candidates.detach(),),
         elbo=elbo,
-        upper_bound=None,
         elbo_gap=max(reference - elbo, 0.0),
     )
 

@@ -1,14 +1,16 @@
 """The fast schedule of models with one candidate set: `SparseGP` and `VariationalGP`."""
 
 from copy import deepcopy
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import inf, nan
 from typing import Generic, final
 
 import torch
 from gpytorch.kernels import Kernel
+from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.data import Dataset, Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
@@ -17,13 +19,12 @@ from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.sgpr import LEAST_NOISE
-from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
+from winnowgp.selection import Frontier, SizeFrontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import (
-    Growth,
     Pool,
     grow,
     grow_refitted,
@@ -39,7 +40,13 @@ from winnowgp.training.hyperparameters import (
     starting_points,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.schedules import FitResult, TrainingContext, warn_not_sharded
+from winnowgp.training.schedules import (
+    FitResult,
+    Growth,
+    SizedModel,
+    TrainingContext,
+    warn_not_sharded,
+)
 from winnowgp.typing import Mask
 
 # Largest number of rows that are sampled from a source which is not in memory. A wide table is
@@ -54,8 +61,8 @@ _SHARE = 0.5
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much.
 _SIGNIFICANT, _PER_PARAMETER = 3.0, 0.5
-# Numbers of inducing points that a fit keeps models of, besides its own.
-_KEPT_SIZES = (8, 16, 32, 64, 128)
+# Numbers of inducing points that a fit may keep models of, besides its own.
+_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class SparseTraining:
     linear_term: bool = False
     max_seconds: float | None = None
     kept_sizes: int = 3
+    criterion: str = "elbo"
 
 
 def fit_sparse(
@@ -107,17 +115,52 @@ def fit_sparse(
         max_steps=max(3, min(training.inclusion_steps, affordable)),
     )
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
+    densities = steps.leave_one_out(final_model)
+    frontier = SizeFrontier.of(*chosen.frontiers, selection.frontier, N=data.observations)
+    frontier = frontier.with_model(fitted.K, elbo=elbo, log_density=steps.mean_density(densities))
+    sized = _sized_models(steps, fitted, training.kept_sizes)
+    for other in sized:
+        frontier = frontier.with_model(
+            other.posterior.M, elbo=other.elbo, log_density=other.log_density
+        )
+    predictive_gap = None
+    if densities is not None and chosen.largest is not None:
+        largest = steps.leave_one_out(chosen.largest)
+        predictive_gap = PredictiveGap.of(largest, densities, weights=steps.sample.weights)
+        frontier = frontier.with_model(
+            chosen.largest.K,
+            elbo=chosen.largest.fixed_bound(data),
+            log_density=steps.mean_density(largest),
+        )
+    initial = steps.initialization
+    assert initial is not None
+    if chosen.exact:
+        frontier = replace(frontier, evidence=chosen.reference)
     return FitResult(
         model=final_model,
         posterior=final_model.posterior(data),
         selections=(selection,),
         candidates=(pool.candidates.detach(),),
         elbo=elbo,
-        upper_bound=fitted.upper_bound(data),
         elbo_gap=max(chosen.reference - elbo, 0.0),
+        evidence=final_model.evidence(data),
         growth=chosen.growth,
-        initialization=steps.initialization,
+        kernel_evidence=initial.kernels,
+        frontier=frontier,
+        sized=sized,
+        predictive_gap=predictive_gap,
     )
+
+
+def _sized_models(steps: "FastSteps[Model]", fitted: Model, count: int) -> tuple[SizedModel, ...]:
+    """Return models with fewer inducing points than the fitted one, refitted at their size."""
+    sized = []
+    for M in [size for size in _SIZES if size < fitted.K][-count:]:
+        model, elbo = steps.shrunk(fitted, M)
+        model = model.with_best_q(steps.data)
+        density = steps.mean_density(steps.leave_one_out(model))
+        sized.append(SizedModel(model.posterior(steps.data), elbo, density))
+    return tuple(sized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +171,12 @@ class _Choice(Generic[Model]):
     reference: float
     """Highest ELBO known, or the exact evidence where it was maximised."""
     growth: Growth | None
+    exact: bool = False
+    """Whether the reference is the exact evidence."""
+    frontiers: tuple[Frontier, ...] = ()
+    """Frontiers at the hyper-parameters that were visited."""
+    largest: Model | None = None
+    """The largest model that was fitted."""
 
 
 def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
@@ -155,9 +204,11 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
     if isinstance(goal, Tolerance):
         goal = goal.within((reference - constant[1]) / data.observations)
     fits: list[tuple[Model, float]] = []
+    frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
     for index in range(training.rounds):
         frontier = steps.frontier(candidates.subset_statistics(data))
+        frontiers.append(frontier)
         reference = max(reference, frontier.bounds.max().item())
         M = goal.size(frontier, reference=reference)
         current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
@@ -168,9 +219,7 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
         if not current.K or steps.budget.limit_of(2 * _LEAST * current.chunked_cost(data)):
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
-        current, elbo = steps.optimise(
-            current, stop=Stop(gain * data.observations, 20, iterations)
-        )
+        current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
         fits.append((current, elbo))
         reference = max(reference, elbo)
         if last:
@@ -180,7 +229,14 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
     known = [(model.K, elbo) for model, elbo in fits]
     index = goal.best([*known, (data.N + 1, reference)], N=data.observations)
     best = fits[index] if index < len(fits) else max(fits, key=lambda fit: fit[1])
-    return _Choice(best[0], reference, pool.growth)
+    return _Choice(
+        best[0],
+        reference,
+        pool.growth,
+        exact=initial.complete,
+        frontiers=tuple(frontiers),
+        largest=pool.model,
+    )
 
 
 def _grown(
@@ -197,9 +253,7 @@ def _grown(
     local = steps.local_optimum(initial)
     if local is not None:
         starts.append(local)
-    pools = [
-        grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts
-    ]
+    pools = [grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts]
     if len(pools) > 1:
         pools = [refit(steps, pool, iterations=10) for pool in pools]
     best = max(pools, key=lambda pool: pool.elbo)
@@ -213,9 +267,7 @@ def _grown(
     return pool, max(pool.elbo, *(other.elbo for other in pools))
 
 
-def _select_count(
-    steps: "FastSteps[Model]", M: int, rounds: int, stop: Stop
-) -> _Choice[Model]:
+def _select_count(steps: "FastSteps[Model]", M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     """Select M points: compare starts, optimise the best, exchange idle points."""
     data, M = steps.data, min(M, steps.most)
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
@@ -235,8 +287,11 @@ def _select_count(
             break
         best, elbo = better, new_elbo
     bare = best.with_candidates(best.candidates[:0])
-    larger = steps.with_fresh(bare, min(2 * M, steps.most)).fixed_bound(data)
-    return _Choice(best, max(elbo, steps.shared(larger)), None)
+    larger = steps.with_fresh(bare, min(2 * M, steps.most))
+    larger_elbo = steps.shared(larger.fixed_bound(data))
+    gain = max(larger_elbo - elbo, 0.0) / data.observations
+    growth = Growth((M, larger.K), (elbo, larger_elbo), "max_points", gain)
+    return _Choice(best, max(elbo, larger_elbo), growth, largest=larger)
 
 
 @final
@@ -353,6 +408,33 @@ class FastSteps(Generic[Model]):
         """Return the best of several starts with M points, optimised on all rows."""
         start = self.successive_halving(self.starts(M), on=self.data, iterations=50)
         return self.optimise(start, stop=Stop(3e-4 * self.data.observations, 20, 100))
+
+    def shrunk(self, fitted: Model, M: int) -> tuple[Model, float]:
+        """Return a model with M points, started from the hyper-parameters of a larger one.
+
+        M points cannot represent the exact posterior: their optimum is closer to a smoother
+        function with more noise.
+        """
+        soft = _scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
+        start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
+        part = self.part(max(2000, 16 * M))
+        if part.N < self.data.N:
+            start, _ = self._shortly(start, part, 100)
+        return self.optimise(start, stop=Stop(2e-4 * self.data.observations, 20, 200))
+
+    def leave_one_out(self, model: Model) -> Float[Tensor, " N"] | None:
+        """Return leave-one-out log densities; None if the rows are not all in memory here."""
+        if not isinstance(self.data, Dataset) or self._process_group.world_size > 1:
+            return None
+        return model.leave_one_out(self.data)
+
+    def mean_density(self, densities: Float[Tensor, " N"] | None) -> float:
+        """Return the mean log density per observation; NaN if none is known."""
+        if densities is None:
+            return nan
+        if self.sample.weights is None:
+            return densities.mean().item()
+        return float(self.sample.weights @ densities / self.sample.weights.sum())
 
     def shared(self, value: float) -> float:
         """Return the value of the first process to all that share the fit."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.lbfgs import Stop
+from winnowgp.training.schedules import Growth
 
 if TYPE_CHECKING:
     from winnowgp.training.fast_sparse import FastSteps
@@ -25,21 +26,6 @@ _REFIT = 30
 # Share of the tolerance that a doubling at fixed hyper-parameters must gain to go on, and the
 # multiple of the tolerance that the unexplained variance may still cost when it does not.
 _SHARE, _UNEXPLAINED = 0.5, 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How many candidates the pool had when it stopped growing, and why."""
-
-    sizes: tuple[int, ...]
-    """Numbers of candidates of the pools."""
-    elbos: tuple[float, ...]
-    """ELBO of each pool, in nats."""
-    limit: str | None
-    """What ended growth: "work", "memory", "max_fit_seconds" or "n_candidates"; None if more
-    candidates gain less than the tolerance."""
-    last_gain: float
-    """Nats per observation that the last doubling gained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +107,7 @@ def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT
     fitted, elbo = steps.optimise(model, stop=stop)
     fitted.candidates.requires_grad_(learnt)
     sizes, elbos = pool.growth.sizes, pool.growth.elbos
-    growth = Growth(
-        (*sizes, fitted.K), (*elbos, elbo), pool.growth.limit, pool.growth.last_gain
-    )
+    growth = Growth((*sizes, fitted.K), (*elbos, elbo), pool.growth.limit, pool.growth.last_gain)
     return Pool(fitted, elbo, growth)
 
 
@@ -143,9 +127,7 @@ def grow_refitted(
                 pool = _limited(pool, limit)
             break
         bare = pool.model.with_candidates(pool.model.candidates[:0])
-        bigger = grow(
-            steps, bare, tolerance=tolerance, most=most, reference=None, first=larger
-        )
+        bigger = grow(steps, bare, tolerance=tolerance, most=most, reference=None, first=larger)
         bigger = refit(steps, bigger)
         gain = (bigger.elbo - pool.elbo) / N
         growth = Growth(
@@ -178,9 +160,7 @@ def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[
 
 def _limited(pool: Pool[Model], limit: str) -> Pool[Model]:
     growth = pool.growth
-    return Pool(
-        pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, limit, growth.last_gain)
-    )
+    return Pool(pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, limit, growth.last_gain))
 
 
 def _value(model: InducingModel, steps: "FastSteps[Model]") -> tuple[float, float]:

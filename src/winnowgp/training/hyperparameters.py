@@ -435,7 +435,9 @@ def _transferred(source: Model, target: Model) -> Model:
     for one, other in pairs:
         if one.lengthscale.shape == other.lengthscale.shape:
             set_within(other, "lengthscale", one.lengthscale.detach())
-    scales = zip(trainable_variances(source.kernel), trainable_variances(model.kernel), strict=False)
+    scales = zip(
+        trainable_variances(source.kernel), trainable_variances(model.kernel), strict=False
+    )
     for one, other in scales:
         set_within(other, "outputscale", one.outputscale.detach())
     model.likelihood.load_state_dict(source.likelihood.state_dict())

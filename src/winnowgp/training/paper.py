@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
@@ -333,8 +334,8 @@ class _SparseFamily(_MinibatchFamily):
         self.train(pruned, "post-train", steps)
         with torch.no_grad():
             elbo = pruned.bound(self.data).item()
-        posterior, upper_bound = pruned.posterior(self.data), pruned.upper_bound(self.data)
-        return _outcome(posterior, elbo, reference - elbo, upper_bound)
+        posterior, evidence = pruned.posterior(self.data), pruned.evidence(self.data)
+        return _outcome(posterior, elbo, reference - elbo, evidence)
 
 
 @final
@@ -419,12 +420,12 @@ class _LatentFamily(_Family):
 
 
 def _outcome(
-    posterior: Any, elbo: float, gap: float, upper_bound: float | None = None
+    posterior: Any, elbo: float, gap: float, evidence: Evidence | None = None
 ) -> dict[str, Any]:
     return {
         "posterior": posterior,
         "elbo": elbo,
-        "upper_bound": upper_bound,
+        "evidence": evidence,
         "elbo_gap": max(gap, 0.0),
     }
 

@@ -11,14 +11,16 @@ from typing import Any, Generic, TypeVar, final
 import torch
 from torch import Tensor
 
+from winnowgp.bounds.evidence import Evidence
+from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
-from winnowgp.models import DeepGP
+from winnowgp.models import DeepGP, Posterior
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.selection import Selection
+from winnowgp.selection import Selection, SizeFrontier
 from winnowgp.training.callbacks import (
     AnyModel,
     Callback,
@@ -130,6 +132,32 @@ Trained = TypeVar("Trained", bound=InducingModel | DeepGP | LatentModel)
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """The numbers of candidates of a pool that grew, and why it stopped growing."""
+
+    sizes: tuple[int, ...]
+    """Numbers of candidates, in the order of the fit."""
+    elbos: tuple[float, ...]
+    """ELBO with each of them, in nats."""
+    limit: str | None
+    """What ended growth: "work", "memory", "max_fit_seconds", "n_candidates" or "max_points"; None
+    if more candidates gain less than the tolerance."""
+    last_gain: float
+    """Nats per observation that the last doubling gained."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedModel:
+    """A model of another size, with hyper-parameters and locations of its own."""
+
+    posterior: Posterior
+    elbo: float
+    """ELBO in nats."""
+    log_density: float
+    """Leave-one-out log density, in nats per observation; NaN if not computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class FitResult(Generic[Trained]):
     """A fitted model, its posterior, and how its inducing points were selected."""
 
@@ -144,19 +172,26 @@ class FitResult(Generic[Trained]):
     elbo: float
     """Lower bound on the log evidence of the final model, in nats; an average over samples for
     deep GPs and sampled GP-LVMs."""
-    upper_bound: float | None
-    """Upper bound on the log evidence at the final parameters, in nats; infinite where no finite
-    one is known, None for deep GPs and GP-LVMs."""
     elbo_gap: float
     """Nats by which the ELBO is below the best one seen with more points; zero if none was better.
 
     For a deep GP, the nats that pruning cost, before training continued, summed over rounds.
     """
 
-    growth: Any = None
-    """How the pool of candidates grew, and which limit ended it; None for other schedules."""
-    initialization: Any = None
-    """The optima of the exact evidence that a fit began with, and the comparison of kernels."""
+    evidence: Evidence | None = None
+    """The log evidence at the final hyper-parameters, exact or bounded on both sides; None for deep
+    GPs and GP-LVMs."""
+    growth: Growth | None = None
+    """How the pool of candidates grew, and which limit ended growth; None with other schedules."""
+    kernel_evidence: tuple[float, ...] = ()
+    """Exact evidence of each kernel that was compared, in nats per observation of some rows: the
+    model's own, then those of the schedule."""
+    frontier: SizeFrontier | None = None
+    """The best model known for each number of inducing points."""
+    sized: tuple[SizedModel, ...] = ()
+    """Models with fewer inducing points, refitted at their size, smallest first."""
+    predictive_gap: PredictiveGap | None = None
+    """Leave-one-out log density that the model gives up relative to the largest model."""
 
     @property
     def selection(self) -> Selection:
