@@ -52,5 +52,9 @@ class ConvergenceWarning(UserWarning):
     """A search ended before it reached its tolerance; the result is the best one found."""
 
 
+class GrowthLimitWarning(UserWarning):
+    """A limit ended the growth of the candidates, and more inducing points may still pay."""
+
+
 class NotShardedWarning(UserWarning):
     """Several processes were started, and each of them repeats the work of the whole fit."""

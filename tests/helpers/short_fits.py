@@ -10,7 +10,7 @@ from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
 from winnowgp.training import FastSchedule
-from winnowgp.training import initialization as warm_up
+from winnowgp.training import hyperparameters as warm_up
 
 
 @contextmanager

@@ -20,7 +20,13 @@ from winnowgp.cli.options import process_name
 from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
 from winnowgp.cli.reproduce import reproduce
-from winnowgp.errors import CheckpointWarning, NotShardedWarning, WinnowError
+from winnowgp.cli.resize import resize
+from winnowgp.errors import (
+    CheckpointWarning,
+    GrowthLimitWarning,
+    NotShardedWarning,
+    WinnowError,
+)
 
 SUCCESS, INTERNAL_ERROR, INVALID_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -75,7 +81,19 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-for _command in (fit, predict, info, frontier, report, plot, export, demo, data, reproduce):
+for _command in (
+    fit,
+    predict,
+    info,
+    frontier,
+    resize,
+    report,
+    plot,
+    export,
+    demo,
+    data,
+    reproduce,
+):
     app.command()(_interruptible(_command))
 
 
@@ -86,6 +104,7 @@ def run(arguments: list[str]) -> int:
             # Warnings of other libraries about themselves are hidden; ours are shown.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", CheckpointWarning)
+            warnings.simplefilter("always", GrowthLimitWarning)
             warnings.simplefilter("always", NotShardedWarning)
             warnings.showwarning = _show_warning
             app(arguments, prog_name="winnow")

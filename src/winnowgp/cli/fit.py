@@ -64,15 +64,29 @@ def fit(
     max_predict_us: Annotated[
         float | None, typer.Option(help="Largest prediction time per row, in microseconds.")
     ] = None,
+    max_fit_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Time that growing the number of candidates may take, in seconds; by default a "
+            "budget of work limits it."
+        ),
+    ] = None,
+    criterion: Annotated[
+        str,
+        typer.Option(
+            help="What the tolerance limits: elbo, or predictive, the leave-one-out log density."
+        ),
+    ] = "elbo",
     alpha: Annotated[
         str, typer.Option(help="auto, or the strength α of the paper's prior, such as 0.05.")
     ] = "auto",
     kernel: Annotated[
         str,
         typer.Option(
-            help="A kernel expression: rbf, matern52, 'rbf + periodic', 'rbf[age] * linear'."
+            help="auto, the best of several by evidence; or a kernel expression: rbf, matern52, "
+            "'rbf + periodic', 'rbf[age] * linear'."
         ),
-    ] = "rbf",
+    ] = "auto",
     test_size: Annotated[
         float, typer.Option(help="Fraction of rows held out to measure quality; 0 for none.")
     ] = 0.2,
@@ -131,6 +145,8 @@ def fit(
             tolerance=tolerance,
             max_points=max_points,
             max_predict_us=max_predict_us,
+            max_fit_seconds=max_fit_seconds,
+            criterion=criterion,
             seed=seed,
             device=device,
             precision=precision,

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,13 +35,12 @@ def frontier(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Show the best ELBO found for each number of inducing points."""
+    """Show the best ELBO known for each number of inducing points, and of the full GP."""
     if output is not None:
         checked_output(output, PICTURES)
     from winnowgp.cli.options import load_table_model
 
     choice = load_table_model(model).summary["choice"]
-    bounds = choice["frontier"] or []
     if output is not None:
         from winnowgp.cli.plot import frontier_plot
         from winnowgp.plots import save_figure
@@ -50,32 +49,82 @@ def frontier(
     if json:
         import json as to_json
 
-        rows = [{"inducing_points": M, "elbo_nats": bound} for M, bound in enumerate(bounds)]
-        typer.echo(to_json.dumps({"selected": choice["points"], "frontier": rows}))
+        typer.echo(to_json.dumps(_as_json(choice)))
     elif not quiet:
-        _print(choice, bounds)
+        _print(choice)
         if output is not None:
             typer.echo(f"plot: {output}")
 
 
-def _print(choice: "Choice", bounds: list[float]) -> None:
+def _as_json(choice: "Choice") -> dict[str, Any]:
+    """Return the frontier; sizes without a known model are left out."""
+    densities = choice["log_densities"]
+    rows = [
+        {
+            "inducing_points": M,
+            "elbo_nats": elbo,
+            "leave_one_out_nats_per_observation": None if densities is None else densities[M],
+        }
+        for M, elbo in enumerate(choice["frontier"] or [])
+        if elbo is not None
+    ]
+    exact = None
+    if choice["exact_evidence"] is not None:
+        exact = {
+            "inducing_points": choice["rows"],
+            "log_evidence_nats": choice["exact_evidence"],
+            "leave_one_out_nats_per_observation": choice["exact_log_density"],
+        }
+    return {
+        "selected": choice["points"],
+        "available": choice["sizes"],
+        "frontier": rows,
+        "full_gp": exact,
+    }
+
+
+def _print(choice: "Choice") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"Best ELBO among {choice['candidates']} candidates", title_justify="left")
-    for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)", ""):
+    elbos, densities = choice["frontier"] or [], choice["log_densities"]
+    exact, N = choice["exact_evidence"], choice["rows"]
+    table = Table(title="Best model known for each size", title_justify="left")
+    for name in ("inducing points", "ELBO (nats)", "gap", "leave-one-out", ""):
         table.add_column(name, justify="right" if name else "left")
-    best = max(bounds)
-    for M in _sizes(len(bounds) - 1, choice["points"]):
+    known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
+    best = max(v for v in (*known.values(), exact) if v is not None)
+    shown = {*_sizes(len(elbos) - 1, choice["points"]), *choice["sizes"]}
+    for M in sorted(shown & known.keys()):
         selected = choice["points"] == M
+        note = "<- selected" if selected else "available" if M in choice["sizes"] else ""
+        density = None if densities is None else densities[M]
         table.add_row(
             str(M),
-            f"{bounds[M]:.2f}",
-            f"{(best - bounds[M]) / choice['rows']:.4f}",
-            "<- selected" if selected else "",
+            f"{known[M]:.2f}",
+            f"{(best - known[M]) / N:.4f}",
+            _number(density),
+            note,
             style="bold" if selected else None,
         )
-    Console().print(table)
+    if exact is not None:
+        row = (f"{exact:.2f}", f"{(best - exact) / N:.4f}", _number(choice["exact_log_density"]))
+        table.add_row(str(N), *row, "full GP")
+    console = Console()
+    console.print(table)
+    console.print(
+        "gap and leave-one-out log density: nats per observation, of standardised targets"
+    )
+    if exact is not None:
+        gain = max(exact - choice["bound"], 0.0) / N
+        console.print(
+            f"the full GP would gain {gain:.4f} nats per observation; each of its predictions "
+            f"would use all {N} rows"
+        )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _sizes(K: int, M: int) -> list[int]:

@@ -70,8 +70,18 @@ def _plot_of(summary: "Summary", what: str) -> "Figure":
         return draw_effects(summary["effects"], target=summary["target"])
     if what == "inclusion":
         choice = summary["choice"]
+        if not choice["inclusion"]:
+            raise InputError(
+                "`--what inclusion` needs inclusion probabilities, which a resized model does not "
+                "have. Use the model that it was resized from."
+            )
         return _single_panel(
             lambda ax: draw_inclusion(choice["inclusion"], choice["points"], ax=ax)
+        )
+    if not summary["training"]["moments"]:
+        raise InputError(
+            "`--what trace` needs a training history, which a resized model does not have. Use the "
+            "model that it was resized from."
         )
     return _single_panel(lambda ax: draw_trace(summary["training"]["moments"], ax=ax))
 
@@ -82,7 +92,12 @@ def frontier_plot(choice: "Choice") -> "Figure":
 
     return _single_panel(
         lambda ax: draw_frontier(
-            choice["frontier"] or [], choice["points"], rows=choice["rows"], ax=ax
+            choice["frontier"] or [],
+            choice["points"],
+            rows=choice["rows"],
+            ax=ax,
+            evidence=choice["exact_evidence"],
+            sizes=choice["sizes"],
         )
     )
 
@@ -127,8 +142,8 @@ def _calibration(summary: "Summary") -> "Figure":
     quality = summary["quality"]
     if quality is None:
         raise InputError(
-            "`--what calibration` needs a model with held-out rows; this one has none. Fit it with "
-            "`--test-size` above 0."
+            "`--what calibration` needs a model with held-out rows; this one has none, or was "
+            "resized. Fit it with `--test-size` above 0."
         )
     pairs = quality["coverage"] or [
         (bin["probability"], bin["frequency"]) for bin in quality["reliability"]

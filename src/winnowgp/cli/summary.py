@@ -9,6 +9,7 @@ from rich.table import Table
 from winnowgp.data import DataTable
 from winnowgp.estimators import TabularModel
 from winnowgp.report import Summary
+from winnowgp.report.sentences import selection_lines
 
 # Unseen categories that are remembered per column, however large the table is.
 _MAX_UNSEEN = 1000
@@ -71,8 +72,18 @@ def as_json(summary: Summary, *, file: str) -> str:
             "goal": choice["asked"],
             "alpha": choice["alpha"],
             "elbo_nats": choice["bound"],
-            "evidence_gap_nats": choice["evidence_gap"],
+            "kernel": choice["kernel"],
+            "kernel_evidence_nats_per_observation": choice["kernel_evidence"],
+            "log_evidence_nats": choice["evidence"],
+            "log_evidence_method": choice["evidence_method"],
+            "kl_nats": choice["kl"],
             "elbo_gap_nats_per_observation": choice["given_up"],
+            "predictive_gap_nats_per_observation": choice["predictive_gap"],
+            "predictive_gap_standard_error": choice["predictive_gap_se"],
+            "growth_limit": choice["growth_limit"],
+            "last_doubling_gain_nats_per_observation": choice["last_gain"],
+            "available_sizes": choice["sizes"],
+            "resized_from": choice["resized_from"],
             "held_out": None
             if quality is None
             else {
@@ -91,13 +102,13 @@ def print_summary(summary: Summary) -> None:
     """Print target, inputs, selection, and quality beside that of a constant prediction."""
     # Column names may hold brackets, as in `weight [kg]`, which are not rich's markup.
     console = Console(markup=False)
-    choice, quality = summary["choice"], summary["quality"]
+    quality = summary["quality"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("target", f"{summary['target']} ({summary['task']}: {summary['why_task']})")
     table.add_row("inputs", _inputs(summary))
     table.add_row("rows", f"{summary['train_rows']} for training, {_held_out(summary)} held out")
-    table.add_row("selected", f"{choice['points']} inducing points; goal: {choice['asked']}")
-    table.add_row("ELBO gap", f"{choice['given_up']:.4f} nats per observation")
+    for label, sentence in selection_lines(summary["choice"]):
+        table.add_row(label, sentence)
     table.add_row(
         "time",
         f"fit {summary['timings']['fit_s']:.1f} s, "
@@ -105,6 +116,11 @@ def print_summary(summary: Summary) -> None:
     )
     console.print(table)
     if quality is None:
+        if summary["choice"]["resized_from"] is not None and _held_out(summary):
+            console.print(
+                "The quality of the resized model was not measured: the file does not contain the "
+                "held-out rows."
+            )
         return
     scores = Table(title="Held-out rows", title_justify="left")
     for name in ("", "model", "constant"):
@@ -126,4 +142,4 @@ def _inputs(summary: Summary) -> str:
 
 
 def _held_out(summary: Summary) -> int:
-    return 0 if summary["quality"] is None else summary["quality"]["rows"]
+    return summary["rows"] - summary["train_rows"]

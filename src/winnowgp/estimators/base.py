@@ -102,6 +102,9 @@ class BaseGP(BaseEstimator, ABC):
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         """Set the fitted attributes that do not concern the targets."""
 
+    def _warn_of_limits(self) -> None:  # noqa: B027
+        """Warn if a limit affected the fit; called last, when the estimator is fitted."""
+
     def _validate(self) -> SimpleNamespace:
         """Return the validated parameters; this needs no data."""
         params = validation.validated(self._constraints, self.get_params(deep=False))

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -93,6 +93,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
         params.likelihood = labels.likelihood()
         self._fit(rows, params)
         self._labels, self.classes_ = labels, labels.classes
+        self._warn_of_limits()
         return self
 
     @abstractmethod
@@ -178,20 +179,27 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
     `max_points`, by `max_predict_us`, or by a number for `alpha`.
 
     Args:
-        kernel: a string such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear", with
-            one lengthscale per column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel for
-            standardised inputs.
+        kernel: "auto" compares RBF, Matérn-5/2 and Matérn-3/2 by their evidence, with a linear term
+            where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
+            "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
+            `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
-        tolerance: largest ELBO gap relative to all candidates, in nats per observation.
+        tolerance: largest gap to the largest model or the exact GP, in nats per observation.
+        criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
+            the leave-one-out log density. Other goals do not use it.
         max_points: largest number of inducing points; fewer are kept only if more candidates add no
             information.
         max_predict_us: largest time for latent mean and variance of a row, in microseconds,
             measured on this machine in batches of 1,000 rows.
+        max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
+            default a number of operations limits it, so that a seed determines the result.
         candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
             "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
             and "random" for the paper's.
-        n_candidates: number of candidates; by default 256, and 100 for the paper's schedule.
+        n_candidates: largest number of candidates. By default it grows until more candidates gain
+            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
+            schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points.
@@ -213,10 +221,23 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
             points come first, then candidates that were not needed.
         alpha_: strength of the prior that keeps this number of inducing points.
         elbo_: lower bound on the log evidence, in nats.
-        elbo_gap_: nats per observation by which the ELBO is below the best one seen with more
-            inducing points.
-        frontier_: best ELBO for each number of inducing points among the candidates; None with the
-            paper's schedule.
+        evidence_: None, since no upper bound on the evidence of classes is known.
+        kl_bounds_: (0, ∞), bounds on KL[q ‖ exact posterior] in nats.
+        elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
+            exact evidence where that was maximised.
+        predictive_gap_: nats per observation by which the leave-one-out log density is below that
+            of the largest model; NaN if it was not computed.
+        predictive_gap_se_: its standard error.
+        frontier_: a `SizeFrontier`, the best model known for each number of inducing points, and
+            the exact GP where it is affordable; None with the paper's schedule.
+        available_sizes_: numbers of inducing points that `resized` accepts.
+        growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
+            "max_fit_seconds", "n_candidates" or "max_points"; None if more of them gain less than
+            the tolerance.
+        last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
+        kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
+        kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
+            relative to the best; otherwise empty.
         kernel_: the fitted kernel, for standardised inputs.
         posterior_: the posterior, for standardised inputs.
 
@@ -226,8 +247,6 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
     >>> model.predict([[1.5], [4.5]])
     array(['up', 'low'], dtype='<U3')
     """
-
-    _default_candidates: ClassVar[int] = 256
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, `[N C]`, averaged over the latent functions."""

@@ -20,6 +20,12 @@ from torch import Tensor
 
 from winnowgp.errors import InputError
 
+AUTO = "auto"
+"""The kernel parameter that compares kernels by their evidence."""
+
+AUTO_KERNELS = ("matern52", "rbf", "matern32")
+"""Kernels that `kernel="auto"` compares; the starts of the first are searched most widely."""
+
 KERNEL_NAMES = ("rbf", "matern12", "matern32", "matern52", "rq", "periodic", "linear", "constant")
 
 
@@ -117,6 +123,34 @@ def kernel_from(
             f"'rbf + periodic', or a GPyTorch kernel; got {kernel!r}."
         )
     return _scaled(kernel, D, scale)
+
+
+def kernel_name(parameter: str | kernels.Kernel | KernelExpression, fitted: kernels.Kernel) -> str:
+    """Return the name of the kernel of a fitted model.
+
+    It is the kernel string as given, or the class of a GPyTorch kernel. For "auto" it is the kernel
+    that was chosen.
+
+    >>> kernel_name("auto", kernel_from("matern32 + linear", 2))
+    'matern32 + linear'
+    >>> kernel_name("rbf[0]", kernel_from("rbf[0]", 2))
+    'rbf[0]'
+    """
+    if isinstance(parameter, kernels.Kernel):
+        return type(parameter).__name__
+    if parameter != AUTO:
+        return str(parameter)
+    terms = fitted.kernels if isinstance(fitted, kernels.AdditiveKernel) else [fitted]
+    return " + ".join(_term_name(term) for term in terms)
+
+
+def _term_name(kernel: kernels.Kernel) -> str:
+    """Return the name of a kernel that has one; otherwise its class."""
+    inner = kernel.base_kernel if isinstance(kernel, kernels.ScaleKernel) else kernel
+    if isinstance(inner, kernels.MaternKernel):
+        return next(name for name, nu in _SMOOTHNESS.items() if nu == inner.nu)
+    names = {kernels.RBFKernel: "rbf", kernels.LinearKernel: "linear"}
+    return names.get(type(inner), type(inner).__name__)
 
 
 @final

@@ -23,8 +23,8 @@ from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.training import FitResult
 from winnowgp.training.initialization import best_level
+from winnowgp.training.schedules import SizedModel
 
 
 @final
@@ -134,6 +134,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         self._y_scaler = scaler
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = scaler.noise(self.likelihood_)
+        self._warn_of_limits()
         return self
 
     def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
@@ -192,23 +193,30 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     `max_points`, by `max_predict_us`, or by a number for `alpha`.
 
     Args:
-        kernel: a string such as "rbf", "matern52", "rbf + periodic" or "rbf[0, 1] * linear", with
-            one lengthscale per column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel for
-            standardised inputs.
+        kernel: "auto" compares RBF, Matérn-5/2 and Matérn-3/2 by their evidence, with a linear term
+            where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
+            "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
+            `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
         likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" (counts), or
             a GPyTorch likelihood with one latent function per target (Beta, negative binomial, your
             own). Targets are standardised for the first three, also as GPyTorch likelihoods.
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
-        tolerance: largest ELBO gap relative to all candidates, in nats per observation.
+        tolerance: largest gap to the largest model or the exact GP, in nats per observation.
+        criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
+            the leave-one-out log density. Other goals do not use it.
         max_points: largest number of inducing points; fewer are kept only if more candidates add no
             information.
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine in batches of 1,000 rows.
+        max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
+            default a number of operations limits it, so that a seed determines the result.
         candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
             "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
             and "random" for the paper's.
-        n_candidates: number of candidates; by default 512, and 100 for the paper's schedule.
+        n_candidates: largest number of candidates. By default it grows until more candidates gain
+            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
+            schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points.
@@ -232,12 +240,25 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             points come first, then candidates that were not needed.
         alpha_: strength of the prior that keeps this number of inducing points.
         elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        evidence_gap_: an upper bound on that evidence minus `elbo_`, in nats; infinite unless the
-            likelihood is Gaussian, since no upper bound is known for other likelihoods.
-        elbo_gap_: nats per observation by which the ELBO is below the best one seen with more
-            inducing points.
-        frontier_: best ELBO for each number of inducing points among the candidates; None with the
-            paper's schedule.
+        evidence_: an `Evidence`, the log evidence at the fitted hyper-parameters in nats: exact, or
+            between two bounds. None for other likelihoods, for which no upper bound is known.
+        kl_bounds_: lower and upper bound on KL[q ‖ exact posterior] in nats, the evidence minus
+            `elbo_`; equal where the evidence is exact.
+        elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
+            exact evidence where that was maximised.
+        predictive_gap_: nats per observation by which the leave-one-out log density is below that
+            of the largest model; NaN if it was not computed.
+        predictive_gap_se_: its standard error.
+        frontier_: a `SizeFrontier`, the best model known for each number of inducing points, and
+            the exact GP where it is affordable; None with the paper's schedule.
+        available_sizes_: numbers of inducing points that `resized` accepts.
+        growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
+            "max_fit_seconds", "n_candidates" or "max_points"; None if more of them gain less than
+            the tolerance.
+        last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
+        kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
+        kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
+            relative to the best; otherwise empty.
         noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
             if the likelihood has none.
         likelihood_: the fitted likelihood, for standardised targets.
@@ -252,7 +273,6 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
 
     precision: str = "double"
 
-    _default_candidates: ClassVar[int] = 512
     _out_of_core: ClassVar[bool] = True
 
     def predict(
@@ -330,7 +350,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             model.mean.initialize(constant=best_level(model.likelihood, rows))
         return model
 
-    def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
-        super()._set_fitted(result, observations)
-        assert result.upper_bound is not None
-        self.evidence_gap_ = result.upper_bound - result.elbo
+    def _set_sized(self, sized: SizedModel) -> None:
+        super()._set_sized(sized)
+        self.likelihood_ = self.posterior_.likelihood
+        self.noise_ = self._y_scaler.noise(self.likelihood_)

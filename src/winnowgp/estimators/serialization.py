@@ -7,6 +7,7 @@ estimators are registered before a file is read.
 """
 
 from collections.abc import Callable
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,22 @@ from jaxtyping import Bool, Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_locations
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
+from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
 from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
 from winnowgp.estimators.validation import LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import DeepPosterior, LatentPosterior, Posterior
 from winnowgp.report import Summary
-from winnowgp.selection import Frontier
+from winnowgp.selection import Frontier, SizeFrontier
+from winnowgp.training.schedules import SizedModel
 
 __all__ = ["load"]
 
@@ -51,7 +55,14 @@ _SHALLOW: _Fields = _ANY | {
     "alpha_": float | None,
     "candidates_": Float[np.ndarray, "K D"],
     "inclusion_": Float[np.ndarray, " K"],
-    "frontier_": Frontier | None,
+    "frontier_": SizeFrontier | None,
+    "evidence_": Evidence | None,
+    "kernel_evidence_": dict[str, float],
+    "predictive_gap_": float,
+    "predictive_gap_se_": float,
+    "growth_limit_": str | None,
+    "last_doubling_gain_": float,
+    "_sized": tuple[SizedModel, ...],
 }
 _DEEP: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -122,7 +133,25 @@ def _restore_shallow(model: Any) -> None:
     D, posterior = model.n_features_in_, model.posterior_
     widths = {posterior.Z.shape[1], model.candidates_.shape[1], len(model._x_scaler.shift)}
     _require(widths == {D}, f"has {D} inputs, but inducing points or a scaler of another width")
+    sizes = [sized.posterior.M for sized in model._sized]
+    _require(
+        sizes == sorted(set(sizes)) and all(M < posterior.M for M in sizes),
+        f"has models of {sizes} points that are not smaller than its own, in ascending order",
+    )
+    same = all(
+        sized.posterior.Z.shape[1] == D
+        and sized.posterior.P == posterior.P
+        and type(sized.posterior.likelihood) is type(posterior.likelihood)
+        for sized in model._sized
+    )
+    _require(same, "has smaller models with other inputs, outputs or likelihoods")
+    frontier = model.frontier_
+    _require(
+        (frontier is not None and len(frontier.elbos) > posterior.M) or not model._sized,
+        "has smaller models, but no frontier that reaches its own size",
+    )
     model.kernel_, model.n_inducing_ = posterior.kernel, posterior.M
+    model.kernel_name_ = kernel_name(model.kernel, posterior.kernel)
     model.inducing_points_ = model._x_scaler.inverse(posterior.Z).numpy()
 
 
@@ -191,7 +220,7 @@ def _require(condition: bool, problem: str) -> None:
 
 _register_estimator(
     SparseGPRegressor,
-    _SHALLOW | _REGRESSION | {"evidence_gap_": float},
+    _SHALLOW | _REGRESSION,
     _restore_shallow,
     _restore_targets,
 )
@@ -225,6 +254,51 @@ def _frontier(bounds: Tensor, masks: Bool[Tensor, "J K"], N: int | float) -> Fro
     if not torch.equal(masks.sum(1), torch.arange(len(bounds))):
         raise ModelFileError("the subsets of a Frontier must have 0, 1, 2, … points")
     return Frontier(bounds, masks, N)
+
+
+def _size_frontier_state(frontier: SizeFrontier) -> dict[str, Any]:
+    densities = enumerate(frontier.log_densities.tolist())
+    return {
+        "elbos": frontier.elbos,
+        # Few are known.
+        "log_densities": [(M, nats) for M, nats in densities if not isnan(nats)],
+        "N": frontier.N,
+        "evidence": frontier.evidence,
+        "exact_log_density": frontier.exact_log_density,
+    }
+
+
+@register("SizeFrontier", SizeFrontier, state=_size_frontier_state)
+def _size_frontier(
+    elbos: Tensor,
+    log_densities: list[tuple[int, float]],
+    N: int | float,
+    evidence: float | None,
+    exact_log_density: float | None,
+) -> SizeFrontier:
+    # An ELBO may be −∞, so `elbos` is not declared as an array of finite numbers.
+    if not elbos.is_floating_point() or elbos.dim() != 1 or bool(elbos.isnan().any()):
+        raise ModelFileError("the ELBOs of a SizeFrontier must be numbers, one per size")
+    if not len(elbos) or not N > 0:
+        raise ModelFileError("a SizeFrontier must have at least one size and one observation")
+    densities = torch.full_like(elbos, nan, dtype=torch.float64)
+    for M, nats in log_densities:
+        if not 0 <= M < len(elbos):
+            raise ModelFileError("a SizeFrontier must have log densities of its own sizes only")
+        densities[M] = nats
+    return SizeFrontier(elbos.double(), densities, N, evidence, exact_log_density)
+
+
+@register("Evidence", Evidence)
+def _evidence(lower: float, upper: float, method: str) -> Evidence:
+    if not lower <= upper:
+        raise ModelFileError("an Evidence has a lower bound above its upper bound")
+    return Evidence(lower, upper, method)
+
+
+@register("SizedModel", SizedModel)
+def _sized_model(posterior: Posterior, elbo: float, log_density: float) -> SizedModel:
+    return SizedModel(posterior, elbo, log_density)
 
 
 def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:
@@ -278,6 +352,7 @@ def _tabular_model(
     consistent = (
         len(encoder.features) == estimator.n_features_in_
         and choice["points"] == estimator.n_inducing_
+        and choice["sizes"] == list(estimator.available_sizes_)
         and (choice["frontier"] is None or len(choice["frontier"]) > choice["points"])
         and len(summary["columns"]) > 0
         and task in TASKS

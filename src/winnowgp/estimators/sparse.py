@@ -1,49 +1,80 @@
 """The base class of estimators with one set of inducing points: candidates, schedule, results."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf, nan
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from winnowgp import training
+from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Source
 from winnowgp.data.dataset import sampled_rows
-from winnowgp.errors import InputError
-from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier
-from winnowgp.estimators.kernels import KernelExpression, kernel_from, parse_kernel
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.errors import GrowthLimitWarning, InputError
+from winnowgp.estimators.base import BaseGP, check_kernel
+from winnowgp.estimators.kernels import (
+    AUTO,
+    AUTO_KERNELS,
+    KernelExpression,
+    kernel_from,
+    kernel_name,
+    parse_kernel,
+)
 from winnowgp.estimators.validation import PARAMETERS, Constraint, locations, step_counts
-from winnowgp.models import greedy_variance
+from winnowgp.models import Posterior, greedy_variance
 from winnowgp.models.base import InducingModel
 from winnowgp.point_processes import SquaredCardinality
+from winnowgp.report.sentences import growth_sentence
+from winnowgp.selection import SizeFrontier
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.goals import measured_predict_us, points_within
+from winnowgp.training.schedules import SizedModel
 
 PAPER_CANDIDATES = 100
 """Number of candidates of the paper's schedule, if the user does not give one."""
+
+DRAWN_CANDIDATES = 512
+"""Number of cluster centres or random rows for the fast schedule, if the user does not give one."""
+
+MOST_POINTS = 4096
+"""Largest number of inducing points that `max_predict_us` may result in."""
 
 CANDIDATE_ROWS = 4_000
 """Rows among which greedy variance and k-means look for candidates."""
 
 _CANDIDATES = partial(locations, options=("auto", "greedy", "kmeans", "random"))
 _PHASES = ("all candidates", "learning inclusion", "selected points")
+# What to do about each limit that may end the growth of the candidates.
+_ADVICE = {
+    "work": "To go on, give it more time with `max_fit_seconds` or use a GPU with `device='cuda'`",
+    "memory": "To go on, use a device with more memory",
+    "max_fit_seconds": "To go on, raise `max_fit_seconds` or use a GPU with `device='cuda'`",
+    "n_candidates": "To go on, raise `n_candidates` or leave it out",
+}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SparseEstimator(BaseGP, ABC):
     """The base class of estimators with one set of inducing points."""
 
-    kernel: str | Kernel | KernelExpression = field(default="rbf", kw_only=False)
+    kernel: str | Kernel | KernelExpression = field(default=AUTO, kw_only=False)
     alpha: str | float = "auto"
+    criterion: str = "elbo"
     max_points: int | None = None
     max_predict_us: float | None = None
+    max_fit_seconds: float | None = None
     candidates: str | ArrayLike = "auto"
     epochs: tuple[int, int, int] = (200, 600, 200)
 
@@ -52,7 +83,50 @@ class SparseEstimator(BaseGP, ABC):
         "candidates": partial(_CANDIDATES, shape=("K", "D")),
         "epochs": partial(step_counts, phases=_PHASES),
     }
-    _default_candidates: ClassVar[int]
+    # Set by a fit; not arguments.
+    frontier_: SizeFrontier | None = field(init=False)
+    _sized: tuple[SizedModel, ...] = field(init=False)
+
+    @property
+    def kl_bounds_(self) -> tuple[float, float]:
+        """Bounds on KL[q ‖ exact posterior] in nats; equal where the evidence is exact.
+
+        It is the log evidence at the fitted hyper-parameters minus the ELBO.
+        """
+        if self.evidence_ is None:
+            return 0.0, inf
+        lower, upper = self.evidence_.lower - self.elbo_, self.evidence_.upper - self.elbo_
+        return max(lower, 0.0), max(upper, 0.0)
+
+    @property
+    def available_sizes_(self) -> tuple[int, ...]:
+        """Numbers of inducing points that `resized` accepts, in ascending order."""
+        return (*(sized.posterior.M for sized in self._sized), self.n_inducing_)
+
+    def resized(self, points: int) -> Self:
+        """Return a copy of the fitted estimator with fewer inducing points.
+
+        The fit has optimised hyper-parameters and locations for this number already; no training
+        data are needed. Attributes of the model are those of the smaller one, and `elbo_gap_` and
+        `predictive_gap_` refer to the same larger model as before. The evidence at its
+        hyper-parameters and inclusion probabilities were not computed: `evidence_` and `alpha_` are
+        None, `candidates_` and `inclusion_` empty.
+
+        Args:
+            points: number of inducing points, one of `available_sizes_`.
+        """
+        check_is_fitted(self)
+        models = {sized.posterior.M: sized for sized in self._sized}
+        if points not in self.available_sizes_:
+            sizes = ", ".join(map(str, self.available_sizes_))
+            raise InputError(
+                f"`points` must be one of the sizes that the fit kept, {sizes}; got {points!r}. "
+                "Fit with `max_points` for another size."
+            )
+        resized = copy(self)
+        if points in models:
+            resized._set_sized(models[points])
+        return resized
 
     @abstractmethod
     def _model(
@@ -66,9 +140,19 @@ class SparseEstimator(BaseGP, ABC):
                 f"`batch_size` is for `schedule='paper'`; got {self.batch_size} with the fast "
                 "schedule, which uses all rows, in chunks that fit into memory. Leave it out."
             )
-        if params.n_candidates is None:
-            fast = params.schedule == "fast"
-            params.n_candidates = self._default_candidates if fast else PAPER_CANDIDATES
+        if params.schedule == "paper":
+            for name, default in (("max_fit_seconds", None), ("criterion", "elbo")):
+                if (value := getattr(params, name)) != default:
+                    raise InputError(
+                        f"`{name}` is for `schedule='fast'`; got {value!r} with the paper's "
+                        "schedule. Leave it out."
+                    )
+            params.n_candidates = params.n_candidates or PAPER_CANDIDATES
+        params.other_kernels = ()
+        if isinstance(params.kernel, str) and params.kernel == AUTO:
+            params.kernel = "rbf"
+            if params.schedule == "fast":
+                params.kernel, *params.other_kernels = AUTO_KERNELS
 
     def _check_columns(self, params: SimpleNamespace, D: int) -> None:
         if isinstance(params.kernel, str):
@@ -91,7 +175,12 @@ class SparseEstimator(BaseGP, ABC):
     ) -> training.Schedule:
         if params.schedule == "fast":
             return training.FastSchedule(
-                _goal(model, data, params, log), n_candidates=params.n_candidates
+                _goal(model, data, params, log),
+                n_candidates=params.n_candidates,
+                kernels=tuple(kernel_from(name, data.D) for name in params.other_kernels),
+                linear_term=bool(params.other_kernels),
+                max_seconds=params.max_fit_seconds,
+                criterion=params.criterion,
             )
         pre, joint, post = params.epochs
         prior = SquaredCardinality(model.K, params.alpha)
@@ -101,17 +190,72 @@ class SparseEstimator(BaseGP, ABC):
 
     def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:
         """Set the attributes of the inducing points, in the user's units."""
-        selection = result.selection
-        self.posterior_ = result.posterior.cpu().double()
-        self.kernel_ = self.posterior_.kernel
+        selection, gap, growth = result.selection, result.predictive_gap, result.growth
+        self._set_posterior(result.posterior)
+        self.kernel_name_ = kernel_name(self.kernel, self.kernel_)
+        self.kernel_evidence_ = self._compared_kernels(result.kernel_evidence)
         self.elbo_ = result.elbo
         self.elbo_gap_ = result.elbo_gap / observations
+        self.evidence_ = _known(result.evidence)
+        self.predictive_gap_ = nan if gap is None else gap.nats
+        self.predictive_gap_se_ = nan if gap is None else gap.standard_error
+        self.growth_limit_ = None if growth is None else growth.limit
+        self.last_doubling_gain_ = nan if growth is None else growth.last_gain
         self.alpha_ = selection.alpha
-        self.frontier_ = cpu_frontier(selection.frontier)
-        self.n_inducing_ = self.posterior_.M
-        self.inducing_points_ = self._x_scaler.inverse(self.posterior_.Z).numpy()
+        self.frontier_ = result.frontier
+        self._sized = tuple(
+            SizedModel(sized.posterior.cpu().double(), sized.elbo, sized.log_density)
+            for sized in result.sized
+        )
         self.candidates_ = self._x_scaler.inverse(result.candidates[0].cpu().double()).numpy()
         self.inclusion_ = selection.inclusion.cpu().numpy()
+
+    def _set_posterior(self, posterior: Posterior) -> None:
+        self.posterior_ = posterior.cpu().double()
+        self.kernel_ = self.posterior_.kernel
+        self.n_inducing_ = self.posterior_.M
+        self.inducing_points_ = self._x_scaler.inverse(self.posterior_.Z).numpy()
+
+    def _set_sized(self, sized: SizedModel) -> None:
+        """Set the attributes to those of a smaller model."""
+        frontier = self.frontier_
+        assert frontier is not None
+        # The frontier has the density of this model unless another one of its size is better.
+        own = frontier.elbos[self.n_inducing_].item() == self.elbo_
+        density = frontier.log_densities[self.n_inducing_].item() if own else nan
+        self.elbo_gap_ = max(self.elbo_gap_ + (self.elbo_ - sized.elbo) / frontier.N, 0.0)
+        self.predictive_gap_ += density - sized.log_density
+        self.predictive_gap_se_ = nan
+        self.elbo_, self.evidence_, self.alpha_ = sized.elbo, None, None
+        self._sized = tuple(m for m in self._sized if m.posterior.M < sized.posterior.M)
+        self._set_posterior(sized.posterior)
+        self.candidates_, self.inclusion_ = self.inducing_points_[:0], np.zeros(0)
+
+    def _compared_kernels(self, evidence: tuple[float, ...]) -> dict[str, float]:
+        """Return the evidence of each kernel of "auto", relative to the best."""
+        best = max(evidence, default=-inf)
+        if self.kernel != AUTO or len(evidence) < len(AUTO_KERNELS) or best == -inf:
+            return {}
+        return {name: nats - best for name, nats in zip(AUTO_KERNELS, evidence, strict=True)}
+
+    def _warn_of_limits(self) -> None:
+        goals = (self.max_points, self.max_predict_us)
+        tolerance = self.alpha == "auto" and all(goal is None for goal in goals)
+        if self.growth_limit_ is None or not tolerance:
+            return
+        if ProcessGroup.from_environment().is_first:
+            advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
+            growth = growth_sentence(self.growth_limit_, self.last_doubling_gain_)
+            warnings.warn(
+                f"{growth}. {advice}; or accept fewer inducing points with a larger `tolerance`.",
+                GrowthLimitWarning,
+                stacklevel=3,
+            )
+
+
+def _known(evidence: Evidence | None) -> Evidence | None:
+    """Return the evidence, or None if no upper bound on it is known."""
+    return None if evidence is None or evidence.upper == inf else evidence
 
 
 def _candidate_locations(
@@ -122,7 +266,7 @@ def _candidate_locations(
         return params.x_scaler.forward(params.candidates).to(data.dtype)
     if params.candidates in ("auto", "greedy") and params.schedule == "fast":
         return torch.zeros(0, data.D, dtype=data.dtype)
-    K = params.n_candidates
+    K = params.n_candidates or DRAWN_CANDIDATES
     numbers = sampled_rows(data.N, max(CANDIDATE_ROWS, K), torch.Generator().manual_seed(seed))
     X = data.part(numbers).X.cpu()
     subset = X[:CANDIDATE_ROWS]
@@ -148,11 +292,12 @@ def _goal(
     if params.max_predict_us is None:
         return training.Tolerance(params.tolerance)
     # All processes read these rows, and one of them measures; a resumed fit does not measure again.
-    rows = data.part(torch.arange(min(data.N, max(1000, params.n_candidates))))
+    most = min(params.n_candidates or MOST_POINTS, data.N)
+    rows = data.part(torch.arange(min(data.N, max(1000, most))))
     measured = partial(
         points_within,
         params.max_predict_us,
         predict_us=partial(measured_predict_us, model, rows),
-        most=min(params.n_candidates, data.N),
+        most=most,
     )
     return training.MaxPoints(log.once(measured))

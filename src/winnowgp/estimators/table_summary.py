@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable, Standardiser, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.effects import column_effect
-from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Training
+from winnowgp.estimators.effects import column_effect, relevances
+from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Summary, Training
 from winnowgp.training import Progress
 
 MOST_SNAPSHOTS = 60
@@ -119,20 +119,80 @@ def _short(
 
 
 def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
-    """Return the number of inducing points, the ELBO and the ELBO gap."""
-    gap = getattr(estimator, "evidence_gap_", np.inf)
+    """Return the number of inducing points, the ELBO, its gaps, the frontier and the kernel."""
+    frontier, evidence = estimator.frontier_, estimator.evidence_
+    exact = frontier.exact_log_density
     return {
         "points": estimator.n_inducing_,
         "candidates": len(estimator.candidates_),
         "asked": asked,
         "alpha": estimator.alpha_,
         "bound": float(estimator.elbo_),
-        "evidence_gap": float(gap) if isfinite(gap) else None,
         "given_up": float(estimator.elbo_gap_),
         "rows": rows,
         "inclusion": [float(f"{p:.4g}") for p in estimator.inclusion_],
-        "frontier": estimator.frontier_.bounds.tolist(),
+        "frontier": [_finite(elbo) for elbo in frontier.elbos.tolist()],
+        "log_densities": [_finite(nats) for nats in frontier.log_densities.tolist()],
+        "exact_evidence": frontier.evidence,
+        "exact_log_density": None if exact is None else _finite(exact),
+        "sizes": list(estimator.available_sizes_),
+        "resized_from": None,
+        "kernel": estimator.kernel_name_,
+        "kernel_evidence": {k: _finite(nats) for k, nats in estimator.kernel_evidence_.items()},
+        "evidence": None if evidence is None else (evidence.lower, evidence.upper),
+        "evidence_method": None if evidence is None else evidence.method,
+        "kl": None if evidence is None else estimator.kl_bounds_,
+        "growth_limit": estimator.growth_limit_,
+        "last_gain": _finite(estimator.last_doubling_gain_),
+        "predictive_gap": _finite(estimator.predictive_gap_),
+        "predictive_gap_se": _finite(estimator.predictive_gap_se_),
     }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON has, or None."""
+    return float(value) if isfinite(value) else None
+
+
+def resized(
+    summary: Summary, estimator: Any, encoder: TableEncoder, settings: Mapping[str, str]
+) -> Summary:
+    """Return the summary of a model that has fewer inducing points than the one summarised.
+
+    What depends on the model is computed again, except for its quality and its history: they need
+    rows, and steps that were not recorded.
+    """
+    before, relevant = summary["choice"], relevances(estimator.kernel_, encoder)
+    largest = before["points"] if before["resized_from"] is None else before["resized_from"]
+    after = choice(estimator, before["rows"], asked=f"{estimator.n_inducing_} points, resized")
+    columns = {column.name: column for column in encoder.columns}
+    return {
+        **summary,
+        "columns": [
+            {**column, "relevance": None if relevant is None else relevant[column["name"]]}
+            for column in summary["columns"]
+        ],
+        "noise_sd": noise_sd(estimator),
+        "choice": {**after, "resized_from": largest},
+        "quality": None,
+        "effects": [
+            column_effect(estimator, encoder, columns[effect["column"]], between=_ends(effect))
+            for effect in summary["effects"]
+        ],
+        "training": {"inputs": summary["training"]["inputs"], "moments": []},
+        "timings": {
+            **summary["timings"],
+            "predict_us": predict_us(estimator, estimator.inducing_points_),
+        },
+        "settings": {**summary["settings"], **settings},
+    }
+
+
+def _ends(effect: Effect) -> tuple[float, float] | None:
+    """Return the ends of the grid of an effect; None for categories."""
+    if effect["kind"] == "words":
+        return None
+    return float(effect["at"][0]), float(effect["at"][-1])
 
 
 def column_summary(

@@ -25,7 +25,7 @@ from winnowgp.estimators import table_summary
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import relevances
-from winnowgp.estimators.kernels import parse_kernel
+from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import CheckpointLike, tensor
@@ -113,6 +113,22 @@ class TabularModel:
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
             yield moved.predict(rows, level=level)
 
+    def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
+        """Return the model with fewer inducing points, from what the fit kept.
+
+        No rows are needed. Effects and relevances are those of the smaller model. Its quality on
+        held-out rows is not known, since the model does not keep them.
+
+        Args:
+            points: number of inducing points, one of `estimator.available_sizes_`.
+            settings: settings to replace or add, such as the command that made it.
+        """
+        estimator = self.estimator.resized(points)
+        if points == self.estimator.n_inducing_:
+            return self
+        summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
+        return replace(self, estimator=estimator, summary=summary)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model to a file that `winnowgp.load` reads.
 
@@ -131,11 +147,13 @@ def fit_table(
     drop: tuple[str, ...] = (),
     missing: str = "error",
     max_words: int = 30,
-    kernel: str = "rbf",
+    kernel: str = AUTO,
     alpha: str | float = "auto",
     tolerance: float = 0.01,
     max_points: int | None = None,
     max_predict_us: float | None = None,
+    max_fit_seconds: float | None = None,
+    criterion: str = "elbo",
     seed: int = 0,
     device: str = "cpu",
     precision: str = "double",
@@ -156,7 +174,8 @@ def fit_table(
         drop: columns to leave out.
         missing: "error" or "impute"; see `TableEncoder`.
         max_words: largest number of categories of a column.
-        kernel: a kernel string, in which columns have names: "rbf[size] + linear[colour]".
+        kernel: "auto", or a kernel string, in which columns have names:
+            "rbf[size] + linear[colour]".
         precision: "double", or "mixed" for regression.
         settings: further settings to keep with the model, such as the command that made it.
         process_group: processes that were given the same table and share its rows, if any; all
@@ -194,14 +213,18 @@ def fit_table(
         "tolerance": tolerance,
         "max_points": max_points,
         "max_predict_us": max_predict_us,
+        "criterion": criterion,
     }
-    expression = parse_kernel(kernel, len(encoder.features), columns=_feature_numbers(encoder))
+    expression = kernel
+    if kernel != AUTO:
+        expression = parse_kernel(kernel, len(encoder.features), columns=_feature_numbers(encoder))
     estimator = _estimator(task, precision)(
         expression,
         random_state=seed,
         device=device,
         callbacks=(history, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
+        max_fit_seconds=max_fit_seconds,
         **points,
     )
     X = encoder.encode(inputs)
@@ -406,4 +429,5 @@ def _described_goal(points: dict[str, Any]) -> str:
         return f"at most {points['max_predict_us']:g} µs per prediction"
     if points["alpha"] != "auto":
         return f"the paper's prior with α = {points['alpha']:g}"
-    return f"an ELBO gap of at most {points['tolerance']:g} nats per observation"
+    gap = "an ELBO gap" if points["criterion"] == "elbo" else "a leave-one-out predictive gap"
+    return f"{gap} of at most {points['tolerance']:g} nats per observation"

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from winnowgp import __version__
 from winnowgp.errors import InputError, ModelFileError
-from winnowgp.io.version1 import upgraded
+from winnowgp.io import version1, version2
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -74,7 +74,7 @@ def write_archive(archive: Archive, path: Path) -> Path:
 
 
 def read_archive(path: Path) -> Archive:
-    """Read a file and verify its checksum; files of format version 1 are upgraded.
+    """Read a file and verify its checksum; files of earlier format versions are upgraded.
 
     Raises:
         ModelFileError: the file was not written by winnowgp, is truncated or damaged, or has a
@@ -96,8 +96,11 @@ def read_archive(path: Path) -> Archive:
         )
     try:
         outline = json.loads(metadata["outline"])
-        if int(metadata["version"]) == 1:
-            return Archive("Model", upgraded(outline, tensors), tensors)
+        version = int(metadata["version"])
+        if version == 1:
+            outline = {"kind": "Model", "value": version1.upgraded(outline, tensors)}
+        if version <= 2:
+            outline = {**outline, "value": version2.upgraded(outline["value"])}
         return Archive(outline["kind"], outline["value"], tensors)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise unreadable(path) from error

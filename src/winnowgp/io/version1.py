@@ -12,7 +12,7 @@ _State = dict[str, Json]
 
 
 def upgraded(outline: Json, tensors: Iterable[str]) -> Json:
-    """Return the outline of a version 1 file as `winnowgp.io.registry.serialise` writes it.
+    """Return the outline of a version 1 file as version 2 wrote it.
 
     Raises:
         LookupError, TypeError, ValueError: this is not the outline of a version 1 file.

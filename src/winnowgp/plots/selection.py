@@ -14,17 +14,41 @@ _SMALLEST_GAP = 1e-5
 _PHASES = {"warm up": ("s", "initialisation"), "choose": ("o", "selection")}
 
 
-def draw_frontier(bounds: Sequence[float], chosen: int, *, rows: int, ax: Axes) -> Axes:
-    """Draw the ELBO gap to the best subset against the number of inducing points.
+def draw_frontier(
+    elbos: Sequence[float | None],
+    chosen: int,
+    *,
+    rows: int,
+    ax: Axes,
+    evidence: float | None = None,
+    sizes: Sequence[int] = (),
+) -> Axes:
+    """Draw the ELBO gap to the best model against the number of inducing points.
+
+    The best model is the full GP where its evidence is known. It has no gap, and is a dashed line
+    below all others, since a logarithmic axis has no zero.
 
     Args:
-        bounds: the best ELBO for 0, 1, 2, ... inducing points, in nats.
+        elbos: the best ELBO for 0, 1, 2, ... inducing points, in nats; None where none is known.
         chosen: the number of inducing points that was selected.
         rows: N, the number of observations; the gap is shown in nats per observation.
+        evidence: log evidence of the full GP in nats, if it is known.
+        sizes: numbers of inducing points that are available as models.
     """
-    best = max(bounds)
-    gaps = [max((best - bound) / rows, _SMALLEST_GAP) for bound in bounds]
-    ax.plot(range(len(gaps)), gaps, color=COLOURS["posterior"], linewidth=1.4)
+    known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
+    best = max(elbo for elbo in (*known.values(), evidence) if elbo is not None)
+    gaps = {M: max((best - elbo) / rows, _SMALLEST_GAP) for M, elbo in known.items()}
+    ax.plot(list(gaps), list(gaps.values()), color=COLOURS["posterior"], linewidth=1.4)
+    others = [M for M in sizes if M in gaps and chosen != M]
+    if others:
+        ax.scatter(
+            others,
+            [gaps[M] for M in others],
+            s=22,
+            color=COLOURS["posterior"],
+            zorder=3,
+            label="available as a model",
+        )
     ax.scatter(
         [chosen],
         [gaps[chosen]],
@@ -35,6 +59,14 @@ def draw_frontier(bounds: Sequence[float], chosen: int, *, rows: int, ax: Axes) 
         zorder=3,
         label=f"{chosen} inducing points selected",
     )
+    if evidence is not None:
+        ax.axhline(
+            max(min(gaps.values()) / 3, _SMALLEST_GAP),
+            color=COLOURS["inclusion"],
+            linestyle="--",
+            linewidth=1.2,
+            label=f"full GP, all {rows} rows",
+        )
     ax.set_yscale("log")
     ax.set(xlabel="number of inducing points", ylabel="ELBO gap (nats per observation)")
     ax.set_title("ELBO gap by number of inducing points")

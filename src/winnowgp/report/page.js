@@ -153,7 +153,7 @@
   const predicts = { regression: "predicts the number", classification: "predicts the class", counts: "predicts the count" }[F.task];
   document.title = `${F.target}: winnowgp report`;
   $("title").textContent = F.target;
-  $("lead").textContent = `A sparse Gaussian process ${predicts} “${F.target}” from ${plural(F.columns.length, "column")}, with ${plural(C.points, "inducing point")} selected automatically.`;
+  $("lead").textContent = `A sparse Gaussian process ${predicts} “${F.target}” from ${plural(F.columns.length, "column")}, with ${plural(C.points, "inducing point")}${C.resized_from === null ? " selected automatically" : ""}.`;
   for (const section of document.querySelectorAll("main section")) {
     $("contents").append(el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
   }
@@ -167,14 +167,19 @@
     const wide = Q.coverage.find(([level]) => level === 0.95);
     if (wide) tile(percent(wide[1]), "of held-out rows within the 95 % interval");
   }
-  tile(String(C.points), `inducing points selected from ${C.candidates} candidates`);
+  tile(String(C.points), C.resized_from === null ? "inducing points selected" : `inducing points, resized from ${C.resized_from}`);
   tile(digits(C.given_up, 2), "ELBO gap, nats per observation");
   tile(F.train_rows.toLocaleString("en"), "training rows");
   tile(`${digits(F.timings.predict_us, 3)} µs`, "per prediction, in batches of 1,000");
 
   function quality() {
     const here = $("quality");
-    if (!Q) { here.append(el("p", {}, "No rows were held out (--test-size 0), so the quality of predictions was not measured.")); return; }
+    if (!Q) {
+      const why = C.resized_from === null ? "No rows were held out (--test-size 0), so the quality of predictions was not measured."
+        : `This model was resized from ${plural(C.resized_from, "inducing point")}. Its quality was not measured: the model file does not contain the held-out rows.`;
+      here.append(el("p", {}, why));
+      return;
+    }
     here.append(el("p", { class: "note" }, `Measured on ${plural(Q.rows, "row")} not used for training, and compared with the best constant prediction.`));
     table(here, ["", "model", "constant", ""], Q.metrics.map((m) => [m.name, digits(m.value), digits(m.baseline), `${m.better} is better`]), [1, 2]);
     const grid = cards(here);
@@ -267,24 +272,27 @@
 
   function choice() {
     const here = $("choice");
-    here.append(el("p", {}, `Goal: ${C.asked}. Selected: ${plural(C.points, "inducing point")}.`));
-    const gap = C.evidence_gap === null ? [] : [["gap to an upper bound on the log evidence", `${digits(C.evidence_gap)} nats (${digits(C.evidence_gap / C.rows, 2)} per observation)`]];
-    table(here, ["", ""], [
-      ["ELBO, a lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...gap,
-      ["ELBO gap to the best bound with more inducing points", `${digits(C.given_up, 3)} nats per observation`],
-      ["strength α of the prior exp(−α M²) that selects this number", digits(C.alpha, 3)],
-    ]);
+    const alpha = C.alpha === null ? [] : [["strength α of the prior exp(−α M²) that selects this number", digits(C.alpha, 3)]];
+    table(here, ["", ""], [...F.lines, ["ELBO, a lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...alpha]);
     const grid = cards(here);
     if (C.frontier) {
-      const best = Math.max(...C.frontier), below = C.frontier.map((b) => Math.max((best - b) / C.rows, 1e-5)), x = below.map((_, i) => i);
-      chart(card(grid, "ELBO gap for each number of inducing points", "Difference to the best ELBO, for subsets of the final candidates. Hover to see the values."), {
+      const x = C.frontier.flatMap((b, i) => (b === null ? [] : [i])), E = C.exact_evidence, L = C.log_densities;
+      const best = x.reduce((most, i) => Math.max(most, C.frontier[i]), E === null ? -Infinity : E);
+      const gap = (i) => Math.max((best - C.frontier[i]) / C.rows, 1e-5), y = x.map(gap), others = C.sizes.filter((i) => i !== C.points && C.frontier[i] !== null);
+      const loo = (v) => (v === null || v === undefined ? "" : `\nleave-one-out log density ${digits(v)} nats per observation`);
+      const tooltip = (k) => `${plural(x[k], "inducing point")}: ${digits(C.frontier[x[k]], 6)} nats\nELBO gap ${digits(y[k], 2)} nats per observation${loo(L && L[x[k]])}`;
+      const floor = Math.max(y.reduce((a, b) => Math.min(a, b)) / 3, 1e-5);
+      const exact = E === null ? [] : [{ kind: "line", x: [x[0], x[x.length - 1]], y: [floor, floor], dashed: true, colour: COLOURS[3], label: `full GP, all ${C.rows} rows (no gap)` }];
+      const models = others.length ? [{ kind: "dots", x: others, y: others.map(gap), r: 4, label: "available as a model" }] : [];
+      chart(card(grid, "ELBO gap for each number of inducing points", `Difference ${E === null ? "to the best ELBO" : `to the full GP, which would gain ${digits(Math.max(E - C.bound, 0) / C.rows, 2)} nats per observation`}, for the best model known of each size, under its own hyper-parameters. Hover to see the values.`), {
         label: "Frontier", xlabel: "number of inducing points", ylabel: "ELBO gap, nats per observation", ylog: true, along: true,
         series: [
-          { kind: "line", x, y: below, tooltip: (i) => `${plural(i, "inducing point")}: ${digits(C.frontier[i], 6)} nats\nELBO gap ${digits(below[i], 2)} nats per observation` },
-          { kind: "dots", x: [C.points], y: [below[C.points]], open: true, r: 6, colour: COLOURS[1], label: `${C.points} selected` },
+          { kind: "line", x, y, tooltip }, ...exact, ...models,
+          { kind: "dots", x: [C.points], y: [gap(C.points)], open: true, r: 6, colour: COLOURS[1], label: `${C.points} selected` },
         ],
       });
     }
+    if (!C.inclusion.length) return;
     const sorted = [C.inclusion.slice(0, C.points), C.inclusion.slice(C.points)].map((part) => [...part].sort((a, b) => b - a));
     const series = sorted.flatMap((y, k) => {
       const x = y.map((_, i) => i + (k ? C.points : 0)), colour = COLOURS[k];

@@ -1,14 +1,9 @@
-"""The summary of a fitted table model in plain JSON, and the report, a page that displays it.
+"""The summary of a fitted table model in plain JSON.
 
 Model files contain summaries; the names of their fields are part of the file format.
 """
 
-import json
-from importlib.resources import files
-from pathlib import Path
 from typing import TypedDict
-
-from winnowgp.io.format import atomic_write
 
 
 class ColumnSummary(TypedDict):
@@ -39,14 +34,42 @@ class Choice(TypedDict):
     alpha: float | None
     bound: float
     """ELBO in nats, of standardised targets."""
-    evidence_gap: float | None
     given_up: float
     """ELBO gap in nats per observation."""
     rows: int
     inclusion: list[float]
     """Inclusion probability of each final candidate; the selected ones come first."""
-    frontier: list[float] | None
-    """Best ELBO with 0, 1, 2, … of these candidates."""
+    frontier: list[float | None] | None
+    """Best ELBO known with 0, 1, 2, … inducing points; None where there is none."""
+    # Files of earlier versions do not have what follows; it is None or empty there.
+    log_densities: list[float | None] | None
+    """Leave-one-out log density of each model of the frontier, in nats per observation."""
+    exact_evidence: float | None
+    """Highest log evidence of the exact GP in nats, the last point of the frontier."""
+    exact_log_density: float | None
+    """Leave-one-out log density of that exact GP, in nats per observation."""
+    sizes: list[int]
+    """Numbers of inducing points of the models in the file, in ascending order."""
+    resized_from: int | None
+    """Number of inducing points of the model that this one was resized from, if it was."""
+    kernel: str | None
+    """Name of the fitted kernel."""
+    kernel_evidence: dict[str, float | None]
+    """Nats per observation of each kernel that was compared, relative to the best."""
+    evidence: tuple[float, float] | None
+    """Lower and upper bound on the log evidence at the fitted hyper-parameters, in nats."""
+    evidence_method: str | None
+    """How these were computed; "exact" if they are equal."""
+    kl: tuple[float, float] | None
+    """Lower and upper bound on KL[q ‖ exact posterior], in nats."""
+    growth_limit: str | None
+    """The limit that ended the growth of the candidates, if one did."""
+    last_gain: float | None
+    """Nats per observation that the last doubling of the candidates gained."""
+    predictive_gap: float | None
+    """Leave-one-out log density below that of the largest model, in nats per observation."""
+    predictive_gap_se: float | None
+    """Standard error of the predictive gap."""
 
 
 class Metric(TypedDict):
@@ -154,27 +177,3 @@ class Summary(TypedDict):
     timings: dict[str, float]
     settings: dict[str, str]
     """Versions, the digest of the data, and the command that reproduces the fit."""
-
-
-def report_page(summary: Summary) -> str:
-    """Return the report as an HTML page that loads nothing from elsewhere.
-
-    All text from the user's table is JSON inside the page, and displayed as text by the script.
-    """
-    folder = files("winnowgp.report")
-    page, style, script = (
-        (folder / f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css", "js")
-    )
-    # "</script>" and "<!--" inside a string would end the element that contains it.
-    data = json.dumps(summary, allow_nan=False).replace("<", "\\u003c")
-    for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*SUMMARY*/", data)):
-        before, after = page.split(mark)
-        page = before + text + after
-    return page
-
-
-def save_report(summary: Summary, path: Path) -> Path:
-    """Write the report to a file, which appears complete or not at all."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(report_page(summary), encoding="utf-8")
-    return path

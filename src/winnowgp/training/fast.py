@@ -59,6 +59,8 @@ class FastSchedule(Schedule):
     """Other kernels, which are compared with the model's own by the exact evidence."""
     linear_term: bool = False
     """Whether to add a linear term to the kernel where the evidence favours it."""
+    criterion: str = "elbo"
+    """What a tolerance is compared with: "elbo", or "predictive", the leave-one-out log density."""
     max_seconds: float | None = None
     """Wall-clock limit in seconds, in place of the default budget of operations."""
     deep: DeepTraining = _DEEP_TRAINING
@@ -120,5 +122,6 @@ class FastSchedule(Schedule):
             kernels=self.kernels,
             linear_term=self.linear_term,
             max_seconds=self.max_seconds,
+            criterion=self.criterion,
         )
         return fit_sparse(model, data, training=training, context=context)

@@ -1,0 +1,92 @@
+"""Sentences about the selection of inducing points, which commands, reports and warnings show."""
+
+from collections.abc import Mapping
+from math import isfinite
+
+from winnowgp.report.summary import Choice
+
+# Nats per observation from which a gain counts as one.
+_NOTICEABLE = 5e-4
+
+
+def selection_lines(choice: Choice) -> list[tuple[str, str]]:
+    """Return what is known about the selection, as pairs of a label and a sentence.
+
+    Fields that are None, as in files of earlier versions, have no line.
+    """
+    lines = [("selected", f"{choice['points']} inducing points; goal: {choice['asked']}")]
+    if choice["kernel"] is not None:
+        lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
+    lines.append(("ELBO gap", f"{choice['given_up']:.4f} nats per observation"))
+    if choice["kl"] is not None and choice["evidence"] is not None:
+        lines.append(("log evidence", evidence_sentence(choice)))
+    if choice["predictive_gap"] is not None:
+        gap, error = choice["predictive_gap"], choice["predictive_gap_se"]
+        spread = "" if error is None else f" ± {error:.4f}"
+        lines.append(
+            (
+                "predictive gap",
+                f"{gap:.4f}{spread} nats per observation, by leave-one-out log density",
+            )
+        )
+    if choice["last_gain"] is not None and choice["resized_from"] is None:
+        lines.append(("growth", growth_sentence(choice["growth_limit"], choice["last_gain"])))
+    if len(choice["sizes"]) > 1:
+        sizes = ", ".join(map(str, choice["sizes"]))
+        lines.append(("sizes", f"{sizes} inducing points are available (`winnow resize`)"))
+    if choice["resized_from"] is not None:
+        lines.append(("resized", f"from {choice['resized_from']} inducing points"))
+    return lines
+
+
+def kernel_sentence(name: str, evidence: Mapping[str, float | None]) -> str:
+    """Return the name of the kernel, and how far other kernels were behind.
+
+    Args:
+        evidence: nats per observation of each kernel relative to the best; None for a kernel whose
+            evidence could not be computed.
+
+    >>> kernel_sentence("matern32", {"matern52": -0.0124, "rbf": -0.2, "matern32": 0.0})
+    'matern32; evidence per observation relative to the best: matern32 0, matern52 -0.012, rbf -0.2'
+    """
+    known = {kernel: nats for kernel, nats in evidence.items() if nats is not None}
+    if len(known) < 2:
+        return name
+    ranked = sorted(known.items(), key=lambda item: -item[1])
+    others = ", ".join(f"{kernel} {nats:.2g}" for kernel, nats in ranked)
+    return f"{name}; evidence per observation relative to the best: {others}"
+
+
+def evidence_sentence(choice: Choice) -> str:
+    """Return where the log evidence is relative to the ELBO: exactly, or between two bounds."""
+    assert choice["kl"] is not None
+    (lower, upper), rows = choice["kl"], choice["rows"]
+    if choice["evidence_method"] == "exact":
+        return (
+            f"exact, ELBO is {upper / rows:.4f} nats per observation below "
+            f"(KL[q ‖ posterior] = {upper:.3g} nats)"
+        )
+    return (
+        f"between {lower / rows:.4f} and {upper / rows:.4f} nats per observation above the ELBO "
+        f"(KL[q ‖ posterior] between {lower:.3g} and {upper:.3g} nats)"
+    )
+
+
+def growth_sentence(limit: str | None, gain: float) -> str:
+    """Return whether more inducing points would pay.
+
+    Args:
+        limit: the limit that ended the growth of the candidates, if one did.
+        gain: nats per observation that the last doubling gained.
+
+    >>> growth_sentence("work", 0.21)
+    'more inducing points still pay: the last doubling gained 0.21 nats per observation \
+(limit: work)'
+    """
+    if limit is None:
+        return "ended because more candidates gain less than the tolerance"
+    nats = f"{gain:.2g} nats per observation" if isfinite(gain) else "an unknown number of nats"
+    if limit == "max_points":
+        return f"twice as many inducing points would gain at least {nats} (limit: max_points)"
+    verb = "still pay" if gain >= _NOTICEABLE else "may still pay"
+    return f"more inducing points {verb}: the last doubling gained {nats} (limit: {limit})"
