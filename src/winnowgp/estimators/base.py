@@ -102,7 +102,7 @@ class BaseGP(BaseEstimator, ABC):
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         """Set the fitted attributes that do not concern the targets."""
 
-    def _warn_of_limits(self) -> None:  # noqa: B027
+    def _warn_of_limits(self) -> None:
         """Warn if a limit affected the fit; called last, when the estimator is fitted."""
 
     def _validate(self) -> SimpleNamespace:

@@ -140,11 +140,11 @@ def kernel_name(parameter: str | kernels.Kernel | KernelExpression, fitted: kern
         return type(parameter).__name__
     if parameter != AUTO:
         return str(parameter)
-    terms = fitted.kernels if isinstance(fitted, kernels.AdditiveKernel) else [fitted]
+    terms = list(fitted.kernels) if isinstance(fitted, kernels.AdditiveKernel) else [fitted]
     return " + ".join(_term_name(term) for term in terms)
 
 
-def _term_name(kernel: kernels.Kernel) -> str:
+def _term_name(kernel: torch.nn.Module) -> str:
     """Return the name of a kernel that has one; otherwise its class."""
     inner = kernel.base_kernel if isinstance(kernel, kernels.ScaleKernel) else kernel
     if isinstance(inner, kernels.MaternKernel):
