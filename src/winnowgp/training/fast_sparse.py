@@ -504,7 +504,7 @@ class FastSteps(Generic[Model]):
         """Return a decision; one that depends on a clock is taken by the first process, once."""
         if self.budget.seconds is None:
             return decision()
-        return self._process_group.broadcast_object(self._context.checkpoint_log.once(decision))
+        return self._context.checkpoint_log.once(decision)
 
     def pool_work(self, K: int) -> float:
         """Return the operations that a pool of K candidates takes: growth, refit, selection."""
