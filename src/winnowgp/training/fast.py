@@ -60,7 +60,8 @@ class FastSchedule(Schedule):
     linear_term: bool = False
     """Whether to add a linear term to the kernel where the evidence favours it."""
     criterion: str = "elbo"
-    """What a tolerance is compared with: "elbo", or "predictive", the leave-one-out log density."""
+    """"elbo": `Tolerance` limits the ELBO gap to the largest model; "predictive": it limits the gap
+    in leave-one-out log density."""
     max_seconds: float | None = None
     """Wall-clock limit in seconds, in place of the default budget of operations."""
     deep: DeepTraining = _DEEP_TRAINING
@@ -121,7 +122,7 @@ class FastSchedule(Schedule):
             inclusion_steps=self.inclusion_steps,
             kernels=self.kernels,
             linear_term=self.linear_term,
-            max_seconds=self.max_seconds,
             criterion=self.criterion,
+            max_seconds=self.max_seconds,
         )
         return fit_sparse(model, data, training=training, context=context)

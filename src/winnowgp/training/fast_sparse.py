@@ -1,9 +1,10 @@
 """The fast schedule of models with one candidate set: `SparseGP` and `VariationalGP`."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf, nan
-from typing import Generic, final
+from typing import Generic, TypeVar, final
 
 import torch
 from gpytorch.kernels import Kernel
@@ -48,6 +49,8 @@ from winnowgp.training.schedules import (
     warn_not_sharded,
 )
 from winnowgp.typing import Mask
+
+_Decision = TypeVar("_Decision")
 
 # Largest number of rows that are sampled from a source which is not in memory. A wide table is
 # limited to `NUMBERS` numbers, but to at least `_FEWEST` rows, which the schedule uses.
@@ -203,6 +206,9 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
         pool, reference = Pool(tried, elbo, pool.growth), elbo
     if isinstance(goal, Tolerance):
         goal = goal.within((reference - constant[1]) / data.observations)
+    criterion = _Criterion(steps, goal, reference, None)
+    if training.criterion == "predictive":
+        criterion = _Criterion(steps, goal, reference, steps.leave_one_out(pool.model))
     fits: list[tuple[Model, float]] = []
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
@@ -210,33 +216,83 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
         frontier = steps.frontier(candidates.subset_statistics(data))
         frontiers.append(frontier)
         reference = max(reference, frontier.bounds.max().item())
-        M = goal.size(frontier, reference=reference)
+        M = criterion.size(candidates, frontier)
         current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
         steps.budget.spend(selection_work(data.N, candidates.K))
-        fits.append((current, frontier.bounds[M].item()))
+        fits.append((current, criterion.score(current, frontier.bounds[M].item())))
         settled = index > 0 and abs(M - size) <= 0.03 * size
         last, size = settled or index == training.rounds - 1, M
-        if not current.K or steps.budget.limit_of(2 * _LEAST * current.chunked_cost(data)):
+        if not current.K or steps.limit_of(2 * _LEAST * current.chunked_cost(data)):
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
         current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
-        fits.append((current, elbo))
+        fits.append((current, criterion.score(current, elbo)))
         reference = max(reference, elbo)
         if last:
             break
         candidates = steps.with_fresh(current, max(32, current.K // 4))
-    # The largest model counts as a reference that cannot be selected.
-    known = [(model.K, elbo) for model, elbo in fits]
-    index = goal.best([*known, (data.N + 1, reference)], N=data.observations)
-    best = fits[index] if index < len(fits) else max(fits, key=lambda fit: fit[1])
     return _Choice(
-        best[0],
+        criterion.best(fits),
         reference,
         pool.growth,
         exact=initial.complete,
         frontiers=tuple(frontiers),
         largest=pool.model,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Criterion(Generic[Model]):
+    """Decides the number of points by the ELBO, or by leave-one-out densities if they are given."""
+
+    steps: "FastSteps[Model]"
+    goal: Goal
+    reference: float
+    """Highest ELBO known, in nats."""
+    densities: Float[Tensor, " N"] | None
+    """Leave-one-out log densities of the largest model."""
+
+    @property
+    def _observations(self) -> float:
+        return float(self.steps.data.observations)
+
+    def score(self, model: Model, elbo: float) -> float:
+        """Return the ELBO, or the leave-one-out log density of all rows, in nats."""
+        if self.densities is None:
+            return elbo
+        return self._observations * self.steps.mean_density(self.steps.leave_one_out(model))
+
+    def size(self, candidates: Model, frontier: Frontier) -> int:
+        """Return the number of points to select on a frontier.
+
+        Leave-one-out densities are computed along the path of the elimination, by bisection: they
+        hardly ever fall when a point is added.
+        """
+        reference = max(self.reference, frontier.bounds.max().item())
+        M = self.goal.size(frontier, reference=reference)
+        if self.densities is None or not isinstance(self.goal, Tolerance):
+            return M
+        target = self._observations * (self.steps.mean_density(self.densities) - self.goal.nats)
+        low, high = -1, M
+        if self.score(candidates.prune(frontier.masks[M]), 0.0) < target:
+            high = candidates.K
+        while high - low > max(1, high // 50):
+            middle = (low + high) // 2
+            enough = self.score(candidates.prune(frontier.masks[middle]), 0.0) >= target
+            low, high = (low, middle) if enough else (middle, high)
+        return high
+
+    def best(self, fits: Sequence[tuple[Model, float]]) -> Model:
+        """Return the best of some models, given the score of each."""
+        reference = self.reference
+        if self.densities is not None:
+            reference = self._observations * self.steps.mean_density(self.densities)
+        # The largest model counts as a reference that cannot be selected.
+        known = [*((model.K, score) for model, score in fits), (self.steps.data.N + 1, reference)]
+        index = self.goal.best(known, N=self._observations)
+        if index == len(fits):
+            index = max(range(len(fits)), key=lambda i: fits[i][1])
+        return fits[index][0]
 
 
 def _grown(
@@ -350,8 +406,8 @@ class FastSteps(Generic[Model]):
         cost = 1.0
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
-            cost = 15.0 * self._latents
-        affordable = self.budget.dense_rows(cost)
+            cost = 60.0 * self._latents
+        affordable = self._decided(lambda: self.budget.dense_rows(cost))
         models = [self.model]
         for kernel in self._kernels:
             other = deepcopy(self.model)
@@ -440,6 +496,16 @@ class FastSteps(Generic[Model]):
         """Return the value of the first process to all that share the fit."""
         return self._process_group.broadcast_object(value)
 
+    def limit_of(self, operations: float, *, candidates: int = 0) -> str | None:
+        """Return the name of the limit that prevents so many operations, or None."""
+        return self._decided(lambda: self.budget.limit_of(operations, candidates=candidates))
+
+    def _decided(self, decision: Callable[[], _Decision]) -> _Decision:
+        """Return a decision; one that depends on a clock is taken by the first process, once."""
+        if self.budget.seconds is None:
+            return decision()
+        return self._context.checkpoint_log.once(decision)
+
     def pool_work(self, K: int) -> float:
         """Return the operations that a pool of K candidates takes: growth, refit, selection."""
         N = self.data.N
@@ -483,7 +549,7 @@ class FastSteps(Generic[Model]):
         dataset = self.sample if dataset is None else dataset
         _lift_noise(moved, dataset)
         cost = max(model.chunked_cost(rows), 1.0)
-        affordable = int(_SHARE * self.budget.remaining / cost)
+        affordable = self._decided(lambda: int(_SHARE * self.budget.remaining / cost))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
         maximum = maximise_elbo(
             moved,

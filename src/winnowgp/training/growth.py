@@ -82,15 +82,16 @@ def grow(
             break  # No rows are left that would add anything.
         if reference is not None and reference - elbo < _SHARE * tolerance * N:
             break
-        if unexplained < tolerance and reference is None:
+        if reference is None and unexplained is not None and unexplained < tolerance:
             break
-        if gain < _SHARE * tolerance and unexplained < _UNEXPLAINED * tolerance:
+        little = unexplained is None or unexplained < _UNEXPLAINED * tolerance
+        if gain < _SHARE * tolerance and little:
             break
         if most <= K:
             limit = "n_candidates" if most < steps.most else None
             break
         bigger = min(2 * K, most)
-        limit = steps.budget.limit_of(steps.pool_work(bigger), candidates=bigger)
+        limit = steps.limit_of(steps.pool_work(bigger), candidates=bigger)
         if limit is not None:
             break
         K = bigger
@@ -121,10 +122,11 @@ def grow_refitted(
     while not pool.limited:
         K = pool.model.K
         larger = min(2 * K, most)
-        if larger <= K or steps.budget.limit_of(steps.pool_work(larger), candidates=larger):
-            limit = steps.budget.limit_of(steps.pool_work(larger), candidates=larger)
-            if limit is not None:
-                pool = _limited(pool, limit)
+        if larger <= K:
+            break
+        limit = steps.limit_of(steps.pool_work(larger), candidates=larger)
+        if limit is not None:
+            pool = _limited(pool, limit)
             break
         bare = pool.model.with_candidates(pool.model.candidates[:0])
         bigger = grow(steps, bare, tolerance=tolerance, most=most, reference=None, first=larger)
@@ -163,12 +165,13 @@ def _limited(pool: Pool[Model], limit: str) -> Pool[Model]:
     return Pool(pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, limit, growth.last_gain))
 
 
-def _value(model: InducingModel, steps: "FastSteps[Model]") -> tuple[float, float]:
+def _value(model: InducingModel, steps: "FastSteps[Model]") -> tuple[float, float | None]:
     """Return the ELBO in nats, and the nats per observation that unexplained variance costs.
 
-    The latter is Σ_i w_i (k_ii − q_ii)/2, the trace term of the collapsed bound.
+    The latter is Σ_i w_i (k_ii − q_ii)/2, the trace term of the collapsed bound; None for other
+    bounds.
     """
     if isinstance(model, SparseGP):
         elbo, trace = model.bound_and_trace(steps.data)
         return steps.shared(elbo), steps.shared(trace / steps.data.observations)
-    return steps.shared(model.fixed_bound(steps.data)), 0.0
+    return steps.shared(model.fixed_bound(steps.data)), None

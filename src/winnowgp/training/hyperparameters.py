@@ -13,11 +13,11 @@ well. Blocks have the full resolution of the data, at a cost linear in their num
 differ are all returned; the collapsed bound of all rows decides between them later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Generic
+from typing import Any, Generic, final
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel
@@ -29,6 +29,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import DENSE, Budget
+from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     best_level,
@@ -42,6 +43,7 @@ from winnowgp.training.initialization import (
     trainable_variances,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.typing import Scalar
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -247,11 +249,7 @@ def maximise_local_evidence(
         noise = noise_of(model.likelihood)
         if noise is not None:
             set_noise(model.likelihood, factor * noise.value)
-        bounds = [model.dense_bound(block) for block in blocks]
-
-        def summed(bounds: Sequence = bounds) -> Tensor:
-            return torch.stack([bound() for bound in bounds]).sum()
-
+        summed = _SummedBound([model.dense_bound(block) for block in blocks])
         if factor == 1.0:
             with torch.no_grad():
                 before = summed().item()
@@ -270,6 +268,28 @@ def maximise_local_evidence(
     if value < before + 5e-3 * observations:
         return None
     return Optimum(model, value, observations, optimum.kernel)
+
+
+@final
+class _SummedBound:
+    """The sum of the bounds of several blocks of rows, as a function of the current parameters."""
+
+    def __init__(self, bounds: Sequence[Callable[[], Scalar]]) -> None:
+        self._bounds = bounds
+
+    def __call__(self) -> Scalar:
+        return torch.stack([bound() for bound in self._bounds]).sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the bounds between calls."""
+        states = [bound for bound in self._bounds if isinstance(bound, Stateful)]
+        return {str(i): bound.state_dict() for i, bound in enumerate(states)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of the bounds between calls."""
+        states = [bound for bound in self._bounds if isinstance(bound, Stateful)]
+        for i, bound in enumerate(states):
+            bound.load_state_dict(state[str(i)])
 
 
 def local_blocks(X: Float[Tensor, "N D"], size: int) -> list[Int[Tensor, " B"]]:
