@@ -25,9 +25,57 @@ def test_info_and_frontier_json_agree(
     assert run(["frontier", str(models["y"]), "--json"]) == 0
     frontier = json.loads(capsys.readouterr().out)
     assert frontier["selected"] == info["inducing_points"]
-    bounds = [row["elbo_nats"] for row in frontier["frontier"]]
-    assert [row["inducing_points"] for row in frontier["frontier"]] == list(range(len(bounds)))
-    assert bounds[-1] > bounds[0]
+    elbos = {row["inducing_points"]: row["elbo_nats"] for row in frontier["frontier"]}
+    assert elbos[info["inducing_points"]] >= info["elbo_nats"] > elbos[0]
+    assert list(elbos.values()) == sorted(elbos.values())
+    assert frontier["available"] == info["available_sizes"]
+    assert info["available_sizes"][-1] == info["inducing_points"]
+    full = frontier["full_gp"]
+    assert full["inducing_points"] == 48
+    gap = (full["log_evidence_nats"] - info["elbo_nats"]) / 48
+    assert info["elbo_gap_nats_per_observation"] == pytest.approx(gap)
+
+
+def test_info_reports_kernel_evidence_and_growth(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["info", str(models["y"]), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert max(info["kernel_evidence_nats_per_observation"].values()) == 0
+    assert info["kernel"].split(" + ")[0] in info["kernel_evidence_nats_per_observation"]
+    # 48 rows have an exact evidence.
+    lower, upper = info["log_evidence_nats"]
+    assert info["log_evidence_method"] == "exact"
+    assert info["kl_nats"] == pytest.approx([lower - info["elbo_nats"]] * 2)
+    assert run(["info", str(models["y"])]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"kernel {info['kernel']}; evidence per observation relative to the best" in text
+    assert f"ELBO is {(upper - info['elbo_nats']) / 48:.4f} nats per observation below" in text
+    assert "by leave-one-out log density" in text
+    assert "more candidates gain less than the tolerance" in text
+
+
+def test_info_of_a_classifier_has_no_evidence(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["info", str(models["up"]), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["log_evidence_nats"], info["kl_nats"]) == (None, None)
+    assert run(["info", str(models["up"])]) == 0
+    assert "log evidence" not in capsys.readouterr().out
+
+
+def test_frontier_lists_available_sizes_and_the_full_gp(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["frontier", str(models["y"])]) == 0
+    text = capsys.readouterr().out
+    sizes = winnowgp.load(models["y"]).estimator.available_sizes_
+    assert text.count("available") == len(sizes) - 1 > 0
+    assert text.count("<- selected") == 1
+    full = next(line for line in text.splitlines() if "full GP" in line and "│" in line)
+    assert full.split("│")[1].strip() == "48"
+    assert "the full GP would gain" in text
 
 
 def test_data_lists_and_copies_tables(

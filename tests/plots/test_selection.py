@@ -14,6 +14,18 @@ def test_draw_frontier_shows_gap_per_observation() -> None:
     assert scattered(ax)[0].tolist() == [[1, 1.0]]
 
 
+def test_draw_frontier_measures_gap_from_full_gp() -> None:
+    elbos = [-30.0, None, -12.0, -10.0]
+    ax = draw_frontier(elbos, 3, rows=2, ax=Figure().subplots(), evidence=-9.0, sizes=[2, 3])
+    curve, full = ax.lines
+    # A size without a known model is skipped.
+    assert np.asarray(curve.get_xydata()).tolist() == [[0, 10.5], [2, 1.5], [3, 0.5]]
+    assert np.asarray(full.get_ydata()).tolist() == pytest.approx([0.5 / 3] * 2)
+    assert full.get_linestyle() == "--"
+    available, selected = (offsets.tolist() for offsets in scattered(ax))
+    assert (available, selected) == ([[2, 1.5]], [[3, 0.5]])
+
+
 def test_draw_inclusion_sorts_selected_and_other_candidates() -> None:
     ax = draw_inclusion([0.7, 0.9, 0.1, 0.4], 2, ax=Figure().subplots())
     selected, others = (offsets.tolist() for offsets in scattered(ax))

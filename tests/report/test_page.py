@@ -1,5 +1,6 @@
 """The report, opened in a browser."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import pytest
 
 from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
+import winnowgp
 from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.report import report_page, save_report
+from winnowgp.report.sentences import selection_lines
 
 EVIL = "</script><script>window.evil=1</script><img src=x onerror='window.evil=2'>"
+FILES = Path(__file__).parent.parent / "numbers" / "files"
 needs_browser = pytest.mark.skipif(absent() is not None, reason=absent() or "")
 
 
@@ -37,6 +41,12 @@ def models() -> dict[str, TabularModel]:
         }
 
 
+@pytest.fixture(scope="module")
+def resized(models: dict[str, TabularModel]) -> TabularModel:
+    model = models["regression"]
+    return model.resized(model.estimator.available_sizes_[0])
+
+
 @pytest.fixture
 def page(request: pytest.FixtureRequest, models: dict[str, TabularModel], tmp_path: Path) -> Path:
     return save_report(models[request.param].summary, tmp_path / "report.html")
@@ -54,14 +64,21 @@ def test_report_page_refers_to_no_other_file(models: dict[str, TabularModel]) ->
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_report_page_opens_in_each_theme_and_width(
-    models: dict[str, TabularModel], dark: bool, width: int, tmp_path: Path
+    models: dict[str, TabularModel],
+    resized: TabularModel,
+    dark: bool,
+    width: int,
+    tmp_path: Path,
 ) -> None:
+    earlier = winnowgp.load(FILES / "TabularModel-regression.winnow")
+    every = {**models, "resized": resized, "earlier": earlier}
     with Browser(width=width, dark=dark) as browser:
-        for task, model in models.items():
+        for task, model in every.items():
             browser.open(save_report(model.summary, tmp_path / f"{task}.html"))
             assert browser.run("return location.pathname").endswith(f"/{task}.html")
             assert browser.complaints() == []
-            assert browser.run("return document.querySelectorAll('svg').length") >= 5
+            drawn = browser.run("return document.querySelectorAll('svg').length")
+            assert drawn >= (3 if task == "resized" else 5)
             assert browser.run("return document.documentElement.scrollWidth") == width
             assert browser.run("return window.evil") is None
             assert browser.run("return performance.getEntriesByType('resource').length") == 0
@@ -70,6 +87,32 @@ def test_report_page_opens_in_each_theme_and_width(
             # Nothing drawn is NaN, and no text is undefined.
             assert "NaN" not in browser.run("return document.querySelector('main').innerHTML")
             assert "undefined" not in browser.run("return document.body.innerText")
+
+
+def test_report_page_says_what_the_summary_knows(
+    models: dict[str, TabularModel], resized: TabularModel
+) -> None:
+    summary = models["regression"].summary
+    lines = dict(selection_lines(summary["choice"]))
+    text = report_page(summary)
+    for label in ("kernel", "log evidence", "predictive gap", "growth", "sizes"):
+        assert json.dumps([label, lines[label]])[1:-1] in text
+    small = dict(selection_lines(resized.summary["choice"]))
+    assert not {"log evidence", "growth"} & small.keys()
+    assert small["resized"] == f"from {summary['choice']['points']} inducing points"
+
+
+@needs_browser
+def test_report_page_of_a_resized_model_has_no_quality(
+    resized: TabularModel, tmp_path: Path
+) -> None:
+    with Browser() as browser:
+        browser.open(save_report(resized.summary, tmp_path / "report.html"))
+        text = browser.run("return document.getElementById('quality').innerText")
+        assert "Its quality was not measured" in text
+        text = browser.run("return document.getElementById('choice').innerText")
+        assert "full GP" in text
+        assert "Inclusion probabilities" not in text
 
 
 @needs_browser

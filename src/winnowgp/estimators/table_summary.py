@@ -131,7 +131,7 @@ def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
         "given_up": float(estimator.elbo_gap_),
         "rows": rows,
         "inclusion": [float(f"{p:.4g}") for p in estimator.inclusion_],
-        "frontier": [_finite(elbo) for elbo in frontier.elbos.tolist()],
+        "frontier": [_finite(elbo) for elbo in frontier.envelope.tolist()],
         "log_densities": [_finite(nats) for nats in frontier.log_densities.tolist()],
         "exact_evidence": frontier.evidence,
         "exact_log_density": None if exact is None else _finite(exact),
@@ -164,7 +164,7 @@ def resized(
     """
     before, relevant = summary["choice"], relevances(estimator.kernel_, encoder)
     largest = before["points"] if before["resized_from"] is None else before["resized_from"]
-    after = choice(estimator, before["rows"], asked=f"{estimator.n_inducing_} points, resized")
+    after = choice(estimator, before["rows"], asked=f"{estimator.n_inducing_} points")
     columns = {column.name: column for column in encoder.columns}
     return {
         **summary,

@@ -156,7 +156,9 @@ def _digest(outline: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        # The strides of an empty tensor may not allow a view.
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -40,7 +40,7 @@ class Choice(TypedDict):
     inclusion: list[float]
     """Inclusion probability of each final candidate; the selected ones come first."""
     frontier: list[float | None] | None
-    """Best ELBO known with 0, 1, 2, … inducing points; None where there is none."""
+    """Best ELBO known with at most 0, 1, 2, … inducing points; None where there is none."""
     # Files of earlier versions do not have what follows; it is None or empty there.
     log_densities: list[float | None] | None
     """Leave-one-out log density of each model of the frontier, in nats per observation."""

@@ -30,6 +30,8 @@ MIN_ALPHA = 1e-8
 """Smallest α that is searched for; below it the prior has no effect."""
 _MAX_ALPHA = 1e8
 _BISECTIONS = 40
+# Nats per observation by which two ELBOs of the same model may differ.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,15 @@ class SizeFrontier:
         return highest if self.evidence is None else max(highest, self.evidence)
 
     @property
+    def envelope(self) -> Float[Tensor, " sizes"]:
+        """Best ELBO known with at most M inducing points, in nats.
+
+        One more point cannot lower the ELBO at the same hyper-parameters, so that M + 1 points
+        reach at least what M points do.
+        """
+        return self.elbos.cummax(0).values
+
+    @property
     def gaps(self) -> Float[Tensor, " sizes"]:
         """Nats per observation by which each ELBO is below `best`."""
         return (self.best - self.elbos) / self.N
@@ -147,13 +158,16 @@ class SizeFrontier:
     def with_model(
         self, M: int, *, elbo: float, log_density: float | None = None
     ) -> "SizeFrontier":
-        """Return the frontier with another model of M inducing points, if its ELBO is higher."""
+        """Return the frontier with another model of M inducing points, if its ELBO is higher.
+
+        It may be the model whose ELBO the frontier has already, up to rounding.
+        """
         elbos, densities = self.elbos.clone(), self.log_densities.clone()
         if len(elbos) <= M:
             missing = M + 1 - len(elbos)
             elbos = torch.cat([elbos, elbos.new_full((missing,), -math.inf)])
             densities = torch.cat([densities, densities.new_full((missing,), math.nan)])
-        if elbo >= elbos[M]:
+        if elbo >= elbos[M] - _ROUNDING * self.N:
             elbos[M] = elbo
             densities[M] = math.nan if log_density is None else log_density
         return replace(self, elbos=elbos, log_densities=densities)
