@@ -12,6 +12,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.kernels import covariance
@@ -165,6 +166,23 @@ class InducingModel(SelectableModel[Any]):
     @abstractmethod
     def upper_bound(self, data: Source) -> float:
         """Return an upper bound on log p(Y) at the same parameters; infinite if none is known."""
+
+    @abstractmethod
+    def evidence(self, data: Source, *, max_rows: int | None = None) -> Evidence:
+        """Return log p(Y) at the same parameters in nats, exact or between two bounds.
+
+        Args:
+            data: the rows.
+            max_rows: rows up to which the evidence is exact, if it can be; chosen for the device
+                if None.
+        """
+
+    @abstractmethod
+    def leave_one_out(self, data: Source) -> Float[Tensor, " N"]:
+        """Return the log density of each row given all other rows, at fixed parameters.
+
+        Nats per observation, summed over outputs. A row is left out with its whole weight.
+        """
 
     @abstractmethod
     def with_candidates(self: _Same, candidates: Float[Tensor, "J D"]) -> _Same:

@@ -14,7 +14,7 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
+from winnowgp.bounds import collapsed_bound, leave_one_out, masked_bound, subset_blocks
 from winnowgp.bounds.chunked import (
     BoundGradient,
     KernelChunk,
@@ -27,9 +27,18 @@ from winnowgp.bounds.chunked import (
     two_pass_bound,
 )
 from winnowgp.bounds.collapsed import weight_correction
+from winnowgp.bounds.evidence import (
+    Evidence,
+    GaussianRows,
+    affordable_iterations,
+    conjugate_gradient_evidence,
+    exact_evidence,
+    exact_rows,
+)
+from winnowgp.bounds.leave_one_out import collapsed_leave_one_out
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
 from winnowgp.data import Dataset, Source
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
@@ -161,18 +170,8 @@ class SparseGP(InducingModel):
         L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
-
-        def pieces(rows: Iterable[RowBlock]) -> Iterator[KernelChunk]:
-            for block in rows:
-                # A row of weight w counts as w rows, or as one row with noise σ²/w.
-                precision = (1 / self.noise).expand(len(block))
-                if block.weights is not None:
-                    precision = precision * block.weights
-                Y = block.Y - kernels.prior_mean(self.mean, block.X)
-                yield kernel.uf(block), kernel.ff(block), Y, precision
-
         C, D, square, diagonal = blocks.summed(
-            chunked_moments(L, pieces(shard)).sums for shard in blocks.shards()
+            chunked_moments(L, self._chunks(kernel, shard)).sums for shard in blocks.shards()
         )
         N = blocks.observations
         constant = -0.5 * N * (log(2 * pi) + self.noise.log())
@@ -227,6 +226,48 @@ class SparseGP(InducingModel):
         """Return an upper bound on log p(Y) at the same parameters, in nats."""
         return moment_upper_bound(self.moments(data)[1]).item()
 
+    def evidence(self, data: Source, *, max_rows: int | None = None) -> Evidence:
+        """Return log p(Y) at the same parameters in nats, exact or between two bounds.
+
+        Exact by one Cholesky factorisation for up to `max_rows` rows in memory; beyond, bounds by
+        conjugate gradients with the candidates as preconditioner, as long as they are affordable;
+        otherwise the ELBO and the upper bound of `upper_bound`. Computed in double precision on the
+        device of the model.
+
+        Args:
+            data: the rows; several processes that share them compute the result once.
+            max_rows: rows up to which the evidence is exact; chosen for the device and its free
+                memory if None.
+        """
+        dataset = data.as_dataset()
+        if dataset is not None:
+            result = data.process_group.broadcast_result(
+                lambda: self._dense_evidence(dataset, max_rows)
+            )
+            if result is not None:
+                return result
+        moments = self.moments(data)[1]
+        lower, upper = moment_bound(moments).item(), moment_upper_bound(moments).item()
+        return Evidence(lower, upper, "trace")
+
+    @torch.no_grad()
+    def leave_one_out(self, data: Source) -> Float[Tensor, " N"]:
+        """Return the log density of each row given all other rows, in nats, summed over outputs.
+
+        Exact for the posterior with these inducing points, at fixed parameters. Two passes over
+        any source, O(N K²). A row is left out with its whole weight (`bounds.leave_one_out`).
+        """
+        L, moments = self.moments(data)
+        blocks = self._blocks(data)
+        kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
+        own = collapsed_leave_one_out(
+            L, moments, chunks=self._chunks(kernel, blocks), noise=self.noise
+        )
+        if data.process_group.world_size == 1:
+            return own
+        shards = data.process_group.all_gather(own.cpu())
+        return torch.cat(shards).to(own.device)
+
     def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
         """Return a new model with the same parameters and other candidates."""
         return copy_with(self, candidates)
@@ -253,6 +294,35 @@ class SparseGP(InducingModel):
 
     def _blocks(self, data: Source) -> RowBlocks:
         return RowBlocks.of(data, points=self.K, device=self.candidates.device)
+
+    def _chunks(self, kernel: ChunkedKernel, rows: Iterable[RowBlock]) -> Iterator[KernelChunk]:
+        for block in rows:
+            # A row of weight w counts as w rows, or as one row with noise σ²/w.
+            precision = (1 / self.noise).expand(len(block))
+            if block.weights is not None:
+                precision = precision * block.weights
+            Y = block.Y - kernels.prior_mean(self.mean, block.X)
+            yield kernel.uf(block), kernel.ff(block), Y, precision
+
+    def _dense_evidence(self, data: Dataset, max_rows: int | None) -> Evidence | None:
+        """Return the evidence from K_ff, or None if that is not affordable or K̂ is singular."""
+        model = deepcopy(self).double()
+        device = model.candidates.device
+        limit = exact_rows(device) if max_rows is None else max_rows
+        rows = gaussian_rows(
+            model.kernel, data=_double(data.to(device)), mean=model.mean, noise=model.noise
+        )
+        try:
+            if limit >= rows.N:
+                return exact_evidence(rows)
+            iterations = affordable_iterations(rows, self.K)
+            if iterations:
+                Z = model.candidates.detach()
+                return conjugate_gradient_evidence(rows, Z, max_iterations=iterations)
+        except NotPositiveDefiniteError:
+            # The noise is too small for the scale of the kernel; moments need K_uu only.
+            return None
+        return None
 
     def _row_noise(self, data: Dataset) -> tuple[Noise, Scalar | float]:
         """Return σ²/w_i of each row, and the constant that corrects the bound for all outputs."""
@@ -330,6 +400,44 @@ def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> Sca
         return _unpacked(evidence_gradient(chunked, block, mean=chunked_mean, noise=noise.detach()))
 
     return WithGradient.apply(evaluate, noise, *more, *inputs)
+
+
+@torch.no_grad()
+def gaussian_rows(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> GaussianRows:
+    """Return the rows of an exact Gaussian process, for `exact_evidence` and its relatives."""
+
+    @torch.no_grad()
+    def covariance(A: Tensor, B: Tensor) -> Tensor:
+        return kernels.cross_covariance(kernel, B)(A)[0]
+
+    return GaussianRows(
+        X=data.X,
+        Y=data.Y - kernels.prior_mean(mean, data.X),
+        kff=kernels.prior_variance(kernel, data.X),
+        noise=noise.detach(),
+        covariance=covariance,
+        weights=data.weights,
+    )
+
+
+def exact_leave_one_out(
+    kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar
+) -> Float[Tensor, " N"]:
+    """Return the log density of each row given all other rows under the exact posterior; O(N³).
+
+    Nats, summed over outputs; the reference for `SparseGP.leave_one_out` at the same parameters.
+
+    Raises:
+        NotPositiveDefiniteError: the covariance of the observations is singular to working
+            precision.
+    """
+    rows = gaussian_rows(kernel, data=data, mean=mean, noise=noise)
+    return leave_one_out.exact_leave_one_out(rows)
+
+
+def _double(data: Dataset) -> Dataset:
+    weights = None if data.weights is None else data.weights.double()
+    return Dataset(data.X.double(), data.Y.double(), weights)
 
 
 def _chunked_mean(mean: Mean) -> tuple[kernels.AutogradMean, list[Tensor]]:
