@@ -36,7 +36,7 @@ from winnowgp.bounds.evidence import (
     exact_rows,
 )
 from winnowgp.bounds.leave_one_out import collapsed_leave_one_out
-from winnowgp.bounds.row_blocks import RowBlock, RowBlocks
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
