@@ -86,6 +86,14 @@ def test_factor_of_indefinite_covariance_raises() -> None:
         rows.factor()
 
 
+def test_factor_with_pivot_below_noise_raises() -> None:
+    """Errors of the covariance that are as large as the noise: the factor would be meaningless."""
+    X, noise = torch.zeros(2, 1).double(), torch.tensor(0.01).double()
+    rows = GaussianRows(X, X, X[:, 0] + 1, noise, covariance=lambda A, B: 1.008 * (A + B.mT + 1))
+    with pytest.raises(NotPositiveDefiniteError, match="2 observations could not be factorised"):
+        rows.factor()
+
+
 def test_product_equals_dense_product() -> None:
     p, weights = problem(), some_weights(25)
     v = torch.randn(25, 4, generator=torch.Generator().manual_seed(1)).double()

@@ -15,7 +15,9 @@ from winnowgp.bounds.sites import Sites, site_gradient, site_moments, site_sums
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
-from winnowgp.models.kernels import AutogradChunks, ScaledRBFChunks, kernel_blocks
+from winnowgp.models.chunked_kernels import AutogradChunks
+from winnowgp.models.kernels import kernel_blocks
+from winnowgp.models.stationary import RBFProfile, StationaryChunks
 from winnowgp.selection.statistics import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
@@ -29,7 +31,8 @@ def rows_of(p: Problem, chunk: int | None = None) -> RowBlocks:
 
 def whitened(p: Problem, *, chunk: int | None = None, keep: int | None = None) -> WhitenedChunks:
     blocks = rows_of(p, chunk)
-    kernel = ScaledRBFChunks(
+    kernel = StationaryChunks(
+        RBFProfile(),
         Z=p.Z - blocks.centre,
         variance=torch.tensor(1.7, dtype=torch.float64),
         lengthscales=torch.full((p.X.shape[1],), p.lengthscale, dtype=torch.float64),
@@ -167,8 +170,8 @@ def test_site_gradient_scaled_rbf_matches_dense_evidence(P: int, how: dict[str, 
     G = jittered_evidence(kernel(Z, Z), kernel(Z, p.X), kernel(p.X, p.X).diagonal(), sites)
     expected = torch.autograd.grad(G, (variance, lengthscales, Z))
     blocks = rows_of(p, how.get("chunk"))
-    scaled = ScaledRBFChunks(
-        Z=inputs[2] - blocks.centre, variance=inputs[0], lengthscales=inputs[1]
+    scaled = StationaryChunks(
+        RBFProfile(), Z=inputs[2] - blocks.centre, variance=inputs[0], lengthscales=inputs[1]
     )
     chunks = WhitenedChunks.for_gradients(scaled, blocks, keep=how.get("keep"))
     sums = site_sums(chunks, sites)

@@ -15,7 +15,7 @@ from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import DeepGP, DeepLayer, SparseGP
-from winnowgp.models.kernels import ScaledRBFChunks
+from winnowgp.models.stationary import StationaryChunks
 from winnowgp.selection import Frontier
 from winnowgp.training import (
     Checkpoint,
@@ -235,16 +235,16 @@ def threads(process_group: ProcessGroup) -> dict[str, str]:
 
 
 def _perturb(error: float) -> None:
-    kept = ScaledRBFChunks.uu, ScaledRBFChunks.uf
+    kept = StationaryChunks.uu, StationaryChunks.uf
 
-    def uu(self: ScaledRBFChunks) -> Tensor:
+    def uu(self: StationaryChunks) -> Tensor:
         found = kept[0](self)
         return found + error * torch.diag(found.diagonal())
 
-    def uf(self: ScaledRBFChunks, block: Any) -> Tensor:
+    def uf(self: StationaryChunks, block: Any) -> Tensor:
         return (1 + error) * kept[1](self, block)
 
-    ScaledRBFChunks.uu, ScaledRBFChunks.uf = uu, uf  # type: ignore[method-assign]
+    StationaryChunks.uu, StationaryChunks.uf = uu, uf  # type: ignore[method-assign]
 
 
 def blocks(process_group: ProcessGroup) -> list[float]:

@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from torch import Tensor
 
 from winnowgp.models import greedy_variance
-from winnowgp.models.kernels import chunked_greedy_variance
+from winnowgp.models.greedy import chunked_greedy_variance, pivoted_cholesky
 
 KERNELS = {
     "matern": lambda: MaternKernel(nu=1.5),
@@ -44,6 +44,43 @@ def test_greedy_variance_selects_largest_conditional_variance(kernel, M: int, se
     for step, row in enumerate(chosen):
         share = left(k, X, torch.cat([given, X[chosen[:step]]]))
         assert share[row] > share.max() - 1e-9, step
+
+
+@kernels
+@pytest.mark.parametrize("M", [0, 4])
+def test_pivoted_cholesky_many_rows_matches_one_at_a_time(kernel, M: int) -> None:
+    """More rows than contenders, and all of them selected."""
+    k, X, given = kernel().double(), 4 * rows(150), rows(M, seed=1)
+    result = pivoted_cholesky(k, X, 150, given=given)
+    assert sorted(result.indices.tolist()) == list(range(150))
+    with torch.no_grad():
+        K = k(torch.cat([given, X])).to_dense()
+    for j in range(M):
+        K = K - torch.outer(K[j], K[j]) / K[j, j]
+    K, prior = K[M:, M:], k(X).to_dense().diagonal().detach()
+    torch.testing.assert_close(result.prior, prior.sum())
+    for row, trace in zip(result.indices.tolist(), result.traces, strict=True):
+        share = K.diagonal() / prior
+        assert share[row] > share.max() - 1e-8
+        K = K - torch.outer(K[row], K[row]) / K[row, row]
+        torch.testing.assert_close(trace, K.diagonal().sum(), rtol=1e-6, atol=1e-8)
+
+
+def test_greedy_variance_selects_first_of_equal_rows() -> None:
+    X = 1e3 * torch.arange(100, dtype=torch.float64)[:, None]
+    chosen = greedy_variance(RBFKernel().double(), X, 100, given=X[:0])
+    assert chosen.tolist() == list(range(100))
+
+
+def test_pivoted_cholesky_stops_at_trace() -> None:
+    X, kernel = rows(200), MaternKernel(nu=0.5).double()
+    whole = pivoted_cholesky(kernel, X, 200, given=X[:0])
+    for count in (1, 2, 57, 150):
+        stop = whole.traces[count - 1].item() * (1 + 1e-9)
+        part = pivoted_cholesky(kernel, X, 200, given=X[:0], stop=stop)
+        assert torch.equal(part.indices, whole.indices[:count])
+        assert torch.equal(part.traces, whole.traces[:count])
+    assert len(pivoted_cholesky(kernel, X, 200, given=X[:0], stop=200.5).indices) == 0
 
 
 @kernels

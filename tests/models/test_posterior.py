@@ -1,11 +1,19 @@
 """Posteriors against dense conditioning: predictions, joint distributions and updates."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
@@ -152,6 +160,38 @@ def test_cross_covariance_equals_kernel(offset: float) -> None:
     other, _ = cross_covariance(kernel, points)(rows.requires_grad_())
     torch.testing.assert_close(other, dense)
     assert torch.autograd.grad(other.sum(), rows)[0].abs().sum() > 0
+
+
+CROSS: dict[str, Callable[[], Kernel]] = {
+    "matern32": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=3)),
+    "matern52": lambda: ScaleKernel(MaternKernel(nu=2.5)),
+    "columns": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=2, active_dims=(2, 0))),
+    "linear": lambda: LinearKernel(ard_num_dims=3),
+    "linear column": lambda: LinearKernel(active_dims=(1,)),
+    "sum": lambda: AdditiveKernel(
+        ScaleKernel(RBFKernel()), LinearKernel(), ScaleKernel(MaternKernel(nu=0.5))
+    ),
+    "product": lambda: ScaleKernel(RBFKernel()) * LinearKernel(),
+}
+
+
+@pytest.mark.parametrize("kernel", CROSS.values(), ids=CROSS)
+def test_cross_covariance_of_any_kernel_equals_gpytorch(kernel: Callable[[], Kernel]) -> None:
+    k = kernel().double()
+    g = torch.Generator().manual_seed(0)
+    for parameter in k.parameters():
+        parameter.requires_grad_(False).add_(torch.randn(parameter.shape, generator=g))
+    X, Z = (3 + torch.randn(n, 3, dtype=torch.float64, generator=g) for n in (9, 5))
+    # Rows that coincide with inducing points are as accurate as others.
+    X[:2] = Z[:2]
+    expected, variances = covariance(k, X, Z), prior_variance(k, X)
+    for rows in (X, X.clone().requires_grad_(), X[:1], X[:0]):
+        found, kff = cross_covariance(k, Z)(rows)
+        assert found.requires_grad == rows.requires_grad
+        torch.testing.assert_close(found, expected[: len(rows)], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(kff, variances[: len(rows)], rtol=1e-12, atol=0)
+    empty, _ = cross_covariance(k, Z[:0])(X)
+    assert empty.shape == (9, 0)
 
 
 @pytest.mark.parametrize("wide", [0.1, 1.7])

@@ -16,14 +16,9 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
-from winnowgp.models.kernels import (
-    AutogradMean,
-    ScaledRBFChunks,
-    is_scaled_rbf,
-    kernel_blocks,
-    prior_mean,
-)
-from winnowgp.models.sgpr import chunked_kernel
+from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
+from winnowgp.models.kernels import kernel_blocks, prior_mean
+from winnowgp.models.stationary import RBFProfile, StationaryChunks
 from winnowgp.training import fit
 
 
@@ -174,7 +169,8 @@ def test_chunked_bound_ignores_chunk_and_cache_sizes(chunk: int, keep: int) -> N
     results = []
     for c, k in ((chunk, keep), (1_000, 10**9)):
         blocks = RowBlocks.of(rows, size=c)
-        chunks = ScaledRBFChunks(
+        chunks = StationaryChunks(
+            RBFProfile(),
             Z=rows.X[:7] - blocks.centre,
             variance=torch.tensor(1.3, dtype=torch.float64),
             lengthscales=torch.tensor([0.7, 1.1], dtype=torch.float64),
@@ -187,13 +183,6 @@ def test_chunked_bound_ignores_chunk_and_cache_sizes(chunk: int, keep: int) -> N
     torch.testing.assert_close(first.noise, second.noise, rtol=1e-9, atol=1e-9)
     for a, b in zip(first.kernel, second.kernel, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
-
-
-def test_chunked_kernel_only_plain_rbf_is_specialised() -> None:
-    assert is_scaled_rbf(ScaleKernel(RBFKernel(ard_num_dims=3)))
-    assert not is_scaled_rbf(RBFKernel())
-    assert not is_scaled_rbf(ScaleKernel(RBFKernel(active_dims=(0,))))
-    assert not is_scaled_rbf(ScaleKernel(MaternKernel()))
 
 
 def test_chunked_bound_frozen_locations_get_no_gradient() -> None:
@@ -238,7 +227,8 @@ def test_chunked_rbf_tiny_lengthscales_stay_below_variance(lengthscale: float) -
     # Rounding of the exponents never increases a covariance.
     assert -1e4 < gp.fixed_bound(rows) < exact + 1e-3
     block = next(iter(RowBlocks.of(rows)))
-    blocks = ScaledRBFChunks(
+    blocks = StationaryChunks(
+        RBFProfile(),
         Z=rows.X[:20] - rows.X.mean(0),
         variance=torch.tensor(1.3, dtype=torch.float64),
         lengthscales=torch.full((2,), lengthscale, dtype=torch.float64),

@@ -23,7 +23,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import ConvergenceWarning, NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
 from winnowgp.models import VariationalGP
-from winnowgp.models.sgpr import chunked_kernel
+from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.site_inference import infer_sites, mean_step
 from winnowgp.models.svgp import FINAL_GAIN, best_q
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.selection_problems import SEARCHED, neighbours, problem
+from helpers.selection_problems import SEARCHED, line_problem, neighbours, problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
@@ -46,6 +46,51 @@ def test_backward_elimination_starts_from_any_subset(case: dict[str, Any]) -> No
     assert path.masks.sum(dim=1).tolist() == list(range(int(mask.sum()), -1, -1))
     assert bool((path.masks[:-1] >= path.masks[1:]).all())
     torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-7, atol=1e-3)
+
+
+def greedy_order(s: SubsetStatistics) -> list[int]:
+    """The candidates in order of removal, with all gains computed afresh for every one."""
+    mask, order = torch.ones(s.K, dtype=torch.bool), []
+    while mask.any():
+        order.append(int(s.marginal_gains(mask).masked_fill(~mask, torch.inf).argmin()))
+        mask[order[-1]] = False
+    return order
+
+
+def removals(path: Path) -> list[int]:
+    return [int((a & ~b).nonzero()) for a, b in zip(path.masks[:-1], path.masks[1:], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("contenders", "seed", "lengthscale"),
+    # In all but the last two, a gain falls below those of the contenders within a block.
+    [(8, 3, 0.3), (8, 5, 0.8), (12, 11, 0.5), (24, 11, 0.5), (24, 1, 0.8), (200, 0, 0.5)],
+)
+def test_backward_elimination_in_blocks_is_greedy(
+    contenders: int, seed: int, lengthscale: float
+) -> None:
+    s = problem(seed, N=150, K=60, lengthscale=lengthscale).statistics
+    path = backward_elimination(s, contenders=contenders)
+    assert removals(path) == greedy_order(s)
+    torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("contenders", [1, 8, 200])
+def test_backward_elimination_redundant_candidates_have_correct_bounds(contenders: int) -> None:
+    """Candidates on a line, conditioned to 1e18, and 40 candidates of which 15 are duplicates."""
+    for s in (line_problem().statistics, problem(6, K=40, duplicates=15).statistics):
+        path = backward_elimination(s, contenders=contenders)
+        assert path.masks.sum(dim=1).tolist() == list(range(s.K, -1, -1))
+        torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("smallest", [0, 5, 17, 20, 30])
+def test_backward_elimination_stops_at_smallest(smallest: int) -> None:
+    s = problem(7, K=20).statistics
+    whole, path = backward_elimination(s), backward_elimination(s, smallest=smallest)
+    count = max(20 - smallest, 0) + 1
+    assert torch.equal(path.masks, whole.masks[:count])
+    torch.testing.assert_close(path.bounds, whole.bounds[:count], rtol=1e-9, atol=1e-6)
 
 
 @cases

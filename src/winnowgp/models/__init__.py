@@ -5,7 +5,7 @@ from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
 from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
-from winnowgp.models.kernels import greedy_variance
+from winnowgp.models.greedy import greedy_variance
 from winnowgp.models.likelihoods import Prediction
 from winnowgp.models.posterior import JointPosterior, Posterior
 from winnowgp.models.sgpr import SparseGP

@@ -24,9 +24,9 @@ from winnowgp.bounds.sites import Sites, SiteSums, site_moments, site_sums
 from winnowgp.data import Dataset
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.linalg import definite_cholesky
+from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
-from winnowgp.models.sgpr import chunked_kernel
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics

@@ -1,13 +1,9 @@
-"""Dense kernel matrices of GPyTorch kernels, in blocks, with gradients and expectations.
-
-`greedy_variance` selects candidate inducing points by a pivoted Cholesky factorisation of a kernel
-matrix (Burt et al. 2020).
-"""
+"""Dense kernel matrices of GPyTorch kernels, covariances for predictions, and expectations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias, final
+from typing import TypeAlias
 
 import torch
 from gpytorch import settings
@@ -19,25 +15,17 @@ from gpytorch.kernels import (
     RBFKernel,
     ScaleKernel,
 )
-from gpytorch.means import Mean, ZeroMean
-from jaxtyping import Float, Int
+from gpytorch.means import Mean
+from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from winnowgp.bounds.chunked import ChunkedMean
 from winnowgp.bounds.psi import ExpectedKernel, LinearPsi, RBFPsi
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, Sums, add_product
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.typing import Scalar
+from winnowgp.models.stationary import StationaryForm, stationary_form
 
 Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-
 """A function from rows X `[N D]` to k(X, Z) `[N M]` and k(x, x) `[N]`."""
-
-# Squared distance of an inducing point from the centre, in lengthscales. Exponents are differences
-# of numbers of this size: float32 represents them to 2e-6 up to here, and float64 is used beyond.
-_REACH = 32.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,300 +110,55 @@ def has_psi(kernel: Kernel) -> bool:
     return whole and type(base) in (RBFKernel, LinearKernel)
 
 
-@final
-class AutogradChunks(ChunkedKernel):
-    """Any GPyTorch kernel, differentiated by autograd one block of rows at a time.
-
-    Each pull-back evaluates its block again with gradients, so that only one graph is in memory.
-
-    Args:
-        parameters: inputs of the gradient; `Z` may be one of them.
-    """
-
-    def __init__(
-        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], parameters: Sequence[Tensor]
-    ) -> None:
-        self._kernel, self._Z = kernel, Z
-        self._rows = _Pulled(parameters)
-
-    @torch.no_grad()
-    def uu(self) -> Float[Tensor, "M M"]:
-        return covariance(self._kernel, self._Z, self._Z)
-
-    @torch.no_grad()
-    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        return covariance(self._kernel, self._Z, block.X)
-
-    @torch.no_grad()
-    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
-        return prior_variance(self._kernel, block.X)
-
-    def pull_uf(
-        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
-    ) -> None:
-        with torch.enable_grad():
-            self._rows.add(covariance(self._kernel, self._Z, block.X), cotangent.to(self._Z.dtype))
-
-    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        with torch.enable_grad():
-            self._rows.add(prior_variance(self._kernel, block.X), cotangent.expand(len(block)))
-
-    def pulled(self) -> Sums:
-        return self._rows.taken()
-
-    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, ...]:
-        points = _Pulled(self._rows.parameters)
-        with torch.enable_grad():
-            points.add(covariance(self._kernel, self._Z, self._Z), uu)
-        return tuple(a + b for a, b in zip(pulled, points.taken(), strict=True))
-
-
-@final
-class AutogradMean(ChunkedMean):
-    """Any GPyTorch mean, differentiated by autograd one block of rows at a time.
-
-    Args:
-        parameters: inputs of the gradient.
-    """
-
-    def __init__(self, mean: Mean, *, parameters: Sequence[Tensor]) -> None:
-        self._mean = mean
-        self._rows = _Pulled(parameters)
-
-    @torch.no_grad()
-    def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:
-        if isinstance(self._mean, ZeroMean):
-            return block.Y
-        return block.Y - prior_mean(self._mean, block.X)
-
-    def pull(self, block: RowBlock, cotangent: Float[Tensor, "B P"]) -> None:
-        if self._rows.parameters:
-            with torch.enable_grad():
-                values = prior_mean(self._mean, block.X).expand(cotangent.shape)
-                self._rows.add(values, cotangent)
-
-    def pulled(self) -> Sums:
-        return self._rows.taken()
-
-
-class _Pulled:
-    """Gradients summed over blocks of rows."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = tuple(parameters)
-        self._totals = self._zeros()
-
-    def add(self, values: Tensor, cotangent: Tensor) -> None:
-        if not values.requires_grad:
-            return
-        gradients = torch.autograd.grad(values, self.parameters, cotangent, allow_unused=True)
-        for total, gradient in zip(self._totals, gradients, strict=True):
-            if gradient is not None:
-                total.add_(gradient)
-
-    def taken(self) -> Sums:
-        """Return the sums and reset them to zero."""
-        totals, self._totals = self._totals, self._zeros()
-        return totals
-
-    def _zeros(self) -> Sums:
-        return tuple(torch.zeros_like(p) for p in self.parameters)
-
-
-def is_scaled_rbf(kernel: Kernel) -> bool:
-    """Return whether this is exactly a ScaleKernel of an RBFKernel on all columns."""
-    return (
-        type(kernel) is ScaleKernel
-        and type(kernel.base_kernel) is RBFKernel
-        and kernel.active_dims is None
-        and kernel.base_kernel.active_dims is None
-    )
-
-
-@final
-class ScaledRBFChunks(ChunkedKernel):
-    """k(x, z) = s exp(−½ Σ_d (x_d − z_d)²/ℓ_d²), with a closed-form gradient in (s, ℓ, Z).
-
-    With φ(x) = [x, x², 1] and w = 1/ℓ² the exponent of every entry is linear in fixed features,
-
-        log k(z, x) = ⟨[w z, −w/2, log s − ½ w·z²], φ(x)⟩,
-
-    so that a block is one thin product and one exponential in place. For the pull-back, with
-    W = ∂F/∂K ∘ K, all gradients follow from W φ(X), an M × (2D + 1) matrix.
-
-    Args:
-        Z: inducing points, centred as the features of the rows are.
-        dtype: data type of blocks; that of Z if None.
-    """
-
-    def __init__(
-        self,
-        *,
-        Z: Float[Tensor, "M D"],
-        variance: Scalar,
-        lengthscales: Float[Tensor, " D"],
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._Z, self._s, self._l, self._dtype = Z, variance, lengthscales, dtype or Z.dtype
-        self._w = lengthscales.square().reciprocal()
-        self._wZ = Z * self._w
-        self._norm = (self._wZ * Z).sum(1)
-        log_s = variance.log()
-        # One synchronisation for both numbers; `clamp_max_` with a tensor takes twice as long.
-        farthest = torch.cat([self._norm, log_s.new_zeros(1)]).amax()
-        self._most, reach = torch.stack([log_s, farthest]).tolist()
-        constant = (log_s - 0.5 * self._norm)[:, None]
-        coefficients = torch.cat([self._wZ, (-0.5 * self._w).expand(Z.shape), constant], 1)
-        self._coefficients = coefficients.to(self._dtype if reach <= _REACH else Z.dtype)
-        self._Kuu = self._covariance()
-        self._zero()
-
-    def uu(self) -> Float[Tensor, "M M"]:
-        return self._Kuu.clone()
-
-    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        # With tiny lengthscales exponents are differences of large numbers, whose rounding must not
-        # make a covariance larger than the variance.
-        features = block.features.to(self._coefficients.dtype)
-        exponent = torch.mm(self._coefficients, features.mT).to(self._dtype)
-        return exponent.clamp_max_(self._most).exp_()
-
-    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
-        return self._s.expand(len(block))
-
-    def pull_uf(
-        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
-    ) -> None:
-        add_product(self._pulled, cotangent.mul_(Kuf), block.features.to(Kuf.dtype))
-
-    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        # A cotangent that is the same for all rows may have a single entry.
-        self._pulled_ff += cotangent.expand(len(block)).sum()
-
-    def pulled(self) -> tuple[Tensor, Tensor]:
-        sums = self._pulled, self._pulled_ff
-        self._zero()
-        return sums
-
-    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
-        D, Z, (features, variances) = self._Z.shape[1], self._Z, pulled
-        first, second, total = features.split([D, D, 1], 1)
-        # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
-        W = uu.mul_(self._Kuu)
-        sums = W.sum(1, keepdim=True)
-        moved = W @ Z - sums * Z
-        d_Z = self._w * (2 * moved + first - total * Z)
-        d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
-        # d log s = ds/s, dw = −2 w dℓ/ℓ
-        d_log_s = sums.sum() + total.sum() + self._s * variances
-        return d_log_s / self._s, -2 * self._w * d_w / self._l, d_Z
-
-    def _zero(self) -> None:
-        self._pulled = self._Z.new_zeros(self._coefficients.shape)
-        self._pulled_ff = self._Z.new_zeros(())
-
-    def _covariance(self) -> Float[Tensor, "M M"]:
-        half = 0.5 * self._norm
-        exponent = (self._wZ @ self._Z.mT).sub_(half[:, None]).sub_(half)
-        K = exponent.clamp_max_(0).exp_().mul_(self._s)
-        # Make it exactly symmetric, with the known diagonal.
-        K = (K + K.mT).mul_(0.5)
-        K.diagonal().fill_(self._s)
-        return K
-
-
 def cross_covariance(kernel: Kernel, Z: Float[Tensor, "M D"]) -> Cross:
     """Return k(X, Z) and k(x, x) as a function of X; the rest is computed once.
 
-    The scaled RBF kernel needs one product and one exponential in place, a tenth of GPyTorch's time
-    for a single row and a third for 10,000. Other kernels, and calls that need a gradient in X, use
-    GPyTorch.
+    Scaled RBF and Matérn kernels need one product and one exponential in place: with RBF a tenth of
+    GPyTorch's time for a single row and a third for 10,000. Linear kernels are a product, and the
+    terms of a sum are added up. Other kernels use GPyTorch, and so do RBF and Matérn kernels if a
+    gradient in X is needed.
     """
 
     def general(X: Tensor) -> tuple[Tensor, Tensor]:
         return covariance(kernel, X, Z), prior_variance(kernel, X)
 
-    if not is_scaled_rbf(kernel) or len(Z) == 0:
+    if len(Z) == 0:
         return general
-    scaled: Any = kernel
-    lengthscale, scale = scaled.base_kernel.lengthscale, scaled.outputscale
-    centre = Z.mean(0)
-    z = (Z - centre) / lengthscale
+    if type(kernel) is AdditiveKernel and kernel.active_dims is None:
+        return _summed_cross(
+            [cross_covariance(k, Z) for k in kernel.kernels if isinstance(k, Kernel)]
+        )
+    if type(kernel) is LinearKernel and kernel.active_dims is None:
+        return _linear_cross(kernel.variance.reshape(-1), Z)
+    form = stationary_form(kernel, Z.shape[1])
+    return general if form is None else _stationary_cross(form, Z, general)
+
+
+def _linear_cross(variances: Float[Tensor, " #D"], Z: Float[Tensor, "M D"]) -> Cross:
+    scaled = variances * Z
+    return lambda X: (X @ scaled.mT, (variances * X.square()).sum(1))
+
+
+def _summed_cross(terms: Sequence[Cross]) -> Cross:
+    def summed(X: Tensor) -> tuple[Tensor, Tensor]:
+        blocks, variances = zip(*(term(X) for term in terms), strict=True)
+        return reduce(torch.add, blocks), reduce(torch.add, variances)
+
+    return summed
+
+
+def _stationary_cross(form: StationaryForm, Z: Float[Tensor, "M D"], general: Cross) -> Cross:
+    centre, rate = Z.mean(0), form.profile.rate
+    z = (Z - centre) / form.lengthscales
     norms = z.square().sum(1)
 
     def quick(X: Tensor) -> tuple[Tensor, Tensor]:
         if X.requires_grad or len(X) == 0:
             return general(X)
-        x = (X - centre) / lengthscale
-        # −½‖x − z‖² = x·z − ½‖z‖² − ½‖x‖², at most zero but for rounding.
-        exponent = torch.addmm(norms, x, z.mT, beta=-0.5)
-        exponent.add_(x.square().sum(1, keepdim=True), alpha=-0.5)
-        return exponent.clamp_max_(0).exp_().mul_(scale), scale.expand(len(X))
+        x = (X - centre) / form.lengthscales
+        # c r² = c ‖z‖² − 2c x·z + c ‖x‖²
+        u = torch.addmm(norms, x, z.mT, beta=rate, alpha=-2 * rate)
+        u.add_(x.square().sum(1, keepdim=True), alpha=rate)
+        return form.profile.covariances_(u, 0.0).mul_(form.variance), form.variance.expand(len(X))
 
     return quick
-
-
-# Selection ends when the conditional variances are below this share of the prior variances, or
-# below this many times the eps of the data type, which is more in float32.
-LEAST, _ROUNDING = 1e-8, 100
-
-BLOCK_ROWS = 4096
-
-
-@torch.no_grad()
-def greedy_variance(
-    kernel: Kernel, X: Float[Tensor, "N D"], K: int, *, given: Float[Tensor, "M D"]
-) -> Int[Tensor, " k"]:
-    """Select up to K rows by the largest conditional variance given `given` and previous rows.
-
-    This is a pivoted Cholesky factorisation with O(N K (K + M)) time and O(N (K + M)) memory; pass
-    a sample of the rows if N is large. It stops early when all conditional variances are below 1e-8
-    of the prior variance (1e-5 in float32), so that duplicates are never selected twice.
-
-    Args:
-        X: rows to select among.
-        K: number of rows to select at most.
-        given: inducing points that are there already.
-
-    Returns: indices of the selected rows, in order of selection.
-    """
-    prior = prior_variance(kernel, X)
-    L = cholesky(covariance(kernel, given, given)).L
-    M, N = len(given), len(X)
-    factor = X.new_empty(M + min(K, N), N)
-    factor[:M] = solve_lower(L, covariance(kernel, given, X))
-    residual = prior - factor[:M].square().sum(0)
-    # A row without prior variance is never selected.
-    whole = torch.where(prior > 0, prior, torch.inf)
-    least = max(LEAST, _ROUNDING * torch.finfo(X.dtype).eps)
-    selected: list[int] = []
-    for k in range(M, len(factor)):
-        # One synchronisation for both; in float32 a large index would be rounded.
-        left, where = torch.stack([x.double() for x in (residual / whole).max(0)]).tolist()
-        if left <= least:
-            break
-        pivot = int(where)
-        row = covariance(kernel, X[pivot : pivot + 1], X)[0].to(factor)
-        row = torch.addmv(row, factor[:k].mT, factor[:k, pivot], alpha=-1)
-        torch.div(row, residual[pivot].sqrt(), out=factor[k])
-        residual -= factor[k].square()
-        residual[pivot] = 0
-        selected.append(pivot)
-    return torch.tensor(selected, dtype=torch.long, device=X.device)
-
-
-@torch.no_grad()
-def chunked_greedy_variance(
-    kernel: Kernel, X: Float[Tensor, "N D"], K: int, *, rows: int = BLOCK_ROWS
-) -> Int[Tensor, " k"]:
-    """Select up to K rows by greedy conditional variance, in blocks of `rows` rows.
-
-    Each block competes with the rows selected so far. With N ≤ `rows` this is `greedy_variance`;
-    beyond, it is a greedy selection among greedy selections (GreeDi; Mirzasoleiman et al. 2013).
-    O(N K²) time for K ≤ `rows`, and O(K (K + rows)) memory for any N.
-    """
-    selected = torch.empty(0, dtype=torch.long, device=X.device)
-    for block in torch.arange(len(X), device=X.device).split(rows):
-        pool = torch.cat([selected, block])
-        selected = pool[greedy_variance(kernel, X[pool], K, given=X[:0])]
-    return selected

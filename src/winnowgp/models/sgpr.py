@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
@@ -42,6 +42,7 @@ from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
+from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
@@ -340,29 +341,6 @@ class SparseGP(InducingModel):
         return data.Y - kernels.prior_mean(self.mean, data.X)
 
 
-def chunked_kernel(
-    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks, dtype: torch.dtype | None = None
-) -> tuple[ChunkedKernel, list[Tensor]]:
-    """Return a kernel that is evaluated in blocks of rows, and the inputs of its gradient.
-
-    The scaled RBF kernel has an implementation of its own, which computes blocks in `dtype`.
-    """
-    if kernels.is_scaled_rbf(kernel):
-        assert isinstance(kernel, ScaleKernel)
-        assert isinstance(kernel.base_kernel, RBFKernel)
-        variance = kernel.outputscale.reshape(())
-        lengthscales = kernel.base_kernel.lengthscale.reshape(-1).expand(Z.shape[1])
-        chunks = kernels.ScaledRBFChunks(
-            Z=(Z - blocks.centre).detach(),
-            variance=variance.detach(),
-            lengthscales=lengthscales.detach(),
-            dtype=dtype,
-        )
-        return chunks, [variance, lengthscales, Z]
-    inputs = [p for p in [*kernel.parameters(), Z] if p.requires_grad]
-    return kernels.AutogradChunks(kernel, Z=Z, parameters=inputs), inputs
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkedBound:
     """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
@@ -446,9 +424,9 @@ def _double(data: Dataset) -> Dataset:
     return Dataset(data.X.double(), data.Y.double(), weights)
 
 
-def _chunked_mean(mean: Mean) -> tuple[kernels.AutogradMean, list[Tensor]]:
+def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
     inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]
-    return kernels.AutogradMean(mean, parameters=inputs), inputs
+    return AutogradMean(mean, parameters=inputs), inputs
 
 
 def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -77,6 +77,25 @@ class SearchState(ABC):
     def restrict(self, keep: Bool[Tensor, " J"]) -> "SearchState":
         """Return the same subset with fewer candidates to consider; `keep` covers the subset."""
 
+    @abstractmethod
+    def remove_block(self, rows: Int[Tensor, " B"], *, gain: Float[Tensor, ""]) -> "SearchState":
+        """Return the state without several included candidates, which are considered no more.
+
+        All J candidates must be included.
+
+        Args:
+            rows: positions among `candidates`.
+            gain: L(Z) − L(Z \\ rows) in nats, the sum of the gains as they are removed in turn.
+        """
+
+    @abstractmethod
+    def compress(self, rows: Int[Tensor, " c"]) -> "SearchState":
+        """Return a state of a few included candidates on the CPU, whose moves cost O(c²).
+
+        The result defines `marginal_gains` and `remove`, which are those of the whole state as long
+        as only candidates in `rows` leave the subset.
+        """
+
 
 class SearchObjective(MarginalGainObjective):
     """An objective for discrete search: moving to a neighbouring subset is cheap."""
@@ -94,6 +113,10 @@ class SearchObjective(MarginalGainObjective):
     @abstractmethod
     def search_state(self, mask: Mask) -> SearchState:
         """Return the search state of a subset."""
+
+    @abstractmethod
+    def restrict(self, mask: Mask) -> "SearchObjective":
+        """Return the same objective for a subset of the candidates, numbered from zero."""
 
 
 class RelaxedObjective(SubsetObjective):

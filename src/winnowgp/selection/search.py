@@ -1,19 +1,23 @@
 """Discrete search over subsets by exact marginal gains.
 
 Each step computes the marginal gains of a `SearchState` and moves to a neighbouring subset in
-O(K²). Searches maximise the score L(Z) + w(|Z|) for a table w(0..K), such as −α m². They are greedy
-and deterministic: the result is a local optimum under the stated moves, not the best subset.
+O(K²); backward elimination takes many steps at a time. Searches maximise the score L(Z) + w(|Z|)
+for a table w(0..K), such as −α m². They are greedy and deterministic: the result is a local optimum
+under the stated moves, not the best subset.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.selection.objective import SearchObjective, SearchState
 from winnowgp.typing import SizeTable
+
+CONTENDERS = 192
+"""Candidates whose gains are followed exactly within a block of backward elimination."""
 
 _REFRESH = 64  # Moves before the state is computed afresh: rounding grows with each update.
 _PATIENCE = 5
@@ -42,40 +46,57 @@ class SearchResult:
 
 
 def backward_elimination(
-    statistics: SearchObjective, *, start: Bool[Tensor, " K"] | None = None
+    statistics: SearchObjective,
+    *,
+    start: Bool[Tensor, " K"] | None = None,
+    smallest: int = 0,
+    contenders: int = CONTENDERS,
 ) -> Path:
-    """Remove the inducing point of smallest marginal gain until none is left; O(K³) in total.
+    """Remove the inducing point of smallest marginal gain, one after another; O(K³) in total.
 
-    Only included candidates are carried along, dropped an eighth at a time, and the state is
-    computed afresh whenever the subset has halved. In between no step synchronises with a GPU.
+    Points are removed in blocks. The c candidates of smallest gain are contenders, whose gains are
+    followed exactly while points of the block leave, in O(c²) each. A block ends when a quarter of
+    the contenders have left, or when their smallest gain exceeds the smallest gain that any other
+    candidate had at the start of the block. The block is then removed from all rows by matrix
+    products (`elimination`) and all gains are computed again. If another candidate has fallen below
+    a gain in the block, only the removals before that one are made. The path is greedy unless a
+    gain falls and rises again within one block, which is rare, and it is exactly greedy while at
+    most c points are left. Bounds are exact in any case. Whenever the subset has halved, the state
+    is computed afresh.
 
     Args:
         statistics: statistics of the data.
         start: subset to start from; all candidates if not given.
+        smallest: number of inducing points at which the path ends.
+        contenders: number c of contenders in each block.
     """
     K, device = statistics.K, statistics.empty.device
     mask = torch.ones(K, dtype=torch.bool, device=device) if start is None else start
-    state = statistics.search_state(mask)
-    state = state.restrict(state.included)
+    left = mask.nonzero()[:, 0]
+    size = now = len(left)
+    objective = statistics if size == K else statistics.restrict(mask)
+    state = objective.search_state(torch.ones_like(left, dtype=torch.bool))
     # Step at which each candidate is removed; K if never.
     removed_at = torch.full((K,), K, device=device)
-    M = last_refresh = size = int(mask.sum())
-    bounds = [state.bound]
-    while M:
-        gains = state.marginal_gains().masked_fill(~state.included, torch.inf)
-        gain, index = gains.min(0, keepdim=True)
-        removed_at.index_fill_(0, state.candidates[index], size - M)
-        state = state.remove(index, gain=gain)
-        bounds.append(state.bound)
-        M -= 1
-        if last_refresh >= 2 * M:
-            last_refresh = M
-            state = statistics.search_state(state.mask)
-            bounds[-1] = state.bound
-        if 7 * len(state.candidates) >= 8 * M:
-            state = state.restrict(state.included)
-    masks = mask & (removed_at >= torch.arange(size + 1, device=device)[:, None])
-    return Path(masks=masks, bounds=torch.stack(bounds))
+    bounds = [state.bound[None]]
+    while now > smallest:
+        end, gains = max(smallest, now // 2), state.marginal_gains()
+        while now > end:
+            block = _block(state, gains, contenders=contenders, limit=now - end)
+            after, gains = block.removed_from(state)
+            if (valid := block.valid(after, gains)) < len(block.rows):
+                block = block.shortened(valid)
+                after, gains = block.removed_from(state)
+            steps = torch.arange(size - now, size - now + len(block.rows), device=device)
+            removed_at[left[state.candidates[block.rows]]] = steps
+            bounds.append(state.bound - block.gains.cumsum(0))
+            state, now = after, now - len(block.rows)
+        # The state afresh, as that of all candidates of a problem of half the size.
+        left, objective = left[state.mask], objective.restrict(state.mask)
+        state = objective.search_state(torch.ones_like(left, dtype=torch.bool))
+        bounds[-1][-1] = state.bound
+    masks = mask & (removed_at >= torch.arange(size - now + 1, device=device)[:, None])
+    return Path(masks=masks, bounds=torch.cat(bounds))
 
 
 def forward_selection(
@@ -209,6 +230,62 @@ def local_search(
             break
         best = SearchResult(mask=mask, bound=bound, score=score)
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Candidates to remove in turn.
+
+    Attributes:
+        rows: positions among the state's candidates.
+        gains: marginal gain of each when it is removed, in nats.
+        contenders: the candidates that competed.
+    """
+
+    rows: Int[Tensor, " B"]
+    gains: Float[Tensor, " B"]
+    contenders: Int[Tensor, " c"]
+
+    def removed_from(self, state: SearchState) -> tuple[SearchState, Float[Tensor, " J"]]:
+        """Return the state without the block, and the marginal gains of what is left."""
+        after = state.remove_block(self.rows, gain=self.gains.sum())
+        return after, after.marginal_gains()
+
+    def valid(self, after: SearchState, gains: Float[Tensor, " J"]) -> int:
+        """Return how many of the first removals were smaller than the gains of all others."""
+        others = gains[~torch.isin(after.candidates, self.contenders)]
+        if len(others) == 0:
+            return len(self.rows)
+        return max(int((self.gains <= others.min()).long().cumprod(0).sum()), 1)
+
+    def shortened(self, count: int) -> "_Block":
+        """Return the first removals."""
+        return replace(self, rows=self.rows[:count], gains=self.gains[:count])
+
+
+def _block(
+    state: SearchState, gains: Float[Tensor, " J"], *, contenders: int, limit: int
+) -> _Block:
+    """Return at least one and at most `limit` candidates to remove, by the gains of contenders."""
+    J, c = len(gains), min(contenders, len(gains))
+    lowest, rows = gains.topk(min(c + 1, J), largest=False)
+    threshold = lowest[c].item() if c < J else torch.inf
+    rows = rows[:c]
+    few = state.compress(rows)
+    order, removed = [], []
+    for _ in range(min(limit, max(c // 4, 1) if c < J else c)):
+        gains = few.marginal_gains().masked_fill_(~few.included, torch.inf)
+        gain, index = gains.min(0, keepdim=True)
+        if order and gain.item() > threshold:
+            break
+        few = few.remove(index, gain=gain)
+        order.append(index)
+        removed.append(gain)
+    return _Block(
+        rows=rows[torch.cat(order).to(rows.device)],
+        gains=torch.cat(removed).to(rows.device),
+        contenders=state.candidates[rows],
+    )
 
 
 def _swap(state: SearchState, index: int) -> SearchState:

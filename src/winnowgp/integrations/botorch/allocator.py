@@ -20,7 +20,8 @@ from winnowgp.bounds.chunked import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, greedy_variance
-from winnowgp.models.kernels import chunked_greedy_variance, prior_variance
+from winnowgp.models.greedy import chunked_greedy_variance
+from winnowgp.models.kernels import prior_variance
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.selection.statistics import subset_statistics

@@ -1,0 +1,192 @@
+"""Kernels in blocks of rows: closed forms against autograd through GPyTorch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from torch import Tensor
+
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
+from winnowgp.data import Dataset
+from winnowgp.models.chunked_kernels import (
+    AutogradChunks,
+    LinearChunks,
+    SummedChunks,
+    chunked_kernel,
+)
+from winnowgp.models.stationary import StationaryChunks
+
+
+def matern(nu: float, **arguments: Any) -> Kernel:
+    return ScaleKernel(MaternKernel(nu=nu, **arguments))
+
+
+def rbf(**arguments: Any) -> Kernel:
+    return ScaleKernel(RBFKernel(**arguments))
+
+
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "rbf": lambda: rbf(ard_num_dims=4),
+    "rbf on columns": lambda: rbf(ard_num_dims=2, active_dims=(3, 1)),
+    "matern32": lambda: matern(1.5, ard_num_dims=4),
+    "matern52": lambda: matern(2.5, ard_num_dims=4),
+    "matern32 shared": lambda: matern(1.5),
+    "matern52 shared": lambda: matern(2.5),
+    "matern32 on columns": lambda: matern(1.5, ard_num_dims=2, active_dims=(3, 1)),
+    "matern52 on column, shared": lambda: matern(2.5, active_dims=(2,)),
+    "linear": lambda: LinearKernel(ard_num_dims=4),
+    "linear shared": LinearKernel,
+    "linear on columns": lambda: LinearKernel(ard_num_dims=2, active_dims=(3, 1)),
+    "matern + linear": lambda: matern(1.5, ard_num_dims=4) + LinearKernel(ard_num_dims=4),
+    "three terms": lambda: AdditiveKernel(
+        rbf(active_dims=(0, 1)), LinearKernel(active_dims=(2,)), matern(2.5, ard_num_dims=4)
+    ),
+    "nested sum": lambda: AdditiveKernel(AdditiveKernel(matern(1.5), matern(2.5)), rbf()),
+}
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+def rows(N: int = 60, *, repeated: bool = False) -> Dataset:
+    g = torch.Generator().manual_seed(0)
+    X = 5.0 + 3 * torch.rand(N, 4, generator=g, dtype=torch.float64)
+    if repeated:
+        X[1::2] = X[::2]
+    return Dataset.of(X, X[:, 0])
+
+
+def drawn(kernel: Kernel) -> Kernel:
+    """Return the kernel in double precision with different values of all parameters."""
+    g = torch.Generator().manual_seed(1)
+    kernel = kernel.double()
+    with torch.no_grad():
+        for parameter in kernel.parameters():
+            parameter += 0.5 * torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+    return kernel
+
+
+def evaluated(
+    kernel: ChunkedKernel, blocks: RowBlocks, inputs: list[Tensor], targets: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the blocks of a kernel, and the gradient of their product with random cotangents."""
+    g = torch.Generator().manual_seed(2)
+
+    def random(like: Tensor) -> Tensor:
+        values = torch.randn(like.shape, generator=g, dtype=torch.float64)
+        return values.to(like)
+
+    values = [kernel.uu()]
+    uu = random(values[0])
+    for block in blocks:
+        Kuf, kff = kernel.uf(block), kernel.ff(block)
+        values += [Kuf.clone(), kff.clone()]
+        kernel.pull_uf(block, random(Kuf), Kuf)
+        kernel.pull_ff(block, random(kff))
+    # The sums of two shards are added, and the first leaves nothing behind.
+    pulled = [kernel.pulled(), kernel.pulled()]
+    sums = tuple(a + b for a, b in zip(*pulled, strict=True))
+    gradient = kernel.gradient(sums, uu + uu.mT)
+    assert [part.shape for part in gradient] == [part.shape for part in inputs]
+    return values, list(torch.autograd.grad(inputs, targets, list(gradient), allow_unused=True))
+
+
+def both(
+    kernel: Kernel, data: Dataset, Z: Tensor, *, dtype: torch.dtype | None = None
+) -> tuple[tuple[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]:
+    """Return values and gradients of the closed form and of autograd."""
+    blocks = RowBlocks.of(data, size=25)
+    targets = [*kernel.parameters(), Z]
+    closed, inputs = chunked_kernel(kernel, Z, blocks, dtype)
+    assert not isinstance(closed, AutogradChunks)
+    oracle = AutogradChunks(kernel, Z=Z, parameters=targets)
+    return evaluated(closed, blocks, inputs, targets), evaluated(oracle, blocks, targets, targets)
+
+
+@kernels
+@pytest.mark.parametrize("M", [7, 1])
+def test_chunked_kernel_closed_form_equals_autograd(kernel: Callable[[], Kernel], M: int) -> None:
+    data = rows()
+    Z = (data.X[:M] + 0.1).requires_grad_()
+    (values, gradients), (expected, slopes) = both(drawn(kernel()), data, Z)
+    for ours, theirs in zip(values, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    for ours, theirs in zip(gradients, slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("nu", [1.5, 2.5])
+def test_chunked_kernel_one_column_equals_autograd(nu: float) -> None:
+    data = Dataset.of(rows().X[:, :1], rows().X[:, 1])
+    Z = (data.X[:5] + 0.1).requires_grad_()
+    (values, gradients), (expected, slopes) = both(drawn(matern(nu)), data, Z)
+    for ours, theirs in zip([*values, *gradients], [*expected, *slopes], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@kernels
+def test_chunked_kernel_repeated_rows_equal_autograd(kernel: Callable[[], Kernel]) -> None:
+    """Points lie on pairs of equal rows; gradients of kernel parameters exist there."""
+    data = rows(repeated=True)
+    Z = data.X[:8].clone().requires_grad_()
+    (values, gradients), (expected, slopes) = both(drawn(kernel()), data, Z)
+    for ours, theirs in zip(values, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(gradients[:-1], slopes[:-1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7 * float(theirs.abs().max()))
+    assert torch.isfinite(gradients[-1]).all()
+
+
+@kernels
+def test_chunked_kernel_float32_blocks_equal_autograd(kernel: Callable[[], Kernel]) -> None:
+    data = rows()
+    Z = (data.X[:7] + 0.1).requires_grad_()
+    (values, gradients), (expected, slopes) = both(drawn(kernel()), data, Z, dtype=torch.float32)
+    dtypes = [value.dtype for value in values]
+    assert dtypes[0] == torch.float64
+    assert dtypes[1::2] == [torch.float32] * 3
+    for ours, theirs in zip(values, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-6, atol=4e-6)
+    for ours, theirs in zip(gradients, slopes, strict=True):
+        assert ours.dtype == torch.float64
+        assert float((ours - theirs).norm()) < 2e-5 * max(float(theirs.norm()), 1)
+
+
+def test_chunked_kernel_ignored_columns_have_no_gradient() -> None:
+    data = rows()
+    Z = (data.X[:5] + 0.1).requires_grad_()
+    kernel = AdditiveKernel(matern(1.5, active_dims=(3,)), LinearKernel(active_dims=(1,)))
+    (_, gradients), _ = both(drawn(kernel), data, Z)
+    assert gradients[-1][:, [0, 2]].eq(0).all()
+    assert gradients[-1][:, [1, 3]].ne(0).all()
+
+
+def test_chunked_kernel_selects_the_implementation() -> None:
+    data = rows(10)
+    blocks = RowBlocks.of(data)
+
+    def selected(kernel: Kernel) -> type[ChunkedKernel]:
+        return type(chunked_kernel(kernel.double(), data.X[:3], blocks)[0])
+
+    assert selected(rbf()) is selected(matern(1.5)) is selected(matern(2.5)) is StationaryChunks
+    assert selected(LinearKernel()) is LinearChunks
+    assert selected(matern(1.5) + LinearKernel()) is SummedChunks
+    others = [
+        RBFKernel(),
+        matern(0.5),
+        rbf(active_dims=(0, 0)),
+        LinearKernel(active_dims=(0, 0)),
+        matern(1.5) + ScaleKernel(PeriodicKernel()),
+        ProductKernel(matern(1.5), rbf()),
+        ScaleKernel(matern(1.5) + rbf()),
+    ]
+    assert {selected(kernel) for kernel in others} == {AutogradChunks}

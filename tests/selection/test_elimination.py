@@ -1,0 +1,103 @@
+"""States in blocks and in few coordinates, and problems of fewer candidates, against `value`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.selection_problems import line_problem, neighbours, problem
+from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.statistics import SummedStatistics, subset_statistics
+
+
+def summed() -> SearchObjective:
+    """Two kernels; the second has three outputs and other row weights for one of them."""
+    first = problem(1, K=14)
+    second = replace(first, lengthscale=2.5, variance=0.5, Y=first.Y.repeat(1, 3))
+    third = replace(second, Y=first.Y, weights=2 * first.weights.flip(0))
+    other = subset_statistics(second.factor.L, second.moments, third.moments)
+    return SummedStatistics((first.statistics, other))
+
+
+OBJECTIVES: dict[str, Callable[[], SearchObjective]] = {
+    "plain": lambda: problem(2, K=14).statistics,
+    "outputs": lambda: problem(3, K=14, P=3).statistics,
+    "duplicates": lambda: problem(4, K=14, duplicates=4).statistics,
+    "smooth": lambda: problem(5, K=14, noise=1e-4, lengthscale=3.0).statistics,
+    "line": lambda: line_problem().statistics,
+    "summed": summed,
+}
+objectives = pytest.mark.parametrize("make", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+
+
+def subset(K: int, seed: int, *, share: float = 0.6) -> Tensor:
+    return torch.rand(K, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def everything(s: SearchObjective) -> Tensor:
+    return torch.ones(s.K, dtype=torch.bool)
+
+
+@objectives
+def test_restrict_keeps_bounds_of_subsets(make: Callable[[], SearchObjective]) -> None:
+    s = make()
+    mask = subset(s.K, 0)
+    part = s.restrict(mask)
+    assert int(mask.sum()) == part.K
+    inner = torch.stack([subset(part.K, seed) for seed in range(1, 9)] + [everything(part)])
+    masks = torch.zeros(len(inner), s.K, dtype=torch.bool)
+    masks[:, mask] = inner
+    torch.testing.assert_close(part.value(inner), s.value(masks), rtol=1e-7, atol=1e-5)
+
+
+@objectives
+def test_restrict_to_nothing_leaves_the_empty_bound(make: Callable[[], SearchObjective]) -> None:
+    s = make()
+    part = s.restrict(~everything(s))
+    state = part.search_state(everything(part))
+    assert part.K == 0
+    torch.testing.assert_close(state.bound, s.empty, rtol=1e-12, atol=0)
+
+
+@objectives
+def test_state_of_all_candidates_matches_value(make: Callable[[], SearchObjective]) -> None:
+    s = make()
+    state = s.search_state(everything(s))
+    up, down = neighbours(everything(s))
+    torch.testing.assert_close(state.bound, s.value(up)[0], rtol=1e-7, atol=1e-5)
+    expected = s.value(up) - s.value(down)
+    torch.testing.assert_close(state.marginal_gains(), expected, rtol=1e-6, atol=1e-4)
+
+
+@objectives
+def test_remove_block_matches_recomputed_state(make: Callable[[], SearchObjective]) -> None:
+    s = make()
+    rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(1))[: s.K // 2]
+    mask = everything(s).index_fill(0, rows, False)
+    before = s.search_state(everything(s))
+    expected = s.search_state(mask)
+    after = before.remove_block(rows, gain=before.bound - expected.bound)
+    assert torch.equal(after.mask, mask)
+    assert torch.equal(after.candidates, mask.nonzero()[:, 0])
+    torch.testing.assert_close(after.bound, expected.bound, rtol=1e-12, atol=0)
+    gains = expected.marginal_gains()[mask]
+    torch.testing.assert_close(after.marginal_gains(), gains, rtol=1e-6, atol=1e-4)
+
+
+@objectives
+def test_compress_follows_gains_while_contenders_leave(
+    make: Callable[[], SearchObjective],
+) -> None:
+    s = make()
+    state = s.search_state(everything(s))
+    rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(2))[:6]
+    few = state.compress(rows)
+    for at in torch.tensor([4, 0, 3]).split(1):
+        few = few.remove(at, gain=few.marginal_gains()[at])
+        mask = everything(s).index_fill(0, few.candidates[~few.included], False)
+        expected = s.marginal_gains(mask)[rows][few.included]
+        gains = few.marginal_gains()[few.included]
+        torch.testing.assert_close(gains, expected, rtol=1e-6, atol=1e-4)
+        torch.testing.assert_close(few.bound, s.value(mask[None])[0], rtol=1e-7, atol=1e-4)
