@@ -28,6 +28,7 @@ from winnowgp import (
     VariationalGP,
 )
 from winnowgp.models import DeepPosterior, LatentPosterior, SampledLatentGP
+from winnowgp.selection import SizeFrontier
 
 Numbers: TypeAlias = dict[str, Any]
 """Names of quantities, each with an array, a number, a list of arrays, or None."""
@@ -38,7 +39,6 @@ ENTRIES = 14
 # Name of a quantity, and the attribute that holds it.
 ESTIMATOR = {
     "elbo": "elbo_",
-    "evidence_gap": "evidence_gap_",
     "elbo_gap": "elbo_gap_",
     "n_inducing": "n_inducing_",
     "inducing_points": "inducing_points_",
@@ -54,7 +54,6 @@ ESTIMATOR = {
 FRONTIER = ("frontier_", "frontiers_")
 FIT = {
     "elbo": "elbo",
-    "upper_bound": "upper_bound",
     "elbo_gap": "elbo_gap",
     "candidates": "candidates",
 }
@@ -101,7 +100,9 @@ def _frontier_numbers(frontier: Any) -> Numbers:
     known = [each for each in several if each is not None]
     return {
         "frontier_sizes": [each.sizes for each in known],
-        "frontier_values": [each.bounds for each in known],
+        "frontier_values": [
+            each.elbos if isinstance(each, SizeFrontier) else each.bounds for each in known
+        ],
     }
 
 

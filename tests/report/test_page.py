@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import winnowgp
 from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
-import winnowgp
 from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.report import report_page, save_report
 from winnowgp.report.sentences import selection_lines

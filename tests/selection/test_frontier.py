@@ -8,7 +8,7 @@ import torch
 from helpers.selection_problems import SEARCHED, problem
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, search_frontier
+from winnowgp.selection import Frontier, SizeFrontier, search_frontier
 from winnowgp.selection.frontier import multistart_search
 
 cases = pytest.mark.parametrize("case", SEARCHED, ids=str)
@@ -70,3 +70,28 @@ def test_search_frontier_works_in_float32() -> None:
     s = problem(37, K=30, N=100, dtype=torch.float32).statistics
     frontier = search_frontier(s)
     torch.testing.assert_close(frontier.bounds, s.value(frontier.masks), rtol=1e-3, atol=0.5)
+
+
+def bounds(*values: float) -> Frontier:
+    masks = torch.ones(len(values), len(values) - 1, dtype=torch.bool).tril(-1)
+    return Frontier(torch.tensor(values, dtype=torch.float64), masks, N=10)
+
+
+def test_size_frontier_is_the_envelope_of_frontiers() -> None:
+    frontier = SizeFrontier.of(bounds(-9.0, -5.0, -6.0), bounds(-8.0, -7.0), N=10)
+    assert frontier.elbos.tolist() == [-8.0, -5.0, -6.0]
+    # Two points can do what one does.
+    assert frontier.envelope.tolist() == [-8.0, -5.0, -5.0]
+    assert frontier.gaps.tolist() == pytest.approx([0.3, 0.0, 0.1])
+
+
+def test_size_frontier_accepts_the_same_model_up_to_rounding() -> None:
+    frontier = SizeFrontier.of(bounds(-9.0, -5.0), N=10)
+    same = frontier.with_model(1, elbo=-5.0 - 1e-10, log_density=-0.3)
+    assert same.log_densities[1] == -0.3
+    assert same.elbos[1] == -5.0 - 1e-10
+    worse = frontier.with_model(1, elbo=-5.0 - 1e-6, log_density=-0.3)
+    assert worse.log_densities[1].isnan()
+    longer = frontier.with_model(3, elbo=-4.0)
+    assert longer.elbos.tolist() == [-9.0, -5.0, -torch.inf, -4.0]
+    assert longer.envelope.tolist() == [-9.0, -5.0, -5.0, -4.0]

@@ -89,7 +89,9 @@ def _print(choice: "Choice") -> None:
 
     elbos, densities = choice["frontier"] or [], choice["log_densities"]
     exact, N = choice["exact_evidence"], choice["rows"]
-    table = Table(title="Best ELBO known with at most as many inducing points", title_justify="left")
+    table = Table(
+        title="Best ELBO known with at most as many inducing points", title_justify="left"
+    )
     for name in ("inducing points", "ELBO (nats)", "gap", "leave-one-out", ""):
         table.add_column(name, justify="right" if name else "left")
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
