@@ -90,7 +90,7 @@ def test_max_predict_us_is_measured_once_per_checkpoint(tmp_path: Path, monkeypa
     [
         ({"alpha": 0.2}, "`alpha` was 0.1 and is 0.2"),
         ({"random_state": 1}, "`random_state` was 0 and is 1"),
-        ({"kernel": "matern32"}, "`kernel` was 'rbf' and is 'matern32'"),
+        ({"kernel": "matern32"}, "`kernel` was 'auto' and is 'matern32'"),
     ],
 )
 def test_checkpoint_of_other_parameters_is_refused_by_name(

@@ -184,7 +184,7 @@ def test_same_seed_gives_the_same_fit(fitted: SparseGPRegressor) -> None:
 def test_kernels_by_name_and_as_objects() -> None:
     X, y = wave(30)
     for kernel in ("matern12", "matern32", "matern52", ScaleKernel(PeriodicKernel())):
-        assert np.isfinite(regressor(kernel=kernel, n_candidates=10).fit(X, y).elbo_)
+        assert np.isfinite(regressor(kernel=kernel).fit(X, y).elbo_)
     with pytest.raises(InputError, match="the kernels are rbf"):
         regressor(kernel="brownian").fit(X, y)
 
@@ -192,7 +192,7 @@ def test_kernels_by_name_and_as_objects() -> None:
 def test_it_clones_and_cross_validates() -> None:
     X, y = wave(30)
     assert repr(clone(regressor(alpha=0.3))) == repr(regressor(alpha=0.3))
-    assert cross_val_score(regressor(n_candidates=10), X, y, cv=2).shape == (2,)
+    assert cross_val_score(regressor(), X, y, cv=2).shape == (2,)
 
 
 def test_given_candidates_are_in_the_units_of_the_inputs() -> None:

@@ -60,7 +60,7 @@ def test_estimator_without_source_support_refuses_a_source() -> None:
         InputError, match=r"must be a table \[N P\]; got a ArraySource\. GPLVM does not support"
     ):
         model.transform(source)
-    model = SparseGPRegressor(n_candidates=5, tolerance=0.5, random_state=0).fit(source)
+    model = SparseGPRegressor(max_points=5, random_state=0).fit(source)
     for ask in (model.predict, lambda rows: model.log_density(rows, Y)):
         with pytest.raises(InputError, match=r"got a ArraySource\. Predict its rows in chunks"):
             ask(source)

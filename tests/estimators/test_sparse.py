@@ -206,6 +206,15 @@ def test_fit_that_a_limit_ended_warns_what_to_do() -> None:
     assert model.noise_.shape == (1,)
 
 
+def test_fit_within_tolerance_of_the_full_gp_does_not_warn() -> None:
+    """The limit is reported, but more points would gain nothing."""
+    with short_fits():
+        model = SparseGPRegressor(n_candidates=30, tolerance=0.3, random_state=0).fit(X, y)
+    model.growth_limit_ = "n_candidates"
+    assert model.elbo_gap_ <= model.tolerance
+    model._warn_of_limits()
+
+
 @pytest.mark.parametrize("goal", [{"max_points": 3}, {"alpha": 0.5}])
 def test_fit_with_another_goal_does_not_warn(goal: dict[str, Any]) -> None:
     model = SparseGPRegressor(n_candidates=4, random_state=0, **goal).fit(X, y)

@@ -243,6 +243,9 @@ class SparseEstimator(BaseGP, ABC):
         tolerance = self.alpha == "auto" and all(goal is None for goal in goals)
         if self.growth_limit_ is None or not tolerance:
             return
+        full = self.frontier_ is not None and self.frontier_.evidence is not None
+        if full and self.elbo_gap_ <= self.tolerance:
+            return  # The full GP would gain no more: the limit did no harm.
         if ProcessGroup.from_environment().is_first:
             advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
             growth = growth_sentence(self.growth_limit_, self.last_doubling_gain_)
