@@ -26,6 +26,7 @@ from winnowgp.training.budget import Budget
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import (
+    FIRST,
     Pool,
     grow,
     grow_refitted,
@@ -196,7 +197,7 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
     constant = steps.constant_model(initial.best)
     most = min(training.n_candidates or steps.most, steps.most)
     tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
-    pool, reference = _grown(steps, initial, tolerance=tolerance, most=most)
+    pool, reference = _grown(steps, initial, tolerance=tolerance, most=most, constant=constant[1])
     parameters = sum(p.numel() for p in initial.best.kernel.parameters() if p.requires_grad)
     significant = constant[1] + _SIGNIFICANT + _PER_PARAMETER * parameters
     if reference < significant:
@@ -296,7 +297,12 @@ class _Criterion(Generic[Model]):
 
 
 def _grown(
-    steps: "FastSteps[Model]", initial: Initialization[Model], *, tolerance: float, most: int
+    steps: "FastSteps[Model]",
+    initial: Initialization[Model],
+    *,
+    tolerance: float,
+    most: int,
+    constant: float,
 ) -> tuple[Pool[Model], float]:
     """Return a pool of candidates, and the ELBO or exact evidence to compare with."""
     if initial.complete:
@@ -305,19 +311,30 @@ def _grown(
         if pool.limited:
             pool = measure_last_doubling(steps, refit(steps, pool))
         return pool, max(reference, pool.elbo)
-    starts = [initial.best]
-    local = steps.local_optimum(initial)
-    if local is not None:
-        starts.append(local)
-    pools = [grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts]
-    if len(pools) > 1:
-        pools = [refit(steps, pool, iterations=10) for pool in pools]
+    starts = [initial.best, *steps.other_regimes(initial)]
+    if isinstance(steps.model, SparseGP):
+        pools = [
+            grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts
+        ]
+        if len(pools) > 1:
+            pools = [refit(steps, pool, iterations=10) for pool in pools]
+    else:
+        pools = [
+            refit(steps, grow(steps, start, tolerance=tolerance, most=FIRST, reference=None))
+            for start in starts
+        ]
     best = max(pools, key=lambda pool: pool.elbo)
-    bare = best.model.with_candidates(best.model.candidates[:0])
-    if best.limited:
+    if best.growth.limit not in (None, "n_candidates"):
         pool = measure_last_doubling(steps, refit(steps, best))
     else:
-        pool = grow_refitted(steps, bare, first=best.model.K, tolerance=tolerance, most=most)
+        pool = grow_refitted(
+            steps,
+            best.model.with_candidates(best.model.candidates[:0]),
+            first=best.model.K,
+            tolerance=tolerance,
+            most=most,
+            constant=constant,
+        )
         if pool.limited:
             pool = measure_last_doubling(steps, pool)
     return pool, max(pool.elbo, *(other.elbo for other in pools))
@@ -406,7 +423,7 @@ class FastSteps(Generic[Model]):
         cost = 1.0
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
-            cost = 60.0 * self._latents
+            cost = 300.0 * self._latents
         affordable = self._decided(lambda: self.budget.dense_rows(cost))
         models = [self.model]
         for kernel in self._kernels:
@@ -433,8 +450,16 @@ class FastSteps(Generic[Model]):
         with torch.no_grad():
             return self.shared(initial.best.dense_bound(self.sample)().item())
 
-    def local_optimum(self, initial: Initialization[Model]) -> Model | None:
-        """Return hyper-parameters from dense local blocks of rows, if they differ."""
+    def other_regimes(self, initial: Initialization[Model]) -> list[Model]:
+        """Return other hyper-parameters to compare with the best optimum at the size that matters.
+
+        For Gaussian noise, those of dense local blocks of rows, if they differ. For other
+        likelihoods, whose exact bound is affordable for fewer rows, those of a few points that were
+        fitted to all rows: rare events are in no small sample.
+        """
+        if not isinstance(self.model, SparseGP):
+            model, _ = self.best_start(min(32, self.most))
+            return [model.with_candidates(model.candidates[:0])]
         optimum = maximise_local_evidence(
             initial.optima[0],
             self.sample,
@@ -442,7 +467,7 @@ class FastSteps(Generic[Model]):
             budget=self.budget,
             checkpoint_log=self._context.checkpoint_log,
         )
-        return None if optimum is None else optimum.model
+        return [] if optimum is None else [optimum.model]
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic
 
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.training.goals import Tolerance
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import Growth
 
@@ -113,12 +114,35 @@ def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT
 
 
 def grow_refitted(
-    steps: "FastSteps[Model]", start: Model, *, first: int, tolerance: float, most: int
+    steps: "FastSteps[Model]",
+    start: Model,
+    *,
+    first: int,
+    tolerance: float,
+    most: int,
+    constant: float,
 ) -> Pool[Model]:
-    """Return a pool that doubles with refitted hyper-parameters until that gains too little."""
+    """Return a pool that doubles with refitted hyper-parameters until that gains too little.
+
+    For Gaussian noise the pool also doubles at fixed hyper-parameters in between: the evidence of
+    many rows has determined them, and few points would make the ELBO prefer more noise. Other
+    likelihoods start from fewer rows, and are refitted each time.
+
+    Args:
+        first: number of candidates to begin with.
+        constant: ELBO of the constant model; a pool that gains little over it has a tolerance in
+            proportion.
+    """
     N = steps.data.observations
-    pool = grow(steps, start, tolerance=tolerance, most=most, reference=None, first=first)
-    pool = refit(steps, pool)
+
+    def grown(model: Model, size: int) -> Pool[Model]:
+        largest = most if isinstance(model, SparseGP) else min(size, most)
+        pool = grow(steps, model, tolerance=tolerance, most=largest, reference=None, first=size)
+        if pool.limited and largest < most:
+            pool = _limited(pool, None)
+        return refit(steps, pool)
+
+    pool = grown(start, first)
     while not pool.limited:
         K = pool.model.K
         larger = min(2 * K, most)
@@ -129,8 +153,7 @@ def grow_refitted(
             pool = _limited(pool, limit)
             break
         bare = pool.model.with_candidates(pool.model.candidates[:0])
-        bigger = grow(steps, bare, tolerance=tolerance, most=most, reference=None, first=larger)
-        bigger = refit(steps, bigger)
+        bigger = grown(bare, larger)
         gain = (bigger.elbo - pool.elbo) / N
         growth = Growth(
             (*pool.growth.sizes, *bigger.growth.sizes),
@@ -138,7 +161,7 @@ def grow_refitted(
             bigger.growth.limit,
             gain,
         )
-        if gain < tolerance:
+        if gain < Tolerance(tolerance).within((bigger.elbo - constant) / N).nats:
             # The smaller pool suffices; the larger one remains the reference.
             best = bigger if bigger.elbo > pool.elbo else pool
             return Pool(best.model, best.elbo, Growth(growth.sizes, growth.elbos, None, gain))
@@ -160,7 +183,7 @@ def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[
     )
 
 
-def _limited(pool: Pool[Model], limit: str) -> Pool[Model]:
+def _limited(pool: Pool[Model], limit: str | None) -> Pool[Model]:
     growth = pool.growth
     return Pool(pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, limit, growth.last_gain))
 

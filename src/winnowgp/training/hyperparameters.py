@@ -356,7 +356,8 @@ def representative_rows(
     Few of 250 rows have a class of 1 %, or a count above zero at a rate of 0.05, and the evidence
     of so few events prefers a constant. Rare classes and counts above zero fill up to half of the
     rows. Weights restore the shares: a row of kind s has the weight N_s/n_s, relative to the kind
-    with the smallest.
+    with the largest. Weights above one would be repeated observations, which always agree; their
+    evidence prefers a function that interpolates every row.
     """
     plain = data.part(order[:count])
     if noise_of(model.likelihood) is not None or count >= data.N or data.P != 1:
@@ -386,7 +387,7 @@ def representative_rows(
     scale = torch.cat(weights)
     chosen = data.part(rows)
     own = 1.0 if chosen.weights is None else chosen.weights
-    return replace(chosen, weights=own * scale / scale.min())
+    return replace(chosen, weights=own * scale / scale.max())
 
 
 def _with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
