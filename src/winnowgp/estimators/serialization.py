@@ -260,6 +260,7 @@ def _size_frontier_state(frontier: SizeFrontier) -> dict[str, Any]:
     densities = enumerate(frontier.log_densities.tolist())
     return {
         "elbos": frontier.elbos,
+        "length": len(frontier.elbos),
         # Few are known.
         "log_densities": [(M, nats) for M, nats in densities if not isnan(nats)],
         "N": frontier.N,
@@ -271,6 +272,7 @@ def _size_frontier_state(frontier: SizeFrontier) -> dict[str, Any]:
 @register("SizeFrontier", SizeFrontier, state=_size_frontier_state)
 def _size_frontier(
     elbos: Tensor,
+    length: int | None,
     log_densities: list[tuple[int, float]],
     N: int | float,
     evidence: float | None,
@@ -279,6 +281,9 @@ def _size_frontier(
     # An ELBO may be −∞, so `elbos` is not declared as an array of finite numbers.
     if not elbos.is_floating_point() or elbos.dim() != 1 or bool(elbos.isnan().any()):
         raise ModelFileError("the ELBOs of a SizeFrontier must be numbers, one per size")
+    # Files of earlier versions do not have the length.
+    if length is not None and len(elbos) != length:
+        raise ModelFileError(f"a SizeFrontier must have {length} ELBOs; it has {len(elbos)}")
     if not len(elbos) or not N > 0:
         raise ModelFileError("a SizeFrontier must have at least one size and one observation")
     densities = torch.full_like(elbos, nan, dtype=torch.float64)

@@ -64,7 +64,7 @@ def _estimator(state: dict[str, Json]) -> dict[str, Json]:
 def _envelope(frontier: Json) -> Json:
     """Return the frontier at fixed hyper-parameters as the only one of an envelope."""
     bounds = {"elbos": frontier["state"]["bounds"], "N": frontier["state"]["N"]}
-    unknown = {"log_densities": [], "evidence": None, "exact_log_density": None}
+    unknown = {"length": None, "log_densities": [], "evidence": None, "exact_log_density": None}
     return {"$object": "SizeFrontier", "state": bounds | unknown}
 
 
