@@ -121,6 +121,7 @@ def fit_sparse(
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
     densities = steps.leave_one_out(final_model)
     frontier = SizeFrontier.of(*chosen.frontiers, selection.frontier, N=data.observations)
+    frontier = frontier.with_model(0, elbo=chosen.constant)
     frontier = frontier.with_model(fitted.K, elbo=elbo, log_density=steps.mean_density(densities))
     sized = _sized_models(steps, fitted, training.kept_sizes)
     for other in sized:
@@ -160,7 +161,10 @@ def _sized_models(steps: "FastSteps[Model]", fitted: Model, count: int) -> tuple
     """Return models with fewer inducing points than the fitted one, refitted at their size."""
     sized = []
     for M in [size for size in _SIZES if size < fitted.K][-count:]:
-        model, elbo = steps.shrunk(fitted, M)
+        try:
+            model, elbo = steps.shrunk(fitted, M)
+        except TrainingError:
+            continue
         model = model.with_best_q(steps.data)
         density = steps.mean_density(steps.leave_one_out(model))
         sized.append(SizedModel(model.posterior(steps.data), elbo, density))
@@ -181,6 +185,8 @@ class _Choice(Generic[Model]):
     """Frontiers at the hyper-parameters that were visited."""
     largest: Model | None = None
     """The largest model that was fitted."""
+    constant: float = -inf
+    """ELBO of the constant model."""
 
 
 def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
@@ -203,7 +209,7 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
     if reference < significant:
         tried, elbo = steps.best_start(min(16, steps.most))
         if elbo < significant:
-            return _Choice(constant[0], constant[1], pool.growth)
+            return _Choice(constant[0], constant[1], pool.growth, constant=constant[1])
         pool, reference = Pool(tried, elbo, pool.growth), elbo
     if isinstance(goal, Tolerance):
         goal = goal.within((reference - constant[1]) / data.observations)
@@ -223,7 +229,7 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
         fits.append((current, criterion.score(current, frontier.bounds[M].item())))
         settled = index > 0 and abs(M - size) <= 0.03 * size
         last, size = settled or index == training.rounds - 1, M
-        if not current.K or steps.limit_of(2 * _LEAST * current.chunked_cost(data)):
+        if not current.K or pool.limited:
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
         current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
@@ -239,6 +245,7 @@ def _select_by_goal(steps: "FastSteps[Model]", training: SparseTraining) -> _Cho
         exact=initial.complete,
         frontiers=tuple(frontiers),
         largest=pool.model,
+        constant=constant[1],
     )
 
 
@@ -309,7 +316,7 @@ def _grown(
         reference = steps.dense_evidence(initial)
         pool = grow(steps, initial.best, tolerance=tolerance, most=most, reference=reference)
         if pool.limited:
-            pool = measure_last_doubling(steps, refit(steps, pool))
+            pool = _limited_pool(steps, pool)
         return pool, max(reference, pool.elbo)
     starts = [initial.best, *steps.other_regimes(initial)]
     if isinstance(steps.model, SparseGP):
@@ -325,7 +332,7 @@ def _grown(
         ]
     best = max(pools, key=lambda pool: pool.elbo)
     if best.growth.limit not in (None, "n_candidates"):
-        pool = measure_last_doubling(steps, refit(steps, best))
+        pool = _limited_pool(steps, best)
     else:
         pool = grow_refitted(
             steps,

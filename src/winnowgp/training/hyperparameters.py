@@ -114,11 +114,7 @@ def maximise_evidence(
     """
     search = _Search(models, data, order, budget, checkpoint_log)
     rows = min(rows, data.N)
-    stages = [count for count in STAGES if count < rows]
-    while stages and 4 * stages[-1] < rows:
-        stages.append(4 * stages[-1])
-    stages.append(rows)
-    first, *others = stages
+    first, *others = _stages(rows)
     ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
     comparison = others[0] if others else first
     starts = [*search.continued(ranked), *search.single_columns(min(rows, STAGES[-1]))]
@@ -131,11 +127,24 @@ def maximise_evidence(
         gain = with_linear.evidence - ranked[0].evidence
         if gain > max(0.01 * with_linear.observations, 3 + 0.5 * data.D):
             linear_gain, ranked = gain / with_linear.observations, [with_linear, *ranked]
-    for index, count in enumerate(others[1:]):
-        most = 3 if index == 0 else 2
-        ranked = search.optimise(search.continued(ranked[:most]), count)
+    for count in others[1:]:
+        # The exact evidence of many rows is expensive, and its best mode is known by then.
+        most = 1 if count > 4 * STAGES[-1] else 3
+        ranked = search.optimise(search.continued(ranked)[:most], count)
     optima = tuple(_distinct(ranked))
     return Initialization(optima, rows, rows == data.N, kernels, linear_gain)
+
+
+def _stages(rows: int) -> list[int]:
+    """Return the numbers of rows of all stages, the last one `rows`.
+
+    >>> _stages(300), _stages(3000), _stages(18000)
+    ([250, 300], [250, 500, 1000, 3000], [250, 500, 1000, 4000, 18000])
+    """
+    stages = [count for count in STAGES if count < rows]
+    while stages and 8 * stages[-1] < rows:
+        stages.append(4 * stages[-1])
+    return [*stages, rows]
 
 
 @dataclass(frozen=True, slots=True)
