@@ -65,6 +65,11 @@ _SHARE = 0.5
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much.
 _SIGNIFICANT, _PER_PARAMETER = 3.0, 0.5
+# Iterations of a refit that must be affordable.
+_REFITS = 15
+# Nats per observation that unexplained variance may cost before hyper-parameters are refitted to a
+# pool that is too small.
+_MODERATE = 0.5
 # Numbers of inducing points that a fit may keep models of, besides its own.
 _SIZES = (2, 4, 8, 16, 32, 64, 128)
 
@@ -347,6 +352,27 @@ def _grown(
     return pool, max(pool.elbo, *(other.elbo for other in pools))
 
 
+def _limited_pool(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
+    """Return a pool that is too small, with the hyper-parameters that predict best.
+
+    Refitted with too few points, hyper-parameters explain more as noise: the ELBO rises, and
+    predictions may get worse. So they are refitted only if much variance is left unexplained, and
+    leave-one-out densities decide. The refitted pool is as large as its refit can be afforded.
+    """
+    if pool.unexplained is not None and pool.unexplained < _MODERATE:
+        return pool
+    smaller, K = pool, pool.model.K
+    while K > FIRST and steps.limit_of(_REFITS * steps.model.chunked_cost_of(steps.data, K)):
+        K //= 2
+    if pool.model.K > K:
+        bare = pool.model.with_candidates(pool.model.candidates[:0])
+        model = steps.with_fresh(bare, K)
+        smaller = Pool(model, -inf, pool.growth, None)
+    refitted = measure_last_doubling(steps, refit(steps, smaller))
+    before, after = (steps.mean_density(steps.leave_one_out(p.model)) for p in (pool, refitted))
+    return pool if before > after else refitted
+
+
 def _select_count(steps: "FastSteps[Model]", M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     """Select M points: compare starts, optimise the best, exchange idle points."""
     data, M = steps.data, min(M, steps.most)
@@ -539,9 +565,12 @@ class FastSteps(Generic[Model]):
         return self._context.checkpoint_log.once(decision)
 
     def pool_work(self, K: int) -> float:
-        """Return the operations that a pool of K candidates takes: growth, refit, selection."""
+        """Return the operations that a pool of K candidates takes."""
         N = self.data.N
-        return selection_work(N, K) + 15 * self.model.chunked_cost_of(self.data, K)
+        work = selection_work(N, K)
+        if not isinstance(self.model, SparseGP):
+            work += _REFITS * self.model.chunked_cost_of(self.data, K)
+        return work
 
     def with_fresh(self, model: Model, count: int) -> Model:
         """Return the model with up to `count` more candidates of greatest conditional variance."""

@@ -37,6 +37,8 @@ class Pool(Generic[Model]):
     elbo: float
     """ELBO with all candidates, in nats."""
     growth: Growth
+    unexplained: float | None = None
+    """Nats per observation that unexplained prior variance costs, if known."""
 
     @property
     def limited(self) -> bool:
@@ -97,7 +99,7 @@ def grow(
             break
         K = bigger
     last = (elbos[-1] - elbos[-2]) / N if len(elbos) > 1 else 0.0
-    return Pool(model, elbos[-1], Growth(tuple(sizes), tuple(elbos), limit, last))
+    return Pool(model, elbos[-1], Growth(tuple(sizes), tuple(elbos), limit, last), unexplained)
 
 
 def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT) -> Pool[Model]:
