@@ -7,7 +7,7 @@ from math import inf, nan
 from typing import Generic, TypeVar, final
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, LinearKernel
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,6 +32,7 @@ from winnowgp.training.growth import (
     grow_refitted,
     measure_last_doubling,
     refit,
+    refit_limit,
     selection_work,
 )
 from winnowgp.training.hyperparameters import (
@@ -65,8 +66,6 @@ _SHARE = 0.5
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much.
 _SIGNIFICANT, _PER_PARAMETER = 3.0, 0.5
-# Iterations of a refit that must be affordable.
-_REFITS = 15
 # Nats per observation that unexplained variance may cost before hyper-parameters are refitted to a
 # pool that is too small.
 _MODERATE = 0.5
@@ -362,7 +361,7 @@ def _limited_pool(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
     if pool.unexplained is not None and pool.unexplained < _MODERATE:
         return pool
     smaller, K = pool, pool.model.K
-    while K > FIRST and steps.limit_of(_REFITS * steps.model.chunked_cost_of(steps.data, K)):
+    while K > FIRST and refit_limit(steps, K) is not None:
         K //= 2
     if pool.model.K > K:
         bare = pool.model.with_candidates(pool.model.candidates[:0])
@@ -507,6 +506,9 @@ class FastSteps(Generic[Model]):
         bare = _scaled(model, variance=1e-6, lengthscale=1.0, noise=1.0)
         for kernel in initialization.trainable_variances(bare.kernel):
             initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
+        for kernel in bare.kernel.modules():
+            if isinstance(kernel, LinearKernel):
+                initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8)
         square = self.sample.Y.square().mean()
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
@@ -569,7 +571,7 @@ class FastSteps(Generic[Model]):
         N = self.data.N
         work = selection_work(N, K)
         if not isinstance(self.model, SparseGP):
-            work += _REFITS * self.model.chunked_cost_of(self.data, K)
+            work += 15 * self.model.chunked_cost_of(self.data, K)
         return work
 
     def with_fresh(self, model: Model, count: int) -> Model:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FIRST = 64
 # L-BFGS iterations of a refit with locations held, at most.
 _REFIT = 30
+# Iterations that must be affordable for a refit to be worth its while.
+_LEAST_REFIT = 15
 # Share of the tolerance that a doubling at fixed hyper-parameters must gain to go on, and the
 # multiple of the tolerance that the unexplained variance may still cost when it does not.
 _SHARE, _UNEXPLAINED = 0.5, 10.0
@@ -142,7 +144,8 @@ def grow_refitted(
         pool = grow(steps, model, tolerance=tolerance, most=largest, reference=None, first=size)
         if pool.limited and largest < most:
             pool = _limited(pool, None)
-        return refit(steps, pool)
+        limit = None if pool.limited else refit_limit(steps, pool.model.K)
+        return refit(steps, pool) if limit is None else _limited(pool, limit)
 
     pool = grown(start, first)
     while not pool.limited:
@@ -171,9 +174,16 @@ def grow_refitted(
     return pool
 
 
+def refit_limit(steps: "FastSteps[Model]", K: int) -> str | None:
+    """Return the name of the limit that prevents a refit with K candidates, or None."""
+    return steps.limit_of(_LEAST_REFIT * steps.model.chunked_cost_of(steps.data, K))
+
+
 def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
     """Return a limited pool with what its last doubling gained, hyper-parameters refitted."""
     K = pool.model.K
+    if refit_limit(steps, K // 2) is not None:
+        return pool
     half = steps.with_fresh(pool.model.with_candidates(pool.model.candidates[:0]), K // 2)
     stop = Stop(1e-3 * steps.data.observations, 10, 15)
     half.candidates.requires_grad_(False)
