@@ -334,20 +334,13 @@ def _grown(
             refit(steps, grow(steps, start, tolerance=tolerance, most=FIRST, reference=None))
             for start in starts
         ]
-    best = max(pools, key=lambda pool: pool.elbo)
-    if best.growth.limit not in (None, "n_candidates"):
-        pool = _limited_pool(steps, best)
-    else:
-        pool = grow_refitted(
-            steps,
-            best.model.with_candidates(best.model.candidates[:0]),
-            first=best.model.K,
-            tolerance=tolerance,
-            most=most,
-            constant=constant,
-        )
-        if pool.limited:
-            pool = measure_last_doubling(steps, pool)
+    pool = max(pools, key=lambda pool: pool.elbo)
+    if not isinstance(steps.model, SparseGP):
+        pool = replace(pool, growth=replace(pool.growth, limit=None))
+    if not pool.limited:
+        pool = grow_refitted(steps, pool, tolerance=tolerance, most=most, constant=constant)
+    if pool.limited:
+        pool = _limited_pool(steps, pool)
     return pool, max(pool.elbo, *(other.elbo for other in pools))
 
 
@@ -436,6 +429,11 @@ class FastSteps(Generic[Model]):
     @property
     def _process_group(self) -> ProcessGroup:
         return self._context.process_group
+
+    @property
+    def given(self) -> bool:
+        """Whether the user gave the candidates."""
+        return len(self._given) > 0
 
     @property
     def most(self) -> int:
