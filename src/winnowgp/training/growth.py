@@ -138,7 +138,7 @@ def grow_refitted(
     """
     N = steps.data.observations
     pool = _refitted_if_affordable(steps, pool)
-    while not pool.limited and pool.model.K < most:
+    while not pool.limited and most > pool.model.K:
         larger = min(2 * pool.model.K, most)
         limit = steps.limit_of(steps.pool_work(larger), candidates=larger)
         if limit is not None:
