@@ -129,6 +129,7 @@ def _exact_row(exact: ExactGP) -> Row:
     return {
         "exact_kernel": exact.kernel,
         "exact_evidence": exact.evidence / N,
+        "exact_noise": exact.model.noise.item(),
         "exact_evidences": {name: nats / N for name, nats in exact.evidences.items()},
         **exact.seconds.row("exact_"),
     }
