@@ -42,6 +42,8 @@ SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
 HELD = SAMPLE
 # Fewest L-BFGS iterations of a run that the budget limits.
 _LEAST = 10
+# A sample of so many rows resolves the structure that inducing points could represent.
+_MANY_ROWS = 10_000
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -144,6 +146,8 @@ class FastSteps(Generic[Model]):
         if not isinstance(self.model, SparseGP):
             model, _ = self.best_start(min(32, self.most))
             return [model.with_candidates(model.candidates[:0])]
+        if initial.rows >= min(self.data.N / 2, _MANY_ROWS):
+            return []
         optimum = maximise_local_evidence(
             initial.optima[0],
             self.sample,
