@@ -183,7 +183,7 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
             return _Choice(constant[0], constant[1], pool.growth, constant=constant[1])
         pool, reference = Pool(tried, elbo, pool.growth), elbo
     if isinstance(goal, Tolerance):
-        goal = goal.within((reference - constant[1]) / data.observations)
+        goal = goal.within(reference - constant[1], N=data.observations)
     criterion = _Criterion(steps, goal, reference, None)
     if training.criterion == "predictive":
         criterion = _Criterion(steps, goal, reference, steps.leave_one_out(pool.model))
