@@ -109,7 +109,7 @@ class FastSteps(Generic[Model]):
         cost = 1.0
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
-            cost = 300.0 * self._latents
+            cost = 1000.0 * self._latents
         affordable = self._decided(lambda: self.budget.dense_rows(cost))
         models = [self.model]
         for kernel in self._kernels:
