@@ -147,6 +147,9 @@ def grow_refitted(
         K = pool.model.K
         larger = min(2 * K, most)
         if larger <= K:
+            if most < steps.most:
+                # It was large enough before the hyper-parameters were refitted.
+                pool = _limited(pool, "n_candidates")
             break
         limit = steps.limit_of(steps.pool_work(larger), candidates=larger)
         if limit is not None:
