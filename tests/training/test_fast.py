@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
+from helpers import oracles
 from winnowgp import fit
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import InputError
@@ -38,6 +39,13 @@ def data(every: int = 1) -> Dataset:
 def model(rows: Dataset, kernel: Kernel | None = None, K: int = 0) -> SparseGP:
     places = rows.X[:: max(rows.N // max(K, 1), 1)][:K]
     return SparseGP(kernel or ScaleKernel(RBFKernel()), places, noise=0.1)
+
+
+def dense_evidence(gp: SparseGP, rows: Dataset) -> float:
+    """log N(y | 0, K + σ² I) by dense matrices."""
+    with torch.no_grad():
+        K = gp.kernel(rows.X).to_dense()
+        return oracles.log_normal(rows.Y, K + gp.noise * torch.eye(rows.N)).item()
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -150,7 +158,7 @@ def test_fast_fixed_alpha_is_reported() -> None:
     assert priced(0.1).selection.alpha == 0.1
 
 
-def test_fast_elbo_and_upper_bound_enclose_evidence() -> None:
+def test_fast_evidence_is_exact_and_not_below_elbo() -> None:
     for fitted, rows in (
         (on_hills()[0], data()),
         (capped(4), data(every=4)),
@@ -158,10 +166,12 @@ def test_fast_elbo_and_upper_bound_enclose_evidence() -> None:
         (priced(1e6), data(every=2)),
     ):
         assert fitted.elbo == pytest.approx(fitted.model.bound(rows).item(), abs=1e-4)
-        assert fitted.upper_bound == pytest.approx(fitted.model.upper_bound(rows))
-        evidence = fitted.model.dense_bound(rows)().item()
-        assert fitted.upper_bound is not None
-        assert fitted.elbo - 1e-6 <= evidence <= fitted.upper_bound + 1e-6
+        assert fitted.evidence is not None
+        assert fitted.evidence.exact
+        expected = dense_evidence(fitted.model, rows)
+        for end in (fitted.evidence.lower, fitted.evidence.upper):
+            assert end == pytest.approx(expected, abs=1e-5)
+        assert fitted.elbo <= expected + 1e-6
 
 
 def left_to_gain(fitted: FitResult, rows: Dataset, *, tighter: bool = False) -> float:
@@ -297,8 +307,9 @@ def test_fast_few_rows(N: int, goal) -> None:
     fitted = fit(model(rows), rows, schedule=fast(goal), generator=seeded())
     assert fitted.posterior.M <= N
     assert torch.isfinite(fitted.posterior.predict(data().X).mean).all()
-    assert fitted.upper_bound is not None
-    assert fitted.elbo <= fitted.upper_bound + 1e-6
+    assert fitted.evidence is not None
+    assert fitted.evidence.exact
+    assert fitted.elbo <= fitted.evidence.upper + 1e-6
 
 
 def test_fast_constant_target_needs_no_points() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from helpers import oracles
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.models import SparseGP
-from winnowgp.training.initialization import initialise_hyperparameters, starting_points
+from winnowgp.training.budget import Budget
+from winnowgp.training.hyperparameters import maximise_evidence, starting_points
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 
@@ -26,9 +27,10 @@ def model(rows: Dataset, kernel: Kernel | None = None, noise: float = 1.0) -> Sp
     return SparseGP(kernel or ScaleKernel(RBFKernel()), rows.X[:3], noise=noise)
 
 
-def warm(gp: SparseGP, rows: Dataset, seed: int = 0, **arguments) -> SparseGP:
+def warm(gp: SparseGP, rows: Dataset, seed: int = 0, most: int = 1000) -> SparseGP:
     order = torch.randperm(rows.N, generator=torch.Generator().manual_seed(seed))
-    return initialise_hyperparameters(gp, rows, order=order, **arguments)
+    budget = Budget(rows.X.device)
+    return maximise_evidence([gp], rows, order=order, rows=most, budget=budget).best
 
 
 def smooth_start(rows: Dataset) -> SparseGP:
@@ -68,7 +70,7 @@ def test_initialise_energy_finds_low_noise_mode(paper_data: None, seed: int) -> 
     raw = load_table("energy").dataset()
     rows = Dataset(Standardiser.of(raw.X).forward(raw.X), Standardiser.of(raw.Y).forward(raw.Y))
     gp = SparseGP(ScaleKernel(RBFKernel(ard_num_dims=rows.D)), rows.X[:0])
-    assert warm(gp, rows, seed, stages=(120, 240)).noise < 0.01
+    assert warm(gp, rows, seed, most=240).noise < 0.01
 
 
 def test_initialise_returns_no_candidates_and_keeps_input() -> None:
