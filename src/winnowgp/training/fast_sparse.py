@@ -7,7 +7,7 @@ from math import inf, nan
 from typing import Generic, TypeVar, final
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, LinearKernel
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,6 +32,7 @@ from winnowgp.training.growth import (
     grow_refitted,
     measure_last_doubling,
     refit,
+    refit_limit,
     selection_work,
 )
 from winnowgp.training.hyperparameters import (
@@ -65,6 +66,9 @@ _SHARE = 0.5
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much.
 _SIGNIFICANT, _PER_PARAMETER = 3.0, 0.5
+# Nats per observation that unexplained variance may cost before hyper-parameters are refitted to a
+# pool that is too small.
+_MODERATE = 0.5
 # Numbers of inducing points that a fit may keep models of, besides its own.
 _SIZES = (2, 4, 8, 16, 32, 64, 128)
 
@@ -330,21 +334,35 @@ def _grown(
             refit(steps, grow(steps, start, tolerance=tolerance, most=FIRST, reference=None))
             for start in starts
         ]
-    best = max(pools, key=lambda pool: pool.elbo)
-    if best.growth.limit not in (None, "n_candidates"):
-        pool = _limited_pool(steps, best)
-    else:
-        pool = grow_refitted(
-            steps,
-            best.model.with_candidates(best.model.candidates[:0]),
-            first=best.model.K,
-            tolerance=tolerance,
-            most=most,
-            constant=constant,
-        )
-        if pool.limited:
-            pool = measure_last_doubling(steps, pool)
+    pool = max(pools, key=lambda pool: pool.elbo)
+    if not isinstance(steps.model, SparseGP):
+        pool = replace(pool, growth=replace(pool.growth, limit=None))
+    if not pool.limited:
+        pool = grow_refitted(steps, pool, tolerance=tolerance, most=most, constant=constant)
+    if pool.limited:
+        pool = _limited_pool(steps, pool)
     return pool, max(pool.elbo, *(other.elbo for other in pools))
+
+
+def _limited_pool(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
+    """Return a pool that is too small, with the hyper-parameters that predict best.
+
+    Refitted with too few points, hyper-parameters explain more as noise: the ELBO rises, and
+    predictions may get worse. So they are refitted only if much variance is left unexplained, and
+    leave-one-out densities decide. The refitted pool is as large as its refit can be afforded.
+    """
+    if pool.unexplained is not None and pool.unexplained < _MODERATE:
+        return pool
+    smaller, K = pool, pool.model.K
+    while K > FIRST and refit_limit(steps, K) is not None:
+        K //= 2
+    if pool.model.K > K:
+        bare = pool.model.with_candidates(pool.model.candidates[:0])
+        model = steps.with_fresh(bare, K)
+        smaller = Pool(model, -inf, pool.growth, None)
+    refitted = measure_last_doubling(steps, refit(steps, smaller))
+    before, after = (steps.mean_density(steps.leave_one_out(p.model)) for p in (pool, refitted))
+    return pool if before > after else refitted
 
 
 def _select_count(steps: "FastSteps[Model]", M: int, rounds: int, stop: Stop) -> _Choice[Model]:
@@ -411,6 +429,11 @@ class FastSteps(Generic[Model]):
     @property
     def _process_group(self) -> ProcessGroup:
         return self._context.process_group
+
+    @property
+    def given(self) -> bool:
+        """Whether the user gave the candidates."""
+        return len(self._given) > 0
 
     @property
     def most(self) -> int:
@@ -481,6 +504,9 @@ class FastSteps(Generic[Model]):
         bare = _scaled(model, variance=1e-6, lengthscale=1.0, noise=1.0)
         for kernel in initialization.trainable_variances(bare.kernel):
             initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
+        for kernel in bare.kernel.modules():
+            if isinstance(kernel, LinearKernel):
+                initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8)
         square = self.sample.Y.square().mean()
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
@@ -539,9 +565,12 @@ class FastSteps(Generic[Model]):
         return self._context.checkpoint_log.once(decision)
 
     def pool_work(self, K: int) -> float:
-        """Return the operations that a pool of K candidates takes: growth, refit, selection."""
+        """Return the operations that a pool of K candidates takes."""
         N = self.data.N
-        return selection_work(N, K) + 15 * self.model.chunked_cost_of(self.data, K)
+        work = selection_work(N, K)
+        if not isinstance(self.model, SparseGP):
+            work += 15 * self.model.chunked_cost_of(self.data, K)
+        return work
 
     def with_fresh(self, model: Model, count: int) -> Model:
         """Return the model with up to `count` more candidates of greatest conditional variance."""

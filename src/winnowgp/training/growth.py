@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 FIRST = 64
 # L-BFGS iterations of a refit with locations held, at most.
 _REFIT = 30
+# Iterations that must be affordable for a refit to be worth its while.
+_LEAST_REFIT = 15
 # Share of the tolerance that a doubling at fixed hyper-parameters must gain to go on, and the
 # multiple of the tolerance that the unexplained variance may still cost when it does not.
 _SHARE, _UNEXPLAINED = 0.5, 10.0
@@ -37,6 +39,8 @@ class Pool(Generic[Model]):
     elbo: float
     """ELBO with all candidates, in nats."""
     growth: Growth
+    unexplained: float | None = None
+    """Nats per observation that unexplained prior variance costs, if known."""
 
     @property
     def limited(self) -> bool:
@@ -89,7 +93,7 @@ def grow(
         if gain < _SHARE * tolerance and little:
             break
         if most <= K:
-            limit = "n_candidates" if most < steps.most else None
+            limit = "n_candidates" if most < steps.most or steps.given else None
             break
         bigger = min(2 * K, most)
         limit = steps.limit_of(steps.pool_work(bigger), candidates=bigger)
@@ -97,7 +101,7 @@ def grow(
             break
         K = bigger
     last = (elbos[-1] - elbos[-2]) / N if len(elbos) > 1 else 0.0
-    return Pool(model, elbos[-1], Growth(tuple(sizes), tuple(elbos), limit, last))
+    return Pool(model, elbos[-1], Growth(tuple(sizes), tuple(elbos), limit, last), unexplained)
 
 
 def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT) -> Pool[Model]:
@@ -110,14 +114,13 @@ def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT
     fitted.candidates.requires_grad_(learnt)
     sizes, elbos = pool.growth.sizes, pool.growth.elbos
     growth = Growth((*sizes, fitted.K), (*elbos, elbo), pool.growth.limit, pool.growth.last_gain)
-    return Pool(fitted, elbo, growth)
+    return Pool(fitted, elbo, growth, pool.unexplained)
 
 
 def grow_refitted(
     steps: "FastSteps[Model]",
-    start: Model,
+    pool: Pool[Model],
     *,
-    first: int,
     tolerance: float,
     most: int,
     constant: float,
@@ -129,52 +132,54 @@ def grow_refitted(
     likelihoods start from fewer rows, and are refitted each time.
 
     Args:
-        first: number of candidates to begin with.
+        pool: the pool to begin with.
         constant: ELBO of the constant model; a pool that gains little over it has a tolerance in
             proportion.
     """
     N = steps.data.observations
-
-    def grown(model: Model, size: int) -> Pool[Model]:
-        largest = most if isinstance(model, SparseGP) else min(size, most)
-        pool = grow(steps, model, tolerance=tolerance, most=largest, reference=None, first=size)
-        if pool.limited and largest < most:
-            pool = _limited(pool, None)
-        return refit(steps, pool)
-
-    pool = grown(start, first)
-    while not pool.limited:
-        K = pool.model.K
-        larger = min(2 * K, most)
-        if larger <= K:
-            if most < steps.most:
-                # It was large enough before the hyper-parameters were refitted.
-                pool = _limited(pool, "n_candidates")
-            break
+    pool = _refitted_if_affordable(steps, pool)
+    while not pool.limited and pool.model.K < most:
+        larger = min(2 * pool.model.K, most)
         limit = steps.limit_of(steps.pool_work(larger), candidates=larger)
         if limit is not None:
-            pool = _limited(pool, limit)
-            break
+            return _limited(pool, limit)
         bare = pool.model.with_candidates(pool.model.candidates[:0])
-        bigger = grown(bare, larger)
+        largest = most if isinstance(bare, SparseGP) else larger
+        bigger = grow(steps, bare, tolerance=tolerance, most=largest, reference=None, first=larger)
+        if largest < most:
+            bigger = _limited(bigger, None)
+        bigger = _refitted_if_affordable(steps, bigger)
         gain = (bigger.elbo - pool.elbo) / N
+        best = bigger if bigger.elbo > pool.elbo else pool
+        enough = gain < Tolerance(tolerance).within((bigger.elbo - constant) / N).nats
+        limit = None if enough else bigger.growth.limit
         growth = Growth(
             (*pool.growth.sizes, *bigger.growth.sizes),
             (*pool.growth.elbos, *bigger.growth.elbos),
-            bigger.growth.limit,
+            limit,
             gain,
         )
-        if gain < Tolerance(tolerance).within((bigger.elbo - constant) / N).nats:
-            # The smaller pool suffices; the larger one remains the reference.
-            best = bigger if bigger.elbo > pool.elbo else pool
-            return Pool(best.model, best.elbo, Growth(growth.sizes, growth.elbos, None, gain))
-        pool = Pool(bigger.model, bigger.elbo, growth)
+        pool = Pool(best.model, best.elbo, growth, best.unexplained)
+        if enough:
+            break
     return pool
+
+
+def _refitted_if_affordable(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
+    limit = None if pool.limited else refit_limit(steps, pool.model.K)
+    return refit(steps, pool) if limit is None else _limited(pool, limit)
+
+
+def refit_limit(steps: "FastSteps[Model]", K: int) -> str | None:
+    """Return the name of the limit that prevents a refit with K candidates, or None."""
+    return steps.limit_of(_LEAST_REFIT * steps.model.chunked_cost_of(steps.data, K))
 
 
 def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
     """Return a limited pool with what its last doubling gained, hyper-parameters refitted."""
     K = pool.model.K
+    if refit_limit(steps, K // 2) is not None:
+        return pool
     half = steps.with_fresh(pool.model.with_candidates(pool.model.candidates[:0]), K // 2)
     stop = Stop(1e-3 * steps.data.observations, 10, 15)
     half.candidates.requires_grad_(False)
@@ -188,7 +193,8 @@ def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[
 
 def _limited(pool: Pool[Model], limit: str | None) -> Pool[Model]:
     growth = pool.growth
-    return Pool(pool.model, pool.elbo, Growth(growth.sizes, growth.elbos, limit, growth.last_gain))
+    growth = Growth(growth.sizes, growth.elbos, limit, growth.last_gain)
+    return Pool(pool.model, pool.elbo, growth, pool.unexplained)
 
 
 def _value(model: InducingModel, steps: "FastSteps[Model]") -> tuple[float, float | None]:

@@ -118,12 +118,14 @@ def maximise_evidence(
     ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
     comparison = others[0] if others else first
     starts = [*search.continued(ranked), *search.single_columns(min(rows, STAGES[-1]))]
-    starts += search.other_kernels(ranked)
     ranked = search.optimise(starts, comparison)
+    ranked += search.optimise(search.other_kernels(ranked, first), comparison)
+    ranked.sort(key=lambda optimum: -optimum.evidence)
     kernels = _best_of_each(ranked, len(models))
     linear_gain = None
     if linear_term:
-        with_linear = search.optimise([_with_linear(ranked[0], data)], comparison)[0]
+        bases = _best_optima(ranked)[:2]
+        with_linear = search.optimise([_with_linear(base, data) for base in bases], comparison)[0]
         gain = with_linear.evidence - ranked[0].evidence
         if gain > max(0.01 * with_linear.observations, 3 + 0.5 * data.D):
             linear_gain, ranked = gain / with_linear.observations, [with_linear, *ranked]
@@ -190,7 +192,7 @@ class _Search(Generic[Model]):
         with more rows, too, can end in a worse mode.
         """
         starts = [Start(ranked[0].model, ranked[0].kernel)]
-        for optimum in list(_distinct(ranked))[:2]:
+        for optimum in _distinct(ranked)[:2]:
             model = deepcopy(optimum.model)
             if _shorten(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
@@ -217,13 +219,18 @@ class _Search(Generic[Model]):
         values.sort(key=lambda value: (-value[0], value[1]))
         return [Start(start, 0) for value, _, start in values[:most] if value > -inf]
 
-    def other_kernels(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
-        """Return the other kernels, started from the best modes of the first."""
-        return [
-            Start(_transferred(optimum.model, model), kernel)
-            for kernel, model in enumerate(self.models[1:], start=1)
-            for optimum in list(_distinct(ranked))[:2]
-        ]
+    def other_kernels(self, ranked: Sequence[Optimum[Model]], count: int) -> list[Start[Model]]:
+        """Return starts of the other kernels: the best modes of the first, and one of their own.
+
+        Args:
+            count: number of rows on which their own starts are compared, without optimising them.
+        """
+        rows, starts = self.rows(count), []
+        for kernel, model in enumerate(self.models[1:], start=1):
+            modes = [_transferred(optimum.model, model) for optimum in _distinct(ranked)[:2]]
+            own = max(starting_points(model, self.data)[1:], key=lambda m: _value(m, rows))
+            starts += [Start(start, kernel) for start in (*modes, own)]
+        return starts
 
 
 def maximise_local_evidence(
@@ -447,6 +454,14 @@ def _distinct(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
         ):
             distinct.append(optimum)
     return distinct
+
+
+def _best_optima(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
+    """Return the best optimum of each kernel, the best first."""
+    best: dict[int, Optimum[Model]] = {}
+    for optimum in ranked:
+        best.setdefault(optimum.kernel, optimum)
+    return list(best.values())
 
 
 def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, ...]:
