@@ -153,6 +153,9 @@ def grow_refitted(
         best = bigger if bigger.elbo > pool.elbo else pool
         enough = gain < Tolerance(tolerance).within((bigger.elbo - constant) / N).nats
         limit = None if enough else bigger.growth.limit
+        if not enough and bigger.model.K >= most and (most < steps.most or steps.given):
+            # It seemed large enough before the hyper-parameters were refitted.
+            limit = limit or "n_candidates"
         growth = Growth(
             (*pool.growth.sizes, *bigger.growth.sizes),
             (*pool.growth.elbos, *bigger.growth.elbos),
