@@ -245,9 +245,7 @@ def test_local_evidence_is_the_sum_over_blocks(monkeypatch: pytest.MonkeyPatch) 
     # No hyper-parameters nearby are better.
     for factor in (0.8, 1.25):
         other = deepcopy(found.model)
-        other.kernel.initialize(
-            **{"base_kernel.lengthscale": factor * lengthscale_of(found.model)}
-        )
+        other.kernel.initialize(**{"base_kernel.lengthscale": factor * lengthscale_of(found.model)})
         assert sum(dense_evidence(other, block) for block in blocks) < expected
     # From there, nothing is left to gain.
     assert local(data, found) is None

@@ -1,5 +1,6 @@
 """Growth of the pool of candidates, and the limits that end it."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -76,9 +77,7 @@ def test_grow_ends_within_half_of_the_tolerance_of_the_evidence(lengthscale: flo
     rows = drawn(kernel(lengthscale))
     gp = model(rows, kernel(lengthscale))
     reference = dense_evidence(gp, rows)
-    pool = grow(
-        steps_of(gp, rows), gp, tolerance=TOLERANCE, most=N, reference=reference, first=4
-    )
+    pool = grow(steps_of(gp, rows), gp, tolerance=TOLERANCE, most=N, reference=reference, first=4)
     sizes, elbos = pool.growth.sizes, pool.growth.elbos
     assert not pool.limited
     assert pool.growth.limit is None
@@ -224,9 +223,9 @@ def test_refit_raises_the_elbo_and_holds_locations() -> None:
 def grown(rows: Dataset, *, most: int = N, work: float | None = None):
     gp = wrong(rows)
     steps = steps_of(gp, rows, work=work)
-    return grow_refitted(
-        steps, gp, first=8, tolerance=TOLERANCE, most=most, constant=-1.5 * rows.N
-    )
+    pool = grow(steps, gp, tolerance=TOLERANCE, most=8, reference=None, first=8)
+    pool = replace(pool, growth=replace(pool.growth, limit=None))
+    return grow_refitted(steps, pool, tolerance=TOLERANCE, most=most, constant=-1.5 * rows.N)
 
 
 def test_grow_refitted_reaches_the_evidence_at_other_hyperparameters() -> None:
@@ -259,9 +258,7 @@ def test_measure_last_doubling_compares_with_half_the_candidates() -> None:
     rows, prior = drawn(kernel(0.2)), kernel(0.2)
     gp = model(rows, prior)
     steps = steps_of(gp, rows)
-    pool = refit(
-        steps, grow(steps, gp, tolerance=TOLERANCE, most=40, reference=None, first=40), 60
-    )
+    pool = refit(steps, grow(steps, gp, tolerance=TOLERANCE, most=40, reference=None, first=40), 60)
     measured = measure_last_doubling(steps, pool)
     # Half of the candidates, with hyper-parameters of their own.
     half = steps.with_fresh(pool.model.with_candidates(rows.X[:0]), 20)
@@ -289,9 +286,10 @@ def test_grow_refitted_other_likelihoods_refit_each_doubling(
         return every(steps, pool, *arguments)
 
     monkeypatch.setattr(growth, "refit", noted)
-    pool = grow_refitted(
-        steps_of(gp, labels), gp, first=4, tolerance=TOLERANCE, most=30, constant=-0.7 * 30
-    )
+    steps = steps_of(gp, labels)
+    pool = grow(steps, gp, tolerance=TOLERANCE, most=4, reference=None, first=4)
+    pool = replace(pool, growth=replace(pool.growth, limit=None))
+    pool = grow_refitted(steps, pool, tolerance=TOLERANCE, most=30, constant=-0.7 * 30)
     assert sizes[0] == 4
     # Few rows have conditional variance given the others, so that the last pool is smaller.
     assert all(b == 2 * a for a, b in pairwise(sizes[:-1]))
