@@ -108,3 +108,8 @@ def memory(device: torch.device) -> float:
         return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 4e9
+
+
+def selection_work(N: int, K: int) -> float:
+    """Return the operations of one selection among K candidates: statistics and elimination."""
+    return 3.0 * N * K**2 + 12.0 * K**3

@@ -7,18 +7,18 @@ frontier at fixed hyper-parameters cannot tell whether more points would pay wit
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.training.budget import selection_work
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
+from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import Growth
-
-if TYPE_CHECKING:
-    from winnowgp.training.fast_sparse import FastSteps
 
 # Candidates that the pool starts with.
 FIRST = 64
@@ -26,6 +26,9 @@ FIRST = 64
 _REFIT = 30
 # Iterations that must be affordable for a refit to be worth its while.
 _LEAST_REFIT = 15
+# Nats per observation that unexplained variance may cost before hyper-parameters are refitted to a
+# pool that is too small.
+_MODERATE = 0.5
 # Share of the tolerance that a doubling at fixed hyper-parameters must gain to go on, and the
 # multiple of the tolerance that the unexplained variance may still cost when it does not.
 _SHARE, _UNEXPLAINED = 0.5, 10.0
@@ -48,13 +51,66 @@ class Pool(Generic[Model]):
         return self.growth.limit is not None
 
 
-def selection_work(N: int, K: int) -> float:
-    """Return the operations of one selection among K candidates: statistics and elimination."""
-    return 3.0 * N * K**2 + 12.0 * K**3
+def grown_pool(
+    steps: FastSteps[Model],
+    initial: Initialization[Model],
+    *,
+    tolerance: float,
+    most: int,
+    constant: float,
+) -> tuple[Pool[Model], float]:
+    """Return a pool of candidates, and the ELBO or exact evidence to compare with."""
+    if initial.complete:
+        reference = steps.dense_evidence(initial)
+        pool = grow(steps, initial.best, tolerance=tolerance, most=most, reference=reference)
+        if pool.limited:
+            pool = _limited_pool(steps, pool)
+        return pool, max(reference, pool.elbo)
+    starts = [initial.best, *steps.other_regimes(initial)]
+    if isinstance(steps.model, SparseGP):
+        pools = [
+            grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts
+        ]
+        if len(pools) > 1:
+            pools = [refit(steps, pool, iterations=10) for pool in pools]
+    else:
+        pools = [
+            refit(steps, grow(steps, start, tolerance=tolerance, most=FIRST, reference=None))
+            for start in starts
+        ]
+    pool = max(pools, key=lambda pool: pool.elbo)
+    if not isinstance(steps.model, SparseGP):
+        pool = replace(pool, growth=replace(pool.growth, limit=None))
+    if not pool.limited:
+        pool = grow_refitted(steps, pool, tolerance=tolerance, most=most, constant=constant)
+    if pool.limited:
+        pool = _limited_pool(steps, pool)
+    return pool, max(pool.elbo, *(other.elbo for other in pools))
+
+
+def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
+    """Return a pool that is too small, with the hyper-parameters that predict best.
+
+    Refitted with too few points, hyper-parameters explain more as noise: the ELBO rises, and
+    predictions may get worse. So they are refitted only if much variance is left unexplained, and
+    leave-one-out densities decide. The refitted pool is as large as its refit can be afforded.
+    """
+    if pool.unexplained is not None and pool.unexplained < _MODERATE:
+        return pool
+    smaller, K = pool, pool.model.K
+    while K > FIRST and refit_limit(steps, K) is not None:
+        K //= 2
+    if pool.model.K > K:
+        bare = pool.model.with_candidates(pool.model.candidates[:0])
+        model = steps.with_fresh(bare, K)
+        smaller = Pool(model, -inf, pool.growth, None)
+    refitted = measure_last_doubling(steps, refit(steps, smaller))
+    before, after = (steps.mean_density(steps.leave_one_out(p.model)) for p in (pool, refitted))
+    return pool if before > after else refitted
 
 
 def grow(
-    steps: "FastSteps[Model]",
+    steps: FastSteps[Model],
     start: Model,
     *,
     tolerance: float,
@@ -104,7 +160,7 @@ def grow(
     return Pool(model, elbos[-1], Growth(tuple(sizes), tuple(elbos), limit, last), unexplained)
 
 
-def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT) -> Pool[Model]:
+def refit(steps: FastSteps[Model], pool: Pool[Model], iterations: int = _REFIT) -> Pool[Model]:
     """Return the pool with hyper-parameters that maximise its ELBO, locations held."""
     model = deepcopy(pool.model)
     learnt = model.candidates.requires_grad
@@ -118,7 +174,7 @@ def refit(steps: "FastSteps[Model]", pool: Pool[Model], iterations: int = _REFIT
 
 
 def grow_refitted(
-    steps: "FastSteps[Model]",
+    steps: FastSteps[Model],
     pool: Pool[Model],
     *,
     tolerance: float,
@@ -138,7 +194,7 @@ def grow_refitted(
     """
     N = steps.data.observations
     pool = _refitted_if_affordable(steps, pool)
-    while not pool.limited and pool.model.K < most:
+    while not pool.limited and most > pool.model.K:
         larger = min(2 * pool.model.K, most)
         limit = steps.limit_of(steps.pool_work(larger), candidates=larger)
         if limit is not None:
@@ -168,17 +224,17 @@ def grow_refitted(
     return pool
 
 
-def _refitted_if_affordable(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
+def _refitted_if_affordable(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
     limit = None if pool.limited else refit_limit(steps, pool.model.K)
     return refit(steps, pool) if limit is None else _limited(pool, limit)
 
 
-def refit_limit(steps: "FastSteps[Model]", K: int) -> str | None:
+def refit_limit(steps: FastSteps[Model], K: int) -> str | None:
     """Return the name of the limit that prevents a refit with K candidates, or None."""
     return steps.limit_of(_LEAST_REFIT * steps.model.chunked_cost_of(steps.data, K))
 
 
-def measure_last_doubling(steps: "FastSteps[Model]", pool: Pool[Model]) -> Pool[Model]:
+def measure_last_doubling(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
     """Return a limited pool with what its last doubling gained, hyper-parameters refitted."""
     K = pool.model.K
     if refit_limit(steps, K // 2) is not None:
@@ -200,7 +256,7 @@ def _limited(pool: Pool[Model], limit: str | None) -> Pool[Model]:
     return Pool(pool.model, pool.elbo, growth, pool.unexplained)
 
 
-def _value(model: InducingModel, steps: "FastSteps[Model]") -> tuple[float, float | None]:
+def _value(model: InducingModel, steps: FastSteps[Model]) -> tuple[float, float | None]:
     """Return the ELBO in nats, and the nats per observation that unexplained variance costs.
 
     The latter is Σ_i w_i (k_ii − q_ii)/2, the trace term of the collapsed bound; None for other

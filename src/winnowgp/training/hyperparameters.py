@@ -8,28 +8,26 @@ points suffice. So the evidence is maximised on as many rows as the budget affor
    other kernels from the best mode.
 3. All affordable rows: the best few optima.
 
-If these are not all rows, the sum of the evidences of dense local blocks of rows is maximised as
-well. Blocks have the full resolution of the data, at a cost linear in their number. Optima that
-differ are all returned; the collapsed bound of all rows decides between them later.
+Optima that differ are all returned. If they are not those of all rows, `local_evidence` looks for
+finer structure, and the collapsed bound of all rows decides later.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Any, Generic, final
+from typing import Generic
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel
 from gpytorch.means import ConstantMean
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import DENSE, Budget
-from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     best_level,
@@ -43,7 +41,6 @@ from winnowgp.training.initialization import (
     trainable_variances,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.typing import Scalar
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -51,8 +48,6 @@ STAGES = (250, 500, 1000)
 _SHORT = (0.3, 0.1, 0.03, 0.01)
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
-# Rows of a local block, and the largest number of blocks, by device.
-_BLOCK = {"cpu": (512, 24), "cuda": (2048, 24)}
 # A sample with fewer rows of the rarest kind of target than this is stratified.
 _FEWEST = 100
 
@@ -169,7 +164,7 @@ class _Search(Generic[Model]):
 
     def rows(self, count: int) -> Dataset:
         rows = representative_rows(self.models[0], self.data, self.order, count)
-        return _with_unit_weights(self.models[0], rows)
+        return with_unit_weights(self.models[0], rows)
 
     def optimise(self, starts: Sequence[Start[Model]], count: int) -> list[Optimum[Model]]:
         """Return the optimum of each start on `count` rows, the best first."""
@@ -231,96 +226,6 @@ class _Search(Generic[Model]):
             own = max(starting_points(model, self.data)[1:], key=lambda m: _value(m, rows))
             starts += [Start(start, kernel) for start in (*modes, own)]
         return starts
-
-
-def maximise_local_evidence(
-    optimum: Optimum[Model],
-    data: Dataset,
-    *,
-    generator: torch.Generator,
-    budget: Budget,
-    checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
-) -> Optimum[Model] | None:
-    """Return hyper-parameters that maximise the summed evidence of dense local blocks of rows.
-
-    Blocks come from median splits along the column of greatest extent in lengthscales, so that
-    neighbouring rows stay together. A random sample of as many rows has lost the neighbours.
-
-    Returns: None if they are not better than the given optimum on these blocks.
-    """
-    size, most = _BLOCK.get(data.X.device.type, _BLOCK["cpu"])
-    scaled = data.X / _relevance(optimum.model.kernel, data)
-    indices = local_blocks(scaled, size)
-    if len(indices) > most:
-        chosen = torch.randperm(len(indices), generator=generator, device=generator.device)
-        indices = [indices[i] for i in sorted(chosen[:most].tolist())]
-    blocks = [_with_unit_weights(optimum.model, data.part(rows)) for rows in indices]
-    observations = sum(block.observations for block in blocks)
-    stop = Stop(gain=1e-3 * observations, window=10, iterations=40)
-    results = []
-    for factor in (1.0, 0.4):
-        model = deepcopy(optimum.model)
-        for kernel in trainable_lengthscales(model.kernel):
-            set_within(kernel, "lengthscale", factor * kernel.lengthscale.detach())
-        noise = noise_of(model.likelihood)
-        if noise is not None:
-            set_noise(model.likelihood, factor * noise.value)
-        summed = _SummedBound([model.dense_bound(block) for block in blocks])
-        if factor == 1.0:
-            with torch.no_grad():
-                before = summed().item()
-        try:
-            maximum = maximise_elbo(
-                model, data.X, objective=summed, stop=stop, checkpoint_log=checkpoint_log
-            )
-        except TrainingError:
-            continue
-        work = DENSE * sum(block.N**3 for block in blocks)
-        budget.spend(1.15 * maximum.iterations * work)
-        results.append((maximum.value, model))
-    if not results:
-        return None
-    value, model = max(results, key=lambda result: result[0])
-    if value < before + 5e-3 * observations:
-        return None
-    return Optimum(model, value, observations, optimum.kernel)
-
-
-@final
-class _SummedBound:
-    """The sum of the bounds of several blocks of rows, as a function of the current parameters."""
-
-    def __init__(self, bounds: Sequence[Callable[[], Scalar]]) -> None:
-        self._bounds = bounds
-
-    def __call__(self) -> Scalar:
-        return torch.stack([bound() for bound in self._bounds]).sum()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the bounds between calls."""
-        states = [bound for bound in self._bounds if isinstance(bound, Stateful)]
-        return {str(i): bound.state_dict() for i, bound in enumerate(states)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of the bounds between calls."""
-        states = [bound for bound in self._bounds if isinstance(bound, Stateful)]
-        for i, bound in enumerate(states):
-            bound.load_state_dict(state[str(i)])
-
-
-def local_blocks(X: Float[Tensor, "N D"], size: int) -> list[Int[Tensor, " B"]]:
-    """Return the rows of blocks of at most `size` neighbouring rows, by recursive median splits."""
-    pending, blocks = [torch.arange(len(X), device=X.device)], []
-    while pending:
-        rows = pending.pop()
-        if len(rows) <= size:
-            blocks.append(rows)
-            continue
-        part = X[rows]
-        column = int((part.quantile(0.95, 0) - part.quantile(0.05, 0)).argmax())
-        split = rows[part[:, column].argsort(stable=True)]
-        pending += [split[len(split) // 2 :], split[: len(split) // 2]]
-    return blocks
 
 
 def starting_points(model: Model, data: Dataset) -> list[Model]:
@@ -406,7 +311,7 @@ def representative_rows(
     return replace(chosen, weights=own * scale / scale.max())
 
 
-def _with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
+def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
     """Return the rows with weights of one on average, where larger ones would imply no noise.
 
     Several equal observations of a row determine its noise exactly: the evidence has no maximum in
@@ -498,20 +403,6 @@ def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
     linear.variance = variance[None]
     model.kernel = AdditiveKernel(model.kernel, linear)
     return Start(model, optimum.kernel)
-
-
-def _relevance(kernel: Kernel, data: Dataset) -> Float[Tensor, " D"]:
-    """Return the shortest lengthscale of each column; standard deviations where there is none."""
-    scale = torch.full_like(data.X[0], inf)
-    for part in trainable_lengthscales(kernel):
-        lengthscale = part.lengthscale.detach().reshape(-1)
-        if isinstance(part.active_dims, Tensor):
-            dims = part.active_dims
-            scale[dims] = torch.minimum(scale[dims], lengthscale.expand(len(dims)))
-        else:
-            scale = torch.minimum(scale, lengthscale.expand(data.D))
-    spread = data.X.std(0, correction=0)
-    return torch.where(scale < inf, scale, torch.where(spread > 0, spread, 1.0))
 
 
 def _shorten(kernel: Kernel, data: Dataset) -> bool:
