@@ -200,7 +200,8 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
         fits.append((current, criterion.score(current, frontier.bounds[M].item())))
         settled = index > 0 and abs(M - size) <= 0.03 * size
         last, size = settled or index == training.rounds - 1, M
-        if not current.K or pool.limited:
+        if not current.K or pool.growth.limit in ("work", "max_fit_seconds"):
+            # No work is left to move the points.
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
         current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
@@ -208,7 +209,8 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
         reference = max(reference, elbo)
         if last:
             break
-        candidates = steps.with_fresh(current, max(32, current.K // 4))
+        fresh = min(max(32, current.K // 4), most - current.K)
+        candidates = steps.with_fresh(current, max(fresh, 0))
     return _Choice(
         criterion.best(fits),
         reference,
