@@ -24,7 +24,7 @@ from winnowgp.training import (
     Progress,
     Tolerance,
 )
-from winnowgp.training.fast_sparse import FastSteps
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import TrainingContext
 
@@ -244,13 +244,14 @@ def test_fast_same_seed_same_result_and_input_unchanged() -> None:
 )
 def test_fast_frozen_candidates_stay(goal) -> None:
     rows = data(every=3)
-    gp = model(rows, K=20)
+    # Twenty would not be within the tolerance of the exact evidence.
+    gp = model(rows, K=33)
     gp.candidates.requires_grad_(False)
     fitted = fit(gp, rows, schedule=fast(goal, rounds=2, iterations=50), generator=seeded())
     given = {tuple(z) for z in gp.candidates.tolist()}
     assert {tuple(z) for z in fitted.candidates[0].tolist()} <= given
     assert {tuple(z) for z in fitted.posterior.Z.tolist()} <= given
-    assert 0 < fitted.posterior.M < 20
+    assert 0 < fitted.posterior.M < 33
     assert not fitted.model.candidates.requires_grad
 
 
@@ -333,14 +334,20 @@ def test_fast_reports_phases_in_order() -> None:
     fitted, told = on_hills()
     phases = [p.phase for p in told]
     assert set(phases) == {"initialisation", "selection", "optimisation"}
-    assert phases[:2] == ["initialisation", "selection"]
+    assert phases[0] == "initialisation"
+    # Before the first selection only the constant model is optimised.
+    first = phases.index("selection")
+    assert set(phases[1:first]) <= {"optimisation"}
+    assert all(len(p.candidates[0]) == 0 for p in told[1:first])
     assert 1 <= phases.count("selection") <= 3
     assert all(1 <= p.step <= p.steps and p.inclusion is None for p in told)
     for before, after in pairwise(told):
         if before.phase == after.phase == "optimisation" and after.step == before.step + 1:
             assert after.objective >= before.objective
-    assert torch.equal(told[-1].candidates[0], fitted.posterior.Z)
-    assert told[-1].objective == pytest.approx(fitted.elbo, abs=0.05)
+    # The best of several rounds is selected, and models of other sizes are optimised last.
+    selected = [p for p in told if torch.equal(p.candidates[0], fitted.posterior.Z)]
+    assert selected[-1].objective == pytest.approx(fitted.elbo, abs=0.05)
+    assert len(told[-1].candidates[0]) == fitted.sized[-1].posterior.M
 
 
 def test_fast_callback_exception_ends_fit() -> None:

@@ -12,14 +12,13 @@ from helpers import oracles
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.training import growth
-from winnowgp.training.budget import Budget
-from winnowgp.training.fast_sparse import FastSteps
+from winnowgp.training.budget import Budget, selection_work
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.growth import (
     grow,
     grow_refitted,
     measure_last_doubling,
     refit,
-    selection_work,
 )
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import TrainingContext

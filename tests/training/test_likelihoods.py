@@ -20,7 +20,7 @@ from winnowgp.models import Posterior, SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, FixedAlpha, MaxPoints, PaperSchedule, Tolerance
 from winnowgp.training import goals as predict_time
-from winnowgp.training.fast_sparse import FastSteps
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.initialization import best_level, kernel_variances, noise_of
 
 X = torch.linspace(-3, 3, 80, dtype=torch.float64)[:, None]
