@@ -60,7 +60,10 @@ def fitted_model(data: Dataset) -> tuple[SparseGP, str]:
     model.candidates.requires_grad_(False)
     stop = Stop(gain=1e-3 * subset.N, window=10, iterations=40)
     result = maximise_elbo(model, subset.X, objective=model.chunked_bound(subset), stop=stop)
-    note = f"evidence of up to {EVIDENCE_ROWS} rows, then {result.iterations} L-BFGS steps on {subset.N} rows"
+    note = (
+        f"evidence of up to {EVIDENCE_ROWS} rows, "
+        f"then {result.iterations} L-BFGS steps on {subset.N} rows"
+    )
     return model, note
 
 

@@ -25,9 +25,9 @@ from winnowgp.training import (
     PaperSchedule,
     Schedule,
     Tolerance,
+    fast_steps,
     fit,
 )
-from winnowgp.training import fast_steps
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
 from winnowgp.training.fast_steps import FastSteps

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from copy import deepcopy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_local_blocks_are_neighbours_along_the_longer_column() -> None:
     assert len(blocks) == 8
     spans = sorted((X[block, 0].min().item(), X[block, 0].max().item()) for block in blocks)
     # Intervals of the first column that do not overlap.
-    assert all(a[1] < b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in pairwise(spans))
     # Smaller blocks divide squares of side 1.25 along both columns.
     assert any(X[block, 1].max() - X[block, 1].min() < 0.7 for block in local_blocks(X, 20))
 

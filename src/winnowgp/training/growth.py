@@ -209,7 +209,7 @@ def grow_refitted(
         best = bigger if bigger.elbo > pool.elbo else pool
         enough = gain < Tolerance(tolerance).within((bigger.elbo - constant) / N).nats
         limit = None if enough else bigger.growth.limit
-        if not enough and bigger.model.K >= most and (most < steps.most or steps.given):
+        if not enough and most <= bigger.model.K and (most < steps.most or steps.given):
             # It seemed large enough before the hyper-parameters were refitted.
             limit = limit or "n_candidates"
         growth = Growth(
