@@ -11,6 +11,8 @@ kernels, close points carry information in differences as small as their conditi
 a jitter of 1e-8 can cost a tenth of a nat where 1e-12 costs 1e-5.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
@@ -178,6 +180,17 @@ def residuals_and_duals(
     E[mask] = torch.linalg.solve_triangular(Tt, Q, upper=True)
     E[~mask] = residual(L[~mask], Q)
     return E, Q
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Run PyTorch on one CPU thread, for loops over matrices too small to share among threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def rank_one_update(

@@ -72,18 +72,38 @@ def test_state_of_all_candidates_matches_value(make: Callable[[], SearchObjectiv
 
 
 @objectives
-def test_remove_block_matches_recomputed_state(make: Callable[[], SearchObjective]) -> None:
+@pytest.mark.parametrize("share", [1, 2, 7])
+def test_remove_block_matches_recomputed_state(
+    make: Callable[[], SearchObjective], share: int
+) -> None:
     s = make()
-    rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(1))[: s.K // 2]
-    mask = everything(s).index_fill(0, rows, False)
+    rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(1))[: s.K // share]
+    removed = torch.arange(len(rows) + 1)[:, None] > torch.arange(len(rows))
+    masks = everything(s).repeat(len(rows) + 1, 1)
+    masks[:, rows] = ~removed
     before = s.search_state(everything(s))
-    expected = s.search_state(mask)
-    after = before.remove_block(rows, gain=before.bound - expected.bound)
-    assert torch.equal(after.mask, mask)
-    assert torch.equal(after.candidates, mask.nonzero()[:, 0])
-    torch.testing.assert_close(after.bound, expected.bound, rtol=1e-12, atol=0)
-    gains = expected.marginal_gains()[mask]
+    removal = before.block_removal(rows)
+    gains = -s.value(masks).diff()
+    torch.testing.assert_close(removal.gains, gains, rtol=1e-6, atol=1e-4)
+    after, expected = before.remove_block(removal), s.search_state(masks[-1])
+    assert torch.equal(after.mask, masks[-1])
+    assert torch.equal(after.candidates, masks[-1].nonzero()[:, 0])
+    torch.testing.assert_close(after.bound, expected.bound, rtol=1e-7, atol=1e-5)
+    gains = expected.marginal_gains()[masks[-1]]
     torch.testing.assert_close(after.marginal_gains(), gains, rtol=1e-6, atol=1e-4)
+
+
+def test_cosines_are_partial_correlations() -> None:
+    """The inner products of duals are the entries of K⁻¹ and of S⁻¹."""
+    s = problem(2, K=14).statistics
+    rows = torch.tensor([9, 2, 5])
+    covariances = [A @ A.mT for A in (s.roots.L, s.roots.data[0].LR)]
+    expected = []
+    for precision in (torch.linalg.inv(A) for A in covariances):
+        scale = precision.diagonal().rsqrt()
+        expected.append((scale[:, None] * precision * scale).abs()[rows][:, rows])
+    cosines = s.search_state(everything(s)).cosines(rows)
+    torch.testing.assert_close(cosines, torch.maximum(*expected), rtol=1e-6, atol=1e-6)
 
 
 @objectives

@@ -18,7 +18,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.linalg import cholesky, single_thread, solve_lower
 from winnowgp.models.kernels import covariance, prior_variance
 
 # Selection ends when the conditional variances are below this share of the prior variances, or
@@ -26,6 +26,9 @@ from winnowgp.models.kernels import covariance, prior_variance
 LEAST, _ROUNDING = 1e-8, 100
 
 BLOCK_ROWS = 4096
+
+# Elements of the largest temporary of a kernel evaluation: what fits into a cache, or few launches.
+_CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**24
 
 # Contenders are this many times the rows selected in the previous block, within these limits: where
 # the rows of largest variance are close to each other, few of them are selected at a time.
@@ -153,9 +156,6 @@ def _block(
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, "B B"]]:
     """Return the next rows to select and the triangle T of their conditional covariance.
 
-    The kernel is evaluated for one selected row at a time: evaluated in blocks, GPyTorch's distance
-    of two equal rows is not exactly zero.
-
     Args:
         factor: its first k rows are known; the next B are set to the prior covariances K_p*.
         residual: conditional variance of each row.
@@ -166,25 +166,39 @@ def _block(
     """
     rows, threshold = _largest(residual / whole, c)
     known = factor[:k, rows]
-    Q = (known.mT @ known).cpu()
+    C = (_covariance(kernel, X[rows], X[rows]).to(factor) - known.mT @ known).cpu()
     left, scale = residual[rows].cpu(), whole[rows].cpu()
-    T, order = Q.new_empty(min(len(factor) - k, len(rows)), len(rows)), []
-    for b in range(len(T)):
-        share, pivot = (left / scale).max(0)
-        # The first row is the largest of all; a tie with `threshold` is as good as the other row.
-        if share.item() <= least or (order and share.item() < threshold):
-            break
-        p = int(pivot)
-        factor[k + b] = covariance(kernel, X[rows[p]][None], X)[0]
-        row = factor[k + b, rows].cpu() - Q[p]
-        row = torch.addmv(row, T[:b].mT, T[:b, p], alpha=-1)
-        torch.div(row, left[p].sqrt(), out=T[b])
-        left -= T[b].square()
-        left[p] = 0
-        order.append(p)
+    T, order = C.new_empty(min(len(factor) - k, len(rows)), len(rows)), []
+    with single_thread():
+        for b in range(len(T)):
+            share, pivot = (left / scale).max(0)
+            # The first row is the largest of all; a tie with `threshold` is as good as another row.
+            if share.item() <= least or (order and share.item() < threshold):
+                break
+            p = int(pivot)
+            row = torch.addmv(C[p], T[:b].mT, T[:b, p], alpha=-1)
+            torch.div(row, left[p].sqrt(), out=T[b])
+            left -= T[b].square()
+            left[p] = 0
+            order.append(p)
     chosen = torch.tensor(order, dtype=torch.long)
     triangle = T[: len(order), chosen].mT.tril().to(factor)
-    return rows[chosen.to(rows.device)], triangle
+    pivots = rows[chosen.to(rows.device)]
+    factor[k : k + len(pivots)] = _covariance(kernel, X[pivots], X)
+    return pivots, triangle
+
+
+def _covariance(
+    kernel: Kernel, A: Float[Tensor, "B D"], X: Float[Tensor, "N D"]
+) -> Float[Tensor, "B N"]:
+    """Return the prior covariances of each row of A with all rows of X.
+
+    Each row is a batch of its own. GPyTorch centres the inputs of a batch at its first argument, so
+    that the distance of two equal rows is exactly zero; in one batch of all rows it would not be.
+    """
+    elements = _CPU_ELEMENTS if X.device.type == "cpu" else _GPU_ELEMENTS
+    parts = A[:, None].split(max(elements // max(X.numel(), 1), 1))
+    return torch.cat([covariance(kernel, a, X.expand(len(a), *X.shape))[:, 0] for a in parts])
 
 
 def _largest(shares: Float[Tensor, " N"], c: int) -> tuple[Int[Tensor, " c"], float]:

@@ -6,6 +6,7 @@ neighbouring subsets (`SearchObjective`) make discrete search and natural gradie
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -35,6 +36,21 @@ class MarginalGainObjective(SubsetObjective):
     @abstractmethod
     def marginal_gains(self, mask: Mask) -> Float[Tensor, " K"]:
         """Return L(Z ∪ k) − L(Z \\ k) in nats for every candidate k at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoval:
+    """Included candidates that are removed in turn.
+
+    Attributes:
+        rows: positions among the candidates of a state.
+        gains: marginal gain of each when it is removed, those before it being removed, in nats.
+        bases: matrices with orthonormal rows, from which the state computes what is left.
+    """
+
+    rows: Int[Tensor, " B"]
+    gains: Float[Tensor, " B"]
+    bases: tuple[Float[Tensor, "B C"], ...]
 
 
 class SearchState(ABC):
@@ -78,15 +94,23 @@ class SearchState(ABC):
         """Return the same subset with fewer candidates to consider; `keep` covers the subset."""
 
     @abstractmethod
-    def remove_block(self, rows: Int[Tensor, " B"], *, gain: Float[Tensor, ""]) -> "SearchState":
-        """Return the state without several included candidates, which are considered no more.
+    def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
+        """Return how strongly removals of a few included candidates affect each other, in [0, 1].
+
+        If an entry is zero, removing one of the two candidates leaves the conditional precisions of
+        the other as they are.
+        """
+
+    @abstractmethod
+    def block_removal(self, rows: Int[Tensor, " B"]) -> "BlockRemoval":
+        """Return the removal of several included candidates in turn; O(B² K).
 
         All J candidates must be included.
-
-        Args:
-            rows: positions among `candidates`.
-            gain: L(Z) − L(Z \\ rows) in nats, the sum of the gains as they are removed in turn.
         """
+
+    @abstractmethod
+    def remove_block(self, removal: "BlockRemoval") -> "SearchState":
+        """Return the state without the candidates of a block, which are considered no more."""
 
     @abstractmethod
     def compress(self, rows: Int[Tensor, " c"]) -> "SearchState":

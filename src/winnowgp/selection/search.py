@@ -6,18 +6,26 @@ for a table w(0..K), such as −α m². They are greedy and deterministic: the r
 under the stated moves, not the best subset.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.objective import SearchObjective, SearchState
+from winnowgp.linalg import single_thread
+from winnowgp.selection.objective import BlockRemoval, SearchObjective, SearchState
 from winnowgp.typing import SizeTable
 
 CONTENDERS = 192
 """Candidates whose gains are followed exactly within a block of backward elimination."""
+
+# A block has at most this share of the inducing points, chosen among twice as many, and no two of
+# its members have a larger cosine. With 1/8, frontiers of kin8nm and of a rough kernel were up to
+# 2.6e-3 nats per observation below the greedy ones; with 1/32, up to 3e-4. A cosine of 0.1 did not
+# help consistently.
+_SHARE, _POOL, _COSINE = 32, 2, 0.3
 
 _REFRESH = 64  # Moves before the state is computed afresh: rounding grows with each update.
 _PATIENCE = 5
@@ -54,21 +62,26 @@ def backward_elimination(
 ) -> Path:
     """Remove the inducing point of smallest marginal gain, one after another; O(K³) in total.
 
-    Points are removed in blocks. The c candidates of smallest gain are contenders, whose gains are
-    followed exactly while points of the block leave, in O(c²) each. A block ends when a quarter of
-    the contenders have left, or when their smallest gain exceeds the smallest gain that any other
-    candidate had at the start of the block. The block is then removed from all rows by matrix
-    products (`elimination`) and all gains are computed again. If another candidate has fallen below
-    a gain in the block, only the removals before that one are made. The path is greedy unless a
-    gain falls and rises again within one block, which is rare, and it is exactly greedy while at
-    most c points are left. Bounds are exact in any case. Whenever the subset has halved, the state
-    is computed afresh.
+    Points are removed in blocks, by matrix products (`elimination`), and all gains are computed
+    again after each block. There are two kinds of blocks:
+
+    - Many candidates of small gain that hardly affect each other, at most 1/32 of those left. They
+      are taken in order of their gains; one whose dual row has a cosine above 0.3 with that of a
+      candidate taken before waits for a later block, where its gain is known again.
+    - Where fewer than c/4 candidates can be taken like this, the c candidates of smallest gain are
+      contenders. Their gains are followed exactly while c/4 of them leave, in O(c²) each.
+
+    The path is exactly greedy while at most c points are left, since all of them are contenders.
+    Before, gains are up to one block old. Where bounds are within 0.3 nats per observation of the
+    best, the frontier was at most 4e-3 nats per observation below the greedy one on three problems
+    of 2,000 candidates, and not lower on average. Bounds are exact in any case. Whenever the subset
+    has halved, the state is computed afresh.
 
     Args:
         statistics: statistics of the data.
         start: subset to start from; all candidates if not given.
         smallest: number of inducing points at which the path ends.
-        contenders: number c of contenders in each block.
+        contenders: number c of contenders.
     """
     K, device = statistics.K, statistics.empty.device
     mask = torch.ones(K, dtype=torch.bool, device=device) if start is None else start
@@ -82,15 +95,13 @@ def backward_elimination(
     while now > smallest:
         end, gains = max(smallest, now // 2), state.marginal_gains()
         while now > end:
-            block = _block(state, gains, contenders=contenders, limit=now - end)
-            after, gains = block.removed_from(state)
-            if (valid := block.valid(after, gains)) < len(block.rows):
-                block = block.shortened(valid)
-                after, gains = block.removed_from(state)
-            steps = torch.arange(size - now, size - now + len(block.rows), device=device)
-            removed_at[left[state.candidates[block.rows]]] = steps
-            bounds.append(state.bound - block.gains.cumsum(0))
-            state, now = after, now - len(block.rows)
+            removal = _removal(state, gains, contenders=contenders, limit=now - end)
+            count = len(removal.rows)
+            steps = torch.arange(size - now, size - now + count, device=device)
+            removed_at[left[state.candidates[removal.rows]]] = steps
+            bounds.append(state.bound - removal.gains.cumsum(0))
+            state, now = state.remove_block(removal), now - count
+            gains = state.marginal_gains()
         # The state afresh, as that of all candidates of a problem of half the size.
         left, objective = left[state.mask], objective.restrict(state.mask)
         state = objective.search_state(torch.ones_like(left, dtype=torch.bool))
@@ -232,60 +243,45 @@ def local_search(
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Candidates to remove in turn.
-
-    Attributes:
-        rows: positions among the state's candidates.
-        gains: marginal gain of each when it is removed, in nats.
-        contenders: the candidates that competed.
-    """
-
-    rows: Int[Tensor, " B"]
-    gains: Float[Tensor, " B"]
-    contenders: Int[Tensor, " c"]
-
-    def removed_from(self, state: SearchState) -> tuple[SearchState, Float[Tensor, " J"]]:
-        """Return the state without the block, and the marginal gains of what is left."""
-        after = state.remove_block(self.rows, gain=self.gains.sum())
-        return after, after.marginal_gains()
-
-    def valid(self, after: SearchState, gains: Float[Tensor, " J"]) -> int:
-        """Return how many of the first removals were smaller than the gains of all others."""
-        others = gains[~torch.isin(after.candidates, self.contenders)]
-        if len(others) == 0:
-            return len(self.rows)
-        return max(int((self.gains <= others.min()).long().cumprod(0).sum()), 1)
-
-    def shortened(self, count: int) -> "_Block":
-        """Return the first removals."""
-        return replace(self, rows=self.rows[:count], gains=self.gains[:count])
-
-
-def _block(
+def _removal(
     state: SearchState, gains: Float[Tensor, " J"], *, contenders: int, limit: int
-) -> _Block:
-    """Return at least one and at most `limit` candidates to remove, by the gains of contenders."""
-    J, c = len(gains), min(contenders, len(gains))
-    lowest, rows = gains.topk(min(c + 1, J), largest=False)
-    threshold = lowest[c].item() if c < J else torch.inf
-    rows = rows[:c]
-    few = state.compress(rows)
-    order, removed = [], []
-    for _ in range(min(limit, max(c // 4, 1) if c < J else c)):
-        gains = few.marginal_gains().masked_fill_(~few.included, torch.inf)
-        gain, index = gains.min(0, keepdim=True)
-        if order and gain.item() > threshold:
-            break
-        few = few.remove(index, gain=gain)
-        order.append(index)
-        removed.append(gain)
-    return _Block(
-        rows=rows[torch.cat(order).to(rows.device)],
-        gains=torch.cat(removed).to(rows.device),
-        contenders=state.candidates[rows],
-    )
+) -> BlockRemoval:
+    """Return the removal of at least one and at most `limit` candidates of small gain."""
+    J = len(gains)
+    count = min(limit, max(contenders // 4, 1) if contenders < J else J)
+    if contenders < J and count <= J // _SHARE:
+        rows = _independent(state, gains, limit=min(limit, J // _SHARE))
+        if len(rows) >= count:
+            return state.block_removal(rows)
+    rows = gains.topk(min(contenders, J), largest=False).indices
+    order = _greedy_order(state.compress(rows), count)
+    return state.block_removal(rows[order.to(rows.device)])
+
+
+def _independent(
+    state: SearchState, gains: Float[Tensor, " J"], *, limit: int
+) -> Int[Tensor, " B"]:
+    """Return candidates of small gain that hardly affect each other, in order of their gains."""
+    rows = gains.topk(min(_POOL * limit, len(gains)), largest=False).indices
+    affected = (state.cosines(rows) > _COSINE).cpu().numpy()
+    waiting, chosen = np.zeros(len(rows), dtype=bool), []
+    for index in range(len(rows)):
+        if not waiting[index]:
+            chosen.append(index)
+            waiting |= affected[index]
+    return rows[torch.tensor(chosen[:limit], device=rows.device)]
+
+
+def _greedy_order(few: SearchState, count: int) -> Int[Tensor, " B"]:
+    """Return positions of `count` candidates, each that of smallest gain when it leaves."""
+    order = []
+    with single_thread():
+        for _ in range(count):
+            gains = few.marginal_gains().masked_fill_(~few.included, torch.inf)
+            gain, index = gains.min(0, keepdim=True)
+            few = few.remove(index, gain=gain)
+            order.append(index)
+    return torch.cat(order)
 
 
 def _swap(state: SearchState, index: int) -> SearchState:

@@ -183,7 +183,7 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
             return _Choice(constant[0], constant[1], pool.growth, constant=constant[1])
         pool, reference = Pool(tried, elbo, pool.growth), elbo
     if isinstance(goal, Tolerance):
-        goal = goal.within((reference - constant[1]) / data.observations)
+        goal = goal.within(reference - constant[1], N=data.observations)
     criterion = _Criterion(steps, goal, reference, None)
     if training.criterion == "predictive":
         criterion = _Criterion(steps, goal, reference, steps.leave_one_out(pool.model))
@@ -200,7 +200,7 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
         fits.append((current, criterion.score(current, frontier.bounds[M].item())))
         settled = index > 0 and abs(M - size) <= 0.03 * size
         last, size = settled or index == training.rounds - 1, M
-        if not current.K or pool.growth.limit in ("work", "max_fit_seconds"):
+        if not current.K or pool.growth.limit in ("work", "memory", "max_fit_seconds"):
             # No work is left to move the points.
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)

@@ -42,6 +42,8 @@ SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
 HELD = SAMPLE
 # Fewest L-BFGS iterations of a run that the budget limits.
 _LEAST = 10
+# A sample of so many rows resolves the structure that inducing points could represent.
+_MANY_ROWS = 10_000
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -107,7 +109,7 @@ class FastSteps(Generic[Model]):
         cost = 1.0
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
-            cost = 300.0 * self._latents
+            cost = 1000.0 * self._latents
         affordable = self._decided(lambda: self.budget.dense_rows(cost))
         models = [self.model]
         for kernel in self._kernels:
@@ -144,6 +146,8 @@ class FastSteps(Generic[Model]):
         if not isinstance(self.model, SparseGP):
             model, _ = self.best_start(min(32, self.most))
             return [model.with_candidates(model.candidates[:0])]
+        if initial.rows >= min(self.data.N / 2, _MANY_ROWS):
+            return []
         optimum = maximise_local_evidence(
             initial.optima[0],
             self.sample,

@@ -107,13 +107,16 @@ class Tolerance(Goal):
                 "Larger values keep fewer points."
             )
 
-    def within(self, gain: float) -> "Tolerance":
+    def within(self, gain: float, *, N: int | float) -> "Tolerance":
         """Return the tolerance for data on which the largest model gains little.
 
+        Half a nat in total may always be given up: no data could show the difference.
+
         Args:
-            gain: nats per observation by which it exceeds the constant model.
+            gain: nats by which the largest model exceeds the constant model.
+            N: number of observations.
         """
-        return Tolerance(min(self.nats, max(self.share * gain, 1e-9)), self.share)
+        return Tolerance(min(self.nats, max(self.share * gain, 0.5) / N), self.share)
 
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.smallest(self.nats, reference=reference)

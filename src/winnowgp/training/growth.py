@@ -207,7 +207,7 @@ def grow_refitted(
         bigger = _refitted_if_affordable(steps, bigger)
         gain = (bigger.elbo - pool.elbo) / N
         best = bigger if bigger.elbo > pool.elbo else pool
-        enough = gain < Tolerance(tolerance).within((bigger.elbo - constant) / N).nats
+        enough = gain < Tolerance(tolerance).within(bigger.elbo - constant, N=N).nats
         limit = None if enough else bigger.growth.limit
         if not enough and most <= bigger.model.K and (most < steps.most or steps.given):
             # It seemed large enough before the hyper-parameters were refitted.
