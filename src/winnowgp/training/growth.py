@@ -146,7 +146,7 @@ def grow(
         if reference is None and unexplained is not None and unexplained < tolerance:
             break
         little = unexplained is None or unexplained < _UNEXPLAINED * tolerance
-        if gain < _SHARE * tolerance and little:
+        if reference is None and gain < _SHARE * tolerance and little:
             break
         if most <= K:
             limit = "n_candidates" if most < steps.most or steps.given else None
