@@ -92,6 +92,20 @@ def test_grow_ends_within_half_of_the_tolerance_of_the_evidence(lengthscale: flo
     assert pool.growth.last_gain == pytest.approx((elbos[-1] - elbos[-2]) / N)
 
 
+def test_grow_goes_on_after_a_small_gain_if_the_evidence_is_far() -> None:
+    # A weak function with two hundred turns: sixteen points explain hardly more than eight.
+    prior = kernel(0.02)
+    prior.initialize(outputscale=0.12)
+    rows = drawn(prior, 400, noise=1.0)
+    gp = model(rows, prior, noise=1.0)
+    reference = dense_evidence(gp, rows)
+    pool = grow(steps_of(gp, rows), gp, tolerance=TOLERANCE, most=400, reference=reference, first=8)
+    gains = [(b - a) / 400 for a, b in pairwise(pool.growth.elbos)]
+    assert gains[0] < 0.5 * TOLERANCE
+    assert pool.growth.limit is None
+    assert reference - pool.elbo < 0.5 * TOLERANCE * 400
+
+
 def test_grow_keeps_earlier_candidates_and_hyperparameters() -> None:
     rows, prior = drawn(kernel()), kernel()
     gp = model(rows, prior).with_candidates(rows.X[5:9])
