@@ -71,7 +71,7 @@ def run(names: list[str], points: list[str], *, seed: int) -> None:
                     "seed": seed,
                     "n_train": problem.train.N,
                     "elbo": fitted.elbo,
-                    "upper_bound": fitted.upper_bound,
+                    "evidence": None if fitted.evidence is None else fitted.evidence.upper,
                     "given_up": fitted.elbo_gap / problem.train.N,
                     "alpha": fitted.selection.alpha,
                     **_test_scores(fitted, problem),

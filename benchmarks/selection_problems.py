@@ -8,7 +8,8 @@ import torch
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
-from winnowgp.training.initialization import initialise_hyperparameters
+from winnowgp.training.budget import Budget
+from winnowgp.training.hyperparameters import maximise_evidence
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
@@ -17,6 +18,8 @@ ALPHAS = {"concrete": 0.01, "energy": 0.05, "kin8nm": 0.1, "protein": 0.2}
 K = 200
 FIT_ROWS = 4000
 """Largest number of rows that hyper-parameters are fitted to."""
+EVIDENCE_ROWS = 1000
+"""Largest number of rows of the exact evidence that they start from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,17 @@ def fitted_model(data: Dataset) -> tuple[SparseGP, str]:
     order = permuted(data.N, seed=0)
     subset = Dataset(data.X[order[:FIT_ROWS]], data.Y[order[:FIT_ROWS]])
     bare = SparseGP(kernel_from("rbf", data.D), data.X[:0])
-    model = initialise_hyperparameters(bare, data, order=order).with_candidates(data.X[order[:K]])
+    initial = maximise_evidence(
+        [bare], data, order=order, rows=EVIDENCE_ROWS, budget=Budget(data.X.device)
+    )
+    model = initial.best.with_candidates(data.X[order[:K]])
     model.candidates.requires_grad_(False)
     stop = Stop(gain=1e-3 * subset.N, window=10, iterations=40)
     result = maximise_elbo(model, subset.X, objective=model.chunked_bound(subset), stop=stop)
-    note = f"evidence of up to 1000 rows, then {result.iterations} L-BFGS steps on {subset.N} rows"
+    note = (
+        f"evidence of up to {EVIDENCE_ROWS} rows, "
+        f"then {result.iterations} L-BFGS steps on {subset.N} rows"
+    )
     return model, note
 
 

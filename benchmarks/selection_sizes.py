@@ -63,7 +63,7 @@ def _measure(results: Runs, data: Dataset, row: Row) -> None:
     schedule = FastSchedule(Tolerance(TOLERANCE), n_candidates=512)
     generator = torch.Generator().manual_seed(row["seed"])
     fitted, seconds = timed(lambda: fit(model, data, schedule=schedule, generator=generator))
-    assert fitted.upper_bound is not None
+    assert fitted.evidence is not None
     results.add(
         {
             **row,
@@ -72,7 +72,7 @@ def _measure(results: Runs, data: Dataset, row: Row) -> None:
             "tolerance": TOLERANCE,
             "points": fitted.model.K,
             "bound": round(fitted.elbo, 3),
-            "upper_bound": round(fitted.upper_bound, 3),
+            "evidence": round(fitted.evidence.upper, 3),
             "noise": fitted.model.noise.item(),
             "lengthscale": lengthscale(fitted.model),
             **seconds.row(),

@@ -9,7 +9,7 @@ import pytest
 
 import winnowgp
 from winnowgp.cli.app import run
-from winnowgp.training import budget, fast_sparse, growth
+from winnowgp.training import budget, growth
 
 FILES = Path(__file__).parent.parent / "numbers" / "files"
 
@@ -117,7 +117,7 @@ def test_fit_shows_the_limit_that_ended_growth(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(budget.Budget, "limit_of", lambda *_, **__: "work")
-    monkeypatch.setattr(fast_sparse, "grow", partial(growth.grow, first=2))
+    monkeypatch.setattr(growth, "grow", partial(growth.grow, first=2))
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,id", "--missing", "impute"]
     assert run([*words, "-o", str(tmp_path / "m.winnow")]) == 0
     said = capsys.readouterr()

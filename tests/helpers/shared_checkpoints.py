@@ -39,6 +39,14 @@ class Stops:
             raise self.error
 
 
+class EndsPoints(Stops):
+    """A callback that ends the first optimisation of a model with points at its third step."""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase == "optimisation" and len(progress.candidates[0]):
+            super().__call__(progress)
+
+
 def curve() -> ShardedSource:
     """Return a small sharded source."""
     X, y, _ = rows()
@@ -81,7 +89,7 @@ def once(process_group: ProcessGroup) -> list[int]:
 
 def early(process_group: ProcessGroup) -> list[Any]:
     """The first process ends a phase."""
-    callback = Stops(4, EndPhase) if process_group.is_first else Stops()
+    callback = EndsPoints(3, EndPhase) if process_group.is_first else EndsPoints()
     return [_fitted(callbacks=callback), callback.told]
 
 

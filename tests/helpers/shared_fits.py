@@ -24,9 +24,10 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     X = standardise(dataset()).part(torch.arange(0, N, 10)).X
     predicted = found.posterior.predict(X)
     assert found.selection.frontier is not None
+    assert found.evidence is not None
     return {
         "bound": found.elbo,
-        "upper bound": found.upper_bound,
+        "evidence": [found.evidence.lower, found.evidence.upper],
         "given up": found.elbo_gap,
         "noise": found.model.noise.item(),
         "points": plain(found.posterior.Z),

@@ -25,12 +25,12 @@ from winnowgp.training import (
     PaperSchedule,
     Schedule,
     Tolerance,
+    fast_steps,
     fit,
 )
-from winnowgp.training import fast_sparse as fast_steps
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.checkpoint import CheckpointLog, check_same, open_checkpoint
-from winnowgp.training.fast_sparse import FastSteps
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import TrainingContext
 
@@ -197,7 +197,7 @@ def _differ() -> None:
 def other_machines(process_group: ProcessGroup) -> dict[str, Any]:
     """Make all processes but the first evaluate kernels with errors."""
     return _perturbed(
-        process_group, rows(40), FastSchedule(Tolerance(0.1), n_candidates=10, rounds=1)
+        process_group, rows(40), FastSchedule(Tolerance(0.1), n_candidates=30, rounds=1)
     )
 
 

@@ -108,7 +108,7 @@ def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks per pass, none aligned with a row group or a batch."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-    monkeypatch.setattr("winnowgp.training.fast_sparse.HELD", 0)
+    monkeypatch.setattr("winnowgp.training.fast_steps.HELD", 0)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def expected() -> FitResult[SparseGP]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-        patch.setattr("winnowgp.training.fast_sparse.HELD", 0)
+        patch.setattr("winnowgp.training.fast_steps.HELD", 0)
         return fitted(open_source(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 
@@ -136,7 +136,18 @@ def test_fit_any_source_equals_rows_in_memory(
     found = fitted(SOURCES[name](tmp_path))
     assert found.posterior.M == expected.posterior.M
     assert found.elbo == pytest.approx(expected.elbo, rel=1e-6)
-    assert found.upper_bound == pytest.approx(expected.upper_bound, rel=1e-6)
+    assert found.evidence is not None
+    assert expected.evidence is not None
+    # Exact where the rows are in memory; otherwise the ELBO and an upper bound enclose it.
+    assert expected.evidence.exact
+    if name == "shared tensors":
+        assert found.evidence.upper == pytest.approx(expected.evidence.upper, rel=1e-6)
+    else:
+        assert found.evidence.method == "trace"
+        assert found.evidence.lower == pytest.approx(found.elbo, rel=1e-6)
+        assert found.evidence.lower <= expected.evidence.lower + 1e-6
+        assert found.evidence.upper == pytest.approx(found.model.upper_bound(WHOLE), rel=1e-6)
+        assert found.evidence.upper > expected.evidence.upper
     for words in ({}, {"observed": True}):
         ours, theirs = (f.posterior.predict(WHOLE.X[:20], **words) for f in (found, expected))
         torch.testing.assert_close(ours.mean, theirs.mean, rtol=0, atol=1e-5)
@@ -150,7 +161,7 @@ def test_fit_any_source_equals_rows_in_memory(
 def test_fit_uses_rows_beyond_the_sample(
     sample: int, expected: FitResult[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_sparse.SAMPLE", sample)
+    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", sample)
     source = Tracked(WHOLE)
     found = fitted(source)
     # The result is for all rows: the direct bound, and predictions of the same points.
@@ -164,7 +175,7 @@ def test_fit_uses_rows_beyond_the_sample(
 
 
 def test_fit_memory_is_limited_to_sample_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_sparse.SAMPLE", 10)
+    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows are read for the fingerprint.
     monkeypatch.setattr(sys.modules["winnowgp.training.fingerprint"], "FIRST", 10)

@@ -57,6 +57,23 @@ def test_tolerance_size_depends_on_reference() -> None:
     assert Tolerance(0.2).size(FRONTIER, reference=200.0) == 4
 
 
+@pytest.mark.parametrize(
+    ("gain", "N", "nats"),
+    [
+        (1000.0, 100, 0.01),
+        # A fiftieth of 40 nats, shared by 100 observations.
+        (40.0, 100, 0.008),
+        # Half a nat in total may always be given up.
+        (10.0, 100, 0.005),
+        (0.0, 1000, 0.0005),
+    ],
+)
+def test_tolerance_within_a_small_gain_is_smaller(gain: float, N: int, nats: float) -> None:
+    tolerance = Tolerance(0.01).within(gain, N=N)
+    assert tolerance.nats == pytest.approx(nats)
+    assert tolerance.share == 0.02
+
+
 def test_other_goals_ignore_reference() -> None:
     for goal in (MaxPoints(3), FixedAlpha(0.2)):
         assert goal.size(FRONTIER, reference=1e6) == goal.size(FRONTIER, reference=-1e6) == 3

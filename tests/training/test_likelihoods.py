@@ -12,6 +12,7 @@ from gpytorch.likelihoods import (
 )
 
 from winnowgp import fit
+from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
@@ -19,7 +20,7 @@ from winnowgp.models import Posterior, SparseGP, VariationalGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, FixedAlpha, MaxPoints, PaperSchedule, Tolerance
 from winnowgp.training import goals as predict_time
-from winnowgp.training.fast_sparse import FastSteps
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.initialization import best_level, kernel_variances, noise_of
 
 X = torch.linspace(-3, 3, 80, dtype=torch.float64)[:, None]
@@ -62,7 +63,10 @@ def test_fast_schedule_any_likelihood_meets_goal(goal, monkeypatch: pytest.Monke
     assert fitted.elbo == pytest.approx(kept.fixed_bound(data()), abs=1e-5)
     assert fitted.selection.frontier is not None
     assert int(fitted.selection.mask.sum()) == M
-    assert fitted.upper_bound == float("inf")
+    assert fitted.evidence is not None
+    # No upper bound on the evidence is known for other likelihoods.
+    assert fitted.evidence == Evidence(fitted.evidence.lower, float("inf"), "none")
+    assert fitted.evidence.lower == pytest.approx(fitted.elbo)
     right = (fitted.posterior.predict(X, observed=True).mean[:, 0] > 0.5) == (LABELS > 0.5)
     assert right.double().mean() > 0.95
 

@@ -56,7 +56,7 @@ def test_processes_with_other_rounding_stay_in_step(forks: Forks) -> None:
     first, second = forks.call(together, work.other_machines, 2)
     assert first == second
     assert len(first["steps"]) > 8
-    assert 2 < len(first["points"]) < 10
+    assert 2 < len(first["points"]) < 30
 
 
 @pytest.mark.slow

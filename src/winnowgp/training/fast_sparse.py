@@ -217,7 +217,8 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
         reference = max(reference, elbo)
         if last:
             break
-        candidates = steps.with_fresh(current, max(32, current.K // 4))
+        fresh = min(max(32, current.K // 4), most - current.K)
+        candidates = steps.with_fresh(current, max(fresh, 0))
     return _Choice(
         criterion.best(fits),
         reference,

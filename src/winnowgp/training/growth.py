@@ -146,7 +146,7 @@ def grow(
         if reference is None and unexplained is not None and unexplained < tolerance:
             break
         little = unexplained is None or unexplained < _UNEXPLAINED * tolerance
-        if gain < _SHARE * tolerance and little:
+        if reference is None and gain < _SHARE * tolerance and little:
             break
         if most <= K:
             limit = "n_candidates" if most < steps.most or steps.given else None
@@ -209,6 +209,9 @@ def grow_refitted(
         best = bigger if bigger.elbo > pool.elbo else pool
         enough = gain < Tolerance(tolerance).within(bigger.elbo - constant, N=N).nats
         limit = None if enough else bigger.growth.limit
+        if not enough and most <= bigger.model.K and (most < steps.most or steps.given):
+            # It seemed large enough before the hyper-parameters were refitted.
+            limit = limit or "n_candidates"
         growth = Growth(
             (*pool.growth.sizes, *bigger.growth.sizes),
             (*pool.growth.elbos, *bigger.growth.elbos),

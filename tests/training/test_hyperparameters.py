@@ -1,16 +1,26 @@
-"""Initial hyper-parameters: several starts, of which the best mode is found."""
+"""Hyper-parameters and kernel from the exact evidence: the best of many starts."""
 
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
+from scipy.optimize import minimize
 from torch import Tensor
 
 from helpers import oracles
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.models import SparseGP
-from winnowgp.training.initialization import initialise_hyperparameters, starting_points
+from winnowgp.training.budget import Budget
+from winnowgp.training.hyperparameters import (
+    Initialization,
+    maximise_evidence,
+    starting_points,
+)
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 
@@ -26,9 +36,10 @@ def model(rows: Dataset, kernel: Kernel | None = None, noise: float = 1.0) -> Sp
     return SparseGP(kernel or ScaleKernel(RBFKernel()), rows.X[:3], noise=noise)
 
 
-def warm(gp: SparseGP, rows: Dataset, seed: int = 0, **arguments) -> SparseGP:
+def warm(gp: SparseGP, rows: Dataset, seed: int = 0, most: int = 1000) -> SparseGP:
     order = torch.randperm(rows.N, generator=torch.Generator().manual_seed(seed))
-    return initialise_hyperparameters(gp, rows, order=order, **arguments)
+    budget = Budget(rows.X.device)
+    return maximise_evidence([gp], rows, order=order, rows=most, budget=budget).best
 
 
 def smooth_start(rows: Dataset) -> SparseGP:
@@ -68,7 +79,7 @@ def test_initialise_energy_finds_low_noise_mode(paper_data: None, seed: int) -> 
     raw = load_table("energy").dataset()
     rows = Dataset(Standardiser.of(raw.X).forward(raw.X), Standardiser.of(raw.Y).forward(raw.Y))
     gp = SparseGP(ScaleKernel(RBFKernel(ard_num_dims=rows.D)), rows.X[:0])
-    assert warm(gp, rows, seed, stages=(120, 240)).noise < 0.01
+    assert warm(gp, rows, seed, most=240).noise < 0.01
 
 
 def test_initialise_returns_no_candidates_and_keeps_input() -> None:
@@ -190,3 +201,135 @@ def test_starting_points_nested_active_dims() -> None:
     rows = data(N=20, D=3)
     gp = model(rows, ScaleKernel(RBFKernel(ard_num_dims=2), active_dims=(0, 1)))
     assert warm(gp, rows).dense_bound(rows)() > gp.dense_bound(rows)()
+
+
+def kernel_matrix(X: Tensor, lengthscale: float, *, rough: bool = False) -> Tensor:
+    r = torch.cdist(X / lengthscale, X / lengthscale)
+    if rough:
+        return (1 + 3**0.5 * r) * torch.exp(-(3**0.5) * r)
+    return torch.exp(-0.5 * r.square())
+
+
+def drawn(N: int, lengthscale: float, noise: float, *, rough: bool = False, seed: int = 0):
+    """Return a draw from a GP on [0, 10] with a Matérn-3/2 kernel, or an RBF kernel."""
+    g = torch.Generator().manual_seed(seed)
+    X = 10 * torch.rand(N, 1, generator=g, dtype=torch.float64)
+    eps = torch.randn(2, N, generator=g, dtype=torch.float64)
+    K = kernel_matrix(X, lengthscale, rough=rough)
+    f = torch.linalg.cholesky(K + 1e-9 * torch.eye(N)) @ eps[0]
+    return Dataset.of(X, f + noise**0.5 * eps[1])
+
+
+def compared(table: Dataset, *kernels: Kernel, **settings: Any) -> Initialization[SparseGP]:
+    order = torch.randperm(table.N, generator=torch.Generator().manual_seed(0))
+    models = [SparseGP(kernel, table.X[:0], noise=0.1) for kernel in kernels]
+    settings = {"rows": table.N, "budget": Budget(table.X.device), **settings}
+    return maximise_evidence(models, table, order=order, **settings)
+
+
+@pytest.mark.parametrize(("lengthscale", "noise"), [(0.5, 1e-3), (2.0, 0.1), (1.0, 1.0)])
+def test_evidence_of_all_rows_reaches_its_maximum(lengthscale: float, noise: float) -> None:
+    rows = drawn(60, lengthscale, noise)
+    found = compared(rows, ScaleKernel(RBFKernel()))
+    assert found.complete
+    assert found.rows == 60
+
+    def dense(raw: np.ndarray) -> tuple[float, np.ndarray]:
+        """−log N(y | 0, v K + σ² I) and its gradient in log v, log lengthscale and log σ²."""
+        t = torch.tensor(raw, requires_grad=True)
+        K = t[0].exp() * torch.exp(-0.5 * ((rows.X - rows.X.mT) / t[1].exp()).square())
+        value = -oracles.log_normal(rows.Y, K + (t[2].exp() + 1e-10) * torch.eye(60))
+        value.backward()
+        assert t.grad is not None
+        return value.item(), t.grad.numpy()
+
+    bounds = [(-6, 6), (-4, 4), (-9, 3)]
+    starts = [(0.0, a, b) for a in (-2.0, 0.0, 2.0) for b in (-5.0, -1.0)]
+    best = -min(
+        minimize(dense, np.array(s), jac=True, bounds=bounds, method="L-BFGS-B").fun for s in starts
+    )
+    optimum = found.optima[0]
+    # The stopping rule leaves 3e-4 nats per row and ten iterations.
+    assert best - 3e-3 * rows.N < optimum.evidence < best + 1e-4
+    with torch.no_grad():
+        K = found.best.kernel(rows.X).to_dense() + found.best.noise * torch.eye(60)
+    assert optimum.evidence == pytest.approx(oracles.log_normal(rows.Y, K).item(), abs=1e-5)
+    assert optimum.observations == 60
+    assert found.kernels == (pytest.approx(optimum.evidence / 60, abs=1e-3),)
+
+
+def test_evidence_distinct_optima_are_kept_best_first() -> None:
+    found = compared(data(), ScaleKernel(RBFKernel()))
+    evidences = [optimum.evidence for optimum in found.optima]
+    assert evidences == sorted(evidences, reverse=True)
+    assert all(a > b + 2e-3 * 50 for a, b in pairwise(evidences))
+    assert found.best is found.optima[0].model
+
+
+KINDS = {"rbf": lambda: ScaleKernel(RBFKernel()), "matern": KERNELS["matern"]}
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("truth", KINDS)
+def test_evidence_generating_kernel_wins(truth: str, first: str) -> None:
+    rows = drawn(200, 1.0, 0.01, rough=truth == "matern")
+    names = [first, *(name for name in KINDS if name != first)]
+    found = compared(rows, *(KINDS[name]() for name in names))
+    winner = names.index(truth)
+    assert found.optima[0].kernel == winner
+    base = found.best.kernel.get_submodule("base_kernel")
+    assert isinstance(base, MaternKernel if truth == "matern" else RBFKernel)
+    assert found.kernels[winner] > found.kernels[1 - winner] + 0.01
+
+
+def test_evidence_of_each_kernel_is_that_of_the_kernel_alone() -> None:
+    rows = drawn(80, 1.0, 0.01, rough=True)
+    found = compared(rows, *(kernel() for kernel in KINDS.values()))
+    for kernel, evidence in zip(KINDS.values(), found.kernels, strict=True):
+        assert evidence == pytest.approx(compared(rows, kernel()).kernels[0], abs=5e-3)
+
+
+def test_evidence_linear_term_is_added_where_it_pays() -> None:
+    g = torch.Generator().manual_seed(3)
+    X = torch.rand(60, 3, generator=g, dtype=torch.float64)
+    noise = 0.1 * torch.randn(60, generator=g, dtype=torch.float64)
+    trend = X @ torch.tensor([20.0, -10.0, 5.0], dtype=torch.float64)
+    rows = Dataset.of(X, trend + torch.sin(9 * X[:, 0]) + noise)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=3))
+    with_term, without = (compared(rows, kernel, linear_term=flag) for flag in (True, False))
+    assert without.linear_gain is None
+    assert with_term.linear_gain is not None
+    assert with_term.linear_gain > 0.01
+    assert any(isinstance(part, LinearKernel) for part in with_term.best.kernel.modules())
+    assert not any(isinstance(part, LinearKernel) for part in without.best.kernel.modules())
+    gained = with_term.optima[0].evidence - without.optima[0].evidence
+    assert with_term.linear_gain == pytest.approx(gained / 60, abs=5e-3)
+
+
+def test_evidence_linear_term_is_not_added_to_a_stationary_draw() -> None:
+    for seed in range(3):
+        found = compared(
+            drawn(100, 1.0, 0.01, seed=seed), ScaleKernel(RBFKernel()), linear_term=True
+        )
+        assert found.linear_gain is None
+        assert not any(isinstance(part, LinearKernel) for part in found.best.kernel.modules())
+
+
+@pytest.mark.parametrize("column", [0, 4])
+def test_evidence_finds_a_fast_cycle_in_one_of_six_columns(column: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    X = torch.rand(200, 6, generator=g, dtype=torch.float64)
+    y = torch.sin(40 * X[:, column]) + 0.2 * torch.randn(200, generator=g, dtype=torch.float64)
+    found = compared(Dataset.of(X, y), ScaleKernel(RBFKernel(ard_num_dims=6)))
+    lengthscales = lengthscale(found.best)
+    assert int(lengthscales.argmin()) == column
+    assert lengthscales[column] < 0.1
+    assert lengthscales.sort().values[1] > 1
+    assert found.best.noise.item() == pytest.approx(0.04, rel=0.4)
+
+
+def test_evidence_fewer_rows_than_there_are_is_not_complete() -> None:
+    found = compared(drawn(60, 1.0, 0.1), ScaleKernel(RBFKernel()), rows=40)
+    assert not found.complete
+    assert found.rows == 40
+    assert found.optima[0].observations == 40
