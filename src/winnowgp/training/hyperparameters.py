@@ -26,6 +26,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import DENSE, Budget
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -47,7 +48,7 @@ STAGES = (250, 500, 1000)
 # Lengthscales of starts that vary along one column, in standard deviations of the column.
 _SHORT = (0.3, 0.1, 0.03, 0.01)
 # Starts that are all optimised to the end, and iterations after which others are compared.
-_FEW, _SHORTLY = 3, 8
+_FEW, _SHORTLY = 3, 12
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
 # A sample with fewer rows of the rarest kind of target than this is stratified.
@@ -357,7 +358,11 @@ def _optimise(
 
 @torch.no_grad()
 def _value(model: InducingModel, rows: Dataset) -> float:
+    """Return the evidence of the rows without its gradient; −∞ where it cannot be computed."""
     try:
+        if isinstance(model, SparseGP):
+            # One Cholesky factor, a third of the work of the gradient.
+            return model.evidence(rows, max_rows=rows.N).lower
         value = model.dense_bound(rows)().item()
     except (NotPositiveDefiniteError, TrainingError):
         return -inf
