@@ -23,6 +23,7 @@ SLOW = {
     "checkpoints.md",
     "choosing-the-number.md",
     "deep.md",
+    "how-many-points.md",
     "kernels.md",
     "large-data.md",
     "likelihoods.md",
@@ -84,17 +85,19 @@ def test_gplvm_page_fills_in_missing_entry() -> None:
 def test_theory_page_agrees_with_dense_computations() -> None:
     """Numbers printed side by side on the page are equal."""
     pairs = re.findall(
-        r"(?:closed form|collapsed|masked|gain|through sites) +(-?[\d.]+),? +"
-        r"(?:summed|dense|left out|difference of two bounds|collapsed) +(-?[\d.]+)",
+        r"(?:closed form|collapsed|evidence|left out|masked|gain|through sites) +(-?[\d.]+),? +"
+        r"(?:summed|dense|without the row|left out|difference of two bounds|collapsed) +(-?[\d.]+)",
         printed("theory.md"),
     )
-    assert len(pairs) == 7
+    assert len(pairs) == 9
     for value, dense in pairs:
         assert float(value) == pytest.approx(float(dense), rel=1e-6)
     lines = re.findall(r"^(collapsed|exact|upper) +(-?[\d.]+)", printed("theory.md"), re.M)
     bounds = dict(lines)
     values = [float(bounds[name]) for name in ("collapsed", "exact", "upper")]
     assert values == sorted(values)
+    lower, upper = re.findall(r"between (-?[\d.]+) and (-?[\d.]+)", printed("theory.md"))[0]
+    assert float(lower) <= float(bounds["exact"]) <= float(upper)
 
 
 def test_gpytorch_page_prunes_within_tolerance() -> None:
@@ -105,6 +108,20 @@ def test_gpytorch_page_prunes_within_tolerance() -> None:
     difference = re.search(r"largest difference: (\S+)", printed("gpytorch.md"))
     assert difference is not None
     assert float(difference.group(1)) < 1e-6
+
+
+@pytest.mark.slow
+def test_how_many_points_page_reports_gaps_and_limits() -> None:
+    text = printed("how-many-points.md")
+    gap = re.search(r"ELBO gap: +(\d\.\d+) nats", text)
+    assert gap is not None
+    assert float(gap.group(1)) <= 0.01
+    exact, elbo = re.findall(r"log evidence (-?[\d.]+) nats, ELBO (-?[\d.]+) nats", text)[0]
+    assert float(elbo) <= float(exact)
+    assert "limit: None" in text
+    assert "8 inducing points; limit: max_points" in text
+    by_elbo, by_density = re.findall(r"^(?:elbo|predictive): (\d+) inducing", text, re.M)
+    assert int(by_density) <= int(by_elbo)
 
 
 @pytest.mark.slow

@@ -185,7 +185,8 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
             `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
-        tolerance: largest gap to the largest model or the exact GP, in nats per observation.
+        tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
+            most 2 % of what that model gains over a constant prediction.
         criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
             the leave-one-out log density. Other goals do not use it.
         max_points: largest number of inducing points; fewer are kept only if more candidates add no

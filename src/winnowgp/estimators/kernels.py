@@ -119,7 +119,7 @@ def kernel_from(
         kernel = parse_kernel(kernel, D, columns=columns)
     if not isinstance(kernel, KernelExpression):
         raise InputError(
-            f"`kernel` must be one of {', '.join(KERNEL_NAMES)}, a sum or product of them such as "
+            f"`kernel` must be one of auto, {', '.join(KERNEL_NAMES)}, a sum or product such as "
             f"'rbf + periodic', or a GPyTorch kernel; got {kernel!r}."
         )
     return _scaled(kernel, D, scale)

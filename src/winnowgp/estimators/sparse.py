@@ -250,7 +250,9 @@ class SparseEstimator(BaseGP, ABC):
             advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
             growth = growth_sentence(self.growth_limit_, self.last_doubling_gain_)
             warnings.warn(
-                f"{growth}. {advice}; or accept fewer inducing points with a larger `tolerance`.",
+                f"{growth}. The ELBO is {self.elbo_gap_:.2g} nats per observation below "
+                f"{'the exact evidence' if full else 'that of the largest model'}. {advice}; or "
+                "accept fewer inducing points with a larger `tolerance`.",
                 GrowthLimitWarning,
                 stacklevel=3,
             )

@@ -7,7 +7,7 @@ from winnowgp.training.fast_deep import DeepTraining
 from winnowgp.training.goals import FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.paper import PaperSchedule
-from winnowgp.training.schedules import FitResult, Schedule, fit
+from winnowgp.training.schedules import FitResult, Growth, Schedule, SizedModel, fit
 
 __all__ = [
     "Callback",
@@ -20,11 +20,13 @@ __all__ = [
     "FitResult",
     "FixedAlpha",
     "Goal",
+    "Growth",
     "MaxCost",
     "MaxPoints",
     "PaperSchedule",
     "Progress",
     "Schedule",
+    "SizedModel",
     "Tolerance",
     "fit",
     "principal_latents",

@@ -26,8 +26,10 @@ class FastSchedule(Schedule):
 
     For `SparseGP` and `VariationalGP`:
 
-    1. Hyper-parameters from the exact evidence of a few rows, the best of several starts.
-    2. Candidates: the model's own if it has any, else rows of greatest conditional variance.
+    1. Hyper-parameters and kernel from the exact evidence: of all rows where that is affordable,
+       else of as many as the budget allows.
+    2. Candidates: rows of greatest conditional variance, among the model's own candidates if it has
+       any. Their number doubles until that gains less than the tolerance, or a limit ends it.
     3. Backward elimination on the subset statistics, down to the goal.
     4. L-BFGS on hyper-parameters, noise and locations of the selected points.
     5. Steps 3 and 4 again on these points and fresh candidates, until the number settles.
@@ -43,7 +45,8 @@ class FastSchedule(Schedule):
 
     goal: Goal = field(default_factory=Tolerance)
     n_candidates: int | None = None
-    """Number of candidates; 512 if None, 100 for a GP-LVM. The layers of a deep GP have theirs."""
+    """Largest number of candidates; if None, it grows as needed, and is 100 for a GP-LVM. The
+    layers of a deep GP have theirs."""
     rounds: int = 3
     """Number of rounds of selection."""
     iterations: int | None = None

@@ -30,8 +30,9 @@ from winnowgp.training.schedules import (
 )
 
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
-# evidence of a kernel that fits pure noise exceeds the constant model's by about as much.
-_SIGNIFICANT, _PER_PARAMETER = 3.0, 0.5
+# evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
+# rows, which may be a design without noise, less is required.
+_SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 3.0, 0.5, 0.1
 # Numbers of inducing points that a fit may keep models of, besides its own.
 _SIZES = (2, 4, 8, 16, 32, 64, 128)
 
@@ -76,14 +77,14 @@ def fit_sparse(
     data, fitted, goal = steps.data, chosen.model, training.goal
     pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
     statistics = pool.subset_statistics(data)
-    affordable = int(0.1 * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
+    affordable = int(0.01 * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
     selection = learn_inclusion(
         statistics,
         steps.frontier(statistics),
         torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
         goal=goal,
         generator=context.generator,
-        max_steps=max(3, min(training.inclusion_steps, affordable)),
+        max_steps=max(1, min(training.inclusion_steps, affordable)),
     )
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
     densities = steps.leave_one_out(final_model)
@@ -176,11 +177,18 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
         steps, initial, tolerance=tolerance, most=most, constant=constant[1]
     )
     parameters = sum(p.numel() for p in initial.best.kernel.parameters() if p.requires_grad)
-    significant = constant[1] + _SIGNIFICANT + _PER_PARAMETER * parameters
+    gain = min(_SIGNIFICANT + _PER_PARAMETER * parameters, _PER_ROW * data.N)
+    significant = constant[1] + gain
     if reference < significant:
         tried, elbo = steps.best_start(min(16, steps.most))
         if elbo < significant:
-            return _Choice(constant[0], constant[1], pool.growth, constant=constant[1])
+            return _Choice(
+                constant[0],
+                max(reference, constant[1]),
+                pool.growth,
+                exact=initial.complete and reference >= constant[1],
+                constant=constant[1],
+            )
         pool, reference = Pool(tried, elbo, pool.growth), elbo
     if isinstance(goal, Tolerance):
         goal = goal.within(reference - constant[1], N=data.observations)

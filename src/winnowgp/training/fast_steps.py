@@ -192,7 +192,7 @@ class FastSteps(Generic[Model]):
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
             start, _ = self._shortly(start, part, 100)
-        return self.optimise(start, stop=Stop(2e-4 * self.data.observations, 20, 200))
+        return self.optimise(start, stop=Stop(2e-4 * self.data.observations, 20, 150))
 
     def leave_one_out(self, model: Model) -> Float[Tensor, " N"] | None:
         """Return leave-one-out log densities; None if the rows are not all in memory here."""

@@ -46,13 +46,15 @@ from winnowgp.training.lbfgs import Stop, maximise_elbo
 STAGES = (250, 500, 1000)
 # Lengthscales of starts that vary along one column, in standard deviations of the column.
 _SHORT = (0.3, 0.1, 0.03, 0.01)
+# Starts that are all optimised to the end, and iterations after which others are compared.
+_FEW, _SHORTLY = 3, 8
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
 # A sample with fewer rows of the rarest kind of target than this is stratified.
 _FEWEST = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Optimum(Generic[Model]):
     """Hyper-parameters that maximise the exact evidence of some rows."""
 
@@ -167,11 +169,27 @@ class _Search(Generic[Model]):
         return with_unit_weights(self.models[0], rows)
 
     def optimise(self, starts: Sequence[Start[Model]], count: int) -> list[Optimum[Model]]:
-        """Return the optimum of each start on `count` rows, the best first."""
+        """Return the optimum of each start on `count` rows, the best first.
+
+        Of many starts, the worse half is given up after a few iterations, except for the best of
+        each kernel.
+        """
         rows = self.rows(count)
-        final = count == min(self.data.N, count) and count > STAGES[-1]
-        gain = 3e-4 if final or rows.N == self.data.N else 1e-3
+        gain = 3e-4 if count > STAGES[-1] or rows.N == self.data.N else 1e-3
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
+        if len(starts) <= _FEW:
+            return self._ranked(starts, rows, stop)
+        first = self._ranked(starts, rows, Stop(stop.gain, stop.window, _SHORTLY))
+        half, best = first[: (len(first) + 1) // 2], _best_optima(first)
+        promising = [o for o in first if o in half or o in best]
+        others = [o for o in first if o not in promising]
+        again = [Start(optimum.model, optimum.kernel) for optimum in promising]
+        ranked = [*self._ranked(again, rows, stop), *others]
+        return sorted(ranked, key=lambda optimum: -optimum.evidence)
+
+    def _ranked(
+        self, starts: Sequence[Start[Model]], rows: Dataset, stop: Stop
+    ) -> list[Optimum[Model]]:
         optima = []
         for start in starts:
             model = deepcopy(start.model)
