@@ -162,7 +162,10 @@ def test_fast_pure_noise_needs_no_points(seed: int) -> None:
     schedule = FastSchedule(inclusion_steps=5)
     result = fit(gp, Dataset(X, y), schedule=schedule, generator=seeded())
     assert result.posterior.M == 0
-    assert result.elbo_gap == 0
+    # The evidence of pure noise exceeds the constant model's, but not by three nats and a half per
+    # parameter of the kernel.
+    assert result.elbo_gap == pytest.approx(max(reference(result) - result.elbo, 0))
+    assert result.elbo_gap < 3 + 0.5 * 3
     constant = oracles.log_normal(y, y.square().mean() * torch.eye(60)).item()
     assert result.elbo == pytest.approx(constant, abs=0.1)
 
