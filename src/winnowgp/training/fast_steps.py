@@ -168,12 +168,11 @@ class FastSteps(Generic[Model]):
         square = self.sample.Y.square().mean()
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
-        frozen = [p for p in bare.kernel.parameters() if p.requires_grad]
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
+        bare.kernel.requires_grad_(False)
         fitted, elbo = self.optimise(bare, stop=Stop(1e-5 * self.data.observations, 5, 50))
-        for parameter in fitted.kernel.parameters():
-            parameter.requires_grad_(True)
+        for parameter, flag in zip(fitted.kernel.parameters(), learnt, strict=True):
+            parameter.requires_grad_(flag)
         return fitted, elbo
 
     def best_start(self, M: int) -> tuple[Model, float]:
