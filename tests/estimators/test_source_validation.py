@@ -31,7 +31,7 @@ class Unread(np.ndarray[Any, Any]):
         ({"schedule": "paper", "alpha": 0.1}, "needs all 30 rows in memory at once"),
         ({"likelihood": "poisson"}, "needs all 30 rows in memory at once"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=lambda value: str(next(iter(value.items()))) if isinstance(value, dict) else "",
 )
 def test_invalid_parameter_is_refused_before_rows_are_read(
     words: dict[str, Any], message: str

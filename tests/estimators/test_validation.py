@@ -57,7 +57,13 @@ WRONG: list[tuple[type, dict[str, Any]]] = [
 
 
 def named(case: Any) -> str:
-    return case.__name__ if isinstance(case, type) else str(next(iter(case)))
+    if isinstance(case, type):
+        return case.__name__
+    return ",".join(f"{name}={_short(value)}" for name, value in case.items())
+
+
+def _short(value: Any) -> str:
+    return str(value) if isinstance(value, str | int | float) else type(value).__name__
 
 
 @pytest.mark.parametrize(("kind", "wrong"), WRONG, ids=named)

@@ -196,6 +196,28 @@ def _in_kernel(**changes: Any) -> Any:
         (_in_kernel(arguments={"nu": 7.5}), "does not understand"),
         (_in_kernel(constraints=3), "does not understand"),
     ],
+    ids=[
+        "function as kernel",
+        "list as kind",
+        "mean as kernel",
+        "tuple as kernel",
+        "more fields of the kernel",
+        "no kernel",
+        "kernel twice",
+        "likelihood and mean exchanged",
+        "tensor twice",
+        "tensors exchanged",
+        "array as points",
+        "set as points",
+        "kernel missing",
+        "version in words",
+        "version zero",
+        "unknown kernel",
+        "huge kernel",
+        "kernel of another width",
+        "unknown smoothness",
+        "number as constraints",
+    ],
 )
 def test_load_of_an_edited_file_is_refused(posterior_file: Path, change: Any, message: str) -> None:
     with pytest.raises(ModelFileError, match=message) as raised:
