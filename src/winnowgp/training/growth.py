@@ -71,7 +71,7 @@ def grown_pool(
         pools = [
             grow(steps, start, tolerance=tolerance, most=most, reference=None) for start in starts
         ]
-        if len(pools) > 1:
+        if len(pools) > 1 and all(refit_limit(steps, p.model.K) is None for p in pools):
             pools = [refit(steps, pool, iterations=10) for pool in pools]
     else:
         pools = [
