@@ -89,10 +89,11 @@ def fit_sparse(
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
     densities = steps.leave_one_out(final_model)
     assert selection.frontier is not None
-    frontier = SizeFrontier.of(*chosen.frontiers, selection.frontier, N=data.observations)
+    sized, frontiers = _sized_models(steps, fitted, training.kept_sizes)
+    frontiers = [*chosen.frontiers, selection.frontier, *frontiers]
+    frontier = SizeFrontier.of(*frontiers, N=data.observations)
     frontier = frontier.with_model(0, elbo=chosen.constant)
     frontier = frontier.with_model(fitted.K, elbo=elbo, log_density=steps.mean_density(densities))
-    sized = _sized_models(steps, fitted, training.kept_sizes)
     for other in sized:
         frontier = frontier.with_model(
             other.posterior.M, elbo=other.elbo, log_density=other.log_density
@@ -127,18 +128,21 @@ def fit_sparse(
     )
 
 
-def _sized_models(steps: FastSteps[Model], fitted: Model, count: int) -> tuple[SizedModel, ...]:
-    """Return models with fewer inducing points than the fitted one, refitted at their size."""
-    sized = []
+def _sized_models(
+    steps: FastSteps[Model], fitted: Model, count: int
+) -> tuple[tuple[SizedModel, ...], list[Frontier]]:
+    """Return models with fewer inducing points, refitted at their size, and their frontiers."""
+    sized, frontiers = [], []
     for M in [size for size in _SIZES if size < fitted.K][-count:]:
         try:
             model, elbo = steps.shrunk(fitted, M)
         except TrainingError:
             continue
+        frontiers.append(steps.frontier(model.subset_statistics(steps.data)))
         model = model.with_best_q(steps.data)
         density = steps.mean_density(steps.leave_one_out(model))
         sized.append(SizedModel(model.posterior(steps.data), elbo, density))
-    return tuple(sized)
+    return tuple(sized), frontiers
 
 
 @dataclass(frozen=True, slots=True)
