@@ -169,7 +169,8 @@ _CATEGORY = st.one_of(
 def categorical(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel, Any]:
     """Return a model of a column of similar categories, and its exported `predict`."""
     words = np.array(["up", "Up", "1", "0.1", "true", "True", "up\0", "-1"] * 6, dtype=object)
-    table = DataTable({"w": words, "y": np.arange(48.0) % 8 + 0.5 * np.sin(np.arange(48.0))})
+    levels = (np.arange(48.0) % 8) ** 1.5
+    table = DataTable({"w": words, "y": levels + 0.5 * np.sin(np.arange(48.0))})
     model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1, kernel="rbf")
     path = export_numpy(model, tmp_path_factory.mktemp("categorical") / "model.py")
     return model, runpy.run_path(str(path))["predict"]
