@@ -110,7 +110,8 @@ class SizeFrontier:
             where it was not computed.
         N: number of observations.
         evidence: exact log evidence of all rows at its maximum, in nats, where it is known: the
-            last point of the frontier, the exact GP with M = N.
+            last point of the frontier, the exact GP with M = N. For likelihoods other than
+            Gaussian, the bound with every row as an inducing point.
         exact_log_density: leave-one-out log density of that exact GP, per observation.
     """
 

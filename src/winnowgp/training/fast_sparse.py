@@ -12,7 +12,7 @@ from torch import Tensor
 
 from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.data import Source
-from winnowgp.errors import TrainingError
+from winnowgp.errors import InputError, TrainingError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, SizeFrontier
@@ -69,6 +69,10 @@ def fit_sparse(
         linear_term=training.linear_term,
         budget=Budget(model.candidates.device, seconds=training.max_seconds),
     )
+    if training.criterion == "predictive" and not steps.can_leave_out:
+        raise InputError(
+            "`criterion='predictive'` needs all rows in the memory of one process; use 'elbo'."
+        )
     if isinstance(training.goal, MaxPoints):
         stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
         chosen = _select_count(steps, training.goal.points, training.rounds, stop)
@@ -110,16 +114,21 @@ def fit_sparse(
         )
     initial = steps.initialization
     assert initial is not None
+    evidence, reference = final_model.evidence(data), chosen.reference
     if chosen.exact:
-        frontier = replace(frontier, evidence=chosen.reference)
+        # With weights, the maximum of the evidence was that of unit weights.
+        reference = max(reference, evidence.lower)
+        frontier = replace(
+            frontier, evidence=reference, exact_log_density=steps.exact_density(initial.best)
+        )
     return FitResult(
         model=final_model,
         posterior=final_model.posterior(data),
         selections=(selection,),
         candidates=(pool.candidates.detach(),),
         elbo=elbo,
-        elbo_gap=max(chosen.reference - elbo, 0.0),
-        evidence=final_model.evidence(data),
+        elbo_gap=max(reference - elbo, 0.0),
+        evidence=evidence,
         growth=chosen.growth,
         kernel_evidence=initial.kernels,
         frontier=frontier,
@@ -137,6 +146,8 @@ def _sized_models(
         try:
             model, elbo = steps.shrunk(fitted, M)
         except TrainingError:
+            continue
+        if model.K in [other.posterior.M for other in sized] or model.K >= fitted.K:
             continue
         frontiers.append(steps.frontier(model.subset_statistics(steps.data)))
         model = model.with_best_q(steps.data)
@@ -197,9 +208,9 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
     if isinstance(goal, Tolerance):
         goal = goal.within(reference - constant[1], N=data.observations)
     criterion = _Criterion(steps, goal, reference, None)
-    if training.criterion == "predictive":
+    if training.criterion == "predictive" and isinstance(goal, Tolerance):
         criterion = _Criterion(steps, goal, reference, steps.leave_one_out(pool.model))
-    fits: list[tuple[Model, float]] = []
+    fits = [(constant[0], criterion.score(*constant))]
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
     for index in range(training.rounds):
@@ -311,5 +322,10 @@ def _select_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _
     larger = steps.with_fresh(bare, min(2 * M, steps.most))
     larger_elbo = steps.shared(larger.fixed_bound(data))
     gain = max(larger_elbo - elbo, 0.0) / data.observations
-    growth = Growth((M, larger.K), (elbo, larger_elbo), "max_points", gain)
-    return _Choice(best, max(elbo, larger_elbo), growth, largest=larger)
+    limit = "max_points" if steps.most > M else None
+    growth = Growth((M, larger.K), (elbo, larger_elbo), limit, gain)
+    reference, initial = max(elbo, larger_elbo), steps.initialization
+    assert initial is not None
+    if initial.complete:
+        reference = max(reference, steps.dense_evidence(initial))
+    return _Choice(best, reference, growth, exact=initial.complete, largest=larger)

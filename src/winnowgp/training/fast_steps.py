@@ -13,11 +13,11 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.errors import TrainingError
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.models.sgpr import LEAST_NOISE, exact_leave_one_out
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget, selection_work
@@ -110,7 +110,7 @@ class FastSteps(Generic[Model]):
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
             cost = 1000.0 * self._latents
-        affordable = self._decided(lambda: self.budget.dense_rows(cost))
+        affordable = self._decided(lambda: max(self.budget.dense_rows(cost), STAGES[0]))
         models = [self.model]
         for kernel in self._kernels:
             other = deepcopy(self.model)
@@ -193,11 +193,26 @@ class FastSteps(Generic[Model]):
             start, _ = self._shortly(start, part, 100)
         return self.optimise(start, stop=Stop(2e-4 * self.data.observations, 20, 150))
 
+    @property
+    def can_leave_out(self) -> bool:
+        """Whether all rows are in the memory of this process, as leave-one-out densities need."""
+        return isinstance(self.data, Dataset) and self._process_group.world_size == 1
+
     def leave_one_out(self, model: Model) -> Float[Tensor, " N"] | None:
         """Return leave-one-out log densities; None if the rows are not all in memory here."""
-        if not isinstance(self.data, Dataset) or self._process_group.world_size > 1:
+        return model.leave_one_out(self.data) if self.can_leave_out else None
+
+    def exact_density(self, model: Model) -> float | None:
+        """Return the mean leave-one-out log density of the exact GP; None if it is not known."""
+        if not isinstance(model, SparseGP) or not self.can_leave_out:
             return None
-        return model.leave_one_out(self.data)
+        try:
+            densities = exact_leave_one_out(
+                model.kernel, data=self.sample, mean=model.mean, noise=model.noise
+            )
+        except NotPositiveDefiniteError:
+            return None
+        return self.mean_density(densities)
 
     def mean_density(self, densities: Float[Tensor, " N"] | None) -> float:
         """Return the mean log density per observation; NaN if none is known."""

@@ -75,11 +75,14 @@ def grown_pool(
             pools = [refit(steps, pool, iterations=10) for pool in pools]
     else:
         pools = [
-            refit(steps, grow(steps, start, tolerance=tolerance, most=FIRST, reference=None))
+            refit(
+                steps,
+                grow(steps, start, tolerance=tolerance, most=min(FIRST, most), reference=None),
+            )
             for start in starts
         ]
     pool = max(pools, key=lambda pool: pool.elbo)
-    if not isinstance(steps.model, SparseGP):
+    if not isinstance(steps.model, SparseGP) and most > pool.model.K:
         pool = replace(pool, growth=replace(pool.growth, limit=None))
     if not pool.limited:
         pool = grow_refitted(steps, pool, tolerance=tolerance, most=most, constant=constant)
