@@ -1,8 +1,7 @@
 """The interface of an experiment, and the functions that experiments share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -134,14 +133,3 @@ def curve_to_row(curve: Curve) -> Row:
 def curve_from_row(row: Row) -> Curve:
     """Return the curve that `curve_to_row` stored."""
     return Curve(**{name: to_tensor(row[name]) for name in _CURVE_COLUMNS})
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Restrict torch to one thread, so that CPU seconds can be compared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -33,11 +33,11 @@ from winnowgp.experiments.base import (
     Scope,
     claim,
     group_rows,
-    single_thread,
 )
 from winnowgp.experiments.sizes import MARGIN
 from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sampled
 from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
+from winnowgp.linalg import single_thread
 from winnowgp.models import SparseGP
 from winnowgp.plots import save_figure, styled
 from winnowgp.plots.style import COLOURS

@@ -42,7 +42,6 @@ from winnowgp.experiments.base import (
     Scope,
     claim,
     plural,
-    single_thread,
 )
 from winnowgp.experiments.deep import (
     STARTS,
@@ -51,6 +50,7 @@ from winnowgp.experiments.deep import (
     spread_rows,
     train_fixed_sizes,
 )
+from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.plots import save_figure, styled
