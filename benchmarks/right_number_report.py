@@ -90,7 +90,7 @@ def _share(rows: Sequence[Row], test: Callable[[Row], bool]) -> str:
 def _tables(rows: Sequence[Row]) -> str:
     header = ("table", "device", "N", "fits", "points", "kernel", "limit", "last doubling")
     header += ("wall s", "CPU s", "RMSE", "log density", "own units", "exact", "exact, own units")
-    header += ("exact − sparse, test", "leave-one-out gap", "ELBO gap", "KL lower", "KL upper")
+    header += ("exact − sparse, test", "held-out gap", "ELBO gap", "KL lower", "KL upper")
     lines = [
         (
             name,
@@ -109,7 +109,7 @@ def _tables(rows: Sequence[Row]) -> str:
             _mean(group, "exact_log_density"),
             _mean(group, "exact_own_log_density"),
             _with_error(group, "fresh_gap"),
-            _with_error(group, "loo_gap"),
+            _with_error(group, "held_out_gap"),
             _mean(group, "elbo_gap"),
             _mean(group, "kl_lower"),
             _mean(group, "kl_upper"),
@@ -138,8 +138,8 @@ def _truth(rows: Sequence[Row]) -> str:
     header = ("data", "rows", "fits", "points", "KL true", "largest error of KL")
     header += ("reported gap within tolerance", "true gap within tolerance", "or limit named")
     header += ("evidence ≥ truth − 0.01", "least evidence − truth")
-    header += ("exact GPs without noise", "leave-one-out gap", "gap on fresh rows")
-    header += ("at own hyper-parameters", "leave-one-out − fresh, z")
+    header += ("exact GPs without noise", "held-out gap", "gap on fresh rows")
+    header += ("at own hyper-parameters", "held-out − fresh, z")
     lines = [
         _truth_line(f"{name}, {D} columns" if D else name, str(N), group)
         for (name, D, N), group in grouped(rows, "name", "D", "rows").items()
@@ -176,7 +176,7 @@ def _truth_line(name: str, N: str, rows: Sequence[Row]) -> tuple[object, ...]:
         _share(drawn, lambda row: row["own_evidence"] >= row["true_evidence"] - 0.01),
         _number(min(gains, default=nan)),
         len(rows) - len(sound),
-        _with_error(sound, "loo_gap"),
+        _with_error(sound, "held_out_gap"),
         _with_error(sound, "fresh_gap"),
         _with_error(sound, "own_fresh_gap"),
         _z_score(sound),
@@ -191,14 +191,14 @@ def _kept_or_limited(row: Row) -> bool:
 
 
 def _z_score(rows: Sequence[Row]) -> str:
-    """Return the mean difference of leave-one-out and fresh gaps in standard errors of the mean.
+    """Return the mean difference of held-out and fresh gaps in standard errors of the mean.
 
     The errors come from the scatter over fits, so that they include what differs between draws.
     """
     d = [
-        row["loo_gap"] - row["fresh_gap"]
+        row["held_out_gap"] - row["fresh_gap"]
         for row in rows
-        if row.get("loo_gap") is not None and row.get("fresh_gap") is not None
+        if row.get("held_out_gap") is not None and row.get("fresh_gap") is not None
     ]
     if len(d) < 2:
         return "–"

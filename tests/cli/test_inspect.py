@@ -51,7 +51,7 @@ def test_info_reports_kernel_evidence_and_growth(
     text = " ".join(capsys.readouterr().out.split())
     assert f"kernel {info['kernel']}; evidence per observation relative to the best" in text
     assert f"ELBO is {(upper - info['elbo_nats']) / 48:.4f} nats per observation below" in text
-    assert "by leave-one-out log density" in text
+    assert "by held-out log density" in text
     assert "more candidates gain less than the tolerance" in text
 
 

@@ -158,7 +158,7 @@ def test_resized_predictive_gap_has_the_same_reference(fitted: SparseGPRegressor
 
 
 def small_density(model: Any) -> float:
-    """The mean leave-one-out log density, each row left out of the dense posterior."""
+    """The mean held-out log density, each row left out of the dense posterior."""
     Kuu, Kuf, kff, Y, noise = blocks(model)
     Q = Kuf.mT @ torch.linalg.solve(Kuu, Kuf)
     nats = []

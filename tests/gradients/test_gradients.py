@@ -110,7 +110,7 @@ class NoBaseline(Baseline[None]):
         return torch.zeros_like(values), None
 
 
-BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "leave-one-out": LeaveOneOut()}
+BASELINES = {"none": NoBaseline(), "decaying": DecayingAverage(), "held-out": LeaveOneOut()}
 
 
 @cache
@@ -150,7 +150,7 @@ def test_score_function_biased_baseline_fails_the_same_check() -> None:
 def test_baselines_reduce_variance() -> None:
     spread = {name: scored(b)[1][100:400, :K].var(0).sum() for name, b in BASELINES.items()}
     assert spread["decaying"] < spread["none"] / 2
-    assert spread["leave-one-out"] < spread["none"] / 2
+    assert spread["held-out"] < spread["none"] / 2
 
 
 @pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES.keys())

@@ -103,10 +103,14 @@ def test_fast_predictive_gap_is_within_tolerance(draw) -> None:
     assert result.growth is not None
     assert result.growth.limit is None
     assert result.predictive_gap is not None
-    assert result.predictive_gap.nats <= TOLERANCE + 1e-9
+    gap = result.predictive_gap
+    assert gap.nats + gap.standard_error <= TOLERANCE + 1e-9
     assert result.elbo_gap == pytest.approx(max(reference(result) - result.elbo, 0), abs=1e-6)
-    # Predictions lose less than the ELBO, so that fewer points suffice.
-    assert result.posterior.M <= fitted(*draw).posterior.M
+    # Predictions lose less than the ELBO, so that fewer of the same candidates suffice.
+    frontier = result.frontier
+    assert frontier is not None
+    enough = frontier.elbos >= reference(result) - TOLERANCE * frontier.N
+    assert enough.nonzero()[0].item() + 1 >= result.posterior.M
 
 
 def rebuilt(posterior: Posterior) -> SparseGP:
@@ -127,8 +131,9 @@ def test_fast_sized_models_have_their_elbo(draw) -> None:
         assert sized.elbo == pytest.approx(gp.fixed_bound(rows), abs=1e-4)
         predicted = gp.posterior(rows).predict(rows.X)
         torch.testing.assert_close(sized.posterior.predict_mean(rows.X), predicted.mean)
-        density = gp.leave_one_out(rows).mean().item()
-        assert sized.log_density == pytest.approx(density, abs=1e-4)
+        # A little below the density of the rows that it was fitted to.
+        density = gp.posterior(rows).log_density(rows.X, rows.Y).mean().item()
+        assert density - 0.3 < sized.log_density < density + 0.1
     elbos = [sized.elbo for sized in result.sized]
     assert elbos == sorted(elbos)
 

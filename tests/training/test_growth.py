@@ -17,9 +17,11 @@ from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.growth import (
     grow,
     grow_refitted,
+    grown_pool,
     measure_last_doubling,
     refit,
 )
+from winnowgp.training.hyperparameters import Initialization, Optimum
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import TrainingContext
 
@@ -152,9 +154,13 @@ def test_grow_repeated_rows_are_exhausted() -> None:
     once, prior = drawn(kernel(0.2), 20), kernel(0.2)
     rows = Dataset(once.X.repeat(4, 1), once.Y.repeat(4, 1))
     gp = model(rows, prior)
-    # A reference that no pool reaches.
-    pool = grow(steps_of(gp, rows), gp, tolerance=1e-9, most=80, reference=1e6, first=16)
+    steps, evidence = steps_of(gp, rows), dense_evidence(gp, rows)
+    pool = grow(steps, gp, tolerance=1e-5, most=80, reference=evidence, first=16)
     assert pool.growth.limit is None
+    assert pool.growth.sizes == (16, 20)
+    # A reference that no pool reaches, as with rounding errors.
+    pool = grow(steps, gp, tolerance=1e-5, most=80, reference=evidence + 1, first=16)
+    assert pool.growth.limit == "precision"
     assert pool.growth.sizes == (16, 20)
 
 
@@ -201,7 +207,20 @@ def test_grow_clock_ends_growth() -> None:
     pool = grow(steps, gp, tolerance=TOLERANCE, most=N, reference=None, first=8)
     assert pool.growth.sizes == (8,)
     assert pool.growth.limit == "max_fit_seconds"
-    assert pool.growth.last_gain == 0
+
+
+def test_limited_pool_of_one_size_has_the_gain_over_half_of_it() -> None:
+    rows, prior = drawn(kernel(0.2)), kernel(0.2)
+    gp = model(rows, prior)
+    steps = steps_of(gp, rows)
+    initial = Initialization((Optimum(gp, 0.0, rows.N, 0),), rows.N, True, (0.0,))
+    pool, _ = grown_pool(steps, initial, tolerance=TOLERANCE, most=8, constant=-1e3)
+    assert pool.growth.limit == "n_candidates"
+    assert pool.growth.sizes[:2] == (4, 8)
+    at_start = gp.with_candidates(steps.with_fresh(gp, 8).candidates)
+    half = gp.with_candidates(at_start.candidates[:4])
+    expected = [gp.fixed_bound(rows) for gp in (half, at_start)]
+    assert pool.growth.elbos[:2] == pytest.approx(expected)
 
 
 def test_grow_memory_ends_growth(monkeypatch: pytest.MonkeyPatch) -> None:

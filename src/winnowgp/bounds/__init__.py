@@ -9,7 +9,6 @@ are summed over rows and outputs, and larger is better. The modules hold
 - `chunked`: sufficient statistics and gradient of the collapsed bound, in chunks of rows;
 - `row_blocks`: sums over rows, in memory or out of core, in one process or several;
 - `evidence`: the log evidence of Gaussian regression, exact or between two bounds;
-- `leave_one_out`: leave-one-out predictive densities in closed form;
 - `sites`: Gaussian sites for other likelihoods;
 - `psi` and `gplvm`: uncertain inputs.
 """
@@ -24,12 +23,10 @@ from winnowgp.bounds.collapsed import (
     upper_bound,
 )
 from winnowgp.bounds.evidence import Evidence
-from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.bounds.uncollapsed import uncollapsed_bound
 
 __all__ = [
     "Evidence",
-    "PredictiveGap",
     "Projection",
     "collapsed_bound",
     "exact_log_marginal",

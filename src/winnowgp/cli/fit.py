@@ -74,7 +74,7 @@ def fit(
     criterion: Annotated[
         str,
         typer.Option(
-            help="What the tolerance limits: elbo, or predictive, the leave-one-out log density."
+            help="What the tolerance limits: elbo, or predictive, the held-out log density."
         ),
     ] = "elbo",
     alpha: Annotated[

@@ -63,7 +63,7 @@ def _as_json(choice: "Choice") -> dict[str, Any]:
         {
             "inducing_points": M,
             "elbo_nats": elbo,
-            "leave_one_out_nats_per_observation": None if densities is None else densities[M],
+            "held_out_nats_per_observation": None if densities is None else densities[M],
         }
         for M, elbo in enumerate(choice["frontier"] or [])
         if elbo is not None
@@ -73,7 +73,7 @@ def _as_json(choice: "Choice") -> dict[str, Any]:
         exact = {
             "inducing_points": choice["rows"],
             "log_evidence_nats": choice["exact_evidence"],
-            "leave_one_out_nats_per_observation": choice["exact_log_density"],
+            "held_out_nats_per_observation": choice["exact_log_density"],
         }
     return {
         "selected": choice["points"],
@@ -92,7 +92,7 @@ def _print(choice: "Choice") -> None:
     table = Table(
         title="Best ELBO known with at most as many inducing points", title_justify="left"
     )
-    for name in ("inducing points", "ELBO (nats)", "gap", "leave-one-out", ""):
+    for name in ("inducing points", "ELBO (nats)", "gap", "held-out", ""):
         table.add_column(name, justify="right" if name else "left")
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
     best = max(v for v in (*known.values(), exact) if v is not None)
@@ -115,7 +115,7 @@ def _print(choice: "Choice") -> None:
     console = Console()
     console.print(table)
     console.print(
-        "gap and leave-one-out log density: nats per observation, of standardised targets"
+        "gap and held-out log density: nats per observation, of standardised targets"
     )
     if exact is not None:
         gain = max(exact - choice["bound"], 0.0) / N

@@ -188,7 +188,7 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
         tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
             most 2 % of what that model gains over a constant prediction.
         criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
-            the leave-one-out log density. Other goals do not use it.
+            the held-out log density. Other goals do not use it.
         max_points: largest number of inducing points; fewer are kept only if more candidates add no
             information.
         max_predict_us: largest time for latent mean and variance of a row, in microseconds,
@@ -226,15 +226,15 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
         kl_bounds_: (0, ∞), bounds on KL[q ‖ exact posterior] in nats.
         elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
             exact evidence where that was maximised.
-        predictive_gap_: nats per observation by which the leave-one-out log density is below that
+        predictive_gap_: nats per observation by which the held-out log density is below that
             of the largest model; NaN if it was not computed.
         predictive_gap_se_: its standard error.
         frontier_: a `SizeFrontier`, the best model known for each number of inducing points, and
             the exact GP where it is affordable; None with the paper's schedule.
         available_sizes_: numbers of inducing points that `resized` accepts.
         growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
-            "max_fit_seconds", "n_candidates" or "max_points"; None if more of them gain less than
-            the tolerance.
+            "max_fit_seconds", "n_candidates", "max_points" or "precision" (rounding errors exceed
+            what more of them add); None if more of them gain less than the tolerance.
         last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
         kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
         kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation

@@ -62,6 +62,7 @@ _ADVICE = {
     "memory": "To go on, use a device with more memory",
     "max_fit_seconds": "To go on, raise `max_fit_seconds` or use a GPU with `device='cuda'`",
     "n_candidates": "To go on, raise `n_candidates` or leave it out",
+    "precision": "Targets with so little noise need a rougher kernel, such as `kernel='matern32'`",
 }
 
 
@@ -249,6 +250,7 @@ class SparseEstimator(BaseGP, ABC):
         if ProcessGroup.from_environment().is_first:
             advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
             growth = growth_sentence(self.growth_limit_, self.last_doubling_gain_)
+            growth = growth.replace("ended", "The search for candidates ended", 1)
             warnings.warn(
                 f"{growth}. The ELBO is {self.elbo_gap_:.2g} nats per observation below "
                 f"{'the exact evidence' if full else 'that of the largest model'}. {advice}; or "

@@ -429,5 +429,5 @@ def _described_goal(points: dict[str, Any]) -> str:
         return f"at most {points['max_predict_us']:g} µs per prediction"
     if points["alpha"] != "auto":
         return f"the paper's prior with α = {points['alpha']:g}"
-    gap = "an ELBO gap" if points["criterion"] == "elbo" else "a leave-one-out predictive gap"
+    gap = "an ELBO gap" if points["criterion"] == "elbo" else "a gap in held-out log density"
     return f"{gap} of at most {points['tolerance']:g} nats per observation"

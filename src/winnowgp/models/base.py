@@ -182,13 +182,6 @@ class InducingModel(SelectableModel[Any]):
         """
 
     @abstractmethod
-    def leave_one_out(self, data: Source) -> Float[Tensor, " N"]:
-        """Return the log density of each row given all other rows, at fixed parameters.
-
-        Nats per observation, summed over outputs. A row is left out with its whole weight.
-        """
-
-    @abstractmethod
     def with_candidates(self: _Same, candidates: Float[Tensor, "J D"]) -> _Same:
         """Return a new model with the same parameters and other candidates."""
 

@@ -14,7 +14,7 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds import collapsed_bound, leave_one_out, masked_bound, subset_blocks
+from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
 from winnowgp.bounds.chunked import (
     BoundGradient,
     KernelChunk,
@@ -35,11 +35,10 @@ from winnowgp.bounds.evidence import (
     exact_evidence,
     exact_rows,
 )
-from winnowgp.bounds.leave_one_out import collapsed_leave_one_out
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError, NotPositiveDefiniteError
-from winnowgp.linalg import cholesky
+from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models import kernels
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
 from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
@@ -257,24 +256,6 @@ class SparseGP(InducingModel):
         lower, upper = moment_bound(moments).item(), moment_upper_bound(moments).item()
         return Evidence(lower, upper, "trace")
 
-    @torch.no_grad()
-    def leave_one_out(self, data: Source) -> Float[Tensor, " N"]:
-        """Return the log density of each row given all other rows, in nats, summed over outputs.
-
-        Exact for the posterior with these inducing points, at fixed parameters. Two passes over
-        any source, O(N K²). A row is left out with its whole weight (`bounds.leave_one_out`).
-        """
-        L, moments = self.moments(data)
-        blocks = self._blocks(data)
-        kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
-        own = collapsed_leave_one_out(
-            L, moments, chunks=self._chunks(kernel, blocks), noise=self.noise
-        )
-        if data.process_group.world_size == 1:
-            return own
-        shards = data.process_group.all_gather(own.cpu())
-        return torch.cat(shards).to(own.device)
-
     def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
         """Return a new model with the same parameters and other candidates."""
         return copy_with(self, candidates)
@@ -404,19 +385,27 @@ def gaussian_rows(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -
     )
 
 
-def exact_leave_one_out(
-    kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar
-) -> Float[Tensor, " N"]:
-    """Return the log density of each row given all other rows under the exact posterior; O(N³).
+@torch.no_grad()
+def exact_log_density(
+    kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar, rows: Dataset
+) -> Float[Tensor, " n"]:
+    """Return the log density of other rows under the exact posterior of `data`; O(N³).
 
-    Nats, summed over outputs; the reference for `SparseGP.leave_one_out` at the same parameters.
+    Nats, summed over outputs.
 
     Raises:
         NotPositiveDefiniteError: the covariance of the observations is singular to working
             precision.
     """
-    rows = gaussian_rows(kernel, data=data, mean=mean, noise=noise)
-    return leave_one_out.exact_leave_one_out(rows)
+    given = gaussian_rows(kernel, data=data, mean=mean, noise=noise)
+    L = given.factor()
+    A = solve_lower(L, given.covariance(given.X, rows.X))
+    latent = A.mT @ solve_lower(L, given.Y)
+    # Non-negative up to rounding.
+    explained = kernels.prior_variance(kernel, rows.X) - A.square().sum(0)
+    variance = explained.clamp_min(0)[:, None] + noise
+    error = rows.Y - kernels.prior_mean(mean, rows.X) - latent
+    return -0.5 * (error.square() / variance + variance.log() + log(2 * pi)).sum(1)
 
 
 def _double(data: Dataset) -> Dataset:

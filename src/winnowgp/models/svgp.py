@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from winnowgp.bounds import subset_blocks, uncollapsed_bound
 from winnowgp.bounds.collapsed import masked_blocks
 from winnowgp.bounds.evidence import Evidence
-from winnowgp.bounds.leave_one_out import Cavity
 from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites, site_gradient, site_moments
 from winnowgp.bounds.uncollapsed import masked_marginal, subset_marginal
@@ -216,32 +215,6 @@ class VariationalGP(InducingModel):
     def evidence(self, data: Source, *, max_rows: int | None = None) -> Evidence:
         """Return the ELBO with the optimal q(u) as lower bound, and no upper bound."""
         return Evidence(self.fixed_bound(data), inf, "none")
-
-    @torch.no_grad()
-    def leave_one_out(self, data: Source) -> Float[Tensor, " N"]:
-        """Return the log density of each row given all other rows, in nats, summed over targets.
-
-        From the optimal q(u) each row's own Gaussian site is removed, one per latent function, and
-        the likelihood is integrated over what is left. Exact for a Gaussian likelihood; otherwise
-        the sites of the other rows are not inferred again. O(P N K²) beyond the inference of q(u).
-        """
-        chunks, inference = self._infer(data, gain=FINAL_GAIN)
-        dataset = data.require_dataset("`VariationalGP`")
-        observations = observation_model(self.likelihood)
-        densities = []
-        for chunk in chunks:
-            rows, sites = dataset.part(chunk.rows), inference.sites
-            cavity = Cavity.of(
-                inference.mean[chunk.rows],
-                inference.variance[chunk.rows] - chunk.t[:, None],
-                unexplained=chunk.t,
-                explained=chunk.V.square().sum(0),
-                precision=sites.precision[chunk.rows],
-                linear=sites.linear[chunk.rows],
-            )
-            mean = prior_mean(self.mean, rows.X) + cavity.mean
-            densities.append(observations.log_density(rows.Y, mean, cavity.variance).sum(1))
-        return torch.cat(densities)
 
     @torch.no_grad()
     def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "VariationalGP":

@@ -26,7 +26,7 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         lines.append(
             (
                 "predictive gap",
-                f"{gap:.4f}{spread} nats per observation, by leave-one-out log density",
+                f"{gap:.4f}{spread} nats per observation, by held-out log density",
             )
         )
     if choice["last_gain"] is not None and choice["resized_from"] is None:
@@ -86,6 +86,8 @@ def growth_sentence(limit: str | None, gain: float) -> str:
     if limit is None:
         return "ended because more candidates gain less than the tolerance"
     nats = f"{gain:.2g} nats per observation" if isfinite(gain) else "an unknown number of nats"
+    if limit == "precision":
+        return "ended because rounding errors exceed what more candidates add (limit: precision)"
     if limit == "max_points":
         return f"twice as many inducing points would gain at least {nats} (limit: max_points)"
     verb = "still pay" if gain >= _NOTICEABLE else "may still pay"

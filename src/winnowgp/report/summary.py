@@ -43,11 +43,11 @@ class Choice(TypedDict):
     """Best ELBO known with at most 0, 1, 2, … inducing points; None where there is none."""
     # Files of earlier versions do not have what follows; it is None or empty there.
     log_densities: list[float | None] | None
-    """Leave-one-out log density of each model of the frontier, in nats per observation."""
+    """Held-out log density of each model of the frontier, in nats per observation."""
     exact_evidence: float | None
     """Highest log evidence of the exact GP in nats, the last point of the frontier."""
     exact_log_density: float | None
-    """Leave-one-out log density of that exact GP, in nats per observation."""
+    """Held-out log density of that exact GP, in nats per observation."""
     sizes: list[int]
     """Numbers of inducing points of the models in the file, in ascending order."""
     resized_from: int | None
@@ -67,7 +67,7 @@ class Choice(TypedDict):
     last_gain: float | None
     """Nats per observation that the last doubling of the candidates gained."""
     predictive_gap: float | None
-    """Leave-one-out log density below that of the largest model, in nats per observation."""
+    """Held-out log density below that of the largest model, in nats per observation."""
     predictive_gap_se: float | None
     """Standard error of the predictive gap."""
 

@@ -106,13 +106,13 @@ class SizeFrontier:
 
     Attributes:
         elbos: best ELBO with M = 0, 1, 2, … inducing points, in nats; −∞ where none is known.
-        log_densities: leave-one-out log density of the best model, in nats per observation; NaN
+        log_densities: held-out log density of the best model, in nats per observation; NaN
             where it was not computed.
         N: number of observations.
         evidence: exact log evidence of all rows at its maximum, in nats, where it is known: the
             last point of the frontier, the exact GP with M = N. For likelihoods other than
             Gaussian, the bound with every row as an inducing point.
-        exact_log_density: leave-one-out log density of that exact GP, per observation.
+        exact_log_density: held-out log density of that exact GP, per observation.
     """
 
     elbos: Float[Tensor, " sizes"]

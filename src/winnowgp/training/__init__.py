@@ -2,6 +2,7 @@
 
 from winnowgp.training.callbacks import Callback, Callbacks, EarlyStopping, EndPhase, Progress
 from winnowgp.training.checkpoint import Checkpoint
+from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
 from winnowgp.training.goals import FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
@@ -24,6 +25,7 @@ __all__ = [
     "MaxCost",
     "MaxPoints",
     "PaperSchedule",
+    "PredictiveGap",
     "Progress",
     "Schedule",
     "SizedModel",

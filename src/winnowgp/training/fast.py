@@ -64,7 +64,7 @@ class FastSchedule(Schedule):
     """Whether to add a linear term to the kernel where the evidence favours it."""
     criterion: str = "elbo"
     """"elbo": `Tolerance` limits the ELBO gap to the largest model; "predictive": it limits the gap
-    in leave-one-out log density."""
+    in held-out log density, by cross-validation of the selection."""
     max_seconds: float | None = None
     """Wall-clock limit in seconds, in place of the default budget of operations."""
     deep: DeepTraining = _DEEP_TRAINING

@@ -1,8 +1,7 @@
 """The fast schedule of models with one candidate set: `SparseGP` and `VariationalGP`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, nan
 from typing import Generic
 
 import torch
@@ -10,13 +9,13 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.data import Source
-from winnowgp.errors import InputError, TrainingError
+from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, SizeFrontier
 from winnowgp.training.budget import Budget, selection_work
+from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import Pool, grown_pool
@@ -32,7 +31,15 @@ from winnowgp.training.schedules import (
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
 # rows, which may be a design without noise, less is required.
-_SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 3.0, 0.5, 0.1
+_SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
+# Points are moved if they have fewer coordinates than this many per row. More of them would be
+# fitted to the rows, and hardly save points where so many are needed.
+_MOVED = 0.5
+# Shares of the work of a default fit: steps of the inclusion probabilities, cross-validation for
+# the report, and cross-validation that decides.
+_INCLUSION, _REPORTED, _CRITERION = 0.001, 0.005, 0.05
+# Ratio of the sizes that cross-validation compares.
+_SIZE_RATIO = 1.15
 # Numbers of inducing points that a fit may keep models of, besides its own.
 _SIZES = (2, 4, 8, 16, 32, 64, 128)
 
@@ -69,19 +76,20 @@ def fit_sparse(
         linear_term=training.linear_term,
         budget=Budget(model.candidates.device, seconds=training.max_seconds),
     )
-    if training.criterion == "predictive" and not steps.can_leave_out:
+    if training.criterion == "predictive" and not steps.can_hold_out:
         raise InputError(
             "`criterion='predictive'` needs all rows in the memory of one process; use 'elbo'."
         )
     if isinstance(training.goal, MaxPoints):
         stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
-        chosen = _select_count(steps, training.goal.points, training.rounds, stop)
+        points, most = training.goal.points, training.n_candidates or training.goal.points
+        chosen = _select_count(steps, min(points, most), training.rounds, stop)
     else:
         chosen = _select_by_goal(steps, training)
     data, fitted, goal = steps.data, chosen.model, training.goal
     pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
     statistics = pool.subset_statistics(data)
-    affordable = int(0.01 * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
+    affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
     selection = learn_inclusion(
         statistics,
         steps.frontier(statistics),
@@ -91,26 +99,27 @@ def fit_sparse(
         max_steps=max(1, min(training.inclusion_steps, affordable)),
     )
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
-    densities = steps.leave_one_out(final_model)
     assert selection.frontier is not None
-    sized, frontiers = _sized_models(steps, fitted, training.kept_sizes)
+    largest = fitted if chosen.largest is None else chosen.largest
+    held_out = steps.cross_validation(largest.K, share=_REPORTED)
+    sized, frontiers = _sized_models(steps, fitted, training.kept_sizes, held_out)
     frontiers = [*chosen.frontiers, selection.frontier, *frontiers]
     frontier = SizeFrontier.of(*frontiers, N=data.observations)
     frontier = frontier.with_model(0, elbo=chosen.constant)
-    frontier = frontier.with_model(fitted.K, elbo=elbo, log_density=steps.mean_density(densities))
+    gap = None
+    if held_out is None:
+        frontier = frontier.with_model(fitted.K, elbo=elbo)
+    else:
+        best, own = held_out.densities(largest), chosen.held_out_densities(held_out)
+        if chosen.largest is not None:
+            gap = held_out.gap(best, own)
+            frontier = frontier.with_model(
+                largest.K, elbo=largest.fixed_bound(data), log_density=held_out.mean(best)
+            )
+        frontier = frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own))
     for other in sized:
         frontier = frontier.with_model(
             other.posterior.M, elbo=other.elbo, log_density=other.log_density
-        )
-    predictive_gap = None
-    if densities is not None and chosen.largest is not None:
-        largest = steps.leave_one_out(chosen.largest)
-        assert largest is not None
-        predictive_gap = PredictiveGap.of(largest, densities, weights=steps.sample.weights)
-        frontier = frontier.with_model(
-            chosen.largest.K,
-            elbo=chosen.largest.fixed_bound(data),
-            log_density=steps.mean_density(largest),
         )
     initial = steps.initialization
     assert initial is not None
@@ -119,7 +128,9 @@ def fit_sparse(
         # With weights, the maximum of the evidence was that of unit weights.
         reference = max(reference, evidence.lower)
         frontier = replace(
-            frontier, evidence=reference, exact_log_density=steps.exact_density(initial.best)
+            frontier,
+            evidence=reference,
+            exact_log_density=_exact_density(initial.best, held_out),
         )
     return FitResult(
         model=final_model,
@@ -133,12 +144,12 @@ def fit_sparse(
         kernel_evidence=initial.kernels,
         frontier=frontier,
         sized=sized,
-        predictive_gap=predictive_gap,
+        predictive_gap=gap,
     )
 
 
 def _sized_models(
-    steps: FastSteps[Model], fitted: Model, count: int
+    steps: FastSteps[Model], fitted: Model, count: int, held_out: CrossValidation | None
 ) -> tuple[tuple[SizedModel, ...], list[Frontier]]:
     """Return models with fewer inducing points, refitted at their size, and their frontiers."""
     sized, frontiers = [], []
@@ -151,9 +162,19 @@ def _sized_models(
             continue
         frontiers.append(steps.frontier(model.subset_statistics(steps.data)))
         model = model.with_best_q(steps.data)
-        density = steps.mean_density(steps.leave_one_out(model))
+        density = nan if held_out is None else held_out.mean(held_out.densities(model))
         sized.append(SizedModel(model.posterior(steps.data), elbo, density))
     return tuple(sized), frontiers
+
+
+def _exact_density(model: InducingModel, held_out: CrossValidation | None) -> float | None:
+    """Return the mean held-out log density of the exact GP; None if it is not known."""
+    if held_out is None or not isinstance(model, SparseGP):
+        return None
+    try:
+        return held_out.mean(held_out.exact_densities(model))
+    except NotPositiveDefiniteError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,14 @@ class _Choice(Generic[Model]):
     """The largest model that was fitted."""
     constant: float = -inf
     """ELBO of the constant model."""
+    candidates: Model | None = None
+    """The pool that the model is a subset of; None if its points have moved since."""
+
+    def held_out_densities(self, held_out: CrossValidation) -> Float[Tensor, " n"]:
+        """Return log densities of held-out rows, without which the points are selected again."""
+        if self.candidates is None:
+            return held_out.densities(self.model)
+        return held_out.densities(self.candidates, self.model.K)
 
 
 def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
@@ -207,96 +236,80 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
         pool, reference = Pool(tried, elbo, pool.growth), elbo
     if isinstance(goal, Tolerance):
         goal = goal.within(reference - constant[1], N=data.observations)
-    criterion = _Criterion(steps, goal, reference, None)
+    choice = _Choice(
+        constant[0],
+        reference,
+        pool.growth,
+        exact=initial.complete,
+        largest=pool.model,
+        constant=constant[1],
+    )
     if training.criterion == "predictive" and isinstance(goal, Tolerance):
-        criterion = _Criterion(steps, goal, reference, steps.leave_one_out(pool.model))
-    fits = [(constant[0], criterion.score(*constant))]
+        return _select_by_density(steps, choice, pool.model, goal)
+    fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
     for index in range(training.rounds):
         frontier = steps.frontier(candidates.subset_statistics(data))
         frontiers.append(frontier)
         reference = max(reference, frontier.bounds.max().item())
-        M = criterion.size(candidates, frontier)
+        M = goal.size(frontier, reference=reference)
         current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
         steps.budget.spend(selection_work(data.N, candidates.K))
-        fits.append((current, criterion.score(current, frontier.bounds[M].item())))
+        fits.append((current, frontier.bounds[M].item(), candidates))
         settled = index > 0 and abs(M - size) <= 0.03 * size
         last, size = settled or index == training.rounds - 1, M
         if not current.K or pool.growth.limit in ("work", "memory", "max_fit_seconds"):
             # No work is left to move the points.
             break
+        if current.K * data.D > _MOVED * data.N and initial.complete:
+            # The hyper-parameters are those of the exact GP, and the locations are at rows.
+            break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
         current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
-        fits.append((current, criterion.score(current, elbo)))
+        fits.append((current, elbo, None))
         reference = max(reference, elbo)
         if last:
             break
         fresh = min(max(32, current.K // 4), most - current.K)
         candidates = steps.with_fresh(current, max(fresh, 0))
-    return _Choice(
-        criterion.best(fits),
-        reference,
-        pool.growth,
-        exact=initial.complete,
+    # The largest model counts as a reference that cannot be selected.
+    known = [*((model.K, elbo) for model, elbo, _ in fits), (data.N + 1, reference)]
+    best = goal.best(known, N=data.observations)
+    if best == len(fits):
+        best = max(range(len(fits)), key=lambda i: fits[i][1])
+    fitted, _, candidates = fits[best]
+    return replace(
+        choice,
+        model=fitted,
+        reference=reference,
         frontiers=tuple(frontiers),
-        largest=pool.model,
-        constant=constant[1],
+        candidates=candidates,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Criterion(Generic[Model]):
-    """Decides the number of points by the ELBO, or by leave-one-out densities if they are given."""
-
-    steps: FastSteps[Model]
-    goal: Goal
-    reference: float
-    """Highest ELBO known, in nats."""
-    densities: Float[Tensor, " N"] | None
-    """Leave-one-out log densities of the largest model."""
-
-    @property
-    def _observations(self) -> float:
-        return float(self.steps.data.observations)
-
-    def score(self, model: Model, elbo: float) -> float:
-        """Return the ELBO, or the leave-one-out log density of all rows, in nats."""
-        if self.densities is None:
-            return elbo
-        return self._observations * self.steps.mean_density(self.steps.leave_one_out(model))
-
-    def size(self, candidates: Model, frontier: Frontier) -> int:
-        """Return the number of points to select on a frontier.
-
-        Leave-one-out densities are computed along the path of the elimination, by bisection: they
-        hardly ever fall when a point is added.
-        """
-        reference = max(self.reference, frontier.bounds.max().item())
-        M = self.goal.size(frontier, reference=reference)
-        if self.densities is None or not isinstance(self.goal, Tolerance):
-            return M
-        target = self._observations * (self.steps.mean_density(self.densities) - self.goal.nats)
-        low, high = -1, M
-        if self.score(candidates.prune(frontier.masks[M]), 0.0) < target:
-            high = candidates.K
-        while high - low > max(1, high // 50):
-            middle = (low + high) // 2
-            enough = self.score(candidates.prune(frontier.masks[middle]), 0.0) >= target
-            low, high = (low, middle) if enough else (middle, high)
-        return high
-
-    def best(self, fits: Sequence[tuple[Model, float]]) -> Model:
-        """Return the best of some models, given the score of each."""
-        reference = self.reference
-        if self.densities is not None:
-            reference = self._observations * self.steps.mean_density(self.densities)
-        # The largest model counts as a reference that cannot be selected.
-        known = [*((model.K, score) for model, score in fits), (self.steps.data.N + 1, reference)]
-        index = self.goal.best(known, N=self._observations)
-        if index == len(fits):
-            index = max(range(len(fits)), key=lambda i: fits[i][1])
-        return fits[index][0]
+def _select_by_density(
+    steps: FastSteps[Model], choice: _Choice[Model], pool: Model, goal: Tolerance
+) -> _Choice[Model]:
+    """Select as few points as predict held-out rows within the tolerance of the pool."""
+    held_out = steps.cross_validation(pool.K, share=_CRITERION)
+    assert held_out is not None
+    sizes, M = [pool.K], float(pool.K)
+    while sizes[-1] > 1:
+        M /= _SIZE_RATIO
+        sizes.append(min(int(M), sizes[-1] - 1))
+    size = held_out.smallest(pool, sizes[::-1], tolerance=goal.nats)
+    frontier = steps.frontier(pool.subset_statistics(steps.data))
+    # A subset within the tolerance of the evidence predicts well enough.
+    size = min(size, goal.size(frontier, reference=choice.reference))
+    model = steps.select(pool, frontier.masks[size], frontier.bounds[size].item())
+    return replace(
+        choice,
+        model=model,
+        reference=max(choice.reference, frontier.bounds.max().item()),
+        frontiers=(frontier,),
+        candidates=pool,
+    )
 
 
 def _select_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:

@@ -2,26 +2,26 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from math import inf, nan
+from math import inf
 from typing import Generic, TypeVar, final
 
 import torch
 from gpytorch.kernels import Kernel, LinearKernel
-from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.errors import TrainingError
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.sgpr import LEAST_NOISE, exact_leave_one_out
+from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.callbacks import Progress
+from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
     Initialization,
@@ -194,33 +194,22 @@ class FastSteps(Generic[Model]):
         return self.optimise(start, stop=Stop(2e-4 * self.data.observations, 20, 150))
 
     @property
-    def can_leave_out(self) -> bool:
-        """Whether all rows are in the memory of this process, as leave-one-out densities need."""
-        return isinstance(self.data, Dataset) and self._process_group.world_size == 1
+    def can_hold_out(self) -> bool:
+        """Whether rows can be held out: all of them are in the memory of this process."""
+        one = self._process_group.world_size == 1
+        return isinstance(self.data, Dataset) and one and self.data.N > 1
 
-    def leave_one_out(self, model: Model) -> Float[Tensor, " N"] | None:
-        """Return leave-one-out log densities; None if the rows are not all in memory here."""
-        return model.leave_one_out(self.data) if self.can_leave_out else None
+    def cross_validation(self, K: int, *, share: float) -> CrossValidation | None:
+        """Return folds of held-out rows; None if rows cannot be held out.
 
-    def exact_density(self, model: Model) -> float | None:
-        """Return the mean leave-one-out log density of the exact GP; None if it is not known."""
-        if not isinstance(model, SparseGP) or not self.can_leave_out:
+        Args:
+            K: number of candidates of the model.
+            share: share of the work of a default fit; one fold is always affordable.
+        """
+        if not self.can_hold_out:
             return None
-        try:
-            densities = exact_leave_one_out(
-                model.kernel, data=self.sample, mean=model.mean, noise=model.noise
-            )
-        except NotPositiveDefiniteError:
-            return None
-        return self.mean_density(densities)
-
-    def mean_density(self, densities: Float[Tensor, " N"] | None) -> float:
-        """Return the mean log density per observation; NaN if none is known."""
-        if densities is None:
-            return nan
-        if self.sample.weights is None:
-            return densities.mean().item()
-        return float(self.sample.weights @ densities / self.sample.weights.sum())
+        affordable = share * self.budget.work_limit / max(selection_work(self.data.N, K), 1.0)
+        return CrossValidation.of(self.sample, self._order, folds=int(min(affordable, FOLDS)))
 
     def shared(self, value: float) -> float:
         """Return the value of the first process to all that share the fit."""

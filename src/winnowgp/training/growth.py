@@ -26,6 +26,8 @@ FIRST = 64
 _REFIT = 30
 # Iterations that must be affordable for a refit to be worth its while.
 _LEAST_REFIT = 15
+# Share of the work that comparing hyper-parameters on held-out rows may take.
+_HELD_OUT = 0.02
 # Nats per observation that unexplained variance may cost before hyper-parameters are refitted to a
 # pool that is too small.
 _MODERATE = 0.5
@@ -96,8 +98,15 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
 
     Refitted with too few points, hyper-parameters explain more as noise: the ELBO rises, and
     predictions may get worse. So they are refitted only if much variance is left unexplained, and
-    leave-one-out densities decide. The refitted pool is as large as its refit can be afforded.
+    held-out rows decide. The refitted pool is as large as its refit can be afforded.
     """
+    if len(pool.growth.sizes) == 1:
+        # Greedy candidates are nested.
+        half = pool.model.with_candidates(pool.model.candidates[: pool.model.K // 2])
+        elbos = (_value(half, steps)[0], pool.elbo)
+        gain = (elbos[1] - elbos[0]) / steps.data.observations
+        growth = Growth((half.K, pool.model.K), elbos, pool.growth.limit, gain)
+        pool = replace(pool, growth=growth)
     if pool.unexplained is not None and pool.unexplained < _MODERATE:
         return pool
     smaller, K = pool, pool.model.K
@@ -108,7 +117,10 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
         model = steps.with_fresh(bare, K)
         smaller = Pool(model, -inf, pool.growth, None)
     refitted = measure_last_doubling(steps, refit(steps, smaller))
-    before, after = (steps.mean_density(steps.leave_one_out(p.model)) for p in (pool, refitted))
+    held_out = steps.cross_validation(pool.model.K, share=_HELD_OUT)
+    if held_out is None:
+        return refitted
+    before, after = (held_out.mean(held_out.densities(p.model)) for p in (pool, refitted))
     return pool if before > after else refitted
 
 
@@ -142,9 +154,12 @@ def grow(
         sizes.append(model.K)
         elbos.append(elbo)
         gain = (elbo - elbos[-2]) / N if len(elbos) > 1 else inf
+        near = reference is not None and reference - elbo < _SHARE * tolerance * N
         if model.K < K:
-            break  # No rows are left that would add anything.
-        if reference is not None and reference - elbo < _SHARE * tolerance * N:
+            # No rows are left that would add anything, to working precision.
+            limit = None if near or reference is None else "precision"
+            break
+        if near:
             break
         if reference is None and unexplained is not None and unexplained < tolerance:
             break

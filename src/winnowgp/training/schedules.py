@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from winnowgp.bounds.evidence import Evidence
-from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
@@ -36,6 +35,7 @@ from winnowgp.training.checkpoint import (
     CheckpointLog,
     open_checkpoint,
 )
+from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fingerprint import row_identity
 
 
@@ -140,8 +140,9 @@ class Growth:
     elbos: tuple[float, ...]
     """ELBO with each of them, in nats."""
     limit: str | None
-    """What ended growth: "work", "memory", "max_fit_seconds", "n_candidates" or "max_points"; None
-    if more candidates gain less than the tolerance."""
+    """What ended growth: "work", "memory", "max_fit_seconds", "n_candidates", "max_points", or
+    "precision" if rounding errors exceed what more candidates add; None if they gain less than the
+    tolerance."""
     last_gain: float
     """Nats per observation that the last doubling gained."""
 
@@ -154,7 +155,7 @@ class SizedModel:
     elbo: float
     """ELBO in nats."""
     log_density: float
-    """Leave-one-out log density, in nats per observation; NaN if not computed."""
+    """Held-out log density, in nats per observation; NaN if not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class FitResult(Generic[Trained]):
     sized: tuple[SizedModel, ...] = ()
     """Models with fewer inducing points, refitted at their size, smallest first."""
     predictive_gap: PredictiveGap | None = None
-    """Leave-one-out log density that the model gives up relative to the largest model."""
+    """Held-out log density that the model gives up relative to the largest model."""
 
     @property
     def selection(self) -> Selection:
