@@ -113,7 +113,7 @@ def command(checkpoint: Any) -> dict[str, str]:
     here.mkdir(exist_ok=True)
     rows = [f"{x},{value}" for x, value in zip(X[:, 0], y, strict=True)]
     (here / "curve.csv").write_text("\n".join(["x,y", *rows]))
-    asked = ["fit", str(here / "curve.csv"), "-t", "y", "--tolerance", "1", "--quiet"]
+    asked = ["fit", str(here / "curve.csv"), "-t", "y", "--tolerance", "1", "--kernel", "rbf", "-q"]
     where = here / f"{os.getpid()}.winnow"
     if checkpoint is not None:
         asked += ["--checkpoint", str(checkpoint.folder)]

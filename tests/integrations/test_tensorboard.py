@@ -17,8 +17,6 @@ from winnowgp.integrations import TensorBoard
 from winnowgp.training import FastSchedule, Progress, Tolerance
 from winnowgp.training import checkpoint as checkpoint_log
 
-pytest.importorskip("tensorboard", reason="needs winnowgp[tensorboard]")
-
 
 def step(number: int, phase: str = "inclusion", objective: float = 0.0) -> Progress:
     inclusion = (torch.full((4,), 0.5),) if phase == "inclusion" else None
