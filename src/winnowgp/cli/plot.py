@@ -108,6 +108,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     from winnowgp.estimators.surfaces import numeric_inputs, surface, surface_rows
     from winnowgp.plots import Surface, draw_classes_2d, draw_surface_2d
     from winnowgp.plots.style import plain
+    from winnowgp.report.sentences import counted
 
     names = numeric_inputs(model)
     drawn = surface(model)
@@ -119,7 +120,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
             draw_surface_2d(drawn, X, targets, ax=ax)
         else:
             draw_classes_2d(drawn, X, targets.long(), ax=ax)
-        size = f"{len(drawn.points)} inducing points"
+        size = counted(len(drawn.points))
         title = (
             f"{plain(model.target)}: {size}" if isinstance(drawn, Surface) else _class_title(model)
         )

@@ -167,7 +167,8 @@
     const wide = Q.coverage.find(([level]) => level === 0.95);
     if (wide) tile(percent(wide[1]), "of held-out rows within the 95 % interval");
   }
-  tile(String(C.points), C.resized_from === null ? "inducing points selected" : `inducing points, resized from ${C.resized_from}`);
+  const points = C.points === 1 ? "inducing point" : "inducing points";
+  tile(String(C.points), C.resized_from === null ? `${points} selected` : `${points}, resized from ${C.resized_from}`);
   tile(digits(C.given_up, 2), "ELBO gap, nats per observation");
   tile(F.train_rows.toLocaleString("en"), "training rows");
   tile(`${digits(F.timings.predict_us, 3)} µs`, "per prediction, in batches of 1,000");
