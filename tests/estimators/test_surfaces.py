@@ -10,7 +10,7 @@ import pytest
 from winnowgp import DataTable, fit_table
 from winnowgp.errors import InputError
 from winnowgp.estimators.surfaces import surface, surface_rows
-from winnowgp.plots import ClassMap, Surface
+from winnowgp.plots.predictions import ClassMap, Surface
 
 rng = np.random.default_rng(0)
 x, z = rng.uniform(0, 6, 40), rng.uniform(10, 20, 40)

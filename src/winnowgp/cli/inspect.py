@@ -43,7 +43,7 @@ def frontier(
     choice = load_table_model(model).summary["choice"]
     if output is not None:
         from winnowgp.cli.plot import frontier_plot
-        from winnowgp.plots import save_figure
+        from winnowgp.plots.style import save_figure
 
         save_figure(frontier_plot(choice), output)
     if json:

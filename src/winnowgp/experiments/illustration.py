@@ -30,8 +30,8 @@ from winnowgp.experiments.base import (
     to_tensor,
 )
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.plots import Curve, draw_posterior_1d, save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots import Curve, draw_posterior_1d
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.report.sentences import counted
 from winnowgp.training import (

@@ -27,8 +27,7 @@ from winnowgp.experiments.base import (
     group_rows,
 )
 from winnowgp.models import SparseGP
-from winnowgp.plots import save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.report.sentences import counted
 from winnowgp.training.adam import Adam

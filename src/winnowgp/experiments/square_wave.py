@@ -41,9 +41,9 @@ from winnowgp.experiments.deep import (
 )
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
-from winnowgp.plots import Curve, save_figure, styled
+from winnowgp.plots import Curve
 from winnowgp.plots.predictions import draw_curve
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.report.sentences import counted
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
