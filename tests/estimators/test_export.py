@@ -41,7 +41,8 @@ def by_onnx(model: Any, folder: Path, data: Any) -> Outputs:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feed = data if isinstance(data, dict) else {"X": data}
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, feed), strict=True))
+    values = [np.asarray(value) for value in session.run(None, feed)]
+    return dict(zip(names, values, strict=True))
 
 
 def by_numpy(model: Any, folder: Path, data: Any) -> Outputs:

@@ -105,14 +105,14 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*words)
 
-    checkpoint_module.write_archive = write  # type: ignore[assignment]
+    checkpoint_module.write_archive = write
     where = Checkpoint(f"full-{process_group.rank}", 0)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = _fitted(checkpoint=where)
     finally:
-        checkpoint_module.write_archive = real  # type: ignore[assignment]
+        checkpoint_module.write_archive = real
     warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
     # The file written before is complete, and can be resumed from.
     return [found, sorted(warned), _fitted(checkpoint=where)]

@@ -245,7 +245,7 @@ def _perturb(error: float) -> None:
     def uf(self: StationaryChunks, block: Any) -> Tensor:
         return (1 + error) * kept[1](self, block)
 
-    StationaryChunks.uu, StationaryChunks.uf = uu, uf  # type: ignore[method-assign]
+    StationaryChunks.uu, StationaryChunks.uf = uu, uf
 
 
 def blocks(process_group: ProcessGroup) -> list[float]:
@@ -266,7 +266,7 @@ def standard_twice(process_group: ProcessGroup) -> dict[str, Any]:
         read.append(sum(shard.N for shard in found))
         return found
 
-    ShardedSource.shards = shards  # type: ignore[method-assign]
+    ShardedSource.shards = shards
     estimator = SparseGPRegressor("rbf", tolerance=0.3, n_candidates=6, random_state=0)
     with short_fits():
         estimator.fit(standardise(shard(rows(30))))

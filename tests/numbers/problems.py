@@ -267,9 +267,7 @@ class UserModel(ApproximateGP):
         self.covar_module = ScaleKernel(RBFKernel())
         self.to(Z)
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor
-    ) -> MultivariateNormal:
+    def forward(self, x: Tensor) -> MultivariateNormal:
         mean: Any = self.mean_module(x)
         return MultivariateNormal(mean, self.covar_module(x))
 
