@@ -83,7 +83,7 @@ peers:
 	    --out benchmarks/results/regression/gpytorch-$$data.jsonl || exit 1; \
 	done
 
-# Runs every example of every page: under two minutes on two quiet cores. The site can be read from site/index.html.
+# Runs every example of every page: about three minutes. The site can be read from site/index.html.
 docs: $(INSTALLED)
 	$(BIN)/python -m pip $(INSTALL) -e . --group docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site
