@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, greedy_variance
-from winnowgp.plots import save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import Tolerance
 from winnowgp.training.budget import Budget

@@ -147,9 +147,10 @@ def import_lines(module: ast.Module) -> int:
 
 
 def public_names(source: Path) -> Iterator[tuple[str, str]]:
-    """Yield (package, name) for every name in the `__all__` of a public package."""
-    for path in sorted(source.rglob("__init__.py")):
-        package = (source.name, *path.parent.relative_to(source).parts)
+    """Yield (package, name) for every name in the `__all__` of a public package or top module."""
+    for path in sorted({*source.rglob("__init__.py"), *source.glob("*.py")}):
+        place = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        package = (source.name, *place.relative_to(source).parts)
         if any(part.startswith("_") for part in package):
             continue
         for name in all_names(path, ".".join(package), source):

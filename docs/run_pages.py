@@ -53,7 +53,7 @@ def run_page(markdown: str, name: str) -> list[Output]:
     """
     import matplotlib
 
-    from winnowgp.plots import styled
+    from winnowgp.plots.style import styled
 
     matplotlib.use("agg")
     ids = matplotlib.rc_context({"svg.hashsalt": "winnowgp"})  # the same in every build

@@ -71,6 +71,16 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.fixture
+def quickly() -> Iterator[None]:
+    """Shorten the fast schedule of estimators, for fits that need not be good."""
+    # Imported here, because the import hook must come before the package.
+    from helpers.short_fits import short_fits
+
+    with short_fits():
+        yield
+
+
+@pytest.fixture
 def paper_data() -> None:
     """Skip the test unless the paper's data sets are available."""
     if "WINNOWGP_DATA" not in os.environ:

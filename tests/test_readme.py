@@ -37,7 +37,6 @@ def test_python_block_prints_the_output_shown(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.unchecked
 def test_winnow_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnx", reason="onnx is not installed")
     rng = np.random.default_rng(0)
     size, price = rng.uniform(40, 200, 60), rng.normal(size=60)
     rows = [

@@ -1,7 +1,6 @@
 """A small table with strings, missing values, an id column and dates; and models fitted to it."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +50,6 @@ QUICK = ["--missing", "impute", "--id", "id", "--tolerance", "0.3", "--quiet"]
 DROPS = {"y": "up,visits", "up": "y,visits,day", "visits": "y,up,day,town"}
 
 
-@pytest.fixture
-def quickly() -> Iterator[None]:
-    """For fits that need not be good."""
-    with short_fits():
-        yield
-
-
 @pytest.fixture(scope="session")
 def models(shop: Path) -> dict[str, Path]:
     """A model for each task, by its target."""
@@ -66,6 +58,8 @@ def models(shop: Path) -> dict[str, Path]:
         found[target] = shop.parent / f"{target}.winnow"
         task = "counts" if target == "visits" else "auto"
         words = ["fit", str(shop), "-t", target, "--drop", drop, "--task", task, *QUICK]
+        if target != "y":
+            words += ["--kernel", "rbf"]
         with short_fits():
             assert run([*words, "-o", str(found[target])]) == 0
     return found

@@ -16,7 +16,7 @@ from winnowgp.training import checkpoint as checkpoint_module
 def words(tmp_path: Path) -> list[str]:
     table = tmp_path / "line.csv"
     table.write_text("x,y\n" + "\n".join(f"{x},{x * x}" for x in range(12)))
-    asked = ["fit", str(table), "-t", "y", "--tolerance", "1", "--quiet"]
+    asked = ["fit", str(table), "-t", "y", "--tolerance", "1", "--kernel", "rbf", "--quiet"]
     kept = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "0"]
     return [*asked, *kept, "-o", str(tmp_path / "line.winnow")]
 
@@ -36,7 +36,7 @@ def test_fit_interrupted_resumes_to_the_same_model(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     plain = tmp_path / "plain.winnow"
-    assert run([*words[:7], "-o", str(plain)]) == 0
+    assert run([*words[:9], "-o", str(plain)]) == 0
     interrupt_at(2, monkeypatch)
     assert run(words) == 130
     assert "to resume from its checkpoint" in capsys.readouterr().err

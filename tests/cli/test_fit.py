@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def test_fit_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     table, models, predictions = winnowgp.read_table(shop), [], []
     for seed in ("1", "1", "2"):
         out = tmp_path / f"{len(models)}.winnow"
-        assert run([*words, "--seed", seed, "-o", str(out)]) == 0
+        assert run([*words, "--kernel", "rbf", "--seed", seed, "-o", str(out)]) == 0
         models.append(winnowgp.load(out))
         predictions.append(models[-1].predict(table)["mean"])
     np.testing.assert_array_equal(predictions[0], predictions[1])
@@ -43,11 +44,12 @@ def test_fit_ignores_held_out_rows() -> None:
     """Whatever stands in them, the model is the same, and its quality another."""
     x = np.linspace(0, 6, 40)
     table = {"x": x, "y": np.sin(x)}
-    first = winnowgp.fit_table(winnowgp.DataTable.of(table), "y", tolerance=1.0)
+    asked: dict[str, Any] = {"tolerance": 1.0, "kernel": "rbf"}
+    first = winnowgp.fit_table(winnowgp.DataTable.of(table), "y", **asked)
     unseen = np.isin(table["y"], held_out(first))
     assert unseen.sum() == 8
     other = {name: np.where(unseen, 9 + column, column) for name, column in table.items()}
-    second = winnowgp.fit_table(winnowgp.DataTable.of(other), "y", tolerance=1.0)
+    second = winnowgp.fit_table(winnowgp.DataTable.of(other), "y", **asked)
     rows = winnowgp.DataTable.of({"x": x})
     np.testing.assert_array_equal(second.predict(rows)["mean"], first.predict(rows)["mean"])
     assert held_out(second) == other["y"][unseen].tolist()

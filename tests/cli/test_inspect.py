@@ -97,7 +97,6 @@ def test_data_lists_and_copies_tables(
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.py"])
 def test_export_writes_onnx_and_numpy(name: str, models: dict[str, Path], tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="onnx is not installed")
     assert run(["export", str(models["y"]), "-o", str(tmp_path / name), "-q"]) == 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert run(["export", str(models["y"]), "-o", str(tmp_path / "model.exe")]) == 2

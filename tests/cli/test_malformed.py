@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from safetensors.torch import save as save_tensors
 
 from helpers.forgery import forged_outline, forged_tensor
@@ -119,9 +121,6 @@ def damaged_gzip(rng: random.Random, good: str) -> bytes:
 
 
 def parquet_of(columns: dict[str, Any]) -> bytes:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     file = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), file)
     return file.getvalue()

@@ -38,7 +38,7 @@ def test_plot_surface_over_two_numeric_inputs(
 ) -> None:
     model = tmp_path / "m.winnow"
     words = ["fit", str(hills), "-t", target, "--drop", drop, "--tolerance", "1", "-q"]
-    assert run([*words, "-o", str(model)]) == 0
+    assert run([*words, "--kernel", "rbf", "-o", str(model)]) == 0
     plot = ["plot", str(model), "--what", "surface", "-q", "-o"]
     sizes = []
     for data in ([], ["--data", str(hills)]):

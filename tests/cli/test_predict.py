@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import winnowgp
 from winnowgp.cli.app import run
@@ -56,7 +58,6 @@ def test_predict_classes_has_probabilities(
 def test_predict_counts_has_whole_intervals(
     shop: Path, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     out = tmp_path / "out.parquet"
     assert run(["predict", str(models["visits"]), str(shop), "-o", str(out), "-q"]) == 0
     table = winnowgp.read_table(out)
@@ -132,9 +133,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parts(path: Path, rows: int, **changes: Any) -> Path:
     """New rows as Parquet, in row groups of `GROUP`."""
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     rng = np.random.default_rng(1)
     columns = {
         "id": [None if i < 9 else f"r{i}" for i in range(rows)],

@@ -53,7 +53,7 @@ def done(
     tells them."""
     folder = tmp_path_factory.mktemp("launched")
     words = ["fit", str(table(folder).name), "--tolerance", "0.3", "--target", "y"]
-    words += ["-o", "model.winnow", "--checkpoint", "kept"]
+    words += ["--kernel", "rbf", "-o", "model.winnow", "--checkpoint", "kept"]
     asked = ("shared_rows:sums", "--", *words)
     if request.param == "torchrun":
         return folder, torchrun(SHARED_WORK, *asked, processes=2, folder=folder)
@@ -77,7 +77,7 @@ def test_torchrun_fit_equals_one_process_and_prints_once(
     assert answers(done, "command") == [0, 0], torchrun.stderr
     assert torchrun.stdout.count("model: model.winnow") == 1
     assert torchrun.stderr.count("initialisation") == 1
-    asked: dict[str, Any] = {"tolerance": 0.3, "seed": 0}
+    asked: dict[str, Any] = {"tolerance": 0.3, "kernel": "rbf", "seed": 0}
     columns = read_table(folder / "table.csv")
     with short_fits(rounds=2):
         alone = fit_table(columns, "y", process_group=SINGLE_PROCESS, **asked)

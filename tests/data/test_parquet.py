@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from helpers.parquet_files import spoil
 from helpers.source_problems import CHOICE, N, Y, folder_of_files, row_groups
@@ -106,9 +108,6 @@ def test_parquet_source_inputs_default_to_all_other_columns(tmp_path: Path) -> N
 def test_parquet_source_memory_does_not_grow_with_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     monkeypatch.setattr("winnowgp.data.parquet._BATCH", 1000)
 
     def peak(rows: int) -> int:
@@ -129,9 +128,6 @@ def test_parquet_source_memory_does_not_grow_with_row_groups(
 
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     columns = {f"x{i}": ROWS.X[:, i].numpy() for i in range(D)}
     table = pyarrow.table({**columns, "price": ROWS.Y[:, 0].numpy()})
     parquet.write_table(table, tmp_path / "wide.parquet")

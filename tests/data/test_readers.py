@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from helpers.parquet_files import spoil, write_row_groups
 from winnowgp.data import DataTable, read_blocks, read_table
@@ -101,9 +103,6 @@ def test_read_table_uses_the_given_encoding(tmp_path: Path) -> None:
 
 
 def test_read_table_converts_parquet_columns_by_type(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     table = pyarrow.table(
         {
             "whole": [1, None],
@@ -149,8 +148,6 @@ def test_read_table_converts_parquet_columns_by_type(tmp_path: Path) -> None:
 def test_read_table_of_an_invalid_file_raises_input_error(
     content: bytes | str, message: str, tmp_path: Path
 ) -> None:
-    if isinstance(content, bytes) and content.startswith(b"PAR1"):
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     with pytest.raises(InputError, match=message):
         read_table(write_file(tmp_path, content))
 
@@ -264,9 +261,6 @@ def test_read_blocks_csv_memory_does_not_grow_with_the_file(tmp_path: Path) -> N
 
 
 def test_read_blocks_parquet_memory_does_not_grow_with_row_groups(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     def peak(rows: int) -> int:
         """What pyarrow holds of a file of a single row group, at most."""
         values = np.random.default_rng(0).normal(size=rows)

@@ -24,8 +24,6 @@ SOURCES = ("dataset", "weights", "array", "parquet", "batches")
 
 @pytest.fixture(params=SOURCES)
 def name(request: pytest.FixtureRequest) -> str:
-    if request.param == "parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     return request.param
 
 

@@ -1,6 +1,7 @@
 """Tables with named columns of numbers and strings."""
 
 import numpy as np
+import pandas
 import pytest
 
 from winnowgp.data import DataTable, TableEncoder
@@ -46,7 +47,6 @@ def test_table_columns_of_different_lengths_raise_input_error() -> None:
 
 
 def test_table_of_a_data_frame_keeps_its_types() -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.DataFrame(
         {
             "n": pandas.array([1, None, 3], dtype="Int64"),

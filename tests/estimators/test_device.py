@@ -15,9 +15,12 @@ y = np.sin(X[:, 0])
 TABLE = np.c_[np.sin(X), np.cos(X), X] + 0.05 * np.random.default_rng(0).normal(size=(30, 3))
 DEEP: dict[str, Any] = {"n_candidates": 8, "predict_samples": 8}
 FAST: dict[str, tuple[Any, tuple[np.ndarray, ...]]] = {
-    "regressor": (SparseGPRegressor(n_candidates=15), (X, y)),
-    "counts": (SparseGPRegressor(likelihood="poisson", max_points=4), (X, np.round(3 + 2 * y))),
-    "classifier": (SparseGPClassifier(n_candidates=15), (X, y > 0)),
+    "regressor": (SparseGPRegressor("rbf", n_candidates=15), (X, y)),
+    "counts": (
+        SparseGPRegressor("rbf", likelihood="poisson", max_points=4),
+        (X, np.round(3 + 2 * y)),
+    ),
+    "classifier": (SparseGPClassifier("rbf", n_candidates=15), (X, y > 0)),
     "deep regressor": (DeepGPRegressor(**DEEP, epochs=(3, 10, 5)), (X, y)),
     "deep counts": (
         DeepGPRegressor(**DEEP, likelihood="poisson", epochs=(3, 10, 5)),
@@ -48,6 +51,7 @@ def fitted(name: str, device: str) -> Any:
     return type(estimator)(**settings).fit(*data)
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("name", FAST)
 def test_auto_device_is_the_one_of_this_machine(name: str) -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"

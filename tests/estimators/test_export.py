@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from gpytorch import kernels
 from hypothesis import given, settings
@@ -36,13 +37,12 @@ Outputs = dict[str, NDArray[np.float64]]
 
 
 def by_onnx(model: Any, folder: Path, data: Any) -> Outputs:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    pytest.importorskip("onnx", reason="onnx is not installed")
     path = export_onnx(model, folder / "model.onnx")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feed = data if isinstance(data, dict) else {"X": data}
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, feed), strict=True))
+    values = [np.asarray(value) for value in session.run(None, feed)]
+    return dict(zip(names, values, strict=True))
 
 
 def by_numpy(model: Any, folder: Path, data: Any) -> Outputs:
@@ -236,7 +236,6 @@ def test_export_of_an_unsupported_kernel_names_it(tmp_path: Path) -> None:
 
 
 def test_export_onnx_of_a_column_named_like_an_output_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="onnx is not installed")
     table = DataTable.of({"mean": X[:30, 0], "y": y[:30]})
     with pytest.raises(InputError, match="rename the column"):
         export_onnx(fit_table(table, "y", tolerance=1.0), tmp_path / "a.onnx")

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from helpers.short_fits import short_fits
 from winnowgp import SparseGPRegressor
 from winnowgp.data import ArraySource, BatchSource, Dataset, ParquetSource, Source, shard
 from winnowgp.errors import InputError
@@ -21,7 +23,7 @@ def table(N: int = 300, P: int = 1) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def regressor(**more: Any) -> SparseGPRegressor:
-    settings: dict[str, Any] = {"n_candidates": 20, "random_state": 0} | more
+    settings: dict[str, Any] = {"kernel": "rbf", "n_candidates": 20, "random_state": 0} | more
     return SparseGPRegressor(**settings)
 
 
@@ -47,22 +49,22 @@ def sources(tmp_path: Path) -> dict[str, Source]:
 @pytest.fixture(scope="module")
 def expected() -> SparseGPRegressor:
     X, y = table()
-    return regressor().fit(X, y[:, 0])
+    with short_fits():
+        return regressor().fit(X, y[:, 0])
 
 
 @pytest.mark.parametrize(
     "kind", ["dataset", "array", "parquet", "batches", "shared", "shared parquet"]
 )
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.unchecked
 def test_fit_of_a_source_equals_fit_of_its_rows(
     kind: str, expected: SparseGPRegressor, tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     found = regressor().fit(sources(tmp_path)[kind])
     assert found.n_inducing_ == expected.n_inducing_
     assert found.elbo_ == pytest.approx(expected.elbo_, abs=1e-3)
     X, y = table()
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     named = pandas.DataFrame(X, columns=["a", "b"]) if "parquet" in kind else X
     for ours, theirs in zip(
         found.predict(named, return_std=True), expected.predict(X, return_std=True), strict=True
@@ -76,7 +78,8 @@ def test_fit_of_a_source_equals_fit_of_its_rows(
 def test_several_targets_and_mixed_precision() -> None:
     X, y = table(P=2)
     double, mixed = (
-        regressor(precision=p, n_candidates=40).fit(ArraySource(X, y)) for p in ("double", "mixed")
+        regressor(kernel="auto", precision=p, n_candidates=40).fit(ArraySource(X, y))
+        for p in ("double", "mixed")
     )
     assert double.predict(X).shape == (300, 2)
     assert mixed.elbo_ == pytest.approx(double.elbo_, rel=1e-3)
@@ -103,6 +106,7 @@ def test_invalid_precision_is_refused() -> None:
 
 
 @pytest.mark.parametrize("N", [300, 1000])
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.unchecked
 def test_constant_column_does_not_change_the_fit(N: int) -> None:
     X, y = table(N)
@@ -113,18 +117,19 @@ def test_constant_column_does_not_change_the_fit(N: int) -> None:
     np.testing.assert_allclose(found.predict(near), found.predict(X), rtol=1e-3)
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.unchecked
 def test_fit_of_float32_rows_predicts() -> None:
     X, y = table()
     single = ArraySource(X.astype(np.float32), y[:, 0], dtype=torch.float32)
-    found = regressor(max_points=17, candidates=X[:30]).fit(single)
+    found = regressor(max_points=8, candidates=X[:30]).fit(single)
     assert found.predict(X).dtype == np.float64
     assert found.score(X, y[:, 0]) > 0.8
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.unchecked
 def test_feature_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     X, y = table(60)
     frame = pandas.DataFrame(X, columns=["u", "v"])
     model = regressor(tolerance=1.0, n_candidates=6).fit(frame, y[:, 0])

@@ -21,7 +21,9 @@ WAVE = np.sin(2 * X[:, 0])
 
 
 def regressor(likelihood, **arguments) -> SparseGPRegressor:
-    return SparseGPRegressor(likelihood=likelihood, n_candidates=30, random_state=0, **arguments)
+    return SparseGPRegressor(
+        "rbf", likelihood=likelihood, n_candidates=30, random_state=0, **arguments
+    )
 
 
 def brief(likelihood) -> SparseGPRegressor:

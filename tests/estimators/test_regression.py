@@ -20,7 +20,7 @@ def wave(N: int = 60, P: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 
 
 def regressor(**arguments: Any) -> SparseGPRegressor:
-    settings: dict[str, Any] = {"n_candidates": 30, "random_state": 0} | arguments
+    settings: dict[str, Any] = {"kernel": "rbf", "n_candidates": 30, "random_state": 0} | arguments
     return SparseGPRegressor(**settings)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import joblib
 import numpy as np
+import pandas
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan
@@ -327,7 +328,6 @@ def test_load_of_a_forged_estimator_tensor_is_refused(file: Path, tmp_path: Path
 
 
 def test_load_restores_feature_names(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.DataFrame(X, columns=["depth", "age"])
     model = SparseGPRegressor(**QUICK).fit(frame, y)
     back = winnowgp.load(model.save(tmp_path / "a.winnow"))

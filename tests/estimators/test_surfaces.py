@@ -10,7 +10,7 @@ import pytest
 from winnowgp import DataTable, fit_table
 from winnowgp.errors import InputError
 from winnowgp.estimators.surfaces import surface, surface_rows
-from winnowgp.plots import ClassMap, Surface
+from winnowgp.plots.predictions import ClassMap, Surface
 
 rng = np.random.default_rng(0)
 x, z = rng.uniform(0, 6, 40), rng.uniform(10, 20, 40)
@@ -34,6 +34,7 @@ def test_surface_equals_predict() -> None:
     np.testing.assert_array_equal(targets, height[np.arange(40) != 3])
 
 
+@pytest.mark.usefixtures("quickly")
 def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:
     sides = np.where(height + np.random.default_rng(1).normal(size=40) > 4.5, "over", "under")
     table = DataTable.of({"x": x, "z": z, "side": sides})

@@ -45,7 +45,7 @@ def test_draw_panels_shows_curves_inclusion_and_subsets() -> None:
     left, top, bottom, right = draw_panels(Panels(grid, grid, curve, midway, curve)).axes
     assert left.get_title(loc="left") == "(a) all candidates"
     assert "after 7 steps" in top.get_title(loc="left")
-    assert [t.get_text() for t in bottom.get_yticklabels()] == ["1 points", "0 points", "2 points"]
+    assert [t.get_text() for t in bottom.get_yticklabels()] == ["1 point", "0 points", "2 points"]
     legend = right.get_legend()
     assert legend is not None
     assert any("3 inducing points" in t.get_text() for t in legend.get_texts())

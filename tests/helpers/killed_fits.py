@@ -16,7 +16,6 @@ from winnowgp import GPLVM, Checkpoint, DeepGPRegressor, SparseGPClassifier, Spa
 from winnowgp.cli.app import run
 from winnowgp.selection import Frontier
 from winnowgp.training import checkpoint as checkpoint_module
-from winnowgp.training import checkpoint as journal_module
 from winnowgp.training.fingerprint import described
 
 # Commands import this lazily: import it before processes are forked.
@@ -113,7 +112,7 @@ def command(checkpoint: Any) -> dict[str, str]:
     here.mkdir(exist_ok=True)
     rows = [f"{x},{value}" for x, value in zip(X[:, 0], y, strict=True)]
     (here / "curve.csv").write_text("\n".join(["x,y", *rows]))
-    asked = ["fit", str(here / "curve.csv"), "-t", "y", "--tolerance", "1", "--quiet"]
+    asked = ["fit", str(here / "curve.csv"), "-t", "y", "--tolerance", "1", "--kernel", "rbf", "-q"]
     where = here / f"{os.getpid()}.winnow"
     if checkpoint is not None:
         asked += ["--checkpoint", str(checkpoint.folder)]
@@ -163,7 +162,7 @@ def die_at_writing(number: int, *, midway: bool) -> list[int]:
         die()
         return 0
 
-    checkpoint_module.write_archive = write  # type: ignore[assignment]
+    checkpoint_module.write_archive = write
     return seen
 
 
@@ -177,7 +176,7 @@ def die_at_tick(number: int) -> list[int]:
             die()
         return float(next(ticks))
 
-    journal_module.monotonic = tick  # type: ignore[assignment]
+    checkpoint_module.monotonic = tick
     return seen
 
 

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
+import pyarrow
+from pyarrow import parquet
 
 
 def write_row_groups(path: Path, columns: dict[str, Any], sizes: list[int]) -> Path:
     """Write the columns in row groups of these sizes."""
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     whole = pyarrow.table(columns)
     with parquet.ParquetWriter(path, whole.schema) as writer:
         start = 0

@@ -11,16 +11,17 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from helpers.shared_rows import error_of, plain, rows
+from helpers.short_fits import short_fits
 from winnowgp.data import ArraySource, shard
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import CheckpointWarning
 from winnowgp.models import SparseGP
-from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, fit
+from winnowgp.training import Checkpoint, EndPhase, FastSchedule, Progress, Tolerance, fit
 from winnowgp.training import checkpoint as checkpoint_module
 from winnowgp.training.checkpoint import open_checkpoint
 
-PLAN = FastSchedule(n_candidates=8, rounds=1, inclusion_steps=10)
+PLAN = FastSchedule(Tolerance(0.1), n_candidates=8, rounds=1, inclusion_steps=4)
 
 
 class Stopped(Exception):
@@ -58,7 +59,8 @@ def line(noise: float = 0.1) -> SparseGP:
 
 
 def _fitted(**words: Any) -> dict[str, Any]:
-    found = fit(line(), curve(), schedule=PLAN, **words)
+    with short_fits():
+        found = fit(line(), curve(), schedule=PLAN, **words)
     return {"bound": found.elbo, "points": plain(found.posterior.Z)}
 
 
@@ -103,14 +105,14 @@ def full_disk(process_group: ProcessGroup) -> list[Any]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(*words)
 
-    checkpoint_module.write_archive = write  # type: ignore[assignment]
+    checkpoint_module.write_archive = write
     where = Checkpoint(f"full-{process_group.rank}", 0)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = _fitted(checkpoint=where)
     finally:
-        checkpoint_module.write_archive = real  # type: ignore[assignment]
+        checkpoint_module.write_archive = real
     warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
     # The file written before is complete, and can be resumed from.
     return [found, sorted(warned), _fitted(checkpoint=where)]

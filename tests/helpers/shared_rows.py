@@ -1,10 +1,13 @@
 """Exchanges between processes, and sources that are divided among them."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
+
+# Imported before processes are forked, rather than in each of them.
+import pyarrow.dataset
+import pyarrow.parquet  # noqa: F401
 import torch
 import torch.distributed as dist
 
@@ -19,11 +22,6 @@ from winnowgp.data import (
 )
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import WinnowError
-
-# Imported before processes are forked, rather than in each of them.
-with suppress(ModuleNotFoundError):
-    import pyarrow.dataset
-    import pyarrow.parquet  # noqa: F401
 
 N, D = 203, 2
 ASKED = [0, 202, 7, 7, 101, 50, 151, 25]

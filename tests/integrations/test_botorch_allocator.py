@@ -4,14 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("botorch", reason="needs winnowgp[botorch]")
-
 from botorch.models import SingleTaskVariationalGP
 from botorch.models.utils.inducing_point_allocators import GreedyVarianceReduction
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import VariationalELBO
+from torch import Tensor
 
 from helpers import oracles
 from winnowgp.errors import InputError

@@ -9,12 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import StudentTLikelihood
-from sklearn.exceptions import NotFittedError
-from torch import Tensor
-
-pytest.importorskip("botorch", reason="needs winnowgp[botorch]")
 from botorch.acquisition import UpperConfidenceBound
 from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
@@ -29,8 +23,11 @@ from botorch.models import SingleTaskVariationalGP
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import StudentTLikelihood
 from gpytorch.mlls import VariationalELBO
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
 
 from winnowgp import Dataset, SparseGP, SparseGPRegressor, fit
 from winnowgp.data import Standardiser

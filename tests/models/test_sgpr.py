@@ -395,10 +395,10 @@ def test_mixed_precision_reports_are_in_double() -> None:
 
 
 def test_mixed_precision_fit_reaches_same_bound() -> None:
-    data = rows(200)
+    data = rows(100)
     models = pair(KERNELS_MIXED_PRECISION["rbf"](), data, K=0)
     # The number of points is fixed: within the tolerance, the fits may select different ones.
-    schedule = FastSchedule(goal=MaxPoints(12))
+    schedule = FastSchedule(goal=MaxPoints(6))
     bounds = [fit(model, data, schedule=schedule).elbo for model in models]
     assert bounds[1] == pytest.approx(bounds[0], rel=1e-3)
 

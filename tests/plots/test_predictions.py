@@ -7,16 +7,15 @@ from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 
 from helpers.figures import scattered
-from winnowgp.plots import (
+from winnowgp.plots import Curve, draw_posterior_1d
+from winnowgp.plots.predictions import (
     ClassMap,
-    Curve,
     Surface,
     draw_calibration,
     draw_classes_2d,
-    draw_posterior_1d,
     draw_surface_2d,
-    save_figure,
 )
+from winnowgp.plots.style import save_figure
 
 
 def test_draw_posterior_1d_shows_data_mean_and_inducing_points() -> None:

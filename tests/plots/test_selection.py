@@ -3,7 +3,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from helpers.figures import scattered
-from winnowgp.plots import draw_frontier, draw_inclusion, draw_trace
+from winnowgp.plots import draw_frontier, draw_inclusion
+from winnowgp.plots.selection import draw_trace
 
 
 def test_draw_frontier_shows_gap_per_observation() -> None:

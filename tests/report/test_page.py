@@ -12,7 +12,8 @@ import winnowgp
 from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
 from winnowgp import DataTable, TabularModel, fit_table
-from winnowgp.report import report_page, save_report
+from winnowgp.report import save_report
+from winnowgp.report.page import report_page
 from winnowgp.report.sentences import selection_lines
 
 EVIL = "</script><script>window.evil=1</script><img src=x onerror='window.evil=2'>"
@@ -36,7 +37,7 @@ def models() -> dict[str, TabularModel]:
     with short_fits():
         return {
             "regression": fit_table(table(), "y", drop=("class",), **quick),
-            "classification": fit_table(table(), "class", drop=("y", "day"), **quick),
+            "classification": fit_table(table(), "class", drop=("y", "day"), kernel="rbf", **quick),
             "untested": fit_table(table(30), "y", drop=("class", "town"), test_size=0, **quick),
         }
 

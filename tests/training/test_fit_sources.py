@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
+from pyarrow import parquet
 
 from helpers.tracked_source import Tracked
 from winnowgp import Checkpoint
@@ -39,9 +41,6 @@ PLAN = FastSchedule(n_candidates=8, rounds=1, selection_rows=40, gain=1e-3, incl
 
 
 def parquet_file(path: Path, y: Any = Y, group: int = GROUP) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     columns = pyarrow.table({"a": X[:, 0], "y": y})
     parquet.write_table(columns, path, row_group_size=group)
     return path
@@ -53,9 +52,6 @@ def open_source(path: Path) -> ParquetSource:
 
 def folder(path: Path) -> Path:
     path.mkdir()
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from pyarrow import parquet
-
     for number, rows in enumerate((slice(0, 30), slice(30, N))):
         columns = pyarrow.table({"a": X[rows, 0], "y": Y[rows]})
         parquet.write_table(columns, path / f"{number}.parquet", row_group_size=12)

@@ -20,7 +20,6 @@ def test_two_processes_give_the_result_of_one(forks: Forks) -> None:
 
 @pytest.mark.slow
 def test_four_processes_give_the_result_of_one(forks: Forks) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     (alone,) = forks.call(together, more_fits, 1)
     assert forks.call(together, more_fits, 2) == [alone] * 2
     assert forks.call(together, more_fits, 4) == [alone] * 4

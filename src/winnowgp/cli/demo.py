@@ -27,7 +27,7 @@ def demo(
 
     from winnowgp.cli.progress import PhaseBars
     from winnowgp.experiments.illustration import draw_panels, illustrate
-    from winnowgp.plots import save_figure
+    from winnowgp.plots.style import save_figure
 
     # The data set is small: a second thread would only wait for the first.
     torch.set_num_threads(1)

@@ -43,7 +43,7 @@ def frontier(
     choice = load_table_model(model).summary["choice"]
     if output is not None:
         from winnowgp.cli.plot import frontier_plot
-        from winnowgp.plots import save_figure
+        from winnowgp.plots.style import save_figure
 
         save_figure(frontier_plot(choice), output)
     if json:
@@ -114,9 +114,7 @@ def _print(choice: "Choice") -> None:
         table.add_row(str(N), *row, "full GP")
     console = Console()
     console.print(table)
-    console.print(
-        "gap and held-out log density: nats per observation, of standardised targets"
-    )
+    console.print("gap and held-out log density: nats per observation, of standardised targets")
     if exact is not None:
         gain = max(exact - choice["bound"], 0.0) / N
         console.print(

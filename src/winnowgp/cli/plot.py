@@ -46,7 +46,7 @@ def plot(
         raise InputError("`--data` is for `--what surface`; leave it out.")
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
-    from winnowgp.plots import save_figure
+    from winnowgp.plots.style import save_figure
 
     fitted = load_table_model(model)
     if what == "surface":
@@ -60,7 +60,9 @@ def plot(
 
 
 def _plot_of(summary: "Summary", what: str) -> "Figure":
-    from winnowgp.plots import draw_effects, draw_inclusion, draw_trace
+    from winnowgp.plots import draw_inclusion
+    from winnowgp.plots.predictions import draw_effects
+    from winnowgp.plots.selection import draw_trace
 
     if what == "frontier":
         return frontier_plot(summary["choice"])
@@ -106,8 +108,9 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     import torch
 
     from winnowgp.estimators.surfaces import numeric_inputs, surface, surface_rows
-    from winnowgp.plots import Surface, draw_classes_2d, draw_surface_2d
+    from winnowgp.plots.predictions import Surface, draw_classes_2d, draw_surface_2d
     from winnowgp.plots.style import plain
+    from winnowgp.report.sentences import counted
 
     names = numeric_inputs(model)
     drawn = surface(model)
@@ -119,7 +122,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
             draw_surface_2d(drawn, X, targets, ax=ax)
         else:
             draw_classes_2d(drawn, X, targets.long(), ax=ax)
-        size = f"{len(drawn.points)} inducing points"
+        size = counted(len(drawn.points))
         title = (
             f"{plain(model.target)}: {size}" if isinstance(drawn, Surface) else _class_title(model)
         )
@@ -137,7 +140,7 @@ def _class_title(model: "TabularModel") -> str:
 
 
 def _calibration(summary: "Summary") -> "Figure":
-    from winnowgp.plots import draw_calibration
+    from winnowgp.plots.predictions import draw_calibration
 
     quality = summary["quality"]
     if quality is None:
@@ -156,7 +159,7 @@ def _single_panel(draw: Any) -> "Figure":
     """Return a figure with one panel."""
     from matplotlib.figure import Figure
 
-    from winnowgp.plots import styled
+    from winnowgp.plots.style import styled
 
     with styled():
         figure = Figure(figsize=(5.4, 3.8))

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from winnowgp.report.sentences import counted
 from winnowgp.training import Progress
 
 
@@ -55,7 +56,7 @@ class PhaseBars:
             expected = sum(inclusion.sum().item() for inclusion in progress.inclusion)
             note += f", {expected:.1f} inducing points expected"
         elif size := sum(map(len, progress.candidates)):
-            note += f", {size} inducing points"
+            note += f", {counted(size)}"
         self._bars.update(
             self._tasks[progress.phase], completed=progress.step, total=progress.steps, note=note
         )

@@ -5,13 +5,12 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
-from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tables import TabularModel, fit_table
 
 __all__ = [
     "GPLVM",
-    "KERNEL_NAMES",
     "DeepGPClassifier",
     "DeepGPRegressor",
     "SparseGPClassifier",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -42,14 +41,27 @@ class BaseGP(BaseEstimator, ABC):
     """The parameters and methods that all estimators share.
 
     Estimators are dataclasses: a field is a constructor argument with its default, and the
-    attribute that stores it. The docstring of each estimator documents its arguments, and
-    `winnowgp.estimators.validation` validates them. The base that sets defaults (`SparseEstimator`,
-    `DeepEstimator`) comes first among the bases of an estimator: its fields take precedence.
+    attribute that stores it. Each class documents the arguments and attributes that it declares;
+    `documented` joins them in the docstring of an estimator. `winnowgp.estimators.validation`
+    validates the arguments. The base that sets defaults (`SparseEstimator`, `DeepEstimator`) comes
+    first among the bases of an estimator: its fields take precedence.
 
     A fit runs in this order: `_validate` checks the parameters; the data are checked;
     `_check_columns` checks the parameters that depend on the number of columns; `_train` opens the
     checkpoint and trains a model; fitted attributes are set. So an error in the arguments neither
     claims a checkpoint nor changes a fitted estimator.
+
+    Args:
+        random_state: seed or RandomState; the same seed gives the same fit.
+        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
+            are computed on the CPU.
+        callbacks: a callable or a sequence of callables, called with the
+            `winnowgp.training.Progress` of every step.
+        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
+            was interrupted continues from it, and gives the same result.
+
+    Attributes:
+        posterior_: the posterior, for standardised inputs and targets.
     """
 
     kernel: Any = "rbf"
@@ -79,22 +91,26 @@ class BaseGP(BaseEstimator, ABC):
         return save(self, path)
 
     @abstractmethod
-    def _check_combination(self, params: SimpleNamespace) -> None:
+    def _check_combination(self, params: validation.Parameters) -> None:
         """Check parameters that depend on each other, and convert them in place."""
 
     @abstractmethod
-    def _check_columns(self, params: SimpleNamespace, D: int) -> None:
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
         """Check parameters that depend on the number of columns, and convert them in place."""
 
     @abstractmethod
     def _initial_model(
-        self, data: Any, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
+        self,
+        data: Any,
+        params: validation.Parameters,
+        generator: torch.Generator,
+        log: CheckpointLog,
     ) -> Any:
         """Return the model that is trained, on the device of the data."""
 
     @abstractmethod
     def _training_schedule(
-        self, model: Any, data: Any, params: SimpleNamespace, log: CheckpointLog
+        self, model: Any, data: Any, params: validation.Parameters, log: CheckpointLog
     ) -> Schedule:
         """Return the schedule that the parameters specify."""
 
@@ -105,13 +121,13 @@ class BaseGP(BaseEstimator, ABC):
     def _warn_of_limits(self) -> None:
         """Warn if a limit affected the fit; called last, when the estimator is fitted."""
 
-    def _validate(self) -> SimpleNamespace:
+    def _validate(self) -> validation.Parameters:
         """Return the validated parameters; this needs no data."""
         params = validation.validated(self._constraints, self.get_params(deep=False))
         self._check_combination(params)
         return params
 
-    def _fit(self, rows: Source, params: SimpleNamespace) -> None:
+    def _fit(self, rows: Source, params: validation.Parameters) -> None:
         """Standardise the inputs of rows whose targets are ready for the model; train a model.
 
         Args:
@@ -138,7 +154,7 @@ class BaseGP(BaseEstimator, ABC):
     def _train(
         self,
         data: Any,
-        params: SimpleNamespace,
+        params: validation.Parameters,
         *,
         identity: Mapping[str, Any],
         process_group: ProcessGroup = SINGLE_PROCESS,
@@ -256,7 +272,7 @@ def cpu_frontier(frontier: Frontier | None) -> Frontier | None:
     return Frontier(frontier.bounds.cpu(), frontier.masks.cpu(), frontier.N)
 
 
-def check_kernel(kernel: Kernel, D: int) -> None:
+def check_kernel_columns(kernel: Kernel, D: int) -> None:
     """Raise an error if a kernel cannot be evaluated on D columns."""
     SparseGP(kernel, torch.zeros(0, D))
 

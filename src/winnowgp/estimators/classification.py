@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Self, final
 
 import numpy as np
@@ -19,6 +18,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
+from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.models import VariationalGP
 
@@ -68,7 +68,11 @@ class ClassLabels:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ClassTargets(ClassifierMixin, BaseGP):
-    """The base class of classifiers: `fit`, `predict` and `log_density`."""
+    """The base class of classifiers: `fit`, `predict` and `log_density`.
+
+    Attributes:
+        classes_: the labels, in the order of the columns of `predict_proba`.
+    """
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn the hyper-parameters, and select inducing points.
@@ -167,6 +171,7 @@ def _check_one_type(y: NDArray[Any]) -> None:
 
 
 @final
+@documented
 @dataclass(kw_only=True, eq=False, repr=False)
 class SparseGPClassifier(SparseEstimator, ClassTargets):
     """Sparse Gaussian process classification that selects the number of its inducing points.
@@ -177,70 +182,6 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
 
     The number of inducing points is set in one of four ways: by `tolerance` (the default), by
     `max_points`, by `max_predict_us`, or by a number for `alpha`.
-
-    Args:
-        kernel: "auto" compares RBF, Matérn-5/2 and Matérn-3/2 by their evidence, with a linear term
-            where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
-            "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
-            `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
-        alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
-            keep fewer. "auto" derives it from `tolerance`.
-        tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
-            most 2 % of what that model gains over a constant prediction.
-        criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
-            the held-out log density. Other goals do not use it.
-        max_points: largest number of inducing points; fewer are kept only if more candidates add no
-            information.
-        max_predict_us: largest time for latent mean and variance of a row, in microseconds,
-            measured on this machine in batches of 1,000 rows.
-        max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
-            default a number of operations limits it, so that a seed determines the result.
-        candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
-            "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
-            and "random" for the paper's.
-        n_candidates: largest number of candidates. By default it grows until more candidates gain
-            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
-            schedule.
-        schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
-        epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
-            selected points.
-        batch_size: rows per step of the paper's schedule; all rows by default.
-        random_state: seed or RandomState; the same seed gives the same fit.
-        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
-            are computed on the CPU.
-        callbacks: a callable or a sequence of callables, called with the
-            `winnowgp.training.Progress` of every step.
-        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
-            was interrupted continues from it, and gives the same result.
-
-    Attributes:
-        classes_: the labels, in the order of the columns of `predict_proba`.
-        n_inducing_: number of inducing points M.
-        inducing_points_: their locations `[M D]`.
-        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
-        candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
-            points come first, then candidates that were not needed.
-        alpha_: strength of the prior that keeps this number of inducing points.
-        elbo_: lower bound on the log evidence, in nats.
-        evidence_: None, since no upper bound on the evidence of classes is known.
-        kl_bounds_: (0, ∞), bounds on KL[q ‖ exact posterior] in nats.
-        elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
-            exact evidence where that was maximised.
-        predictive_gap_: nats per observation by which the held-out log density is below that
-            of the largest model; NaN if it was not computed.
-        predictive_gap_se_: its standard error.
-        frontier_: a `SizeFrontier`, the best model known for each number of inducing points, and
-            the exact GP where it is affordable; None with the paper's schedule.
-        available_sizes_: numbers of inducing points that `resized` accepts.
-        growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
-            "max_fit_seconds", "n_candidates", "max_points" or "precision" (rounding errors exceed
-            what more of them add); None if more of them gain less than the tolerance.
-        last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
-        kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
-        kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
-            relative to the best; otherwise empty.
-        kernel_: the fitted kernel, for standardised inputs.
-        posterior_: the posterior, for standardised inputs.
 
     >>> X = np.linspace(0, 6, 60)[:, None]
     >>> y = np.where(np.sin(X[:, 0]) > 0, "up", "low")
@@ -256,7 +197,7 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
         return self._labels.probabilities(mean.numpy())
 
     def _model(
-        self, kernel: Kernel, candidates: Tensor, data: Source, params: SimpleNamespace
+        self, kernel: Kernel, candidates: Tensor, data: Source, params: validation.Parameters
     ) -> VariationalGP:
         del data
         return VariationalGP(kernel, candidates, likelihood=params.likelihood).to(params.device)

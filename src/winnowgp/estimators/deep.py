@@ -4,7 +4,6 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from types import SimpleNamespace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -17,8 +16,9 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, check_kernel, cpu_frontier, rows_at_once
+from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier, rows_at_once
 from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.regression import NumericTargets
 from winnowgp.models import DeepGP, Prediction, deep_layers
@@ -51,16 +51,56 @@ _INITIAL_NOISE = 0.1
 _METHOD = validation.one_of("mixture", "matched")
 
 
-def _strengths(name: str, value: Any) -> float | tuple[float, ...] | None:
+def _alphas(name: str, value: Any) -> float | tuple[float, ...] | None:
     """Validate `alpha`: one strength, a tuple with one per layer, or None for "auto"."""
     if isinstance(value, tuple | list):
-        return tuple(validation.strength(name, each) for each in value)
-    return validation.strength_or_auto(name, value)
+        return tuple(validation.positive_alpha(name, each) for each in value)
+    return validation.alpha_or_auto(name, value)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepEstimator(BaseGP, ABC):
-    """The base class of deep estimators, which select inducing points in each layer."""
+    """The base class of deep estimators, which select inducing points in each layer.
+
+    Args:
+        layers: number of layers, the last one included.
+        width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
+            by default the number of inputs.
+        kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
+            column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
+            a tuple for one kernel per layer.
+        hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
+            their principal components), "zero" (hidden layers are first trained on the targets), or
+            "auto" for the better of the two after a short training.
+        skip_connections: whether every layer after the first also receives the inputs.
+        alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
+            layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
+            it from `tolerance`.
+        tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
+            observation.
+        max_cost: largest Σ M² over the layers, allocated where it gains most.
+        n_candidates: number of candidates of each layer.
+        schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
+        epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
+            learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
+            1500) for the paper's schedule.
+        batch_size: rows per step; all rows if None.
+        samples: number of samples propagated per row in each step.
+        predict_samples: number of samples propagated per row in predictions.
+
+    Attributes:
+        n_inducing_: number of inducing points of each layer.
+        inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
+            the units of `X`, those of the others in the space of the layer's inputs.
+        inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
+            per layer; the fast schedule has pruned others in the rounds before.
+        candidates_: locations of these candidates, one array `[K D]` per layer, in the same units.
+        alpha_: strength of the prior in each layer.
+        frontiers_: best ELBO for each number of inducing points in each layer, the other layers
+            unchanged; None with the paper's schedule.
+        elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
+        elbo_gap_: nats per observation that pruning cost, before training continued.
+    """
 
     layers: int = field(default=2, kw_only=False)
     width: int | tuple[int, ...] | None = None
@@ -77,11 +117,11 @@ class DeepEstimator(BaseGP, ABC):
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
-        "alpha": _strengths,
+        "alpha": _alphas,
         "n_candidates": validation.integer,
     }
 
-    def _check_combination(self, params: SimpleNamespace) -> None:
+    def _check_combination(self, params: validation.Parameters) -> None:
         L = params.layers
         if params.width is not None:
             widths = _one_for_each("width", params.width, L - 1, "hidden layers")
@@ -100,17 +140,21 @@ class DeepEstimator(BaseGP, ABC):
             "epochs", params.epochs, phases=_PHASES[params.schedule]
         )
 
-    def _check_columns(self, params: SimpleNamespace, D: int) -> None:
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
         if params.width is None:
             params.width = (D,) * (params.layers - 1)
         skipped = D if params.skip_connections else 0
         for kernel, inputs in zip(
             params.kernel, (D, *(width + skipped for width in params.width)), strict=True
         ):
-            check_kernel(kernel_from(kernel, inputs), inputs)
+            check_kernel_columns(kernel_from(kernel, inputs), inputs)
 
     def _initial_model(
-        self, data: Source, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
+        self,
+        data: Source,
+        params: validation.Parameters,
+        generator: torch.Generator,
+        log: CheckpointLog,
     ) -> DeepGP:
         """Return the initial model: the best of several starts after a short training."""
         means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
@@ -134,7 +178,7 @@ class DeepEstimator(BaseGP, ABC):
         )
 
     def _training_schedule(
-        self, model: DeepGP, data: Source, params: SimpleNamespace, log: CheckpointLog
+        self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
     ) -> Schedule:
         del model, data, log
         settings = {"samples": params.samples, "batch_size": params.batch_size}
@@ -193,7 +237,7 @@ def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ..
 
 
 def _initial_deep_gp(
-    data: Dataset, params: SimpleNamespace, *, hidden_mean: str, seed: int
+    data: Dataset, params: validation.Parameters, *, hidden_mean: str, seed: int
 ) -> DeepGP:
     """Return an untrained model whose candidates are random rows."""
     # On the CPU, so that the same rows are drawn for every device.
@@ -253,6 +297,7 @@ def _set_level(model: DeepGP, data: Dataset) -> None:
 
 
 @final
+@documented
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepGPRegressor(DeepEstimator, NumericTargets):
     """Deep Gaussian process regression that selects the inducing points of each layer.
@@ -262,58 +307,6 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
 
     The number of inducing points is set in one of three ways: by `tolerance` (the default), by
     `max_cost`, or by a number for `alpha`.
-
-    Args:
-        layers: number of layers, the last one included.
-        width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
-            by default the number of inputs.
-        kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
-            column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
-            a tuple for one kernel per layer.
-        likelihood: "gaussian", "student-t", "laplace", "poisson", or a GPyTorch likelihood with one
-            latent function per target.
-        hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
-            their principal components), "zero" (hidden layers are first trained on the targets), or
-            "auto" for the better of the two after a short training.
-        skip_connections: whether every layer after the first also receives the inputs.
-        alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
-            layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
-            it from `tolerance`.
-        tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
-            observation.
-        max_cost: largest Σ M² over the layers, allocated where it gains most.
-        n_candidates: number of candidates of each layer.
-        schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
-        epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
-            learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
-            1500) for the paper's schedule.
-        batch_size: rows per step; all rows if None.
-        samples: number of samples propagated per row in each step.
-        predict_samples: number of samples propagated per row in predictions.
-        random_state: seed or RandomState; the same seed gives the same fit.
-        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
-            are computed on the CPU.
-        callbacks: a callable or a sequence of callables, called with the
-            `winnowgp.training.Progress` of every step.
-        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
-            was interrupted continues from it, and gives the same result.
-
-    Attributes:
-        n_inducing_: number of inducing points of each layer.
-        inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
-            the units of `X`, those of the others in the space of the layer's inputs.
-        inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
-            per layer; the fast schedule has pruned others in the rounds before.
-        candidates_: locations of these candidates, one array `[K D]` per layer, in the same units.
-        alpha_: strength of the prior in each layer.
-        frontiers_: best ELBO for each number of inducing points in each layer, the other layers
-            unchanged; None with the paper's schedule.
-        elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        elbo_gap_: nats per observation that pruning cost, before training continued.
-        noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
-            if the likelihood has none.
-        likelihood_: the fitted likelihood, for standardised targets.
-        posterior_: the posterior, for standardised inputs and targets.
     """
 
     def predict(
@@ -354,13 +347,14 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         quantiles = [self.posterior_.quantiles(x, wanted, observed=observed) for x in chunks]
         return self._y_scaler.values(torch.cat(quantiles, dim=1))
 
-    def _check_combination(self, params: SimpleNamespace) -> None:
+    def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
         if isinstance(self.likelihood, str) and validation.has_noise(params.likelihood):
             params.likelihood.noise = torch.tensor(_INITIAL_NOISE)
 
 
 @final
+@documented
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepGPClassifier(DeepEstimator, ClassTargets):
     """Deep Gaussian process classification that selects the inducing points of each layer.
@@ -370,54 +364,6 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
 
     The number of inducing points is set in one of three ways: by `tolerance` (the default), by
     `max_cost`, or by a number for `alpha`.
-
-    Args:
-        layers: number of layers, the last one included.
-        width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
-            by default the number of inputs.
-        kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
-            column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
-            a tuple for one kernel per layer.
-        hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
-            their principal components), "zero" (hidden layers are first trained on the classes), or
-            "auto" for the better of the two after a short training.
-        skip_connections: whether every layer after the first also receives the inputs.
-        alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
-            layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
-            it from `tolerance`.
-        tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
-            observation.
-        max_cost: largest Σ M² over the layers, allocated where it gains most.
-        n_candidates: number of candidates of each layer.
-        schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
-        epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
-            learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
-            1500) for the paper's schedule.
-        batch_size: rows per step; all rows if None.
-        samples: number of samples propagated per row in each step.
-        predict_samples: number of samples propagated per row in predictions.
-        random_state: seed or RandomState; the same seed gives the same fit.
-        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
-            are computed on the CPU.
-        callbacks: a callable or a sequence of callables, called with the
-            `winnowgp.training.Progress` of every step.
-        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
-            was interrupted continues from it, and gives the same result.
-
-    Attributes:
-        classes_: the labels, in the order of the columns of `predict_proba`.
-        n_inducing_: number of inducing points of each layer.
-        inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
-            the units of `X`, those of the others in the space of the layer's inputs.
-        inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
-            per layer; the fast schedule has pruned others in the rounds before.
-        candidates_: locations of these candidates, one array `[K D]` per layer, in the same units.
-        alpha_: strength of the prior in each layer.
-        frontiers_: best ELBO for each number of inducing points in each layer, the other layers
-            unchanged; None with the paper's schedule.
-        elbo_: lower bound on the log evidence, in nats.
-        elbo_gap_: nats per observation that pruning cost, before training continued.
-        posterior_: the posterior, for standardised inputs.
     """
 
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:

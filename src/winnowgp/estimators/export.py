@@ -10,7 +10,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tables import TabularModel
-from winnowgp.io.export import save_numpy, save_onnx
+from winnowgp.io.onnx_numpy import save_numpy, save_onnx
 from winnowgp.io.program import Program, add_latents, add_observation
 
 Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
@@ -25,6 +24,7 @@ from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_frontier
+from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.gplvm_initialization import (
     initial_gplvm,
     is_closed_form,
@@ -33,6 +33,7 @@ from winnowgp.estimators.gplvm_initialization import (
 )
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import fill_with_observed
+from winnowgp.report.sentences import counted
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.latent_inference import LatentPositions, infer_latents
 
@@ -49,6 +50,7 @@ _START = partial(validation.locations, options=("pca",))
 
 
 @final
+@documented
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     """Bayesian Gaussian process latent variable model that selects the number of inducing points.
@@ -88,13 +90,6 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
             have a third of it.
         epochs: number of passes over the rows of the paper's schedule.
         batch_size: rows per step of the paper's schedule; all rows by default.
-        random_state: seed or RandomState; the same seed gives the same fit.
-        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. New rows are
-            embedded on the CPU.
-        callbacks: a callable or a sequence of callables, called with the
-            `winnowgp.training.Progress` of every step.
-        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
-            was interrupted continues from it, and gives the same result.
 
     Attributes:
         embedding_: mean latent positions of the training rows, `[N n_components]`.
@@ -267,7 +262,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         first, second = np.argsort(-self.relevance_, kind="stable")[:2]
         dims = [int(first), int(second)]
         embedding = LatentMap(
-            title=f"{self.n_inducing_} inducing points",
+            title=counted(self.n_inducing_),
             latents=validation.tensor(self.embedding_[:, dims]),
             deviation=validation.tensor(self.embedding_std_[:, dims]),
             candidates=validation.tensor(self.candidates_[:, dims]),
@@ -290,7 +285,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     def _n_features_out(self) -> int:
         return self.embedding_.shape[1]
 
-    def _check_combination(self, params: SimpleNamespace) -> None:
+    def _check_combination(self, params: validation.Parameters) -> None:
         params.named_kernel = isinstance(self.kernel, str)
         params.named_likelihood = isinstance(self.likelihood, str)
         params.kernel = latent_kernel(params.kernel, params.n_components)
@@ -313,13 +308,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
                 "`schedule='paper'` and a number for `alpha`, such as 1.0."
             )
 
-    def _check_columns(self, params: SimpleNamespace, D: int) -> None:
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
         """Do nothing: no parameter depends on the number of columns."""
 
     def _initial_model(
         self,
         data: MaskedMatrix,
-        params: SimpleNamespace,
+        params: validation.Parameters,
         generator: torch.Generator,
         log: CheckpointLog,
     ) -> LatentModel:
@@ -327,7 +322,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         return initial_gplvm(data, params, generator)
 
     def _training_schedule(
-        self, model: LatentModel, data: MaskedMatrix, params: SimpleNamespace, log: CheckpointLog
+        self,
+        model: LatentModel,
+        data: MaskedMatrix,
+        params: validation.Parameters,
+        log: CheckpointLog,
     ) -> training.Schedule:
         del model, log
         if params.schedule == "paper":

@@ -1,7 +1,6 @@
 """Initial kernels, latent positions and functions of the GP-LVM estimator."""
 
 from math import sqrt
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.validation import has_noise
+from winnowgp.estimators.validation import Parameters, has_noise
 from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
 from winnowgp.models.gplvm import LatentModel, gaussian_noise
 from winnowgp.models.kernels import has_psi
@@ -46,13 +45,13 @@ def latent_kernel(kernel: str | Kernel, Q: int) -> Kernel:
     return kernel_from(kernel, Q)
 
 
-def is_closed_form(params: SimpleNamespace) -> bool:
+def is_closed_form(params: Parameters) -> bool:
     """Return whether expectations over q(X) and the optimal q(u) have a closed form."""
     return isinstance(params.likelihood, GaussianLikelihood) and has_psi(params.kernel)
 
 
 def initial_gplvm(
-    table: MaskedMatrix, params: SimpleNamespace, generator: torch.Generator
+    table: MaskedMatrix, params: Parameters, generator: torch.Generator
 ) -> LatentModel:
     """Return an untrained model of a standardised table, on the device of the table."""
     kernel, likelihood = params.kernel.to(params.device), params.likelihood
@@ -93,7 +92,7 @@ def relevance(kernel: Kernel, Q: int) -> NDArray[np.float64]:
 
 
 def _initial_positions(
-    table: MaskedMatrix, params: SimpleNamespace, generator: torch.Generator
+    table: MaskedMatrix, params: Parameters, generator: torch.Generator
 ) -> Float[Tensor, "N Q"]:
     """Return the initial positions: principal components, or those that the user gave."""
     if isinstance(params.start, Tensor):
@@ -106,7 +105,7 @@ def _initial_positions(
 
 
 def _initial_candidates(
-    X: Tensor, params: SimpleNamespace, generator: torch.Generator
+    X: Tensor, params: Parameters, generator: torch.Generator
 ) -> Float[Tensor, "K Q"]:
     """Return the user's candidates; else none for the fast schedule, rows for the paper's."""
     if isinstance(params.candidates, Tensor):
@@ -185,7 +184,7 @@ def _with_nan(table: MaskedMatrix) -> Float[Tensor, "N P"]:
     return torch.where(table.observed, table.Y, torch.nan)
 
 
-def _initial_noise(table: MaskedMatrix, params: SimpleNamespace) -> Tensor:
+def _initial_noise(table: MaskedMatrix, params: Parameters) -> Tensor:
     """Return standardised Gaussian noise variances: the user's, or a tenth of the table's."""
     if isinstance(params.likelihood, GaussianLikelihood) and not params.named_likelihood:
         start = params.likelihood.noise.detach().mean().item()

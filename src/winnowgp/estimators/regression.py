@@ -1,7 +1,6 @@
 """Regression: numeric targets and their scaler, and the sparse GP regressor."""
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
@@ -19,6 +18,7 @@ from winnowgp.data import Dataset, Source, Standardiser, standardise
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
+from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
@@ -101,7 +101,18 @@ class TargetScaler:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
-    """The base class of regressors: `fit`, `log_density` and the attributes of the likelihood."""
+    """The base class of regressors: `fit`, `log_density` and the attributes of the likelihood.
+
+    Args:
+        likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" (counts), or
+            a GPyTorch likelihood with one latent function per target (Beta, negative binomial, your
+            own). Targets are standardised for the first three, also as GPyTorch likelihoods.
+
+    Attributes:
+        noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
+            if the likelihood has none.
+        likelihood_: the fitted likelihood, for standardised targets.
+    """
 
     likelihood: str | Likelihood = "gaussian"
 
@@ -157,7 +168,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         ).merged(), np.ndim(y) == 1
 
     def _rows_of_source(
-        self, source: Source, params: SimpleNamespace
+        self, source: Source, params: validation.Parameters
     ) -> tuple[Source, TargetScaler]:
         if not self._out_of_core:
             data = validation.rows_in_memory(source, "a deep model").merged()
@@ -181,6 +192,7 @@ def _scaled_targets(
 
 
 @final
+@documented
 @dataclass(kw_only=True, eq=False, repr=False)
 class SparseGPRegressor(SparseEstimator, NumericTargets):
     """Sparse Gaussian process regression that selects the number of its inducing points.
@@ -193,78 +205,9 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     `max_points`, by `max_predict_us`, or by a number for `alpha`.
 
     Args:
-        kernel: "auto" compares RBF, Matérn-5/2 and Matérn-3/2 by their evidence, with a linear term
-            where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
-            "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
-            `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
-        likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" (counts), or
-            a GPyTorch likelihood with one latent function per target (Beta, negative binomial, your
-            own). Targets are standardised for the first three, also as GPyTorch likelihoods.
-        alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
-            keep fewer. "auto" derives it from `tolerance`.
-        tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
-            most 2 % of what that model gains over a constant prediction.
-        criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
-            the held-out log density. Other goals do not use it.
-        max_points: largest number of inducing points; fewer are kept only if more candidates add no
-            information.
-        max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
-            this machine in batches of 1,000 rows.
-        max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
-            default a number of operations limits it, so that a seed determines the result.
-        candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
-            "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
-            and "random" for the paper's.
-        n_candidates: largest number of candidates. By default it grows until more candidates gain
-            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
-            schedule.
-        schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
-        epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
-            selected points.
-        batch_size: rows per step of the paper's schedule; all rows by default.
-        random_state: seed or RandomState; the same seed gives the same fit.
-        device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
-            are computed on the CPU.
         precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` without
             `batch_size`): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
-        callbacks: a callable or a sequence of callables, called with the
-            `winnowgp.training.Progress` of every step.
-        checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
-            was interrupted continues from it, and gives the same result.
-
-    Attributes:
-        n_inducing_: number of inducing points M.
-        inducing_points_: their locations `[M D]`.
-        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
-        candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
-            points come first, then candidates that were not needed.
-        alpha_: strength of the prior that keeps this number of inducing points.
-        elbo_: lower bound on the log evidence of the (standardised) targets, in nats.
-        evidence_: an `Evidence`, the log evidence at the fitted hyper-parameters in nats: exact, or
-            between two bounds. None for other likelihoods, for which no upper bound is known.
-        kl_bounds_: lower and upper bound on KL[q ‖ exact posterior] in nats, the evidence minus
-            `elbo_`; equal where the evidence is exact.
-        elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
-            exact evidence where that was maximised.
-        predictive_gap_: nats per observation by which the held-out log density is below that
-            of the largest model; NaN if it was not computed.
-        predictive_gap_se_: its standard error.
-        frontier_: a `SizeFrontier`, the best model known for each number of inducing points, and
-            the exact GP where it is affordable; None with the paper's schedule.
-        available_sizes_: numbers of inducing points that `resized` accepts.
-        growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
-            "max_fit_seconds", "n_candidates", "max_points" or "precision" (rounding errors exceed
-            what more of them add); None if more of them gain less than the tolerance.
-        last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
-        kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
-        kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
-            relative to the best; otherwise empty.
-        noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
-            if the likelihood has none.
-        likelihood_: the fitted likelihood, for standardised targets.
-        kernel_: the fitted kernel, for standardised inputs and targets.
-        posterior_: the posterior, for standardised inputs and targets.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
     >>> model = SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
@@ -327,7 +270,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         samples = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
         return np.moveaxis(self._y_scaler.values(samples), 0, -1)
 
-    def _check_combination(self, params: SimpleNamespace) -> None:
+    def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
         if params.precision != "double" and not self._collapsed(params):
             raise InputError(
@@ -335,11 +278,11 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
                 f"`batch_size`; got {params.precision!r}."
             )
 
-    def _collapsed(self, params: SimpleNamespace) -> bool:
+    def _collapsed(self, params: validation.Parameters) -> bool:
         return self.likelihood == "gaussian" and params.batch_size is None
 
     def _model(
-        self, kernel: Kernel, candidates: Tensor, data: Source, params: SimpleNamespace
+        self, kernel: Kernel, candidates: Tensor, data: Source, params: validation.Parameters
     ) -> InducingModel:
         if self._collapsed(params):
             return SparseGP(kernel, candidates, precision=params.precision).to(params.device)

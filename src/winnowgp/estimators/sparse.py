@@ -7,7 +7,6 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nan
-from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,7 +22,7 @@ from winnowgp.data import Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import GrowthLimitWarning, InputError
-from winnowgp.estimators.base import BaseGP, check_kernel
+from winnowgp.estimators.base import BaseGP, check_kernel_columns
 from winnowgp.estimators.kernels import (
     AUTO,
     AUTO_KERNELS,
@@ -32,7 +31,13 @@ from winnowgp.estimators.kernels import (
     kernel_name,
     parse_kernel,
 )
-from winnowgp.estimators.validation import PARAMETERS, Constraint, locations, step_counts
+from winnowgp.estimators.validation import (
+    PARAMETERS,
+    Constraint,
+    Parameters,
+    locations,
+    step_counts,
+)
 from winnowgp.models import Posterior, greedy_variance
 from winnowgp.models.base import InducingModel
 from winnowgp.point_processes import SquaredCardinality
@@ -40,6 +45,7 @@ from winnowgp.report.sentences import growth_sentence
 from winnowgp.selection import SizeFrontier
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.goals import measured_predict_us, points_within
+from winnowgp.training.initialization import kmeans
 from winnowgp.training.schedules import SizedModel
 
 PAPER_CANDIDATES = 100
@@ -68,7 +74,65 @@ _ADVICE = {
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SparseEstimator(BaseGP, ABC):
-    """The base class of estimators with one set of inducing points."""
+    """The base class of estimators with one set of inducing points.
+
+    Args:
+        kernel: "auto" compares RBF, Matérn-5/2 and Matérn-3/2 by their evidence, with a linear term
+            where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
+            "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
+            `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
+        alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
+            keep fewer. "auto" derives it from `tolerance`.
+        tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
+            most 2 % of what that model gains over a constant prediction.
+        criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
+            the held-out log density. Other goals do not use it.
+        max_points: largest number of inducing points; fewer are kept only if more candidates add no
+            information.
+        max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
+            this machine in batches of 1,000 rows.
+        max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
+            default a number of operations limits it, so that a seed determines the result.
+        candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
+            "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
+            and "random" for the paper's.
+        n_candidates: largest number of candidates. By default it grows until more candidates gain
+            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
+            schedule.
+        schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
+        epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
+            selected points.
+        batch_size: rows per step of the paper's schedule; all rows by default.
+
+    Attributes:
+        n_inducing_: number of inducing points M.
+        inducing_points_: their locations `[M D]`.
+        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
+        candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
+            points come first, then candidates that were not needed.
+        alpha_: strength of the prior that keeps this number of inducing points.
+        elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
+        evidence_: an `Evidence`, the log evidence at the fitted hyper-parameters in nats: exact, or
+            between two bounds. None unless noise is Gaussian: no upper bound is known otherwise.
+        kl_bounds_: lower and upper bound on KL[q ‖ exact posterior] in nats, the evidence minus
+            `elbo_`; equal where the evidence is exact, (0, ∞) where there is none.
+        elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
+            exact evidence where that was maximised.
+        predictive_gap_: nats per observation by which the held-out log density is below that
+            of the largest model; NaN if it was not computed.
+        predictive_gap_se_: its standard error.
+        frontier_: a `SizeFrontier`, the best model known for each number of inducing points, and
+            the exact GP where it is affordable; None with the paper's schedule.
+        available_sizes_: numbers of inducing points that `resized` accepts.
+        growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
+            "max_fit_seconds", "n_candidates", "max_points" or "precision" (rounding errors exceed
+            what more of them add); None if more of them gain less than the tolerance.
+        last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
+        kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
+        kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
+            relative to the best; otherwise empty.
+        kernel_: the fitted kernel, for standardised inputs and targets.
+    """
 
     kernel: str | Kernel | KernelExpression = field(default=AUTO, kw_only=False)
     alpha: str | float = "auto"
@@ -131,11 +195,11 @@ class SparseEstimator(BaseGP, ABC):
 
     @abstractmethod
     def _model(
-        self, kernel: Kernel, candidates: Tensor, data: Source, params: SimpleNamespace
+        self, kernel: Kernel, candidates: Tensor, data: Source, params: Parameters
     ) -> InducingModel:
         """Return a model for standardised inputs, on the device of the data."""
 
-    def _check_combination(self, params: SimpleNamespace) -> None:
+    def _check_combination(self, params: Parameters) -> None:
         if params.batch_size is not None and params.schedule == "fast":
             raise InputError(
                 f"`batch_size` is for `schedule='paper'`; got {self.batch_size} with the fast "
@@ -155,16 +219,16 @@ class SparseEstimator(BaseGP, ABC):
             if params.schedule == "fast":
                 params.kernel, *params.other_kernels = AUTO_KERNELS
 
-    def _check_columns(self, params: SimpleNamespace, D: int) -> None:
+    def _check_columns(self, params: Parameters, D: int) -> None:
         if isinstance(params.kernel, str):
             names = getattr(self, "feature_names_in_", ())
             columns = {str(name): [number] for number, name in enumerate(names)}
             params.kernel = parse_kernel(params.kernel, D, columns=columns)
-        check_kernel(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
+        check_kernel_columns(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
 
     def _initial_model(
-        self, data: Source, params: SimpleNamespace, generator: torch.Generator, log: CheckpointLog
+        self, data: Source, params: Parameters, generator: torch.Generator, log: CheckpointLog
     ) -> InducingModel:
         del log
         kernel = kernel_from(params.kernel, data.D, scale=params.x_scaler.scale)
@@ -172,7 +236,7 @@ class SparseEstimator(BaseGP, ABC):
         return self._model(kernel, candidates, data, params)
 
     def _training_schedule(
-        self, model: InducingModel, data: Source, params: SimpleNamespace, log: CheckpointLog
+        self, model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
     ) -> training.Schedule:
         if params.schedule == "fast":
             return training.FastSchedule(
@@ -265,9 +329,7 @@ def _known(evidence: Evidence | None) -> Evidence | None:
     return None if evidence is None or evidence.upper == inf else evidence
 
 
-def _candidate_locations(
-    data: Source, params: SimpleNamespace, kernel: Kernel, *, seed: int
-) -> Tensor:
+def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, seed: int) -> Tensor:
     """Return standardised candidates `[K D]`; none if the schedule selects them itself."""
     if isinstance(params.candidates, Tensor):
         return params.x_scaler.forward(params.candidates).to(data.dtype)
@@ -281,16 +343,12 @@ def _candidate_locations(
         initial = deepcopy(kernel).to(subset)
         return subset[greedy_variance(initial, subset, K, given=subset[:0])]
     if params.candidates == "kmeans" and len(subset.unique(dim=0)) > K:
-        # Importing scikit-learn's clustering takes half a second, which not every fit needs.
-        from sklearn.cluster import KMeans
-
-        clusters = KMeans(K, n_init="auto", max_iter=20, random_state=seed)
-        return torch.from_numpy(clusters.fit(subset.numpy()).cluster_centers_)
+        return kmeans(subset, K, seed=seed, max_iter=20)
     return X[:K]
 
 
 def _goal(
-    model: InducingModel, data: Source, params: SimpleNamespace, log: CheckpointLog
+    model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
 ) -> training.Goal:
     if params.alpha is not None:
         return training.FixedAlpha(params.alpha)

@@ -10,7 +10,7 @@ from winnowgp.data import DataTable
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.tables import TabularModel
-from winnowgp.plots import ClassMap, Surface
+from winnowgp.plots.predictions import ClassMap, Surface
 
 SIDE = 80
 

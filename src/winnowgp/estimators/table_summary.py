@@ -14,6 +14,7 @@ from winnowgp.data import DataTable, Standardiser, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_effect, relevances
+from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Summary, Training
 from winnowgp.training import Progress
 
@@ -164,7 +165,7 @@ def resized(
     """
     before, relevant = summary["choice"], relevances(estimator.kernel_, encoder)
     largest = before["points"] if before["resized_from"] is None else before["resized_from"]
-    after = choice(estimator, before["rows"], asked=f"{estimator.n_inducing_} points")
+    after = choice(estimator, before["rows"], asked=counted(estimator.n_inducing_, "point"))
     columns = {column.name: column for column in encoder.columns}
     return {
         **summary,

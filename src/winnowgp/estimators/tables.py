@@ -30,6 +30,7 @@ from winnowgp.estimators.quality import classification_quality, predictive, regr
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import CheckpointLike, tensor
 from winnowgp.io import save
+from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
@@ -424,7 +425,7 @@ def _quality(
 
 def _described_goal(points: dict[str, Any]) -> str:
     if points["max_points"] is not None:
-        return f"at most {points['max_points']} points"
+        return f"at most {counted(points['max_points'], 'point')}"
     if points["max_predict_us"] is not None:
         return f"at most {points['max_predict_us']:g} µs per prediction"
     if points["alpha"] != "auto":

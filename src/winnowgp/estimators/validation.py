@@ -45,7 +45,11 @@ LIKELIHOODS = {
 }
 
 
-def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> SimpleNamespace:
+class Parameters(SimpleNamespace):
+    """The validated parameters of an estimator, by name, and values derived from them."""
+
+
+def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> Parameters:
     """Return the validated parameters of an estimator.
 
     `alpha="auto"` becomes None.
@@ -53,7 +57,7 @@ def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) 
     Raises:
         InputError: a value is not allowed, or the number of inducing points is specified twice.
     """
-    params = SimpleNamespace(**{name: constraints[name](name, v) for name, v in values.items()})
+    params = Parameters(**{name: constraints[name](name, v) for name, v in values.items()})
     limits = [name for name in ("max_points", "max_predict_us", "max_cost") if name in values]
     given = [name for name in ("alpha", *limits) if getattr(params, name) is not None]
     if len(given) > 1:
@@ -112,15 +116,15 @@ def optional(constraint: Constraint) -> Constraint:
     return lambda name, value: None if value is None else constraint(name, value)
 
 
-def strength(name: str, value: Any) -> float:
+def positive_alpha(name: str, value: Any) -> float:
     """Validate a number for `alpha`."""
     hint = "Larger values keep fewer inducing points; 'auto' derives it from `tolerance`."
     return positive_number(name, value, hint=hint)
 
 
-def strength_or_auto(name: str, value: Any) -> float | None:
+def alpha_or_auto(name: str, value: Any) -> float | None:
     """Validate `alpha`; None for "auto"."""
-    return None if isinstance(value, str) and value == "auto" else strength(name, value)
+    return None if isinstance(value, str) and value == "auto" else positive_alpha(name, value)
 
 
 def locations(
@@ -243,7 +247,7 @@ def _unchanged(name: str, value: Any) -> Any:
 
 
 PARAMETERS: Mapping[str, Constraint] = {
-    "alpha": strength_or_auto,
+    "alpha": alpha_or_auto,
     "batch_size": optional(integer),
     "callbacks": _callbacks,
     "checkpoint": _checkpoint,

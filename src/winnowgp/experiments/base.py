@@ -84,15 +84,6 @@ def claim(statement: str, *, agrees: bool, evidence: str) -> str:
     return f"{'agrees' if agrees else 'does not agree'}: {statement} ({evidence})"
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number and a noun in singular or plural.
-
-    >>> plural(1, "run"), plural(3, "run")
-    ('1 run', '3 runs')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def group_rows(rows: Sequence[Row], *columns: str) -> list[list[Row]]:
     """Group rows that agree in some columns; groups and rows keep their order.
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
-from winnowgp.plots import ClassMap, draw_classes_2d, save_figure, styled
+from winnowgp.plots.predictions import ClassMap, draw_classes_2d
+from winnowgp.plots.style import save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Schedule, fit
 

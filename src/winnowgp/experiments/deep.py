@@ -7,14 +7,15 @@ from statistics import fmean, stdev
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.experiments.base import claim, plural
+from winnowgp.experiments.base import claim
 from winnowgp.models import DeepGP
+from winnowgp.report.sentences import counted
 from winnowgp.training.adam import Minibatches
+from winnowgp.training.initialization import kmeans
 from winnowgp.training.layer_training import (
     Initializer,
     LayerTraining,
@@ -38,10 +39,7 @@ def kmeans_centres(
 ) -> Float[Tensor, "J D"]:
     """Return k-means centres; if there are fewer rows than centres, one centre per row."""
     seed = int(torch.randint(2**31, (), generator=generator, device=inputs.device))
-    clusters = min(count, len(inputs))
-    kmeans = KMeans(clusters, random_state=seed).set_params(n_init=_RESTARTS)
-    centres = kmeans.fit(inputs.cpu().numpy()).cluster_centers_
-    return torch.from_numpy(centres).to(inputs)
+    return kmeans(inputs, min(count, len(inputs)), seed=seed, restarts=_RESTARTS)
 
 
 STARTS: dict[str, Initializer] = {"random": random_rows, "kmeans": kmeans_centres}
@@ -138,7 +136,7 @@ def equal_size_claims(
                 agrees=fmean(gains) > STANDARD_ERRORS * error,
                 evidence=f"test log density {ours:.3f} against {theirs:.3f} nats per observation "
                 f"after as many updates, higher on {sum(gain > 0 for gain in gains)} of "
-                f"{plural(len(common), unit)}; gain {fmean(gains):+.4f} with a standard error of "
+                f"{counted(len(common), unit)}; gain {fmean(gains):+.4f} with a standard error of "
                 f"{error:.4f}; a gain above {STANDARD_ERRORS:g} standard errors counts",
             )
         )

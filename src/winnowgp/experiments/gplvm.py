@@ -32,7 +32,8 @@ from winnowgp.experiments.base import (
 )
 from winnowgp.gradients import ScoreFunction
 from winnowgp.models import LatentVariableGP
-from winnowgp.plots import LatentMap, draw_latent_map, save_figure, styled
+from winnowgp.plots import LatentMap, draw_latent_map
+from winnowgp.plots.style import save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,

@@ -39,8 +39,7 @@ from winnowgp.experiments.synthetic import ALPHA, CANDIDATES, PROCESS, N, sample
 from winnowgp.gradients import Gradient, Relaxed, ScoreFunction, Temperature
 from winnowgp.linalg import single_thread
 from winnowgp.models import SparseGP
-from winnowgp.plots import save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.selection import SubsetStatistics, fit_inclusion
 from winnowgp.selection.natural import InclusionFit

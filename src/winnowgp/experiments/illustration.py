@@ -30,9 +30,10 @@ from winnowgp.experiments.base import (
     to_tensor,
 )
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.plots import Curve, draw_posterior_1d, save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots import Curve, draw_posterior_1d
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
+from winnowgp.report.sentences import counted
 from winnowgp.training import (
     Callback,
     FastSchedule,
@@ -198,7 +199,7 @@ def _draw_subsets(midway: InclusionSnapshot, ax: Axes) -> None:
     for row, mask in enumerate(midway.draws):
         subset = midway.candidates[mask]
         ax.scatter(subset, [row] * len(subset), s=16, color=COLOURS["points"])
-    labels = [f"{int(mask.sum())} points" for mask in midway.draws]
+    labels = [counted(int(mask.sum()), "point") for mask in midway.draws]
     ax.set_yticks(range(len(labels)), labels)
     ax.set(xlabel="x", ylim=(len(labels) - 0.5, -0.5))
 

@@ -41,7 +41,6 @@ from winnowgp.experiments.base import (
     Row,
     Scope,
     claim,
-    plural,
 )
 from winnowgp.experiments.deep import (
     STARTS,
@@ -53,8 +52,8 @@ from winnowgp.experiments.deep import (
 from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
-from winnowgp.plots import save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
+from winnowgp.report.sentences import counted
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
 
@@ -186,7 +185,7 @@ class Kin8nmDeep(Experiment):
                 members = sorted((g for g in grouped if g.kind == kind), key=lambda g: g.label)
                 draw_layer_sizes({group.label: group.sizes for group in members}, ax=ax)
                 runs = max(len(group.sizes) for group in members)
-                ax.set_title(f"{NAMES[kind]}, {plural(runs, 'fold')}")
+                ax.set_title(f"{NAMES[kind]}, {counted(runs, 'fold')}")
         return save_figure(figure, path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:

@@ -40,8 +40,8 @@ from winnowgp.experiments.sizes import LEARNING_RATE
 from winnowgp.linalg import cholesky
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.kernels import covariance
-from winnowgp.plots import Curve, draw_posterior_1d, save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots import Curve, draw_posterior_1d
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, FitResult, FixedAlpha, PaperSchedule, Schedule, fit
 

@@ -17,7 +17,7 @@ import torch
 
 from winnowgp.data.catalogue import find_table, table_folders
 from winnowgp.errors import DataNotFoundError, InputError, TrainingError
-from winnowgp.experiments.base import Experiment, Row, Scope, plural
+from winnowgp.experiments.base import Experiment, Row, Scope
 from winnowgp.experiments.gplvm import Gplvm
 from winnowgp.experiments.gradient_variance import GradientVariance
 from winnowgp.experiments.illustration import Illustration
@@ -27,6 +27,7 @@ from winnowgp.experiments.real import Real
 from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.square_wave import SquareWave
 from winnowgp.experiments.synthetic import Synthetic
+from winnowgp.report.sentences import counted
 
 # In the order of the paper's figures.
 EXPERIMENTS: tuple[type[Experiment], ...] = (
@@ -117,7 +118,7 @@ def draw_experiment(experiment: Experiment, scope: Scope, folder: Path) -> Repro
         if not status.missing:
             raise
         raise InputError(
-            f"{results} has too few rows to draw: {plural(len(status.missing), 'run')} missing; "
+            f"{results} has too few rows to draw: {counted(len(status.missing), 'run')} missing; "
             "run the experiment again to complete them."
         ) from error
     return Reproduction(
@@ -220,7 +221,7 @@ def make_runs(
 def quick_differences(experiment: Experiment, scope: Scope) -> str:
     """Return in one line how the settings of a quick scope differ from the full ones."""
     quick, full = experiment.settings(scope, []), experiment.settings(Scope(), [])
-    differences = [f"{plural(len(quick), 'run')} instead of {len(full)}"]
+    differences = [f"{counted(len(quick), 'run')} instead of {len(full)}"]
     quick_values, full_values = _setting_values(quick), _setting_values(full)
     for name, values in quick_values.items():
         if name in full_values and set(values) != set(full_values[name]):

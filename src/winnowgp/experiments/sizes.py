@@ -25,12 +25,11 @@ from winnowgp.experiments.base import (
     Row,
     claim,
     group_rows,
-    plural,
 )
 from winnowgp.models import SparseGP
-from winnowgp.plots import save_figure, styled
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
+from winnowgp.report.sentences import counted
 from winnowgp.training.adam import Adam
 
 LEARNING_RATE = 0.01
@@ -319,7 +318,7 @@ def falling_claim(statement: str, levels: Sequence[Level], kind: str) -> list[st
     evidence = (
         f"{', '.join(f'{mean:.1f}' for mean in means)} inducing points on average; rank "
         f"correlation by seed {', '.join(correlations)}; falling at every step in "
-        f"{sum(_falls(path) for path in paths)} of {plural(len(paths), 'seed')}"
+        f"{sum(_falls(path) for path in paths)} of {counted(len(paths), 'seed')}"
         + _noise_note(levels, kind)
     )
     text = f"{statement}, {SELECTION_NAMES[kind]}"
@@ -350,16 +349,16 @@ def curve_claim(
     judged = [gain for each in gains.values() for gain in each]
     evidence = (
         f"better by more than {MARGIN} nats per observation at {better}, worse at {len(worse)} of "
-        f"{plural(len(means), 'setting')}; mean difference {min(means.values()):+.3f} to "
+        f"{counted(len(means), 'setting')}; mean difference {min(means.values()):+.3f} to "
         f"{max(means.values()):+.3f} nats per observation; {sum(gain < 0 for gain in judged)} of "
-        f"{plural(len(judged), 'run')} on the wrong side of the curve by any amount"
+        f"{counted(len(judged), 'run')} on the wrong side of the curve by any amount"
     )
     if worse:
         settings = ", ".join(f"{level.group} {level.value:.3g}" for level in worse)
         evidence += f"; worse at {settings}"
     if outside := sum(run.outside for _, run in runs):
         total = outside + sum(len(run.gains) for _, run in runs)
-        evidence += f"; {outside} of {plural(total, 'set')} outside the curve, not judged"
+        evidence += f"; {outside} of {counted(total, 'set')} outside the curve, not judged"
     evidence += _noise_note(levels, kind, "fixed")
     text = f"{statement}, {SELECTION_NAMES[kind]}"
     return [claim(text, agrees=not worse, evidence=evidence)]
@@ -368,7 +367,7 @@ def curve_claim(
 def _noise_note(levels: Sequence[Level], *kinds: str) -> str:
     """Return how many runs of each kind are left out because they explain all data as noise."""
     counts = {kind: sum(level.noise_count(kind) for level in levels) for kind in kinds}
-    texts = [plural(count, f"{kind} run") for kind, count in counts.items() if count]
+    texts = [counted(count, f"{kind} run") for kind, count in counts.items() if count]
     return f"; left out as all noise: {' and '.join(texts)}" if texts else ""
 
 

@@ -41,9 +41,10 @@ from winnowgp.experiments.deep import (
 )
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
-from winnowgp.plots import Curve, save_figure, styled
+from winnowgp.plots import Curve
 from winnowgp.plots.predictions import draw_curve
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, save_figure, styled
+from winnowgp.report.sentences import counted
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
 
@@ -276,7 +277,7 @@ def _widened_grid(values: Float[Tensor, " N"]) -> Float[Tensor, " G"]:
 def _draw_layers(row: Row, axes: Sequence[Axes]) -> None:
     for number, (ax, curve) in enumerate(zip(axes, row["layers"], strict=False)):
         draw_curve(curve_from_row(curve), ax=ax, colour=PROCEDURE_COLOURS[row["kind"]])
-        ax.set_title(f"layer {number + 1}: {len(curve['points'])} inducing points")
+        ax.set_title(f"layer {number + 1}: {counted(len(curve['points']))}")
         ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
     axes[0].set_ylabel(PROCEDURE_NAMES[row["kind"]])
 

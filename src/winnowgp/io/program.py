@@ -1,6 +1,6 @@
 """Predictors as programs: lists of array operations without loops or branches.
 
-A program is exported to ONNX and to a NumPy file by `winnowgp.io.export`. onnxruntime fuses a
+A program is exported to ONNX and to a NumPy file by `winnowgp.io.onnx_numpy`. onnxruntime fuses a
 matrix product with a scalar factor before or after it, and computes the result in single precision
 even if all numbers are double. Such scalars are therefore written as rows or matrices.
 """
@@ -75,7 +75,7 @@ class Program:
         return name
 
     def apply(self, op: str, *inputs: str) -> str:
-        """Add an operation of `winnowgp.io.export` and return the name of its result."""
+        """Add an operation of `winnowgp.io.onnx_numpy` and return the name of its result."""
         output = f"v{len(self.steps)}"
         self.steps.append(Step(op, inputs, output))
         return output

@@ -312,7 +312,7 @@ def _check_fields(kind: str, fields: Mapping[str, Any], state: Any) -> None:
     if differing:
         raise ModelFileError(f"lacks fields of a {kind}, or has others: {listed(differing)}")
     # Axes with one name have one size in all fields of the object.
-    with jaxtyped("context"):  # pyright: ignore[reportGeneralTypeIssues]
+    with jaxtyped("context"):
         for name, hint in fields.items():
             value = state[name]
             if not matches(value, hint) or not (hint is Tensor or _finite(value)):

@@ -199,7 +199,7 @@ class AutogradChunks(ChunkedKernel):
         self, kernel: Kernel, *, Z: Float[Tensor, "M D"], parameters: Sequence[Tensor]
     ) -> None:
         self._kernel, self._Z = kernel, Z
-        self._rows = _Pulled(parameters)
+        self._rows = _GradientSums(parameters)
 
     @torch.no_grad()
     def uu(self) -> Float[Tensor, "M M"]:
@@ -227,7 +227,7 @@ class AutogradChunks(ChunkedKernel):
         return self._rows.taken()
 
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, ...]:
-        points = _Pulled(self._rows.parameters)
+        points = _GradientSums(self._rows.parameters)
         with torch.enable_grad():
             points.add(covariance(self._kernel, self._Z, self._Z), uu)
         return tuple(a + b for a, b in zip(pulled, points.taken(), strict=True))
@@ -243,7 +243,7 @@ class AutogradMean(ChunkedMean):
 
     def __init__(self, mean: Mean, *, parameters: Sequence[Tensor]) -> None:
         self._mean = mean
-        self._rows = _Pulled(parameters)
+        self._rows = _GradientSums(parameters)
 
     @torch.no_grad()
     def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:
@@ -261,7 +261,7 @@ class AutogradMean(ChunkedMean):
         return self._rows.taken()
 
 
-class _Pulled:
+class _GradientSums:
     """Gradients summed over blocks of rows."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:

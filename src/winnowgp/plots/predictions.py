@@ -14,6 +14,7 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from winnowgp.plots.style import COLOURS, plain, styled
+from winnowgp.report.sentences import counted
 
 # Uniform in lightness, and the same to every common colour vision.
 _COLOUR_MAP, _LEVELS = "cividis", 12
@@ -77,7 +78,7 @@ def draw_curve(curve: Curve, *, ax: Axes, colour: str = COLOURS["posterior"]) ->
             edgecolors=COLOURS["points"],
             linewidths=1.1,
             zorder=3,
-            label=f"{len(curve.points)} inducing points",
+            label=counted(len(curve.points)),
         )
     return ax
 
@@ -245,6 +246,6 @@ def _draw_inducing_points(points: Float[Tensor, "M 2"], *, ax: Axes, fill: str =
         linewidths=1.4,
         path_effects=[withStroke(linewidth=3.0, foreground="white")],
         zorder=3,
-        label=f"{len(points)} inducing points",
+        label=counted(len(points)),
     )
     ax.set(xlabel="first input", ylabel="second input")

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from winnowgp.plots.style import COLOURS
+from winnowgp.report.sentences import counted
 
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5
@@ -57,7 +58,7 @@ def draw_frontier(
         edgecolors=COLOURS["points"],
         linewidths=1.4,
         zorder=3,
-        label=f"{chosen} inducing points selected",
+        label=f"{counted(chosen)} selected",
     )
     if evidence is not None:
         ax.axhline(

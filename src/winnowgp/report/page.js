@@ -167,7 +167,8 @@
     const wide = Q.coverage.find(([level]) => level === 0.95);
     if (wide) tile(percent(wide[1]), "of held-out rows within the 95 % interval");
   }
-  tile(String(C.points), C.resized_from === null ? "inducing points selected" : `inducing points, resized from ${C.resized_from}`);
+  const points = C.points === 1 ? "inducing point" : "inducing points";
+  tile(String(C.points), C.resized_from === null ? `${points} selected` : `${points}, resized from ${C.resized_from}`);
   tile(digits(C.given_up, 2), "ELBO gap, nats per observation");
   tile(F.train_rows.toLocaleString("en"), "training rows");
   tile(`${digits(F.timings.predict_us, 3)} µs`, "per prediction, in batches of 1,000");
@@ -279,8 +280,8 @@
       const x = C.frontier.flatMap((b, i) => (b === null ? [] : [i])), E = C.exact_evidence, L = C.log_densities;
       const best = x.reduce((most, i) => Math.max(most, C.frontier[i]), E === null ? -Infinity : E);
       const gap = (i) => Math.max((best - C.frontier[i]) / C.rows, 1e-5), y = x.map(gap), others = C.sizes.filter((i) => i !== C.points && C.frontier[i] !== null);
-      const loo = (v) => (v === null || v === undefined ? "" : `\nleave-one-out log density ${digits(v)} nats per observation`);
-      const tooltip = (k) => `${plural(x[k], "inducing point")}: ${digits(C.frontier[x[k]], 6)} nats\nELBO gap ${digits(y[k], 2)} nats per observation${loo(L && L[x[k]])}`;
+      const heldOut = (v) => (v === null || v === undefined ? "" : `\nheld-out log density ${digits(v)} nats per observation`);
+      const tooltip = (k) => `${plural(x[k], "inducing point")}: ${digits(C.frontier[x[k]], 6)} nats\nELBO gap ${digits(y[k], 2)} nats per observation${heldOut(L && L[x[k]])}`;
       const floor = Math.max(y.reduce((a, b) => Math.min(a, b)) / 3, 1e-5);
       const exact = E === null ? [] : [{ kind: "line", x: [x[0], x[x.length - 1]], y: [floor, floor], dashed: true, colour: COLOURS[3], label: `full GP, all ${C.rows} rows (no gap)` }];
       const models = others.length ? [{ kind: "dots", x: others, y: others.map(gap), r: 4, label: "available as a model" }] : [];

@@ -14,7 +14,7 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
 
     Fields that are None, as in files of earlier versions, have no line.
     """
-    lines = [("selected", f"{choice['points']} inducing points; goal: {choice['asked']}")]
+    lines = [("selected", f"{counted(choice['points'])}; goal: {choice['asked']}")]
     if choice["kernel"] is not None:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     lines.append(("ELBO gap", f"{choice['given_up']:.4f} nats per observation"))
@@ -35,8 +35,17 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         sizes = ", ".join(map(str, choice["sizes"]))
         lines.append(("sizes", f"{sizes} inducing points are available (`winnow resize`)"))
     if choice["resized_from"] is not None:
-        lines.append(("resized", f"from {choice['resized_from']} inducing points"))
+        lines.append(("resized", f"from {counted(choice['resized_from'])}"))
     return lines
+
+
+def counted(number: int, noun: str = "inducing point") -> str:
+    """Return a number and its noun, in the plural unless the number is one.
+
+    >>> counted(1), counted(12)
+    ('1 inducing point', '12 inducing points')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def kernel_sentence(name: str, evidence: Mapping[str, float | None]) -> str:

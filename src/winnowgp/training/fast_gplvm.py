@@ -134,14 +134,14 @@ class _Steps:
         self, model: LatentVariableGP, table: MaskedMatrix, context: TrainingContext
     ) -> None:
         self.model, self.table, self.context = model, table, context
-        self._given = model.candidates.detach().clone()
+        self._own_candidates = model.candidates.detach().clone()
 
     def start(self, count: int) -> LatentVariableGP:
         """Return the model with `count` of its candidates, else with cluster centres."""
-        if len(self._given):
-            nothing = self._given[:0]
-            chosen = greedy_variance(self.model.kernel, self._given, count, given=nothing)
-            return self.model.with_candidates(self._given[chosen])
+        if len(self._own_candidates):
+            nothing = self._own_candidates[:0]
+            chosen = greedy_variance(self.model.kernel, self._own_candidates, count, given=nothing)
+            return self.model.with_candidates(self._own_candidates[chosen])
         X = self.model.latents.mean.detach()
         if len(X.unique(dim=0)) <= count:
             return self.model.with_candidates(X.unique(dim=0))
@@ -204,7 +204,7 @@ class _Steps:
     def with_fresh(self, model: LatentVariableGP, count: int) -> LatentVariableGP:
         """Return the model with up to `count` more candidates of greatest conditional variance."""
         points = model.candidates.detach()
-        source = self._given if len(self._given) else model.latents.mean.detach()
+        source = self._own_candidates if len(self._own_candidates) else model.latents.mean.detach()
         greedy = greedy_variance(model.kernel, source, count, given=points)
         return model.with_candidates(torch.cat([points, source[greedy]]))
 

@@ -73,15 +73,15 @@ class FixedAlpha(Goal):
             )
 
     @property
-    def strength(self) -> float:
+    def single_alpha(self) -> float:
         """The strength for a model with one candidate set."""
         return per_layer(self.alpha, 1)[0]
 
     def size(self, frontier: Frontier, *, reference: float) -> int:
-        return int(frontier.best_for_alpha(self.strength).mask.sum())
+        return int(frontier.best_for_alpha(self.single_alpha).mask.sum())
 
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
-        scores = [elbo - self.strength * M**2 for M, elbo in fits]
+        scores = [elbo - self.single_alpha * M**2 for M, elbo in fits]
         return scores.index(max(scores))
 
     def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
@@ -280,7 +280,7 @@ def learn_inclusion(
         max_steps: largest number of subsets drawn.
     """
     fixed = isinstance(goal, FixedAlpha)
-    alpha = goal.strength if fixed else alpha_at(frontier, int(mask.sum()))
+    alpha = goal.single_alpha if fixed else alpha_at(frontier, int(mask.sum()))
     return natural_selection(
         statistics, frontier, mask, alpha=alpha, generator=generator, max_steps=max_steps
     )

@@ -145,11 +145,27 @@ def cluster_centres(
     init: str = "k-means++",
     max_iter: int,
 ) -> Float[Tensor, "count D"]:
-    """Return the centres of k-means clusters."""
+    """Return the centres of k-means clusters, with a seed from the generator."""
+    return kmeans(X, count, seed=draw_seed(generator), init=init, max_iter=max_iter)
+
+
+def kmeans(
+    X: Float[Tensor, "N D"],
+    count: int,
+    *,
+    seed: int,
+    init: str = "k-means++",
+    restarts: int | str = "auto",
+    max_iter: int = 300,
+) -> Float[Tensor, "count D"]:
+    """Return the centres of k-means clusters, the best of some runs.
+
+    Args:
+        restarts: number of runs; "auto" is one for k-means++, and ten for random centres.
+    """
     # Importing scikit-learn's clustering takes half a second, which not every fit needs.
     from sklearn.cluster import KMeans
 
-    clusters = KMeans(
-        count, init=init, n_init="auto", max_iter=max_iter, random_state=draw_seed(generator)
-    ).fit(X.cpu().numpy())
+    clusters = KMeans(count, init=init, max_iter=max_iter, random_state=seed)
+    clusters.set_params(n_init=restarts).fit(X.cpu().numpy())
     return torch.as_tensor(clusters.cluster_centers_).to(X)

@@ -120,7 +120,7 @@ class SparseGPModel(Model, FantasizeMixin):
         if posterior_transform is None:
             return joint
         # A transform may return any posterior.
-        return posterior_transform(posterior=joint, X=X)  # pyright: ignore[reportReturnType]
+        return posterior_transform(posterior=joint, X=X)
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "SparseGPModel":
         """Return the model conditioned exactly on further observations; see `JointPosterior`.

@@ -23,6 +23,7 @@ from winnowgp.integrations.gpytorch.sites import ModelELBO, StrategySites
 from winnowgp.integrations.gpytorch.strategies import copy_module, inducing_strategies
 from winnowgp.models.site_inference import backtrack
 from winnowgp.point_processes import SquaredCardinality
+from winnowgp.report.sentences import counted
 from winnowgp.selection import (
     Frontier,
     SearchObjective,
@@ -95,7 +96,9 @@ class Winnowed(Generic[distribution.Same]):
         return torch.cat([each.selection.inclusion for each in self.sets])
 
     def __str__(self) -> str:
-        lines = [f"{s.name}: {s.selection.K} points, {s.n_inducing} kept" for s in self.sets]
+        lines = [
+            f"{s.name}: {counted(s.selection.K, 'point')}, {s.n_inducing} kept" for s in self.sets
+        ]
         nats = f"bound {self.bound:.1f} nats, {self.elbo_gap:.1f} below all points"
         return "\n".join([*lines, nats])
 
@@ -353,7 +356,7 @@ def _sizes(frontiers: Sequence[StrategyFrontiers], goal: Goal) -> list[int]:
     ELBO gap, summed over the strategies, is within the tolerance.
     """
     if isinstance(goal, FixedAlpha):
-        return [each.size(goal.strength) for each in frontiers]
+        return [each.size(goal.single_alpha) for each in frontiers]
     if isinstance(goal, MaxPoints) or len(frontiers) == 1:
         together = [each.together for each in frontiers]
         return [max(1, goal.size(f, reference=f.bounds.max().item())) for f in together]
@@ -448,7 +451,7 @@ def _sets(
     goal: Goal,
     generator: torch.Generator,
 ) -> tuple[WinnowedSet, ...]:
-    alpha = goal.strength if isinstance(goal, FixedAlpha) else None
+    alpha = goal.single_alpha if isinstance(goal, FixedAlpha) else None
     sets = []
     for inducing, each, M in zip(inducing_strategies(model), frontiers, pruned.sizes, strict=True):
         selections = each.selections(M, alpha=alpha, generator=generator)
