@@ -46,6 +46,8 @@ class Pool(Generic[Model]):
     growth: Growth
     unexplained: float | None = None
     """Nats per observation that unexplained prior variance costs, if known."""
+    predicts_best: bool = False
+    """Whether held-out rows preferred it to a pool of higher ELBO."""
 
     @property
     def limited(self) -> bool:
@@ -121,7 +123,7 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
     if held_out is None:
         return refitted
     before, after = (held_out.mean(held_out.densities(p.model)) for p in (pool, refitted))
-    return pool if before > after else refitted
+    return replace(pool, predicts_best=True) if before > after else refitted
 
 
 def grow(
