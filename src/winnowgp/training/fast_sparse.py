@@ -38,6 +38,8 @@ _MOVED = 0.5
 # Shares of the work of a default fit: steps of the inclusion probabilities, cross-validation for
 # the report, and cross-validation that decides.
 _INCLUSION, _REPORTED, _CRITERION = 0.001, 0.005, 0.05
+# Candidates that were not needed, of which inclusion probabilities are learnt.
+_FRESH = 512
 # Ratio of the sizes that cross-validation compares.
 _SIZE_RATIO = 1.15
 # Numbers of inducing points that a fit may keep models of, besides its own.
@@ -87,7 +89,7 @@ def fit_sparse(
     else:
         chosen = _select_by_goal(steps, training)
     data, fitted, goal = steps.data, chosen.model, training.goal
-    pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
+    pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
     statistics = pool.subset_statistics(data)
     affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
     selection = learn_inclusion(
@@ -110,7 +112,8 @@ def fit_sparse(
     if held_out is None:
         frontier = frontier.with_model(fitted.K, elbo=elbo)
     else:
-        best, own = held_out.densities(largest), chosen.held_out_densities(held_out)
+        best = held_out.densities(largest)
+        own = best if fitted is largest else chosen.held_out_densities(held_out)
         if chosen.largest is not None:
             gap = held_out.gap(best, own)
             frontier = frontier.with_model(

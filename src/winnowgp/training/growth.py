@@ -24,6 +24,8 @@ from winnowgp.training.schedules import Growth
 FIRST = 64
 # L-BFGS iterations of a refit with locations held, at most.
 _REFIT = 30
+# Iterations after which a refitted pool is compared with one that was not.
+_COMPARED = 12
 # Iterations that must be affordable for a refit to be worth its while.
 _LEAST_REFIT = 15
 # Share of the work that comparing hyper-parameters on held-out rows may take.
@@ -118,12 +120,13 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
         bare = pool.model.with_candidates(pool.model.candidates[:0])
         model = steps.with_fresh(bare, K)
         smaller = Pool(model, -inf, pool.growth, None)
-    refitted = measure_last_doubling(steps, refit(steps, smaller))
+    refitted = refit(steps, smaller, iterations=_COMPARED)
     held_out = steps.cross_validation(pool.model.K, share=_HELD_OUT)
-    if held_out is None:
-        return refitted
-    before, after = (held_out.mean(held_out.densities(p.model)) for p in (pool, refitted))
-    return replace(pool, predicts_best=True) if before > after else refitted
+    if held_out is not None:
+        before, after = (held_out.mean(held_out.densities(p.model)) for p in (pool, refitted))
+        if before > after:
+            return replace(pool, predicts_best=True)
+    return measure_last_doubling(steps, refit(steps, refitted))
 
 
 def grow(
