@@ -37,6 +37,19 @@ def test_help_does_not_import_torch(tmp_path: Path) -> None:
     assert result.stdout.endswith("False\n")
 
 
+def test_info_does_not_import_scikit_learn(models: dict[str, Path]) -> None:
+    code = (
+        f"import sys; sys.argv = ['winnow', 'info', {str(models['y'])!r}]\n"
+        "from winnowgp.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "inducing points" in result.stdout
+    assert result.stdout.endswith("['torch']\n")
+
+
 def test_import_of_a_name_loads_only_what_it_needs() -> None:
     """scikit-learn, a second and a half, with estimators alone; clusters and pictures never."""
     code = (
