@@ -284,13 +284,14 @@ class FastSteps(Generic[Model]):
         cost = max(model.chunked_cost(rows), 1.0)
         affordable = self._decided(lambda: int(_SHARE * self.budget.remaining / cost))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
+        count = rows.N if rows.N < self.data.N else None
         maximum = maximise_elbo(
             moved,
             dataset.X,
             objective=moved.chunked_bound(rows),
             stop=stop,
             on_step=lambda step, value: self._context.notify(
-                Progress.of(moved, "optimisation", step, stop.iterations, value)
+                Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
             ),
             checkpoint_log=self._context.checkpoint_log,
         )
