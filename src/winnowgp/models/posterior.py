@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.linalg import cholesky, definite_cholesky, solve_lower, threads_for
 from winnowgp.models.kernels import Cross, covariance, cross_covariance, prior_mean
 from winnowgp.models.likelihoods import Prediction, observation_model
 
@@ -233,9 +233,10 @@ class Posterior(nn.Module):
 def _gain(L: Float[Tensor, "M M"], q_factor: Float[Tensor, "#P M M"]) -> tuple[Tensor, Tensor]:
     """Return Aᵀ of each output, `[#P M M]`, and the signs `[#P M]`; O(P M³) once."""
     eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-    s, U = torch.linalg.eigh(eye - q_factor @ q_factor.mT)
-    # Uᵀ L⁻¹, as its transpose L⁻ᵀ U.
-    raised = torch.linalg.solve_triangular(L.mT, U, upper=True)
+    with threads_for(10.0 * q_factor.numel() * len(L)):
+        s, U = torch.linalg.eigh(eye - q_factor @ q_factor.mT)
+        # Uᵀ L⁻¹, as its transpose L⁻ᵀ U.
+        raised = torch.linalg.solve_triangular(L.mT, U, upper=True)
     # Contiguous, as it is after loading: another layout would round differently.
     return (raised * s.abs().sqrt()[..., None, :]).contiguous(), s.sign()
 

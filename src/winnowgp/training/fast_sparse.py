@@ -13,6 +13,7 @@ from torch import Tensor
 from winnowgp.bounds.leave_one_out import PredictiveGap
 from winnowgp.data import Source
 from winnowgp.errors import InputError, TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, SizeFrontier
@@ -82,14 +83,15 @@ def fit_sparse(
     pool = steps.with_fresh(fitted, max(32, fitted.K // 4))
     statistics = pool.subset_statistics(data)
     affordable = int(0.01 * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
-    selection = learn_inclusion(
-        statistics,
-        steps.frontier(statistics),
-        torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
-        goal=goal,
-        generator=context.generator,
-        max_steps=max(1, min(training.inclusion_steps, affordable)),
-    )
+    with threads_for(2.0 * pool.K**3):
+        selection = learn_inclusion(
+            statistics,
+            steps.frontier(statistics),
+            torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
+            goal=goal,
+            generator=context.generator,
+            max_steps=max(1, min(training.inclusion_steps, affordable)),
+        )
     elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
     densities = steps.leave_one_out(final_model)
     assert selection.frontier is not None

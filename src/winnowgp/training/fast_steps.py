@@ -14,6 +14,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
@@ -259,7 +260,8 @@ class FastSteps(Generic[Model]):
 
         Among points of nearly equal gain another machine may remove another one.
         """
-        frontier = elimination_frontier(statistics)
+        with threads_for(12.0 * statistics.K**3):
+            frontier = elimination_frontier(statistics)
         shared = self._process_group.broadcast(frontier.bounds, frontier.masks)
         return Frontier(*shared, N=frontier.N)
 
@@ -285,16 +287,18 @@ class FastSteps(Generic[Model]):
         affordable = self._decided(lambda: int(_SHARE * self.budget.remaining / cost))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
         count = rows.N if rows.N < self.data.N else None
-        maximum = maximise_elbo(
-            moved,
-            dataset.X,
-            objective=moved.chunked_bound(rows),
-            stop=stop,
-            on_step=lambda step, value: self._context.notify(
-                Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
-            ),
-            checkpoint_log=self._context.checkpoint_log,
-        )
+        # Steps and factors of K_uu are small; passes over the rows use all threads.
+        with threads_for(10.0 * model.K**3):
+            maximum = maximise_elbo(
+                moved,
+                dataset.X,
+                objective=moved.chunked_bound(rows),
+                stop=stop,
+                on_step=lambda step, value: self._context.notify(
+                    Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
+                ),
+                checkpoint_log=self._context.checkpoint_log,
+            )
         self.budget.spend(1.15 * maximum.iterations * cost)
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
