@@ -307,7 +307,10 @@ def _select_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
     whole = data.N * M <= 250_000
     part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))
-    start = steps.successive_halving(steps.starts(M), on=part, iterations=50)
+    start = steps.successive_halving(steps.starts(M), on=part, iterations=30)
+    if not whole:
+        # Blocks of rows in float32 take half the time; a few steps in double precision follow.
+        start, _ = steps.optimise(start, stop=stop, precision="mixed")
     best, elbo = steps.optimise(start, stop=stop)
     for _ in range(1, rounds):
         pool = steps.with_fresh(best, max(50, M // 2))
