@@ -109,8 +109,9 @@ class Posterior(nn.Module):
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
         """Return E[f(x)] of each row, O(M) per row."""
         self._check(X)
-        k, _ = cross_covariance(self.kernel, self.Z)(X)
-        return prior_mean(self.mean, X) + k @ self.weights
+        cross = cross_covariance(self.kernel, self.Z)
+        means = [cross(rows)[0] @ self.weights for rows in X.split(_ROWS)]
+        return prior_mean(self.mean, X) + torch.cat(means)
 
     def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
         """Return mean and variance of each row, O(M²) per row.
@@ -208,9 +209,9 @@ class Posterior(nn.Module):
     ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N P"]]:
         k, kff = cross(X)
         mean = prior_mean(self.mean, X) + k @ self.weights
-        # [#P N M] with [#P M 1]
-        explained = (k @ self.gain).square() @ self.signs[..., None]
-        return mean, (kff - explained[..., 0]).clamp_min(0).mT.expand(mean.shape)
+        factors = zip(self.gain, self.signs, strict=True)
+        explained = torch.stack([(k @ A).square_() @ signs for A, signs in factors])  # [#P N]
+        return mean, (kff - explained).clamp_min(0).mT.expand(mean.shape)
 
     def _noise(self) -> Tensor:
         if not isinstance(self.likelihood, GaussianLikelihood):
