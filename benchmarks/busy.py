@@ -25,7 +25,7 @@ from winnowgp import SparseGPRegressor, load, save
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 
-TASKS = ("fit 64", "fit 256", "load 400", "factor 400")
+TASKS = ("fit 64", "fit 128", "load 400", "factor 400")
 LOOP = "while True: pass"
 
 

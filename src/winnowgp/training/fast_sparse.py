@@ -76,7 +76,8 @@ def fit_sparse(
         )
     if isinstance(training.goal, MaxPoints):
         stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
-        chosen = _select_count(steps, training.goal.points, training.rounds, stop)
+        with threads_for(10.0 * training.goal.points**3):
+            chosen = _select_count(steps, training.goal.points, training.rounds, stop)
     else:
         chosen = _select_by_goal(steps, training)
     data, fitted, goal = steps.data, chosen.model, training.goal
@@ -92,10 +93,11 @@ def fit_sparse(
             generator=context.generator,
             max_steps=max(1, min(training.inclusion_steps, affordable)),
         )
-    elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
-    densities = steps.leave_one_out(final_model)
     assert selection.frontier is not None
-    sized, frontiers = _sized_models(steps, fitted, training.kept_sizes)
+    with threads_for(10.0 * fitted.K**3):
+        elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
+        densities = steps.leave_one_out(final_model)
+        sized, frontiers = _sized_models(steps, fitted, training.kept_sizes)
     frontiers = [*chosen.frontiers, selection.frontier, *frontiers]
     frontier = SizeFrontier.of(*frontiers, N=data.observations)
     frontier = frontier.with_model(0, elbo=chosen.constant)
