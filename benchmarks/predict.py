@@ -3,8 +3,10 @@
     python benchmarks/predict.py --gpflow benchmarks/peers/.venv-gpflow/bin/python
     python benchmarks/predict.py --report
 
-Mean and variance of 10,000 rows at once and of single rows, eight inputs, an RBF kernel, float64,
-one thread; the shortest CPU time of many calls. Results are in benchmarks/results/predict.
+Mean and variance of 10,000 rows at once and of single rows, eight inputs, RBF and Matérn-3/2
+kernels, float64, one thread; the shortest CPU time of many calls. "means" computes no variances,
+and "2 callers" is the time per call when two Python threads predict at once. Results are in
+benchmarks/results/predict.
 """
 
 import argparse
@@ -13,18 +15,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from measure import Row, new_results, read_results, table
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 
 POINTS = (32, 128, 512)
+KERNELS = ("rbf", "matern32")
 ROWS = (10_000, 1)
 INPUTS = 8
 REPEATS = 20
@@ -34,29 +38,30 @@ PEER = Path(__file__).parent / "peers" / "gpflow_predict.py"
 class _SVGP(gpytorch.models.ApproximateGP):
     """The model of GPyTorch's examples."""
 
-    def __init__(self, Z: torch.Tensor) -> None:
+    def __init__(self, Z: torch.Tensor, name: str) -> None:
         distribution = gpytorch.variational.CholeskyVariationalDistribution(len(Z)).double()
         strategy = gpytorch.variational.VariationalStrategy(
             self, Z, distribution, learn_inducing_locations=False
         )
         super().__init__(strategy)
         self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = kernel(Z.shape[1])
+        self.covar_module = kernel(name, Z.shape[1])
 
     def forward(self, x: Any) -> Any:
         mean: Any = self.mean_module(x)
         return gpytorch.distributions.MultivariateNormal(mean, self.covar_module(x))
 
 
-def kernel(D: int) -> Kernel:
+def kernel(name: str, D: int) -> Kernel:
     """Return the kernel of all models."""
-    rbf = ScaleKernel(RBFKernel(ard_num_dims=D)).double()
-    rbf.initialize(**{"base_kernel.lengthscale": 2.0})
-    return rbf
+    base = RBFKernel(ard_num_dims=D) if name == "rbf" else MaternKernel(nu=1.5, ard_num_dims=D)
+    scaled = ScaleKernel(base).double()
+    scaled.initialize(**{"base_kernel.lengthscale": 2.0})
+    return scaled
 
 
-def _gpytorch(Z: torch.Tensor) -> Callable[[torch.Tensor], object]:
-    model = _SVGP(Z)
+def _gpytorch(Z: torch.Tensor, name: str) -> Callable[[torch.Tensor], object]:
+    model = _SVGP(Z, name)
     model.eval()
 
     def predict(X: torch.Tensor) -> object:
@@ -67,14 +72,24 @@ def _gpytorch(Z: torch.Tensor) -> Callable[[torch.Tensor], object]:
     return predict
 
 
-def _winnowgp(Z: torch.Tensor, data: Dataset) -> Callable[[torch.Tensor], object]:
-    posterior = SparseGP(kernel(Z.shape[1]), Z, noise=0.1).posterior(data)
+def _winnowgp(
+    Z: torch.Tensor, data: Dataset, name: str
+) -> dict[str, Callable[[torch.Tensor], object]]:
+    posterior = SparseGP(kernel(name, Z.shape[1]), Z, noise=0.1).posterior(data)
+    callers = ThreadPoolExecutor(2)
+
+    def mean(X: torch.Tensor) -> object:
+        with torch.no_grad():
+            return posterior.predict_mean(X)
 
     def predict(X: torch.Tensor) -> object:
         with torch.no_grad():
             return posterior.predict(X)
 
-    return predict
+    def twice(X: torch.Tensor) -> object:
+        return list(callers.map(predict, [X, X]))
+
+    return {"winnowgp": predict, "winnowgp, means": mean, "winnowgp, 2 callers": twice}
 
 
 def _shortest(call: Callable[[], object], repeats: int) -> Row:
@@ -94,18 +109,22 @@ def run(gpflow: str | None) -> None:
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(2000, INPUTS, dtype=torch.float64, generator=generator)
     data = Dataset.of(X, torch.sin(X[:, 0]))
-    for M in POINTS:
-        peers = {"winnowgp": _winnowgp(X[:M], data), "GPyTorch SVGP": _gpytorch(X[:M])}
-        peers["numpy file"], peers["ONNX"] = _exported(X, M)
-        for name, predict in peers.items():
+    for name, M in ((name, M) for name in KERNELS for M in POINTS):
+        peers = _winnowgp(X[:M], data, name) | {"GPyTorch SVGP": _gpytorch(X[:M], name)}
+        if name == "rbf":
+            peers["numpy file"], peers["ONNX"] = _exported(X, M)
+        for peer, predict in peers.items():
             for rows in ROWS:
                 new = torch.randn(rows, INPUTS, dtype=torch.float64, generator=generator)
                 seconds = _shortest(
                     lambda p=predict, n=new: p(n), REPEATS * (20 if rows == 1 else 1)
                 )
-                results.add({"peer": name, "M": M, "rows": rows, **seconds})
+                calls = 2 if peer.endswith("callers") else 1
+                seconds = {key: value / calls for key, value in seconds.items()}
+                results.add({"peer": peer, "kernel": name, "M": M, "rows": rows, **seconds})
         if gpflow is not None:
             options = ["--points", str(M), "--inputs", str(INPUTS), "--repeats", str(REPEATS)]
+            options += ["--kernel", name]
             answer = subprocess.run(
                 [gpflow, str(PEER), *options, "--rows", ",".join(map(str, ROWS))],
                 capture_output=True,
@@ -113,7 +132,7 @@ def run(gpflow: str | None) -> None:
                 check=True,
             )
             for line in answer.stdout.splitlines():
-                results.add({**json.loads(line)})
+                results.add({**json.loads(line), "kernel": name})
 
 
 def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object], ...]:
@@ -150,7 +169,12 @@ def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object]
 
 def report() -> None:
     """Print CPU milliseconds for the batch and microseconds for one row."""
-    rows = read_results("predict/*")
+    for name in KERNELS:
+        print(f"\n{name}")
+        _report([row for row in read_results("predict/*") if row["kernel"] == name])
+
+
+def _report(rows: list[Row]) -> None:
     header = ("peer", *(f"M={M}, {n:,} rows" for n in ROWS for M in POINTS))
     lines = []
     for peer in dict.fromkeys(row["peer"] for row in rows):

@@ -37,11 +37,11 @@ class Split:
     scale: float
 
 
-def split(name: str, *, seed: int) -> Split:
-    """Return the split that all methods use."""
+def split(name: str, *, seed: int, rows: int | None = None) -> Split:
+    """Return the split that all methods use, of all rows or of some."""
     raw = load_table(name).dataset()
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(raw.N))
-    cut = int(0.9 * raw.N)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(raw.N))[:rows]
+    cut = int(0.9 * len(order))
     train, test = order[:cut], order[cut:]
     x, y = Standardiser.of(raw.X[train]), Standardiser.of(raw.Y[train])
     datasets = [Dataset(x.forward(raw.X[rows]), y.forward(raw.Y[rows])) for rows in (train, test)]

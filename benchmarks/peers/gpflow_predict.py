@@ -31,6 +31,7 @@ def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--points", type=int, required=True)
+    parser.add_argument("--kernel", choices=("rbf", "matern32"), default="rbf")
     parser.add_argument("--inputs", type=int, required=True)
     parser.add_argument("--rows", required=True)
     parser.add_argument("--repeats", type=int, default=20)
@@ -39,7 +40,8 @@ def main() -> None:
     D, M = arguments.inputs, arguments.points
     X = rng.normal(size=(2000, D))
     y = np.sin(X[:, :1]) + 0.1 * rng.normal(size=(2000, 1))
-    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.full(D, 2.0))
+    kernels = {"rbf": gpflow.kernels.SquaredExponential, "matern32": gpflow.kernels.Matern32}
+    kernel = kernels[arguments.kernel](lengthscales=np.full(D, 2.0))
     models = {
         "GPflow SGPR": gpflow.models.SGPR((X, y), kernel, X[:M], noise_variance=0.1),
         "GPflow SVGP": gpflow.models.SVGP(kernel, gpflow.likelihoods.Gaussian(0.1), X[:M]),

@@ -30,6 +30,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import gpflow  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from scipy.optimize import OptimizeResult  # noqa: E402
 from sklearn.cluster import KMeans  # noqa: E402
 
 SWEEP = (16, 32, 64, 128, 256, 512)
@@ -47,10 +48,10 @@ class Problem:
     y_scale: float
 
 
-def load_problem(data_dir: Path, dataset: str, *, seed: int) -> Problem:
-    """Shuffle the rows, keep the first 90 % for training, standardise by their moments."""
+def load_problem(data_dir: Path, dataset: str, *, seed: int, rows: int | None) -> Problem:
+    """Shuffle all rows, use the first `rows`, 90 % of them for training; standardise by these."""
     table = np.loadtxt(data_dir / f"{dataset}.csv.gz", delimiter=",", skiprows=1)
-    table = table[np.random.default_rng(seed).permutation(len(table))]
+    table = table[np.random.default_rng(seed).permutation(len(table))][:rows]
     n_train = int(0.9 * len(table))
     train, test = table[:n_train], table[n_train:]
     mean, scale = train.mean(axis=0), train.std(axis=0)
@@ -117,7 +118,8 @@ def fit(problem: Problem, *, M: int, start: str, seed: int, noise: float, maxite
 
     `seconds` covers the choice of the start, graph compilation and optimisation;
     `start_seconds` and `compile_seconds` are parts of it. `cpu_seconds` is the process's own
-    time over the same span, which other load on the machine hardly changes.
+    time over the same span, which other load on the machine hardly changes. `curve` holds the CPU
+    seconds and the bound after each iteration.
     """
     row: dict = {}
     wall, cpu = time.perf_counter(), time.process_time()
@@ -137,11 +139,19 @@ def fit(problem: Problem, *, M: int, start: str, seed: int, noise: float, maxite
         evaluate = optimizer.eval_func(model.training_loss, variables, tf_fun_args={})
         evaluate(optimizer.initial_parameters(variables).numpy())
         row["compile_seconds"] = time.perf_counter() - compiling
+        curve = []
+
+        def record(intermediate_result: OptimizeResult) -> None:
+            curve.append((time.process_time() - cpu, -float(intermediate_result.fun)))
+
         result = optimizer.minimize(
-            model.training_loss, variables, options={"maxiter": maxiter, "maxfun": 10 * maxiter}
+            model.training_loss,
+            variables,
+            options={"maxiter": maxiter, "maxfun": 10 * maxiter},
+            callback=record,
         )
         row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-        row |= {"elbo": float(model.elbo()), **test_scores(model, problem)}
+        row |= {"elbo": float(model.elbo()), "curve": curve, **test_scores(model, problem)}
     except tf.errors.InvalidArgumentError as failure:
         row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
         return row | {"error": failure.message.splitlines()[0]}
@@ -160,6 +170,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of DATASET.csv.gz")
     parser.add_argument("--dataset", required=True)
+    parser.add_argument("--rows", type=int, help="use so many rows at most")
     parser.add_argument("--start", choices=sorted(STARTS), default="kmeans")
     parser.add_argument("--points", default=",".join(map(str, SWEEP)), help="comma-separated M")
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the start")
@@ -171,7 +182,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    problem = load_problem(arguments.data_dir, arguments.dataset, seed=arguments.seed)
+    problem = load_problem(
+        arguments.data_dir, arguments.dataset, seed=arguments.seed, rows=arguments.rows
+    )
     for M in map(int, arguments.points.split(",")):
         row = {
             "dataset": arguments.dataset,

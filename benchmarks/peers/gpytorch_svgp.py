@@ -44,10 +44,10 @@ class Problem:
     y_scale: float
 
 
-def load_problem(data_dir: Path, dataset: str, *, seed: int) -> Problem:
-    """Shuffle the rows, keep the first 90 % for training, standardise by their moments."""
+def load_problem(data_dir: Path, dataset: str, *, seed: int, rows: int | None) -> Problem:
+    """Shuffle all rows, use the first `rows`, 90 % of them for training; standardise by these."""
     table = np.loadtxt(data_dir / f"{dataset}.csv.gz", delimiter=",", skiprows=1)
-    table = table[np.random.default_rng(seed).permutation(len(table))]
+    table = table[np.random.default_rng(seed).permutation(len(table))][:rows]
     n_train = int(0.9 * len(table))
     train, test = table[:n_train], table[n_train:]
     mean, scale = train.mean(axis=0), train.std(axis=0)
@@ -149,11 +149,12 @@ def optimise(
     y: torch.Tensor,
     steps: int,
     generator: torch.Generator,
-) -> tuple[float, float]:
+) -> tuple[list[tuple[float, float]], float]:
     """Run Adam for `steps` minibatches.
 
     Returns:
-        The final training ELBO, and the mean loss per row over the first half of the slow phase
+        CPU seconds since the call and training ELBO after 1, 2, 4, ... and all steps, without the
+        time of these evaluations; and the mean loss per row over the first half of the slow phase
         less that over the second half (nats per row; near zero when the fit has settled).
     """
     bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
@@ -161,8 +162,9 @@ def optimise(
     optimiser = torch.optim.Adam(parameters, lr=RATE)
     slow_from = int(0.8 * steps)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones=[slow_from])
-    losses = []
+    losses, curve = [], []
     rows = torch.arange(len(y))
+    start = time.process_time()
     while len(losses) < steps:
         order = rows if len(y) <= BATCH else torch.randperm(len(y), generator=generator)
         for batch in order.split(BATCH)[: steps - len(losses)]:
@@ -172,8 +174,12 @@ def optimise(
             optimiser.step()
             schedule.step()
             losses.append(loss.item())
+            if len(losses).bit_count() == 1 or len(losses) == steps:
+                now = time.process_time()
+                curve.append((now - start, training_elbo(bound, X, y)))
+                start += time.process_time() - now
     first, second = np.array_split(losses[slow_from:], 2)
-    return training_elbo(bound, X, y), float(np.mean(first) - np.mean(second))
+    return curve, float(np.mean(first) - np.mean(second))
 
 
 def test_scores(
@@ -196,8 +202,8 @@ def fit(problem: Problem, *, M: int, start: str, seed: int, steps: int) -> dict:
 
     `seconds` covers the choice of the start and optimisation, `start_seconds` is its first part.
     `cpu_seconds` is the process's own time over the same span, which other load on the machine
-    hardly changes. `converged` says that the slow phase gained less than 0.001 nats per row
-    between its halves.
+    hardly changes, less that of evaluating `curve`. `converged` says that the slow phase gained
+    less than 0.001 nats per row between its halves.
     """
     row: dict = {}
     X, y = torch.from_numpy(problem.X), torch.from_numpy(problem.y)
@@ -208,7 +214,8 @@ def fit(problem: Problem, *, M: int, start: str, seed: int, steps: int) -> dict:
     # The first call in training mode perturbs the variational mean from torch's global generator.
     torch.manual_seed(seed)
     try:
-        elbo, drift = optimise(
+        started = time.process_time() - cpu
+        curve, drift = optimise(
             model,
             likelihood,
             X=X,
@@ -216,8 +223,9 @@ def fit(problem: Problem, *, M: int, start: str, seed: int, steps: int) -> dict:
             steps=steps,
             generator=torch.Generator().manual_seed(seed),
         )
-        row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-        row |= {"elbo": elbo, **test_scores(model, likelihood, problem)}
+        row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": started + curve[-1][0]}
+        row |= {"curve": [(started + seconds, elbo) for seconds, elbo in curve]}
+        row |= {"elbo": curve[-1][1], **test_scores(model, likelihood, problem)}
     except (NotPSDError, NanError, torch.linalg.LinAlgError) as failure:
         row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
         return row | {"error": str(failure).splitlines()[0]}
@@ -235,6 +243,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of DATASET.csv.gz")
     parser.add_argument("--dataset", required=True)
+    parser.add_argument("--rows", type=int, help="use so many rows at most")
     parser.add_argument("--start", choices=sorted(STARTS), default="kmeans")
     parser.add_argument("--points", default=",".join(map(str, SWEEP)), help="comma-separated M")
     parser.add_argument("--seed", type=int, default=0, help="of the split, the start and batches")
@@ -246,7 +255,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)
-    problem = load_problem(arguments.data_dir, arguments.dataset, seed=arguments.seed)
+    problem = load_problem(
+        arguments.data_dir, arguments.dataset, seed=arguments.seed, rows=arguments.rows
+    )
     for M in map(int, arguments.points.split(",")):
         row = {
             "dataset": arguments.dataset,

@@ -30,6 +30,9 @@ class Counted(ChunkedKernel):
         self._blocks = blocks
         self.evaluated: list[slice] = []
 
+    def fork(self) -> "Counted":
+        raise NotImplementedError
+
     def uu(self) -> Tensor:
         return self._blocks.Kuu.clone()
 

@@ -1,5 +1,6 @@
 """The command `winnow`: version, help, imports, demo and bad output paths."""
 
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,42 @@ def test_help_does_not_import_torch(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "demo" in result.stdout
     assert result.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "9"}, "None")],
+)
+def test_command_waits_passively_unless_the_user_has_set_how(
+    given: dict[str, str], expected: str
+) -> None:
+    code = (
+        "import os, sys; sys.argv = ['winnow', '--version']\n"
+        "from winnowgp.cli import main\n"
+        "assert 'torch' not in sys.modules\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    names = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+    environment = {k: v for k, v in os.environ.items() if k not in names} | given
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert result.stdout.splitlines()[-1] == expected
+
+
+def test_info_does_not_import_scikit_learn(models: dict[str, Path]) -> None:
+    code = (
+        f"import sys; sys.argv = ['winnow', 'info', {str(models['y'])!r}]\n"
+        "from winnowgp.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "inducing points" in result.stdout
+    assert result.stdout.endswith("['torch']\n")
 
 
 def test_import_of_a_name_loads_only_what_it_needs() -> None:

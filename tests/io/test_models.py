@@ -12,6 +12,7 @@ from gpytorch.likelihoods import BernoulliLikelihood, PoissonLikelihood
 import winnowgp
 from helpers.deep_problems import deep
 from helpers.deep_problems import rows as deep_rows
+from helpers.forgery import contents, file_content
 from helpers.saved_models import DATA, X, closed, sampled, sparse
 from winnowgp import Dataset, Posterior, SparseGP, VariationalGP
 from winnowgp.errors import InputError, NotSaveableError
@@ -36,6 +37,33 @@ def test_load_restores_the_saved_cholesky_factor(tmp_path: Path) -> None:
     posterior = Posterior(plain.kernel, plain.Z, **q, L=1.5 * plain.L)
     assert not torch.allclose(posterior.predict(X).variance, plain.predict(X).variance)
     back = winnowgp.load(save(posterior, tmp_path / "a"))
+    torch.testing.assert_close(
+        back.predict(X).variance, posterior.predict(X).variance, rtol=1e-10, atol=1e-12
+    )
+
+
+def test_load_of_a_posterior_factorises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def factorise(*_: Any, **__: Any) -> None:
+        raise AssertionError("a factor was computed again")
+
+    posterior = sparse(13).posterior(DATA)
+    path = save(posterior, tmp_path / "a")
+    for name in ("eigh", "cholesky_ex", "cholesky", "qr", "svd"):
+        monkeypatch.setattr(torch.linalg, name, factorise)
+    back = winnowgp.load(path)
+    assert torch.equal(back.predict(X).variance, posterior.predict(X).variance)
+
+
+def test_load_of_a_version_3_posterior_computes_the_missing_factor(tmp_path: Path) -> None:
+    posterior = sparse(13).posterior(DATA)
+    outline, tensors = contents(save(posterior, tmp_path / "a"))
+    for name in ("gain", "signs"):
+        del tensors[outline["value"]["state"].pop(name)["$tensor"]]
+    old = tmp_path / "old"
+    old.write_bytes(file_content(outline, tensors, version="3"))
+    back = winnowgp.load(old)
     torch.testing.assert_close(
         back.predict(X).variance, posterior.predict(X).variance, rtol=1e-10, atol=1e-12
     )

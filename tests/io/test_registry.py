@@ -14,7 +14,7 @@ from torch import Tensor
 
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.format import Archive, read_archive, write_archive
-from winnowgp.io.registry import deserialise, matches, register, serialise
+from winnowgp.io.registry import deserialise, load_field, matches, register, serialise
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 STATES = st.recursive(
@@ -155,6 +155,26 @@ def test_deserialise_checks_fields_and_shapes_before_building() -> None:
         with pytest.raises(ModelFileError, match="'level' of a test: Line must be Float"):
             deserialise(Archive("Model", good.outline, good.tensors | {"level": bad}))
     assert built == []
+
+
+def test_load_field_builds_nothing_else(tmp_path: Path) -> None:
+    class Pair:
+        def __init__(self, first, second) -> None:
+            self.first, self.second = first, second
+            built.append(self)
+
+    built: list[Pair] = []
+    register("test: Pair", Pair, fields={"first": int | str, "second": Float[Tensor, " P"]})(Pair)
+    write_archive(serialise("Model", Pair(3, torch.ones(2))), tmp_path / "a")
+    built.clear()
+    assert load_field(tmp_path / "a", "first", int) == ("test: Pair", 3)
+    assert load_field(tmp_path / "a", "third", int) == ("test: Pair", None)
+    with pytest.raises(ModelFileError, match="'first' of a test: Pair must be str; got int"):
+        load_field(tmp_path / "a", "first", str)
+    assert built == []
+    write_archive(serialise("Model", {"first": 3}), tmp_path / "a")
+    with pytest.raises(ModelFileError, match="does not understand"):
+        load_field(tmp_path / "a", "first", int)
 
 
 class Row(TypedDict):

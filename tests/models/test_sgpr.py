@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
@@ -410,3 +417,33 @@ def test_precision_is_copied_and_validated() -> None:
     assert mixed.with_candidates(data.X[:2]).precision == "mixed"
     with pytest.raises(InputError, match=r'`precision` must be "double" or "mixed"; got \'half\''):
         SparseGP(KERNELS_MIXED_PRECISION["rbf"](), data.X[:2], precision="half")
+
+
+@pytest.mark.parametrize("form", ["rbf", "rbf + linear", "autograd"])
+def test_chunked_bound_has_the_same_digits_on_any_number_of_threads(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_blocks, "CHUNK", 16)
+    generator = torch.Generator().manual_seed(3)
+    X = torch.randn(100, 2, dtype=torch.float64, generator=generator)
+    rows = Dataset.of(X, X.prod(1))
+    kernel: Kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    if form == "rbf + linear":
+        kernel = kernel + LinearKernel(ard_num_dims=2)
+    if form == "autograd":
+        kernel = ScaleKernel(RQKernel(ard_num_dims=2))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            gp = SparseGP(kernel.double(), X[:7], noise=0.1)
+            value = gp.chunked_bound(rows)()
+            value.backward()
+            gradients = [p.grad.clone() for p in gp.parameters() if p.grad is not None]
+            gp.zero_grad()
+            C = gp.moments(rows)[1].C
+            found.append([value.detach(), *gradients, C.detach()])
+    finally:
+        torch.set_num_threads(before)
+    assert len(found[0]) >= 6
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

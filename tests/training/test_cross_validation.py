@@ -57,6 +57,7 @@ def test_folds_are_tenths_of_the_rows_and_disjoint(weighted: bool) -> None:
     assert len(CrossValidation.of(data, order(data), folds=0).folds) == 1
     if weighted:
         assert data.weights is not None
+        assert some.weights is not None
         assert torch.equal(some.weights, data.weights[torch.cat(some.folds)])
         w = some.weights / some.weights.sum()
         values = torch.arange(6).double()

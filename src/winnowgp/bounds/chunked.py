@@ -186,6 +186,10 @@ class ChunkedMean(ABC):
     """A prior mean at fixed parameters, with the pull-back of gradients onto these parameters."""
 
     @abstractmethod
+    def fork(self) -> "ChunkedMean":
+        """Return the same mean with sums of its own, which are zero."""
+
+    @abstractmethod
     def centred(self, block: row_blocks.RowBlock) -> Float[Tensor, "B P"]:
         """Return the targets of a block minus their prior mean."""
 
@@ -268,6 +272,7 @@ def two_pass_bound(
     beta = beta.to(chunks.dtype)
 
     def pull_back(shard: Iterable[row_blocks.WhitenedChunk]) -> row_blocks.Sums:
+        own_kernel, own_mean = kernel.fork(), mean.fork()
         for chunk in shard:
             V, Y, weights = chunk.V, mean.centred(chunk.block), chunk.block.weights
             Y_gradient = (Y - V.mT @ beta) / noise
@@ -277,10 +282,10 @@ def two_pass_bound(
                 Kuf_gradient.mul_(weights.to(V.dtype))
                 Y_gradient = weights[:, None] * Y_gradient
                 kff_gradient = weights * kff_gradient
-            mean.pull(chunk.block, Y_gradient)
-            kernel.pull_uf(chunk.block, Kuf_gradient, chunk.Kuf)
-            kernel.pull_ff(chunk.block, -0.5 * kff_gradient)
-        return (*kernel.pulled(), *mean.pulled())
+            own_mean.pull(chunk.block, Y_gradient)
+            own_kernel.pull_uf(chunk.block, Kuf_gradient, chunk.Kuf)
+            own_kernel.pull_ff(chunk.block, -0.5 * kff_gradient)
+        return (*own_kernel.pulled(), *own_mean.pulled())
 
     pulled = chunks.summed(pull_back)
     split = len(pulled) - len(mean.pulled())

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import chain
-from typing import TypeAlias, final
+from itertools import chain, pairwise
+from typing import ClassVar, TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
 
 # Rows of a block on a CPU: matrices with one column per row should stay in the caches.
 CHUNK = 2048
@@ -26,6 +26,9 @@ CHUNK = 2048
 # since float32 sums over more of them lose digits; and so many elements of a matrix with one column
 # per row.
 _MAX_ROWS, _MAX_ELEMENTS = 262_144, 2**26
+# Groups that the blocks of a `Dataset` on a CPU are divided into, which threads may share; and the
+# number of inducing points from which products are large enough to be shared instead.
+_GROUPS, _MANY_POINTS = 8, 2048
 # Matrices of M by the rows of a block that a pass holds in memory at once.
 _MATRICES = 6
 # Bytes that may be kept between passes to save another evaluation of the kernel; on a GPU a quarter
@@ -70,6 +73,7 @@ class RowBlocks:
         source: the rows.
         device: device of the blocks.
         size: rows per block.
+        groups: number of shards that a source without shards is divided into, for `parallel_map`.
         process_group: processes to sum over; those that share the source if None.
     """
 
@@ -79,6 +83,7 @@ class RowBlocks:
         *,
         device: torch.device,
         size: int,
+        groups: int = 1,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.N, self.P, self.observations = source.N, source.P, source.observations
@@ -90,6 +95,8 @@ class RowBlocks:
         self.centre = first.X.mean(0).to(device)
         self.in_memory = all(isinstance(shard, Dataset) for shard in source.shards())
         self._blocks = [list(shard) for shard in self._read_shards()] if self.in_memory else None
+        if self._blocks is not None and len(self._blocks) == 1:
+            self._blocks = _divided(self._blocks[0], groups)
 
     @classmethod
     def of(
@@ -112,7 +119,8 @@ class RowBlocks:
         """
         device = source.device if device is None else device
         size = size or _block_size(device, points, source.D)
-        return cls(source, device=device, size=size, process_group=process_group)
+        groups = _GROUPS if device.type == "cpu" and points < _MANY_POINTS else 1
+        return cls(source, device=device, size=size, groups=groups, process_group=process_group)
 
     @cached_property
     def free(self) -> int:
@@ -135,6 +143,17 @@ class RowBlocks:
         """Return sums over the rows of all processes, from the sums of each shard of this one."""
         return self._process_group.all_reduce(*pairwise_sum(shards))
 
+    def mapped(self, sums: Callable[[Iterable[RowBlock]], Sums], *, parallel: bool = True) -> Sums:
+        """Return sums over the rows of all processes; `sums` forms those of one shard.
+
+        Args:
+            sums: called on several threads at once if the rows are in memory.
+            parallel: whether it may be.
+        """
+        if self._blocks is None:
+            return self.summed(map(sums, self.shards()))
+        return self.summed(parallel_map(sums, self._blocks, parallel=parallel))
+
     def _read_shards(self) -> Iterator[Iterator[RowBlock]]:
         shards = zip(self._source.shards(), self._source.shard_chunks(self._size), strict=True)
         first = 0
@@ -149,6 +168,13 @@ class RowBlocks:
             features = rbf_features(X - self.centre)
             yield RowBlock(slice(first, first + len(X)), X, features, rows.Y, rows.weights)
             first += len(X)
+
+
+def _divided(blocks: list[RowBlock], groups: int) -> list[list[RowBlock]]:
+    """Return consecutive blocks in at most so many groups of nearly equal length."""
+    count = max(1, min(groups, len(blocks)))
+    edges = [round(i * len(blocks) / count) for i in range(count + 1)]
+    return [blocks[a:b] for a, b in pairwise(edges)]
 
 
 def pairwise_sum(terms: Iterable[Sums]) -> Sums:
@@ -203,6 +229,13 @@ class ChunkedKernel(ABC):
 
     Methods may overwrite the cotangents that they receive.
     """
+
+    parallel: ClassVar[bool] = False
+    """Whether forks may be used on several threads at once."""
+
+    @abstractmethod
+    def fork(self) -> "ChunkedKernel":
+        """Return the same kernel with sums of its own, which are zero."""
 
     @abstractmethod
     def uu(self) -> Float[Tensor, "M M"]:
@@ -321,8 +354,19 @@ class WhitenedChunks:
         return chain.from_iterable(self._evaluated())
 
     def summed(self, sums: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
-        """Return sums over the rows of all processes; `sums` forms the sums of one shard."""
-        return self.blocks.summed(sums(shard) for shard in self._evaluated())
+        """Return sums over the rows of all processes; `sums` forms the sums of one shard.
+
+        Shards in memory are shared among threads if the kernel allows it.
+        """
+        if not self.blocks.in_memory:
+            return self.blocks.summed(sums(shard) for shard in self._evaluated())
+        try:
+            shards = parallel_map(sums, self._evaluated(), parallel=self.kernel.parallel)
+        except BaseException:
+            # Chunks that were to be kept may be incomplete.
+            self._shards = None
+            raise
+        return self.blocks.summed(shards)
 
     def _evaluated(self) -> Iterator[Iterable[WhitenedChunk]]:
         if self._shards is not None:

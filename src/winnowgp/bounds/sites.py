@@ -164,13 +164,14 @@ def site_gradient(
     left = L_inverse.mT @ beta
 
     def pull_back(shard: Iterable[row_blocks.WhitenedChunk]) -> row_blocks.Sums:
+        own = kernel.fork()
         for chunk in shard:
             w = sites.precision[chunk.rows]
             gradient = left @ sites.linear[chunk.rows].mT
             for p in range(P):
                 gradient.addmm_(middle[p], chunk.V * w[:, p])
-            kernel.pull_uf(chunk.block, gradient, chunk.Kuf)
-            kernel.pull_ff(chunk.block, -0.5 * w.sum(1))
-        return kernel.pulled()
+            own.pull_uf(chunk.block, gradient, chunk.Kuf)
+            own.pull_ff(chunk.block, -0.5 * w.sum(1))
+        return own.pulled()
 
     return kernel.gradient(chunks.summed(pull_back), Kuu_gradient)

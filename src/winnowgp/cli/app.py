@@ -130,6 +130,16 @@ def _show_warning(message: Warning | str, *_: object) -> None:
     typer.echo(f"{process_name()}: {message}", err=True)
 
 
+def _wait_passively() -> None:
+    """Let OpenMP's threads sleep while they wait, unless the user has set how they wait.
+
+    By default they spin, which takes the time of other processes. OpenMP reads this when PyTorch is
+    loaded. The process belongs to the command; a library must not decide this for its user.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
 def _one_line(error: BaseException) -> str:
     """Return the message of an error and its notes on one line."""
     message = " ".join([str(error), *getattr(error, "__notes__", [])])
@@ -138,4 +148,5 @@ def _one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Run the command line of this process."""
+    _wait_passively()
     sys.exit(run(sys.argv[1:]))

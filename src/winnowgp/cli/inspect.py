@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 def info(model: ModelFile, json: Json = False) -> None:
     """Show what a model predicts, from which inputs, how well, and its settings."""
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_summary
     from winnowgp.cli.summary import as_json, print_summary
 
-    summary = load_table_model(model).summary
+    summary = load_summary(model)
     if json:
         typer.echo(as_json(summary, file=str(model)))
         return
@@ -38,9 +38,9 @@ def frontier(
     """Show the best ELBO known for each number of inducing points, and of the full GP."""
     if output is not None:
         checked_output(output, PICTURES)
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_summary
 
-    choice = load_table_model(model).summary["choice"]
+    choice = load_summary(model)["choice"]
     if output is not None:
         from winnowgp.cli.plot import frontier_plot
         from winnowgp.plots.style import save_figure

@@ -10,6 +10,7 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp import TabularModel
+    from winnowgp.report import Summary
 
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print errors only: no progress bars, no tables.")
@@ -73,15 +74,41 @@ def load_table_model(path: Path) -> "TabularModel":
     """Load a model that `winnow fit` wrote."""
     from winnowgp import TabularModel, load
 
+    model = load(_checked_file(path))
+    if not isinstance(model, TabularModel):
+        raise _other_model(path, type(model).__name__)
+    return model
+
+
+def load_summary(path: Path) -> "Summary":
+    """Load the summary of a model that `winnow fit` wrote, without the model.
+
+    scikit-learn is not imported, which takes longer than PyTorch.
+    """
+    from winnowgp.io.format import unreadable
+    from winnowgp.io.registry import load_field
+    from winnowgp.report import Summary
+    from winnowgp.report.summary import is_consistent
+
+    kind, summary = load_field(_checked_file(path), "summary", Summary)
+    if kind != "TabularModel":
+        raise _other_model(path, kind)
+    if summary is None or not is_consistent(summary):
+        raise unreadable(path)
+    return summary
+
+
+def _checked_file(path: Path) -> Path:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file that `winnow fit` wrote.")
-    model = load(path)
-    if not isinstance(model, TabularModel):
-        raise InputError(
-            f"{path} holds a {type(model).__name__}, saved from Python; the command line needs a "
-            "file that `winnow fit` wrote. Use `winnowgp.load` in Python."
-        )
-    return model
+    return path
+
+
+def _other_model(path: Path, kind: str) -> InputError:
+    return InputError(
+        f"{path} holds a {kind}, saved from Python; the command line needs a file that "
+        "`winnow fit` wrote. Use `winnowgp.load` in Python."
+    )
 
 
 def launched() -> bool:

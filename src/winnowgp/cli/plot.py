@@ -44,16 +44,16 @@ def plot(
         raise InputError(f"`--what` must be one of {', '.join(KINDS)}; got {what!r}.")
     if data is not None and what != "surface":
         raise InputError("`--data` is for `--what surface`; leave it out.")
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_summary, load_table_model
     from winnowgp.data import read_table
     from winnowgp.plots.style import save_figure
 
-    fitted = load_table_model(model)
     if what == "surface":
+        fitted = load_table_model(model)
         table = None if data is None else read_table(data, encoding=encoding)
         figure = _surface(fitted, table)
     else:
-        figure = _plot_of(fitted.summary, what)
+        figure = _plot_of(load_summary(model), what)
     save_figure(figure, output)
     if not quiet:
         typer.echo(f"plot: {output}")
@@ -176,10 +176,10 @@ def report(
 ) -> None:
     """Write a self-contained HTML page: data, selection, quality, effects, settings."""
     checked_output(output, (".html", ".htm"))
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_summary
     from winnowgp.report import save_report
 
-    save_report(load_table_model(model).summary, output)
+    save_report(load_summary(model), output)
     if not quiet:
         typer.echo(f"report: {output}")
 

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from winnowgp.data import DataTable
-from winnowgp.estimators import TabularModel
 from winnowgp.report import Summary
 from winnowgp.report.sentences import selection_lines
+
+if TYPE_CHECKING:
+    from winnowgp.data import DataTable
+    from winnowgp.estimators import TabularModel
 
 # Unseen categories that are remembered per column, however large the table is.
 _MAX_UNSEEN = 1000
@@ -18,12 +21,12 @@ _MAX_UNSEEN = 1000
 class TableNotes:
     """Collects what is new in a table: unseen categories, and a missing id column."""
 
-    def __init__(self, model: TabularModel) -> None:
+    def __init__(self, model: "TabularModel") -> None:
         self._model = model
         self._unseen: dict[str, set[str]] = {}
         self._lacks_id = False
 
-    def observe(self, blocks: Iterable[DataTable]) -> Iterator[DataTable]:
+    def observe(self, blocks: "Iterable[DataTable]") -> "Iterator[DataTable]":
         """Yield the blocks unchanged, and collect notes about them."""
         id_column = self._model.id_column
         for block in blocks:

@@ -30,6 +30,7 @@ from winnowgp.estimators.validation import LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import DeepPosterior, LatentPosterior, Posterior
 from winnowgp.report import Summary
+from winnowgp.report.summary import is_consistent
 from winnowgp.selection import Frontier, SizeFrontier
 from winnowgp.training.schedules import SizedModel
 
@@ -358,8 +359,7 @@ def _tabular_model(
         len(encoder.features) == estimator.n_features_in_
         and choice["points"] == estimator.n_inducing_
         and choice["sizes"] == list(estimator.available_sizes_)
-        and (choice["frontier"] is None or len(choice["frontier"]) > choice["points"])
-        and len(summary["columns"]) > 0
+        and is_consistent(summary)
         and task in TASKS
         and (task == "classification") == isinstance(estimator, SparseGPClassifier)
         and id_column not in prediction_names(task, summary["classes"])

@@ -1,8 +1,8 @@
 """Serialisation of models and their posteriors: the fields of each kind and how it is built.
 
-A posterior keeps the Cholesky factors of its covariance matrices: on another machine they would
-differ where a matrix is nearly singular. A posterior predicts once when it is built, so that
-components that do not fit together are found when a file is loaded.
+A posterior keeps the factors of its covariance matrices: on another machine they would differ where
+a matrix is nearly singular, and loading would take O(M³). A posterior predicts once when it is
+built, so that components that do not fit together are found when a file is loaded.
 """
 
 import torch
@@ -31,14 +31,26 @@ def _posterior(
     q_mean: Float[Tensor, "M P"],
     q_factor: Float[Tensor, "#P M M"],
     L: Float[Tensor, "M M"],
+    gain: Float[Tensor, "#P M M"] | None,
+    signs: Float[Tensor, "#P M"] | None,
 ) -> models.Posterior:
     P = q_mean.shape[1]
     if isinstance(likelihood, SoftmaxLikelihood) and likelihood.num_features != P:
         raise ModelFileError(
             f"a Posterior has {P} latent functions and a likelihood of {likelihood.num_features}"
         )
+    if gain is not None and not (signs is not None and len(q_factor) == len(gain) == len(signs)):
+        raise ModelFileError("the cached factors of a Posterior do not fit its q(u)")
     posterior = models.Posterior(
-        kernel, Z, mean=mean, likelihood=likelihood, q_mean=q_mean, q_factor=q_factor, L=L
+        kernel,
+        Z,
+        mean=mean,
+        likelihood=likelihood,
+        q_mean=q_mean,
+        q_factor=q_factor,
+        L=L,
+        gain=gain,
+        signs=signs,
     )
     posterior.predict(Z.new_zeros(1, Z.shape[1]), observed=True)
     return posterior

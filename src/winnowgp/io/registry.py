@@ -15,7 +15,8 @@ name code. Packages above `io` register their own classes when they are imported
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -93,18 +94,50 @@ def load(path: str | os.PathLike[str]) -> Any:
         ModelFileError: the file was not written by winnowgp, is truncated or damaged, has a newer
             format, or has inconsistent contents.
     """
-    archive = read_archive(Path(path))
-    try:
-        if archive.kind != "Model":
-            raise ModelFileError(f"is a {archive.kind}, not a model")
+    with _opened(Path(path)) as archive:
         model = deserialise(archive)
         if _kind_of(model) is None:
             raise ModelFileError("contains no model")
         return model
+
+
+def load_field(path: str | os.PathLike[str], field: str, hint: Any) -> tuple[str, Any]:
+    """Load one field of the model in a file, without building the model.
+
+    The class of the model need not be known, hence not imported.
+
+    Args:
+        path: a file that `save` wrote.
+        field: name of the field.
+        hint: its type, as in `register`.
+
+    Returns:
+        The kind of the model; and the field, None if the kind has no such field.
+
+    Raises:
+        ModelFileError: as for `load`.
+    """
+    with _opened(Path(path)) as archive:
+        kind, state = archive.outline["$object"], archive.outline["state"]
+        if field not in state:
+            return kind, None
+        value = _Decoder(dict(archive.tensors)).decode(state[field])
+        _check_fields(kind, {field: hint}, {field: value})
+        return kind, value
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Archive]:
+    """Yield the archive of a model; errors about its contents become a `ModelFileError`."""
+    archive = read_archive(path)
+    try:
+        if archive.kind != "Model":
+            raise ModelFileError(f"is a {archive.kind}, not a model")
+        yield archive
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}.") from error
     except _CONTENT_ERRORS as error:
-        raise unreadable(Path(path)) from error
+        raise unreadable(path) from error
 
 
 def register(

@@ -82,6 +82,8 @@ class LinearChunks(ChunkedKernel):
         dtype: data type of blocks; that of Z if None. Products are computed in that of Z.
     """
 
+    parallel = True
+
     def __init__(
         self,
         *,
@@ -91,6 +93,9 @@ class LinearChunks(ChunkedKernel):
     ) -> None:
         self._Z, self._v, self._dtype = Z, variances, dtype or Z.dtype
         self._zero()
+
+    def fork(self) -> "LinearChunks":
+        return LinearChunks(Z=self._Z, variances=self._v, dtype=self._dtype)
 
     def uu(self) -> Float[Tensor, "M M"]:
         K = (self._v * self._Z) @ self._Z.mT
@@ -135,12 +140,17 @@ class SummedChunks(ChunkedKernel):
     of the terms again, since only their sum was kept.
 
     Args:
-        terms: kernels whose last gradient is that of Z.
+        terms: kernels with closed forms, whose last gradient is that of Z.
     """
+
+    parallel = True
 
     def __init__(self, terms: Sequence[ChunkedKernel]) -> None:
         self._terms = tuple(terms)
         self._counts = [len(term.pulled()) for term in terms]
+
+    def fork(self) -> "SummedChunks":
+        return SummedChunks([term.fork() for term in self._terms])
 
     def uu(self) -> Float[Tensor, "M M"]:
         return _total([term.uu() for term in self._terms])
@@ -201,6 +211,9 @@ class AutogradChunks(ChunkedKernel):
         self._kernel, self._Z = kernel, Z
         self._rows = _GradientSums(parameters)
 
+    def fork(self) -> "AutogradChunks":
+        return AutogradChunks(self._kernel, Z=self._Z, parameters=self._rows.parameters)
+
     @torch.no_grad()
     def uu(self) -> Float[Tensor, "M M"]:
         return covariance(self._kernel, self._Z, self._Z)
@@ -244,6 +257,9 @@ class AutogradMean(ChunkedMean):
     def __init__(self, mean: Mean, *, parameters: Sequence[Tensor]) -> None:
         self._mean = mean
         self._rows = _GradientSums(parameters)
+
+    def fork(self) -> "AutogradMean":
+        return AutogradMean(self._mean, parameters=self._rows.parameters)
 
     @torch.no_grad()
     def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:

@@ -170,8 +170,9 @@ class SparseGP(InducingModel):
         L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
-        C, D, square, diagonal = blocks.summed(
-            chunked_moments(L, self._chunks(kernel, shard)).sums for shard in blocks.shards()
+        C, D, square, diagonal = blocks.mapped(
+            lambda shard: chunked_moments(L, self._chunks(kernel, shard)).sums,
+            parallel=kernel.parallel,
         )
         N = blocks.observations
         constant = -0.5 * N * (log(2 * pi) + self.noise.log())

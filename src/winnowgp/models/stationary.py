@@ -7,6 +7,7 @@ kernels differ in their `RadialProfile`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -180,6 +181,8 @@ class StationaryChunks(ChunkedKernel):
         dtype: data type of blocks; that of Z if None.
     """
 
+    parallel = True
+
     def __init__(
         self,
         profile: RadialProfile,
@@ -205,6 +208,11 @@ class StationaryChunks(ChunkedKernel):
         self._coefficients = coefficients.to(self._dtype if is_near else Z.dtype)
         self._Kuu = self._covariance()
         self._zero()
+
+    def fork(self) -> "StationaryChunks":
+        other = copy(self)
+        other._zero()
+        return other
 
     def uu(self) -> Float[Tensor, "M M"]:
         return self._Kuu.clone()

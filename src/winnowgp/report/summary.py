@@ -177,3 +177,16 @@ class Summary(TypedDict):
     timings: dict[str, float]
     settings: dict[str, str]
     """Versions, the digest of the data, and the command that reproduces the fit."""
+
+
+def is_consistent(summary: Summary) -> bool:
+    """Return whether the parts of a summary agree, as far as commands and reports rely on it."""
+    choice, frontier = summary["choice"], summary["choice"]["frontier"]
+    densities = choice["log_densities"]
+    return (
+        len(summary["columns"]) > 0
+        and choice["rows"] > 0
+        and choice["points"] >= 0
+        and (frontier is None or len(frontier) > choice["points"])
+        and (densities is None or len(densities) == len(frontier or []))
+    )

@@ -37,6 +37,9 @@ class Progress:
     """Current locations `[K D]` of each candidate set: one per layer of a deep GP, else one."""
     latents: Float[Tensor, "N Q"] | None = None
     """Current means of q(X), for GP-LVMs."""
+    rows: int | None = None
+    """Number of rows that the objective is summed over; None if all. Starting points are compared
+    on some of the rows."""
 
     @classmethod
     def of(
@@ -47,11 +50,12 @@ class Progress:
         steps: int,
         objective: float,
         inclusion: tuple[Tensor, ...] | None = None,
+        rows: int | None = None,
     ) -> "Progress":
         """Return the event of one step, with copies of the model's locations."""
         latents = model.latents.mean.detach().clone() if isinstance(model, LatentModel) else None
         candidates = candidate_sets(model)
-        return cls(phase, step, steps, objective, inclusion, candidates, latents)
+        return cls(phase, step, steps, objective, inclusion, candidates, latents, rows)
 
 
 def candidate_sets(model: AnyModel) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from winnowgp.data import Source
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, SizeFrontier
@@ -84,27 +85,30 @@ def fit_sparse(
         )
     if isinstance(training.goal, MaxPoints):
         stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
-        points, most = training.goal.points, training.n_candidates or training.goal.points
-        chosen = _select_count(steps, min(points, most), training.rounds, stop)
+        points = min(training.goal.points, training.n_candidates or training.goal.points)
+        with threads_for(10.0 * points**3):
+            chosen = _select_count(steps, points, training.rounds, stop)
     else:
         chosen = _select_by_goal(steps, training)
     data, fitted, goal = steps.data, chosen.model, training.goal
     pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
     statistics = pool.subset_statistics(data)
     affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
-    selection = learn_inclusion(
-        statistics,
-        steps.frontier(statistics),
-        torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
-        goal=goal,
-        generator=context.generator,
-        max_steps=max(1, min(training.inclusion_steps, affordable)),
-    )
-    elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
+    with threads_for(2.0 * pool.K**3):
+        selection = learn_inclusion(
+            statistics,
+            steps.frontier(statistics),
+            torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
+            goal=goal,
+            generator=context.generator,
+            max_steps=max(1, min(training.inclusion_steps, affordable)),
+        )
     assert selection.frontier is not None
     largest = fitted if chosen.largest is None else chosen.largest
     held_out = steps.cross_validation(largest.K, share=_REPORTED)
-    sized, frontiers = _sized_models(steps, fitted, training.kept_sizes, held_out)
+    with threads_for(10.0 * fitted.K**3):
+        elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
+        sized, frontiers = _sized_models(steps, fitted, training.kept_sizes, held_out)
     frontiers = [*chosen.frontiers, selection.frontier, *frontiers]
     frontier = SizeFrontier.of(*frontiers, N=data.observations)
     frontier = frontier.with_model(0, elbo=chosen.constant)
@@ -325,7 +329,10 @@ def _select_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
     whole = data.N * M <= 250_000
     part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))
-    start = steps.successive_halving(steps.starts(M), on=part, iterations=50)
+    start = steps.successive_halving(steps.starts(M), on=part, iterations=30)
+    if not whole:
+        # Blocks of rows in float32 take half the time; a few steps in double precision follow.
+        start, _ = steps.optimise(start, stop=stop, precision="mixed")
     best, elbo = steps.optimise(start, stop=stop)
     for _ in range(1, rounds):
         pool = steps.with_fresh(best, max(50, M // 2))

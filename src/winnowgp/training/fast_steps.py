@@ -13,6 +13,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
@@ -44,6 +45,9 @@ HELD = SAMPLE
 _LEAST = 10
 # A sample of so many rows resolves the structure that inducing points could represent.
 _MANY_ROWS = 10_000
+# Elements of K_uf from which float32 saves time: half of it on a CPU, 128 points and 7,000 rows.
+# Where Python and small factors take most of the time, its rounding costs iterations instead.
+_LARGE = 200_000
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -191,7 +195,8 @@ class FastSteps(Generic[Model]):
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
             start, _ = self._shortly(start, part, 100)
-        return self.optimise(start, stop=Stop(2e-4 * self.data.observations, 20, 150))
+        stop = Stop(2e-4 * self.data.observations, 20, 150)
+        return self.optimise(start, stop=stop, precision="mixed")
 
     @property
     def can_hold_out(self) -> bool:
@@ -248,7 +253,8 @@ class FastSteps(Generic[Model]):
 
         Among points of nearly equal gain another machine may remove another one.
         """
-        frontier = elimination_frontier(statistics)
+        with threads_for(12.0 * statistics.K**3):
+            frontier = elimination_frontier(statistics)
         shared = self._process_group.broadcast(frontier.bounds, frontier.masks)
         return Frontier(*shared, N=frontier.N)
 
@@ -259,30 +265,45 @@ class FastSteps(Generic[Model]):
         return pruned
 
     def optimise(
-        self, model: Model, *, stop: Stop, on: Source | None = None
+        self, model: Model, *, stop: Stop, on: Source | None = None, precision: str | None = None
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
         The objective includes the jitter of `bounds.chunked`; the ELBO returned does not. The
         model itself is returned if the copy is no better.
+
+        Args:
+            model: the model to start from.
+            stop: stopping rule.
+            on: the rows; all by default.
+            precision: precision of the objective of a `SparseGP`, instead of the model's own, where
+                K_uf is large. The ELBO is computed in double precision.
         """
         moved, rows = deepcopy(model), self.data if on is None else on
+        large = rows.N * model.K >= _LARGE
+        if precision is not None and large and isinstance(moved, SparseGP):
+            moved.precision = precision
         dataset = rows.as_dataset()
         dataset = self.sample if dataset is None else dataset
         _lift_noise(moved, dataset)
         cost = max(model.chunked_cost(rows), 1.0)
         affordable = self._decided(lambda: int(_SHARE * self.budget.remaining / cost))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
-        maximum = maximise_elbo(
-            moved,
-            dataset.X,
-            objective=moved.chunked_bound(rows),
-            stop=stop,
-            on_step=lambda step, value: self._context.notify(
-                Progress.of(moved, "optimisation", step, stop.iterations, value)
-            ),
-            checkpoint_log=self._context.checkpoint_log,
-        )
+        count = rows.N if rows.N < self.data.N else None
+        # Steps and factors of K_uu are small; passes over the rows use all threads.
+        with threads_for(10.0 * model.K**3):
+            maximum = maximise_elbo(
+                moved,
+                dataset.X,
+                objective=moved.chunked_bound(rows),
+                stop=stop,
+                on_step=lambda step, value: self._context.notify(
+                    Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
+                ),
+                checkpoint_log=self._context.checkpoint_log,
+            )
+        if isinstance(moved, SparseGP) and isinstance(model, SparseGP):
+            moved.precision = model.precision
         self.budget.spend(1.15 * maximum.iterations * cost)
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
         return (moved, after) if after > before else (model, before)
@@ -294,7 +315,9 @@ class FastSteps(Generic[Model]):
         function with more noise.
         """
         if self.initialization is None:
-            self.initialise(STAGES[-1] if M > 64 else STAGES[1])
+            # The optimisation with M points moves hyper-parameters on; more rows took longer (three
+            # seconds for 1,000) and ended no higher.
+            self.initialise(STAGES[1])
         assert self.initialization is not None
         initial = self.initialization.best
         smooth = starting_points(initial, self.sample)[1]
@@ -324,8 +347,9 @@ class FastSteps(Generic[Model]):
         return starts[0]
 
     def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
+        stop = Stop(3e-4 * on.observations, 20, iterations)
         try:
-            return self.optimise(start, stop=Stop(3e-4 * on.observations, 20, iterations), on=on)
+            return self.optimise(start, stop=stop, on=on, precision="mixed")
         except TrainingError:
             return start, -inf
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import DENSE, Budget
@@ -348,9 +349,10 @@ def _optimise(
     """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
     try:
         objective = model.dense_bound(rows)
-        maximum = maximise_elbo(
-            model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
-        )
+        with threads_for(DENSE * rows.N**3):
+            maximum = maximise_elbo(
+                model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
+            )
     except TrainingError:
         return -inf, 0
     return maximum.value, maximum.iterations

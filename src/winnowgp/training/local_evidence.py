@@ -17,6 +17,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models.base import Model
 from winnowgp.training.budget import DENSE, Budget
 from winnowgp.training.callbacks import Stateful
@@ -72,9 +73,10 @@ def maximise_local_evidence(
             with torch.no_grad():
                 before = summed().item()
         try:
-            maximum = maximise_elbo(
-                model, data.X, objective=summed, stop=stop, checkpoint_log=checkpoint_log
-            )
+            with threads_for(DENSE * max(block.N**3 for block in blocks)):
+                maximum = maximise_elbo(
+                    model, data.X, objective=summed, stop=stop, checkpoint_log=checkpoint_log
+                )
         except TrainingError:
             continue
         work = DENSE * sum(block.N**3 for block in blocks)

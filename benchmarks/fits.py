@@ -1,0 +1,278 @@
+"""Bound against CPU seconds with M inducing points: winnowgp, GPflow's SGPR, GPyTorch's SGPR, SVGP.
+
+    python benchmarks/fits.py --gpflow benchmarks/peers/.venv-gpflow/bin/python
+    python benchmarks/fits.py --report                # print the results
+    python benchmarks/fits.py --plot curves.png       # draw them
+
+All methods have the same splits and an ARD squared-exponential kernel. For each cell (data, seed,
+M) they run one after another, each in a process of its own with one thread, and record the bound
+and CPU seconds after every step; fits that are already in the result file are not repeated. Seeds 5
+to 7 are reported; 0 to 2 are for tuning. Results are in benchmarks/results/fits.
+
+GPflow starts at cluster centres and takes up to 2,000 L-BFGS iterations; its seconds include the
+compilation of its graph. GPyTorch starts there too, and uses Adam. winnowgp's seconds are those of
+`fit` with `max_points`, and its curve has a point for each step on all rows.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from measure import RESULTS, Row, table
+from regression import split
+from winnowgp import fit
+from winnowgp.estimators import kernel_from
+from winnowgp.experiments.runs import Runs
+from winnowgp.models import SparseGP
+from winnowgp.training import FastSchedule, MaxPoints
+from winnowgp.training.callbacks import Progress
+
+DATA = ("concrete", "kin8nm", "protein", "kin40k")
+POINTS = (64, 128, 256, 512)
+SEEDS = (5, 6, 7)
+PEERS = ("winnowgp", "gpflow-sgpr", "gpytorch-sgpr", "gpytorch-svgp")
+# GPflow's numbers of L-BFGS iterations that are compared with.
+ITERATIONS = (300, 2000)
+# Larger tables are cut to so many rows, 90 % of them for training.
+ROWS = 10_000
+# Largest number of points of a curve that are stored.
+STORED = 100
+SCRIPTS = Path(__file__).parent / "peers"
+
+
+def fit_winnowgp(name: str, M: int, *, seed: int) -> Row:
+    """Fit winnowgp and return a row with its curve."""
+    train = split(name, seed=seed, rows=ROWS).train
+    curve: list[tuple[float, float]] = []
+    start = time.process_time()
+
+    def record(progress: Progress) -> None:
+        # Smaller models, which the fit keeps as well, are optimised after its own.
+        own = progress.phase == "optimisation" and len(progress.candidates[0]) == M
+        if own and progress.rows is None:
+            curve.append((time.process_time() - start, progress.objective))
+
+    result = fit(
+        SparseGP(kernel_from("rbf", train.D), train.X[:0]),
+        train,
+        schedule=FastSchedule(MaxPoints(M)),
+        callbacks=record,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return {
+        "peer": "winnowgp",
+        "dataset": name,
+        "M": M,
+        "seed": seed,
+        "n_train": train.N,
+        "elbo": result.elbo,
+        "cpu_seconds": time.process_time() - start,
+        "curve": curve,
+    }
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Fit every cell that is not in the result file, alternating between the methods."""
+    results = Runs(RESULTS / "fits" / f"{arguments.name}.jsonl")
+    known = {_key(row) for row in results}
+    commands = {
+        "winnowgp": (sys.executable, __file__, "--one"),
+        "gpflow-sgpr": (arguments.gpflow, SCRIPTS / "gpflow_sgpr.py"),
+        "gpytorch-sgpr": (sys.executable, SCRIPTS / "gpytorch_sgpr.py"),
+        "gpytorch-svgp": (sys.executable, SCRIPTS / "gpytorch_svgp.py"),
+    }
+    for M in arguments.points:
+        for name in arguments.data:
+            for seed in arguments.seeds:
+                for peer in arguments.peers:
+                    if (peer, name, M, seed) in known or commands[peer][0] is None:
+                        continue
+                    row = _separately(*commands[peer], name=name, M=M, seed=seed)
+                    curve = row.pop("curve", [])
+                    row |= {"curve": thinned(curve), "after": _marks(curve)}
+                    results.add(row)
+                    print(f"{peer} {name} M={M} seed={seed}: ", end="")
+                    print(f"{row['elbo']} nats, {row['cpu_seconds']:.1f} s", flush=True)
+
+
+def _separately(*command: object, name: str, M: int, seed: int) -> Row:
+    """Run one fit in a process of its own, with one thread."""
+    options = ["--data-dir", os.environ["WINNOWGP_DATA"], "--dataset", name]
+    options += ["--points", str(M), "--seed", str(seed), "--rows", str(ROWS)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.jsonl"
+        subprocess.run(
+            [*map(str, command), *options, "--out", str(out)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        return json.loads(out.read_text(encoding="utf-8"))
+
+
+def thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
+    """Return about `STORED` points of a curve, evenly spaced in the logarithm of the step."""
+    ratio = max(len(curve), 2) ** (1 / STORED)
+    kept = {0, len(curve) - 1, *(round(ratio**i) for i in range(STORED))}
+    return [[round(s, 3), round(elbo, 3)] for i, (s, elbo) in enumerate(curve) if i in kept]
+
+
+def _marks(curve: list[tuple[float, float]]) -> dict[str, list[float]]:
+    """Return CPU seconds and bound after some numbers of steps, or at the end of fewer."""
+    return {str(n): list(curve[min(n, len(curve)) - 1]) for n in ITERATIONS if curve}
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["peer"], row["dataset"], row["M"], row["seed"]
+
+
+def seconds_to(row: Row, elbo: float) -> float:
+    """Return the CPU seconds after which a curve has passed a bound; infinite if it never does."""
+    return min((seconds for seconds, value in row["curve"] if value >= elbo), default=math.inf)
+
+
+def cells(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
+    """Iterate over the fits of winnowgp and GPflow of the same cell."""
+    known = {_key(row): row for row in rows}
+    for row in rows:
+        other = known.get(("gpflow-sgpr", *_key(row)[1:]))
+        if row["peer"] == "winnowgp" and other is not None and other["elbo"] is not None:
+            yield row, other
+
+
+def report(name: str) -> None:
+    """Print a table of the cells, and the geometric means of the ratios of seconds."""
+    rows = list(Runs(RESULTS / "fits" / f"{name}.jsonl"))
+    header = ["data", "M", "seed", "ours", "s", "fit s"]
+    for iterations in ITERATIONS:
+        header += [f"GPflow {iterations}", "s", "we pass at", "ratio"]
+    header.append("final gap/obs")
+    lines, ratios = [], {iterations: [] for iterations in ITERATIONS}
+    for ours, peer in sorted(cells(rows), key=lambda pair: _key(pair[0])[1:]):
+        reached = seconds_to(ours, ours["elbo"] - 0.1)
+        line = [ours["dataset"], ours["M"], ours["seed"], f"{ours['elbo']:.1f}", f"{reached:.1f}"]
+        line.append(f"{ours['cpu_seconds']:.1f}")
+        for iterations in ITERATIONS:
+            seconds, elbo = peer["after"][str(iterations)]
+            passed = seconds_to(ours, elbo)
+            ratios[iterations].append(passed / seconds)
+            line += [f"{elbo:.1f}", f"{seconds:.1f}", f"{passed:.1f}", f"{passed / seconds:.2f}"]
+        line.append(f"{(ours['elbo'] - peer['elbo']) / ours['n_train']:+.4f}")
+        lines.append(line)
+    print(table(header, lines))
+    for iterations, values in ratios.items():
+        passed = [value for value in values if value < math.inf]
+        if passed:
+            mean = math.exp(sum(map(math.log, passed)) / len(passed))
+            print(
+                f"GPflow's bound after {iterations} iterations: passed in {len(passed)} of "
+                f"{len(values)} cells, in {mean:.2f} of its seconds (geometric mean), "
+                f"at most {max(passed):.2f}"
+            )
+    _report_gpytorch(rows)
+
+
+def _report_gpytorch(rows: list[Row]) -> None:
+    known = {_key(row): row for row in rows}
+    lines = []
+    for row in sorted(rows, key=_key):
+        ours = known.get(("winnowgp", *_key(row)[1:]))
+        if row["peer"].startswith("gpytorch") and ours is not None:
+            cells = [row["peer"], row["dataset"], row["M"], row["seed"]]
+            if row["elbo"] is None:
+                lines.append([*cells, row.get("error", "")[:40], "", "", ""])
+                continue
+            gap = (ours["elbo"] - row["elbo"]) / row["n_train"]
+            passed = seconds_to(ours, row["elbo"])
+            cells += [f"{row['elbo']:.1f}", f"{row['cpu_seconds']:.1f}", f"{passed:.1f}"]
+            lines.append([*cells, f"{gap:+.4f}"])
+    if lines:
+        header = ("peer", "data", "M", "seed", "ELBO", "s", "we pass at", "ours above/obs")
+        print("\n" + table(header, lines))
+
+
+def plot(name: str, path: Path) -> None:
+    """Draw nats per observation below the best bound of a cell against CPU seconds."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    rows = list(Runs(RESULTS / "fits" / f"{name}.jsonl"))
+    names = [data for data in DATA if any(row["dataset"] == data for row in rows)]
+    points = sorted({row["M"] for row in rows})
+    fig, axes = plt.subplots(
+        len(names), len(points), figsize=(3 * len(points), 2.4 * len(names)), squeeze=False
+    )
+    for (i, data), (j, M) in ((a, b) for a in enumerate(names) for b in enumerate(points)):
+        ax, cell = axes[i, j], [r for r in rows if (r["dataset"], r["M"]) == (data, M)]
+        for row in cell:
+            same = [r["elbo"] for r in cell if r["seed"] == row["seed"] and r["elbo"] is not None]
+            if row["elbo"] is None:
+                continue
+            seconds = [s for s, _ in row["curve"]]
+            gaps = [(max(same) - v) / row["n_train"] for _, v in row["curve"]]
+            first = row["seed"] == cell[0]["seed"]
+            ax.loglog(
+                seconds,
+                [max(gap, 1e-4) for gap in gaps],
+                color=f"C{PEERS.index(row['peer'])}",
+                linewidth=1,
+                label=row["peer"] if first else None,
+            )
+        ax.set(title=f"{data}, M = {M}", ylim=(8e-5, 1))
+    axes[0, 0].legend(fontsize=7)
+    fig.supxlabel("CPU seconds")
+    fig.supylabel("nats per observation below the best bound")
+    fig.tight_layout()
+    fig.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
+    parser.add_argument("--points", type=int, nargs="+", default=POINTS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument(
+        "--gpflow", help="Python executable with GPflow; without it GPflow is skipped"
+    )
+    parser.add_argument("--name", default="fits", help="name of the result file")
+    parser.add_argument("--report", action="store_true", help="print results without measuring")
+    parser.add_argument("--plot", type=Path, help="draw results to a file without measuring")
+    if "--one" in sys.argv:
+        _main_one(parser)
+        return
+    arguments = parser.parse_args()
+    if arguments.plot is not None:
+        plot(arguments.name, arguments.plot)
+        return
+    if not arguments.report:
+        run(arguments)
+    report(arguments.name)
+
+
+def _main_one(parser: argparse.ArgumentParser) -> None:
+    """Fit one cell and write its row, with the options of the other methods' scripts."""
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    for option in ("--dataset", "--seed", "--rows", "--data-dir", "--out"):
+        parser.add_argument(option, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    row = fit_winnowgp(arguments.dataset, arguments.points[0], seed=int(arguments.seed))
+    Path(arguments.out).write_text(json.dumps(row), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
