@@ -11,6 +11,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from helpers import oracles
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.kernels import covariance
 from winnowgp.training import growth
 from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.fast_steps import FastSteps
@@ -332,3 +333,35 @@ def test_grow_refitted_other_likelihoods_refit_each_doubling(
     assert pool.growth.limit is None
     assert pool.growth.last_gain < TOLERANCE
     assert pool.elbo == pytest.approx(pool.model.fixed_bound(labels), abs=1e-6)
+
+
+@pytest.mark.parametrize("most", [40, 150])
+def test_limited_pool_has_hyperparameters_that_predict_best(most: int) -> None:
+    """The ELBO of too few candidates prefers more noise; with many of them predictions do not."""
+    g = seeded()
+    X = 2 * torch.rand(200, 3, generator=g, dtype=torch.float64)
+    prior = ScaleKernel(MaternKernel(1.5)).double()
+    prior.base_kernel.lengthscale = torch.tensor(0.5)
+    K = covariance(prior, X, X).detach() + 0.01 * torch.eye(200)
+    normal = torch.randn(200, 1, generator=g, dtype=torch.float64)
+    rows = Dataset(X, torch.linalg.cholesky(K) @ normal)
+    gp = SparseGP(prior, X[:0], noise=0.003)
+    steps = steps_of(gp, rows)
+    initial = Initialization((Optimum(gp, 0.0, rows.N, 0),), rows.N, True, (0.0,))
+    pool, highest = grown_pool(steps, initial, tolerance=TOLERANCE, most=most, constant=-1e3)
+    held_out = steps.cross_validation(most, share=1.0)
+    assert held_out is not None
+    densities = []
+    for factor in (1, 3, 10):
+        candidates = steps.with_fresh(gp, most).candidates
+        densities.append(held_out.densities(SparseGP(prior, candidates, noise=0.003 * factor)))
+    unchanged = max(densities, key=held_out.mean)
+    found = held_out.densities(pool.model)
+    assert pool.predicts_best == (most == 150)
+    assert highest >= pool.elbo
+    if pool.predicts_best:
+        torch.testing.assert_close(found, unchanged, rtol=1e-6, atol=1e-6)
+        assert pool.model.noise <= 0.03
+    else:
+        gap = held_out.gap(unchanged, found)
+        assert gap.nats < 2 * gap.standard_error

@@ -163,7 +163,7 @@ class FastSteps(Generic[Model]):
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = _scaled(model, variance=1e-6, lengthscale=1.0, noise=1.0)
+        bare = scaled(model, variance=1e-6, lengthscale=1.0)
         for kernel in initialization.trainable_variances(bare.kernel):
             initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
         for kernel in bare.kernel.modules():
@@ -190,7 +190,7 @@ class FastSteps(Generic[Model]):
         M points cannot represent the exact posterior: their optimum is closer to a smoother
         function with more noise.
         """
-        soft = _scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
+        soft = scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
         start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
@@ -321,7 +321,7 @@ class FastSteps(Generic[Model]):
         assert self.initialization is not None
         initial = self.initialization.best
         smooth = starting_points(initial, self.sample)[1]
-        soft = _scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
+        soft = scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
             starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
@@ -332,7 +332,7 @@ class FastSteps(Generic[Model]):
                 self._centres(soft, M),
             ]
         if M <= 16:
-            smoother = _scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
+            smoother = scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
             starts += [self._centres(smooth, M), self._centres(smoother, M)]
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
@@ -418,7 +418,9 @@ def _lift_noise(model: InducingModel, rows: Dataset) -> None:
         initialization.set_noise(model.likelihood, rows.X.new_tensor(least))
 
 
-def _scaled(model: Model, *, variance: float, lengthscale: float, noise: float) -> Model:
+def scaled(
+    model: Model, *, variance: float = 1.0, lengthscale: float = 1.0, noise: float = 1.0
+) -> Model:
     """Return a copy with trainable kernel variances, lengthscales and noise multiplied."""
     scaled = deepcopy(model)
     for kernel in initialization.trainable_variances(scaled.kernel):

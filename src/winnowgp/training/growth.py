@@ -14,7 +14,7 @@ from typing import Generic
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import selection_work
-from winnowgp.training.fast_steps import FastSteps
+from winnowgp.training.fast_steps import FastSteps, scaled
 from winnowgp.training.goals import Tolerance
 from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.lbfgs import Stop
@@ -26,6 +26,10 @@ FIRST = 64
 _REFIT = 30
 # Iterations after which a refitted pool is compared with one that was not.
 _COMPARED = 12
+# Standard errors by which a pool of lower ELBO must predict held-out rows better.
+_ERRORS = 2.0
+# Multiples of the noise that are compared on held-out rows.
+_NOISIER = (3.0, 10.0)
 # Iterations that must be affordable for a refit to be worth its while.
 _LEAST_REFIT = 15
 # Share of the work that comparing hyper-parameters on held-out rows may take.
@@ -70,7 +74,8 @@ def grown_pool(
         reference = steps.dense_evidence(initial)
         pool = grow(steps, initial.best, tolerance=tolerance, most=most, reference=reference)
         if pool.limited:
-            pool = _limited_pool(steps, pool)
+            pool, highest = _limited_pool(steps, pool)
+            reference = max(reference, highest)
         return pool, max(reference, pool.elbo)
     starts = [initial.best, *steps.other_regimes(initial)]
     if isinstance(steps.model, SparseGP):
@@ -92,17 +97,20 @@ def grown_pool(
         pool = replace(pool, growth=replace(pool.growth, limit=None))
     if not pool.limited:
         pool = grow_refitted(steps, pool, tolerance=tolerance, most=most, constant=constant)
+    highest = max(pool.elbo, *(other.elbo for other in pools))
     if pool.limited:
-        pool = _limited_pool(steps, pool)
-    return pool, max(pool.elbo, *(other.elbo for other in pools))
+        pool, elbo = _limited_pool(steps, pool)
+        highest = max(highest, elbo)
+    return pool, highest
 
 
-def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
-    """Return a pool that is too small, with the hyper-parameters that predict best.
+def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> tuple[Pool[Model], float]:
+    """Return a pool that is too small, with hyper-parameters that predict best; the highest ELBO.
 
     Refitted with too few points, hyper-parameters explain more as noise: the ELBO rises, and
     predictions may get worse. So they are refitted only if much variance is left unexplained, and
-    held-out rows decide. The refitted pool is as large as its refit can be afforded.
+    held-out rows decide, also whether more noise should stand for what is left unexplained. The
+    refitted pool is as large as its refit can be afforded.
     """
     if len(pool.growth.sizes) == 1:
         # Greedy candidates are nested.
@@ -112,7 +120,7 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
         growth = Growth((half.K, pool.model.K), elbos, pool.growth.limit, gain)
         pool = replace(pool, growth=growth)
     if pool.unexplained is not None and pool.unexplained < _MODERATE:
-        return pool
+        return pool, pool.elbo
     smaller, K = pool, pool.model.K
     while K > FIRST and refit_limit(steps, K) is not None:
         K //= 2
@@ -123,10 +131,23 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
     refitted = refit(steps, smaller, iterations=_COMPARED)
     held_out = steps.cross_validation(pool.model.K, share=_HELD_OUT)
     if held_out is not None:
-        before, after = (held_out.mean(held_out.densities(p.model)) for p in (pool, refitted))
-        if before > after:
-            return replace(pool, predicts_best=True)
-    return measure_last_doubling(steps, refit(steps, refitted))
+        factors = _NOISIER if isinstance(steps.model, SparseGP) else ()
+        pools = [pool, *(_noisier(steps, pool, factor) for factor in factors)]
+        densities = [held_out.densities(other.model) for other in pools]
+        best = max(range(len(pools)), key=lambda i: held_out.mean(densities[i]))
+        gap = held_out.gap(densities[best], held_out.densities(refitted.model))
+        if gap.nats > _ERRORS * gap.standard_error:
+            highest = max(other.elbo for other in (*pools, refitted))
+            return replace(pools[best], predicts_best=True), highest
+    refitted = measure_last_doubling(steps, refit(steps, refitted))
+    return refitted, refitted.elbo
+
+
+def _noisier(steps: FastSteps[Model], pool: Pool[Model], factor: float) -> Pool[Model]:
+    """Return the pool with more noise."""
+    model = scaled(pool.model, noise=factor)
+    elbo, unexplained = _value(model, steps)
+    return replace(pool, model=model, elbo=elbo, unexplained=unexplained)
 
 
 def grow(
