@@ -40,7 +40,7 @@ from winnowgp.errors import CheckpointWarning, InputError
         ("predict y.winnow SHOP -o out.xlsx", r"must end in one of \.csv"),
         ("predict y.winnow SHOP --level 95", "`level` must lie between 0 and 1"),
         ("predict SHOP SHOP", "is not a winnowgp model"),
-        ("predict nope.winnow SHOP", "No such file"),
+        ("predict nope.winnow SHOP", "There is no file nope.winnow; give a file"),
         ("predict . SHOP", "is a folder"),
         ("predict posterior.winnow SHOP", "holds a SparseGPRegressor, saved from Python"),
         ("plot y.winnow --what art", "`--what` must be one of"),
@@ -87,7 +87,7 @@ def test_internal_error_has_exit_code_1_and_no_traceback(
     def broken(path: Path) -> None:
         raise ZeroDivisionError("no\nway")
 
-    monkeypatch.setattr("winnowgp.load", broken)
+    monkeypatch.setattr("winnowgp.cli.options.load_summary", broken)
     assert run(["info", str(models["y"])]) == 1
     output = capfd.readouterr().err
     assert "internal error (ZeroDivisionError: no way)" in output
@@ -102,6 +102,6 @@ def test_warnings_of_other_libraries_are_hidden(
         warnings.warn("of ours", CheckpointWarning, stacklevel=1)
         raise InputError("it is no model.")
 
-    monkeypatch.setattr("winnowgp.load", load)
+    monkeypatch.setattr("winnowgp.cli.options.load_summary", load)
     assert run(["info", str(tmp_path / "m.winnow")]) == 2
     assert capfd.readouterr().err == "winnow: of ours\nwinnow: it is no model.\n"

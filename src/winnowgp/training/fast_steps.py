@@ -48,6 +48,8 @@ _MANY_ROWS = 10_000
 # Elements of K_uf from which float32 saves time: half of it on a CPU, 128 points and 7,000 rows.
 # Where Python and small factors take most of the time, its rounding costs iterations instead.
 _LARGE = 200_000
+# Folds of held-out rows for other likelihoods, whose sites are inferred for each model anew.
+_SITE_FOLDS = 2
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -214,7 +216,8 @@ class FastSteps(Generic[Model]):
         if not self.can_hold_out:
             return None
         affordable = share * self.budget.work_limit / max(selection_work(self.data.N, K), 1.0)
-        return CrossValidation.of(self.sample, self._order, folds=int(min(affordable, FOLDS)))
+        most = FOLDS if isinstance(self.model, SparseGP) else _SITE_FOLDS
+        return CrossValidation.of(self.sample, self._order, folds=int(min(affordable, most)))
 
     def shared(self, value: float) -> float:
         """Return the value of the first process to all that share the fit."""
