@@ -11,7 +11,13 @@ from helpers import oracles
 from helpers.problems import Problem, problem
 from winnowgp.bounds import collapsed_bound
 from winnowgp.bounds.row_blocks import JITTER, RowBlocks, WhitenedChunks
-from winnowgp.bounds.sites import Sites, site_gradient, site_moments, site_sums
+from winnowgp.bounds.sites import (
+    Sites,
+    exact_site_gradient,
+    site_gradient,
+    site_moments,
+    site_sums,
+)
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
@@ -216,6 +222,28 @@ def test_site_gradient_includes_the_jitter(monkeypatch: pytest.MonkeyPatch) -> N
     ours = site_gradient(chunks, sites, site_sums(chunks, sites))
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+@pytest.mark.parametrize("jitter", [JITTER, 0.3])
+def test_exact_site_gradient_matches_dense_evidence(
+    P: int, jitter: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("winnowgp.bounds.row_blocks.JITTER", jitter)
+    p, sites = problem(), random_sites(25, P)
+    kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)).double()
+    parameters = list(kernel.parameters())
+    K = kernel_blocks(kernel, p.X, p.X).Kuu
+    K = K + jitter * K.diagonal().mean() * torch.eye(25, dtype=torch.float64)
+    G = dense_evidence(K, K, K.diagonal(), sites)
+    expected = torch.autograd.grad(G, parameters)
+    chunks = WhitenedChunks.for_all_rows(
+        AutogradChunks(kernel, Z=p.X, parameters=parameters), rows_of(p)
+    )
+    sums = site_sums(chunks, sites)
+    torch.testing.assert_close(sums.evidence(), G.detach(), rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(exact_site_gradient(chunks, sites, sums), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("P", [1, 2])

@@ -344,6 +344,22 @@ class WhitenedChunks:
         """Return chunks for values only: the smallest jitter that works, whitened by solves."""
         return cls(kernel, blocks, L=cholesky(kernel.uu()).L, keep=keep)
 
+    @classmethod
+    def for_all_rows(cls, kernel: ChunkedKernel, blocks: RowBlocks) -> "WhitenedChunks":
+        """Return the one chunk of rows that all are inducing points: V = Lᵀ, jitter 1e-8 and t = 0.
+
+        Args:
+            kernel: a kernel whose inducing points are the rows.
+            blocks: one block.
+        """
+        K = kernel.uu()
+        K.diagonal().add_(JITTER * K.diagonal().mean())
+        chunks = cls(kernel, blocks, L=definite_cholesky(K))
+        (block,) = blocks
+        t = torch.zeros_like(block.X[:, 0])
+        chunks._shards = [[WhitenedChunk(block, K, chunks.L.mT, t)]]
+        return chunks
+
     @property
     def L_inverse(self) -> Float[Tensor, "M M"]:
         """Inverse of L, which must have been passed to the constructor."""

@@ -175,3 +175,30 @@ def site_gradient(
         return own.pulled()
 
     return kernel.gradient(chunks.summed(pull_back), Kuu_gradient)
+
+
+def exact_site_gradient(
+    chunks: row_blocks.WhitenedChunks, sites: Sites, sums: SiteSums
+) -> tuple[Tensor, ...]:
+    """Return the gradient of G in the kernel's parameters where all rows are inducing points.
+
+    With Σ_p = Vᵀ B_p⁻¹ V the covariance of q(f_p), and α_p = λ_p − W_p Vᵀ B_p⁻¹ D_p,
+
+        ∂G/∂K_ff = ½ Σ_p [α_p α_pᵀ − (K_ff + W_p⁻¹)⁻¹],   (K_ff + W⁻¹)⁻¹ = W − W Σ W.
+
+    O(P N³), a fourth of the operations of `site_gradient`.
+
+    Args:
+        chunks: `WhitenedChunks.for_all_rows`.
+    """
+    (chunk,) = chunks
+    w, beta = sites.precision, torch.cholesky_solve(sums.D.mT[..., None], sums.roots)[..., 0].mT
+    alpha = sites.linear - w * (chunk.V.mT @ beta)
+    gradient = alpha @ alpha.mT
+    for p in range(len(sums.roots)):
+        A = solve_lower(sums.roots[p], chunk.V * w[:, p])
+        gradient.addmm_(A.mT, A)
+    gradient.diagonal().sub_(w.sum(1))
+    gradient.mul_(0.5)
+    gradient.diagonal().add_(gradient.diagonal().sum() * (row_blocks.JITTER / len(w)))
+    return chunks.kernel.gradient(chunks.kernel.pulled(), gradient)

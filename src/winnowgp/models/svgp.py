@@ -18,7 +18,7 @@ from winnowgp.bounds import subset_blocks, uncollapsed_bound
 from winnowgp.bounds.collapsed import masked_blocks
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
-from winnowgp.bounds.sites import Sites, site_gradient, site_moments
+from winnowgp.bounds.sites import Sites, exact_site_gradient, site_gradient, site_moments
 from winnowgp.bounds.uncollapsed import masked_marginal, subset_marginal
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import ConvergenceWarning, InputError
@@ -206,7 +206,7 @@ class VariationalGP(InducingModel):
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the bound with every row as an inducing point, as a function; O(P N³)."""
         self.check(data)
-        return self._profiled(data, data.X, gain=INITIAL_GAIN)
+        return self._profiled(data, None, gain=INITIAL_GAIN)
 
     def upper_bound(self, data: Source) -> float:
         """Return infinity: no upper bound on the evidence is known for all likelihoods."""
@@ -259,7 +259,9 @@ class VariationalGP(InducingModel):
             q_factor=self.q_factor.detach().tril(),
         )
 
-    def _profiled(self, data: Dataset, Z: Float[Tensor, "M D"], *, gain: float) -> "ProfiledBound":
+    def _profiled(
+        self, data: Dataset, Z: Float[Tensor, "M D"] | None, *, gain: float
+    ) -> "ProfiledBound":
         return ProfiledBound(
             data,
             kernel=self.kernel,
@@ -306,7 +308,7 @@ class ProfiledBound:
 
     Args:
         data: rows, which are fixed.
-        Z: inducing points.
+        Z: inducing points; every row if None.
         gain: nats per observation that the last update of q(u) may gain.
     """
 
@@ -317,20 +319,22 @@ class ProfiledBound:
         kernel: Kernel,
         mean: Mean,
         likelihood: Likelihood,
-        Z: Float[Tensor, "M D"],
+        Z: Float[Tensor, "M D"] | None,
         gain: float,
     ) -> None:
-        self._data, self._gain = data, gain
-        self._blocks = RowBlocks.of(data, points=len(Z))
-        self._kernel, self._mean, self._likelihood, self._Z = kernel, mean, likelihood, Z
+        self._data, self._gain, self._exact = data, gain, Z is None
+        self._Z = data.X if Z is None else Z
+        self._blocks = RowBlocks.of(data, points=len(self._Z), size=data.N if Z is None else None)
+        self._kernel, self._mean, self._likelihood = kernel, mean, likelihood
         self._sites: Sites | None = None
 
     def __call__(self) -> Scalar:
         """Return the bound in nats, differentiable in kernel, mean, likelihood and Z."""
-        mean, likelihood = self._mean, self._likelihood
+        mean, likelihood, differentiable = self._mean, self._likelihood, torch.is_grad_enabled()
         kernel, inputs = chunked_kernel(self._kernel, self._Z, self._blocks)
         with torch.no_grad():
-            chunks = WhitenedChunks.for_gradients(kernel, self._blocks)
+            whitened = WhitenedChunks.for_all_rows if self._exact else WhitenedChunks.for_gradients
+            chunks = whitened(kernel, self._blocks)
             inference = _infer(
                 chunks,
                 self._data,
@@ -340,10 +344,13 @@ class ProfiledBound:
                 start=self._sites,
             )
             self._sites = inference.sites
-            gradients = site_gradient(chunks, inference.sites, inference.sums)
+            value = self._Z.new_tensor(inference.bound)
+            if not differentiable:
+                return value
+            gradient = exact_site_gradient if self._exact else site_gradient
+            gradients = gradient(chunks, inference.sites, inference.sums)
         others = [p for p in [*mean.parameters(), *likelihood.parameters()] if p.requires_grad]
         more = _direct_gradient(inference, self._data, mean, likelihood, others)
-        value = self._Z.new_tensor(inference.bound)
         return WithGradient.apply(lambda: (value, (*gradients, *more)), *inputs, *others)
 
     def state_dict(self) -> dict[str, Any]:
