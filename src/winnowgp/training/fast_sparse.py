@@ -233,7 +233,14 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
     if pool.predicts_best and isinstance(goal, Tolerance):
         # Other models have a higher ELBO and predict worse, and so would fewer points.
         steps.select(pool.model, torch.ones(pool.model.K, dtype=torch.bool), pool.elbo)
-        return _Choice(pool.model, reference, pool.growth, largest=pool.model, constant=constant[1])
+        return _Choice(
+            pool.model,
+            reference,
+            pool.growth,
+            exact=initial.complete,
+            largest=pool.model,
+            constant=constant[1],
+        )
     if reference < significant:
         tried, elbo = steps.best_start(min(16, steps.most))
         if elbo < significant:
