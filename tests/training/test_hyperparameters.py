@@ -15,12 +15,15 @@ from torch import Tensor
 from helpers import oracles
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.models import SparseGP
+from winnowgp.training import hyperparameters
 from winnowgp.training.budget import Budget
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG as LOG
 from winnowgp.training.hyperparameters import (
     Initialization,
     maximise_evidence,
     starting_points,
 )
+from winnowgp.training.initialization import trainable_lengthscales
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 
@@ -333,3 +336,48 @@ def test_evidence_fewer_rows_than_there_are_is_not_complete() -> None:
     assert not found.complete
     assert found.rows == 40
     assert found.optima[0].observations == 40
+
+
+def test_evidence_linear_term_is_decided_again_with_all_rows(monkeypatch) -> None:
+    monkeypatch.setattr(hyperparameters, "STAGES", (20, 30, 40))
+    g = torch.Generator().manual_seed(0)
+    X = 10 * torch.rand(150, 2, generator=g, dtype=torch.float64)
+    noise = torch.randn(150, generator=g, dtype=torch.float64)
+    rows = Dataset.of(X, torch.sin(4 * X[:, 0]) + 0.3 * (X[:, 1] - 5) + 0.3 * noise)
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    part, whole = (compared(rows, kernel, rows=n, linear_term=True) for n in (30, 150))
+    assert part.linear_gain is None
+    assert whole.linear_gain is not None
+    without = compared(rows, kernel)
+    gain = whole.optima[0].evidence - without.optima[0].evidence
+    assert whole.linear_gain * 150 == pytest.approx(gain, abs=0.5)
+
+
+def test_evidence_few_points_reach_the_optimum_of_the_evidence(monkeypatch) -> None:
+    rows = drawn(200, 2.0, 0.3)
+    dense = compared(rows, ScaleKernel(RBFKernel()))
+    monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 100))
+    before, points = hyperparameters._Search._optimise_sparse, []
+
+    def optimise_sparse(search, model, data, stop):
+        evidence = before(search, model, data, stop)
+        points.append((data.N, evidence is not None))
+        return evidence
+
+    monkeypatch.setattr(hyperparameters._Search, "_optimise_sparse", optimise_sparse)
+    found = compared(rows, ScaleKernel(RBFKernel()))
+    assert (200, True) in points
+    assert found.optima[0].evidence == pytest.approx(dense.optima[0].evidence, abs=1e-3 * 200)
+    exact = found.best.dense_bound(rows)().item()
+    assert found.optima[0].evidence == pytest.approx(exact, abs=1e-6)
+
+
+def test_evidence_that_few_points_do_not_reach_is_maximised_itself(monkeypatch) -> None:
+    monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 100))
+    rows = drawn(200, 0.1, 1e-3)
+    gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], noise=1e-3)
+    trainable_lengthscales(gp.kernel)[0].initialize(lengthscale=0.1)
+    search = hyperparameters._Search([gp], rows, torch.arange(200), Budget(rows.X.device), LOG)
+    before = {name: value.clone() for name, value in gp.state_dict().items()}
+    assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20)) is None
+    assert all(torch.equal(gp.state_dict()[name], value) for name, value in before.items())

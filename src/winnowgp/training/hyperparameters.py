@@ -6,7 +6,8 @@ points suffice. So the evidence is maximised on as many rows as the budget affor
 1. A few rows: many starts of the first kernel.
 2. More rows: the best modes, starts in which the function varies along one column only, and the
    other kernels from the best mode.
-3. All affordable rows: the best few optima.
+3. All affordable rows: the best few optima, and a linear term once more. Where a bound with few
+   inducing points is close to the evidence, it is maximised first.
 
 Optima that differ are all returned. If they are not those of all rows, `local_evidence` looks for
 finer structure, and the collapsed bound of all rows decides later.
@@ -27,7 +28,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.linalg import threads_for
-from winnowgp.models import SparseGP
+from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import DENSE, Budget
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -43,6 +44,7 @@ from winnowgp.training.initialization import (
     trainable_variances,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.row_sampling import representative_rows, with_unit_weights
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -50,10 +52,11 @@ STAGES = (250, 500, 1000)
 _SHORT = (0.3, 0.1, 0.03, 0.01)
 # Starts that are all optimised to the end, and iterations after which others are compared.
 _FEW, _SHORTLY = 3, 12
+# With many rows, the bound of one inducing point in so many rows stands for the evidence where it
+# is at most so many nats per observation lower.
+_ROWS_PER_POINT, _CLOSE = 8, 2e-3
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
-# A sample with fewer rows of the rarest kind of target than this is stratified.
-_FEWEST = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,15 +126,14 @@ def maximise_evidence(
     kernels = _best_of_each(ranked, len(models))
     linear_gain = None
     if linear_term:
-        bases = _best_optima(ranked)[:2]
-        with_linear = search.optimise([_with_linear(base, data) for base in bases], comparison)[0]
-        gain = with_linear.evidence - ranked[0].evidence
-        if gain > max(0.01 * with_linear.observations, 3 + 0.5 * data.D):
-            linear_gain, ranked = gain / with_linear.observations, [with_linear, *ranked]
+        ranked, linear_gain = search.linear_term(ranked, _best_optima(ranked)[:2], comparison)
     for count in others[1:]:
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
         ranked = search.optimise(search.continued(ranked)[:most], count)
+    if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
+        # A slope that pays with all rows may not have paid with a part of them.
+        ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
     optima = tuple(_distinct(ranked))
     return Initialization(optima, rows, rows == data.N, kernels, linear_gain)
 
@@ -174,15 +176,16 @@ class _Search(Generic[Model]):
         """Return the optimum of each start on `count` rows, the best first.
 
         Of many starts, the worse half is given up after a few iterations, except for the best of
-        each kernel.
+        each kernel. Of starts on many rows, all but the best are.
         """
-        rows = self.rows(count)
-        gain = 3e-4 if count > STAGES[-1] or rows.N == self.data.N else 1e-3
+        rows, expensive = self.rows(count), count > STAGES[-1]
+        gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
-        if len(starts) <= _FEW:
+        if len(starts) <= (1 if expensive else _FEW):
             return self._ranked(starts, rows, stop)
         first = self._ranked(starts, rows, Stop(stop.gain, stop.window, _SHORTLY))
-        half, best = first[: (len(first) + 1) // 2], _best_optima(first)
+        half = first[: 1 if expensive else (len(first) + 1) // 2]
+        best = [] if expensive else _best_optima(first)
         promising = [o for o in first if o in half or o in best]
         others = [o for o in first if o not in promising]
         again = [Start(optimum.model, optimum.kernel) for optimum in promising]
@@ -192,13 +195,67 @@ class _Search(Generic[Model]):
     def _ranked(
         self, starts: Sequence[Start[Model]], rows: Dataset, stop: Stop
     ) -> list[Optimum[Model]]:
-        optima = []
+        """Return the optimum of each start, the best first.
+
+        Starts that few inducing points represent are optimised with these first, and the best of
+        them by the evidence then. If that hardly gains, it would not for the others.
+        """
+        optima, approximate = [], []
         for start in starts:
             model = deepcopy(start.model)
-            evidence, iterations = _optimise(model, rows, stop, self.checkpoint_log)
-            self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
-            optima.append(Optimum(model, evidence, rows.observations, start.kernel))
+            evidence = self._optimise_sparse(model, rows, stop)
+            if evidence is None:
+                evidence = self._optimise(model, rows, stop)
+                optima.append(Optimum(model, evidence, rows.observations, start.kernel))
+            else:
+                approximate.append(Optimum(model, evidence, rows.observations, start.kernel))
+        approximate.sort(key=lambda optimum: -optimum.evidence)
+        settled = stop.iterations <= _SHORTLY
+        for optimum in approximate:
+            if settled:
+                optima.append(optimum)
+                continue
+            model = deepcopy(optimum.model)
+            few = Stop(0.3 * stop.gain, 3, stop.iterations)
+            evidence = self._optimise(model, rows, few)
+            settled = evidence - optimum.evidence < _CLOSE * rows.observations
+            optima.append(replace(optimum, model=model, evidence=evidence))
         return sorted(optima, key=lambda optimum: -optimum.evidence)
+
+    def _optimise(self, model: Model, rows: Dataset, stop: Stop) -> float:
+        """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
+        evidence, iterations = _optimise(model, rows, stop, self.checkpoint_log)
+        self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
+        return evidence
+
+    def _optimise_sparse(self, model: Model, rows: Dataset, stop: Stop) -> float | None:
+        """Maximise the bound of inducing points at rows, in place, where it is close and quicker.
+
+        Returns: the evidence at the hyper-parameters that were found; None if the model is as it
+            was, because the bound of so few points is below the evidence.
+        """
+        K = rows.N // _ROWS_PER_POINT
+        if STAGES[-1] >= rows.N or not isinstance(model, SparseGP):
+            return None
+        points = greedy_variance(model.kernel, rows.X, K, given=rows.X[:0])
+        sparse = model.with_candidates(rows.X[points])
+        sparse.candidates.requires_grad_(False)
+        try:
+            close = sparse.fixed_bound(rows) >= _value(model, rows) - _CLOSE * rows.observations
+            if not close:
+                return None
+            maximum = maximise_elbo(
+                sparse,
+                rows.X,
+                objective=sparse.chunked_bound(rows),
+                stop=stop,
+                checkpoint_log=self.checkpoint_log,
+            )
+        except (NotPositiveDefiniteError, TrainingError):
+            return None
+        self.budget.spend(1.15 * maximum.iterations * sparse.chunked_cost(rows))
+        model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
+        return _value(model, rows)
 
     def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
         """Return the best optimum as it is, and distinct ones with lengthscales within range.
@@ -233,6 +290,24 @@ class _Search(Generic[Model]):
         self.budget.spend(0.4 * len(values) * DENSE * rows.N**3)
         values.sort(key=lambda value: (-value[0], value[1]))
         return [Start(start, 0) for value, _, start in values[:most] if value > -inf]
+
+    def linear_term(
+        self, ranked: list[Optimum[Model]], bases: Sequence[Optimum[Model]], count: int
+    ) -> tuple[list[Optimum[Model]], float | None]:
+        """Return the optima, with one that has a linear term first if that pays, and its gain.
+
+        Args:
+            ranked: optima on `count` rows, the best first.
+            bases: those to which the term is added.
+
+        Returns: the gain is in nats per observation, None if the term does not pay.
+        """
+        starts = [_with_linear(base, self.data) for base in bases]
+        best = self.optimise(starts, count)[0]
+        gain = best.evidence - ranked[0].evidence
+        if gain <= max(0.01 * best.observations, 3 + 0.5 * self.data.D):
+            return ranked, None
+        return [best, *ranked], gain / best.observations
 
     def other_kernels(self, ranked: Sequence[Optimum[Model]], count: int) -> list[Start[Model]]:
         """Return starts of the other kernels: the best modes of the first, and one of their own.
@@ -287,60 +362,6 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
                     set_within(kernel, "outputscale", data.X.new_tensor(scale))
             starts.append(start)
     return starts
-
-
-def representative_rows(
-    model: InducingModel, data: Dataset, order: Int[Tensor, " N"], count: int
-) -> Dataset:
-    """Return `count` rows in random order, with enough rows of rare targets.
-
-    Few of 250 rows have a class of 1 %, or a count above zero at a rate of 0.05, and the evidence
-    of so few events prefers a constant. Rare classes and counts above zero fill up to half of the
-    rows. Weights restore the shares: a row of kind s has the weight N_s/n_s, relative to the kind
-    with the largest. Weights above one would be repeated observations, which always agree; their
-    evidence prefers a function that interpolates every row.
-    """
-    plain = data.part(order[:count])
-    if noise_of(model.likelihood) is not None or count >= data.N or data.P != 1:
-        return plain
-    values = data.Y[order, 0]
-    if not bool((values == values.round()).all()):
-        return plain
-    # Classes, or zero against positive counts.
-    kinds = values.unique() if len(values.unique()) <= 10 else values.new_tensor([0.0, 1.0])
-    kind = torch.bucketize(values.clamp_max(kinds[-1]), kinds)
-    totals = torch.bincount(kind, minlength=len(kinds))
-    expected = totals * (count / data.N)
-    if bool((expected >= _FEWEST).all()):
-        return plain
-    rare = expected < _FEWEST
-    share = max(count // (2 * int(rare.sum())), 1)
-    sizes = torch.where(rare, totals.clamp_max(share), totals)
-    left = count - int(sizes[rare].sum())
-    common = totals[~rare].sum().clamp_min(1)
-    sizes = torch.where(rare, sizes, (totals * left) // common)
-    parts, weights = [], []
-    for s, size in enumerate(sizes.tolist()):
-        if size:
-            parts.append(order[kind == s][:size])
-            weights.append(values.new_full((len(parts[-1]),), totals[s].item() / len(parts[-1])))
-    rows = torch.cat(parts)
-    scale = torch.cat(weights)
-    chosen = data.part(rows)
-    own = 1.0 if chosen.weights is None else chosen.weights
-    return replace(chosen, weights=own * scale / scale.max())
-
-
-def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
-    """Return the rows with weights of one on average, where larger ones would imply no noise.
-
-    Several equal observations of a row determine its noise exactly: the evidence has no maximum in
-    σ², and parameters close to σ² = 0 make inducing points useless.
-    """
-    noisy = noise_of(model.likelihood) is not None
-    if rows.weights is None or not noisy or rows.observations <= rows.N:
-        return rows
-    return replace(rows, weights=rows.weights * (rows.N / rows.observations))
 
 
 def _optimise(

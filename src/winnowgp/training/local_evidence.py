@@ -22,7 +22,7 @@ from winnowgp.models.base import Model
 from winnowgp.training.budget import DENSE, Budget
 from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
-from winnowgp.training.hyperparameters import Optimum, with_unit_weights
+from winnowgp.training.hyperparameters import Optimum
 from winnowgp.training.initialization import (
     noise_of,
     set_noise,
@@ -30,6 +30,7 @@ from winnowgp.training.initialization import (
     trainable_lengthscales,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.row_sampling import with_unit_weights
 from winnowgp.typing import Scalar
 
 # Rows of a local block, and the largest number of blocks, by device.

@@ -1,0 +1,68 @@
+"""Samples of rows that represent the whole table, and weights that make them honest."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.models.base import InducingModel
+from winnowgp.training.initialization import noise_of
+
+# A sample with fewer rows of the rarest kind of target than this is stratified.
+_FEWEST = 100
+
+
+def representative_rows(
+    model: InducingModel, data: Dataset, order: Int[Tensor, " N"], count: int
+) -> Dataset:
+    """Return `count` rows in random order, with enough rows of rare targets.
+
+    Few of 250 rows have a class of 1 %, or a count above zero at a rate of 0.05, and the evidence
+    of so few events prefers a constant. Rare classes and counts above zero fill up to half of the
+    rows. Weights restore the shares: a row of kind s has the weight N_s/n_s, relative to the kind
+    with the largest. Weights above one would be repeated observations, which always agree; their
+    evidence prefers a function that interpolates every row.
+    """
+    plain = data.part(order[:count])
+    if noise_of(model.likelihood) is not None or count >= data.N or data.P != 1:
+        return plain
+    values = data.Y[order, 0]
+    if not bool((values == values.round()).all()):
+        return plain
+    # Classes, or zero against positive counts.
+    kinds = values.unique() if len(values.unique()) <= 10 else values.new_tensor([0.0, 1.0])
+    kind = torch.bucketize(values.clamp_max(kinds[-1]), kinds)
+    totals = torch.bincount(kind, minlength=len(kinds))
+    expected = totals * (count / data.N)
+    if bool((expected >= _FEWEST).all()):
+        return plain
+    rare = expected < _FEWEST
+    share = max(count // (2 * int(rare.sum())), 1)
+    sizes = torch.where(rare, totals.clamp_max(share), totals)
+    left = count - int(sizes[rare].sum())
+    common = totals[~rare].sum().clamp_min(1)
+    sizes = torch.where(rare, sizes, (totals * left) // common)
+    parts, weights = [], []
+    for s, size in enumerate(sizes.tolist()):
+        if size:
+            parts.append(order[kind == s][:size])
+            weights.append(values.new_full((len(parts[-1]),), totals[s].item() / len(parts[-1])))
+    rows = torch.cat(parts)
+    scale = torch.cat(weights)
+    chosen = data.part(rows)
+    own = 1.0 if chosen.weights is None else chosen.weights
+    return replace(chosen, weights=own * scale / scale.max())
+
+
+def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
+    """Return the rows with weights of one on average, where larger ones would imply no noise.
+
+    Several equal observations of a row determine its noise exactly: the evidence has no maximum in
+    σ², and parameters close to σ² = 0 make inducing points useless.
+    """
+    noisy = noise_of(model.likelihood) is not None
+    if rows.weights is None or not noisy or rows.observations <= rows.N:
+        return rows
+    return replace(rows, weights=rows.weights * (rows.N / rows.observations))
