@@ -473,3 +473,22 @@ def test_condition_on_unsupported_raise() -> None:
     with pytest.raises(InputError, match="PoissonLikelihood"):
         counts.condition_on(more)
     assert isinstance(q.likelihood, GaussianLikelihood)
+
+
+@pytest.mark.parametrize(("scale", "wider"), [(0.9, False), (1.0, False), (1.5, True)])
+def test_posterior_variances_equal_the_covariance_diagonal(scale: float, wider: bool) -> None:
+    """With q narrower than the prior, equal to it (I − F Fᵀ = 0), and wider."""
+    made, _, more = model(1)
+    factor = scale * torch.eye(made.K, dtype=torch.float64)
+    factor[0, 0] = 0.1
+    q = Posterior(
+        made.kernel,
+        made.candidates.detach(),
+        mean=made.mean,
+        likelihood=made.likelihood,
+        q_mean=draw_updated_posterior(made.K, 1, seed=4),
+        q_factor=factor[None],
+    )
+    assert bool((q.signs < 0).any()) == wider
+    dense = q.covariance(more.X)[0].diagonal()
+    torch.testing.assert_close(q.predict(more.X).variance[:, 0], dense, rtol=0, atol=1e-11)
