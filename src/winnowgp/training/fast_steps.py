@@ -17,6 +17,7 @@ from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.priors import log_prior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
@@ -309,7 +310,13 @@ class FastSteps(Generic[Model]):
             moved.precision = model.precision
         self.budget.spend(1.15 * maximum.iterations * cost)
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
-        return (moved, after) if after > before else (model, before)
+        better = self.objective(moved, after) > self.objective(model, before)
+        return (moved, after) if better else (model, before)
+
+    def objective(self, model: Model, elbo: float) -> float:
+        """Return an ELBO with the priors of the hyper-parameters, to compare models of one size."""
+        with torch.no_grad():
+            return elbo + self.shared(log_prior(model).item())
 
     def starts(self, M: int) -> list[Model]:
         """Return initial models with M points, the most reliable first; more where M is small.
@@ -344,7 +351,7 @@ class FastSteps(Generic[Model]):
         """Return the best start after rounds that each drop the worse half."""
         while len(starts) > 1:
             results = [self._shortly(start, on, iterations) for start in starts]
-            results.sort(key=lambda result: -result[1])
+            results.sort(key=lambda result: -self.objective(*result))
             count = (len(starts) + 1) // 2 if len(starts) > 2 else 1
             starts, iterations = [model for model, _ in results[:count]], 2 * iterations
         return starts[0]

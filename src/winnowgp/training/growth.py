@@ -92,7 +92,7 @@ def grown_pool(
             )
             for start in starts
         ]
-    pool = max(pools, key=lambda pool: pool.elbo)
+    pool = max(pools, key=lambda pool: steps.objective(pool.model, pool.elbo))
     if not isinstance(steps.model, SparseGP) and most > pool.model.K:
         pool = replace(pool, growth=replace(pool.growth, limit=None))
     if not pool.limited:

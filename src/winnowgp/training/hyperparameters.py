@@ -15,7 +15,7 @@ finer structure, and the collapsed bound of all rows decides later.
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Generic
 
@@ -30,6 +30,7 @@ from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
@@ -66,11 +67,18 @@ class Optimum(Generic[Model]):
     model: Model
     """The model without candidates."""
     evidence: float
-    """Evidence in nats."""
+    """Evidence in nats, without priors."""
     observations: float
     """Number of observations behind the evidence; with weights, their sum."""
     kernel: int
     """Position of its kernel among those that were compared."""
+    log_prior: float = 0.0
+    """Log density of the hyper-parameters under their priors, in nats."""
+
+    @property
+    def objective(self) -> float:
+        """The evidence and the priors of hyper-parameters, by which optima are compared."""
+        return self.evidence + self.log_prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,8 @@ class Initialization(Generic[Model]):
     complete: bool
     """Whether these are all rows, so that the evidence limits every ELBO."""
     kernels: tuple[float, ...]
-    """Best evidence of each kernel, in nats per observation, on the rows on which they were
-    compared; −∞ for a kernel that failed."""
+    """Best evidence of each kernel, with priors, in nats per observation, on the rows on which they
+    were compared; −∞ for a kernel that failed."""
     linear_gain: float | None = None
     """Nats per observation by which a linear term raised the evidence, if one was added."""
 
@@ -122,7 +130,7 @@ def maximise_evidence(
     starts = [*search.continued(ranked), *search.single_columns(min(rows, STAGES[-1]))]
     ranked = search.optimise(starts, comparison)
     ranked += search.optimise(search.other_kernels(ranked, first), comparison)
-    ranked.sort(key=lambda optimum: -optimum.evidence)
+    ranked.sort(key=_descending)
     kernels = _best_of_each(ranked, len(models))
     linear_gain = None
     if linear_term:
@@ -190,7 +198,7 @@ class _Search(Generic[Model]):
         others = [o for o in first if o not in promising]
         again = [Start(optimum.model, optimum.kernel) for optimum in promising]
         ranked = [*self._ranked(again, rows, stop), *others]
-        return sorted(ranked, key=lambda optimum: -optimum.evidence)
+        return sorted(ranked, key=_descending)
 
     def _ranked(
         self, starts: Sequence[Start[Model]], rows: Dataset, stop: Stop
@@ -206,10 +214,10 @@ class _Search(Generic[Model]):
             evidence = self._optimise_sparse(model, rows, stop)
             if evidence is None:
                 evidence = self._optimise(model, rows, stop)
-                optima.append(Optimum(model, evidence, rows.observations, start.kernel))
+                optima.append(_optimum(model, evidence, rows, start.kernel))
             else:
-                approximate.append(Optimum(model, evidence, rows.observations, start.kernel))
-        approximate.sort(key=lambda optimum: -optimum.evidence)
+                approximate.append(_optimum(model, evidence, rows, start.kernel))
+        approximate.sort(key=_descending)
         settled = stop.iterations <= _SHORTLY
         for optimum in approximate:
             if settled:
@@ -217,10 +225,10 @@ class _Search(Generic[Model]):
                 continue
             model = deepcopy(optimum.model)
             few = Stop(0.3 * stop.gain, 3, stop.iterations)
-            evidence = self._optimise(model, rows, few)
-            settled = evidence - optimum.evidence < _CLOSE * rows.observations
-            optima.append(replace(optimum, model=model, evidence=evidence))
-        return sorted(optima, key=lambda optimum: -optimum.evidence)
+            after = _optimum(model, self._optimise(model, rows, few), rows, optimum.kernel)
+            settled = after.objective - optimum.objective < _CLOSE * rows.observations
+            optima.append(after)
+        return sorted(optima, key=_descending)
 
     def _optimise(self, model: Model, rows: Dataset, stop: Stop) -> float:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
@@ -286,7 +294,7 @@ class _Search(Generic[Model]):
                     lengthscale[column] = short * spread[column]
                     own = trainable_lengthscales(start.kernel)[part]
                     set_within(own, "lengthscale", lengthscale)
-                    values.append((_value(start, rows), len(values), start))
+                    values.append((_objective(start, rows), len(values), start))
         self.budget.spend(0.4 * len(values) * DENSE * rows.N**3)
         values.sort(key=lambda value: (-value[0], value[1]))
         return [Start(start, 0) for value, _, start in values[:most] if value > -inf]
@@ -304,7 +312,7 @@ class _Search(Generic[Model]):
         """
         starts = [_with_linear(base, self.data) for base in bases]
         best = self.optimise(starts, count)[0]
-        gain = best.evidence - ranked[0].evidence
+        gain = best.objective - ranked[0].objective
         if gain <= max(0.01 * best.observations, 3 + 0.5 * self.data.D):
             return ranked, None
         return [best, *ranked], gain / best.observations
@@ -318,7 +326,7 @@ class _Search(Generic[Model]):
         rows, starts = self.rows(count), []
         for kernel, model in enumerate(self.models[1:], start=1):
             modes = [_transferred(optimum.model, model) for optimum in _distinct(ranked)[:2]]
-            own = max(starting_points(model, self.data)[1:], key=lambda m: _value(m, rows))
+            own = max(starting_points(model, self.data)[1:], key=lambda m: _objective(m, rows))
             starts += [Start(start, kernel) for start in (*modes, own)]
         return starts
 
@@ -392,15 +400,30 @@ def _value(model: InducingModel, rows: Dataset) -> float:
     return value if value == value else -inf
 
 
+def _objective(model: InducingModel, rows: Dataset) -> float:
+    """Return the evidence of the rows and the priors, without their gradients."""
+    with torch.no_grad():
+        return _value(model, rows) + log_prior(model).item()
+
+
+def _optimum(model: Model, evidence: float, rows: Dataset, kernel: int) -> Optimum[Model]:
+    with torch.no_grad():
+        return Optimum(model, evidence, rows.observations, kernel, log_prior(model).item())
+
+
+def _descending(optimum: Optimum[Model]) -> float:
+    return -optimum.objective
+
+
 def _distinct(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
     """Return the optima whose evidence differs from that of those before them."""
     distinct: list[Optimum[Model]] = []
     for optimum in ranked:
-        if optimum.evidence == -inf and distinct:
+        if optimum.objective == -inf and distinct:
             continue
         margin = _DISTINCT * optimum.observations
         if all(
-            other.kernel != optimum.kernel or other.evidence > optimum.evidence + margin
+            other.kernel != optimum.kernel or other.objective > optimum.objective + margin
             for other in distinct
         ):
             distinct.append(optimum)
@@ -418,7 +441,7 @@ def _best_optima(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
 def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, ...]:
     best = [-inf] * count
     for optimum in reversed(ranked):
-        best[optimum.kernel] = optimum.evidence / optimum.observations
+        best[optimum.kernel] = optimum.objective / optimum.observations
     return tuple(best)
 
 

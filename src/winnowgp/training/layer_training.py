@@ -18,6 +18,7 @@ from winnowgp.models import DeepGP, DeepLayer
 from winnowgp.models.deep_gp import DeepEvaluation, estimate_elbo
 from winnowgp.models.deep_layer import layer_inputs, linear_map
 from winnowgp.models.deep_sites import layer_sites
+from winnowgp.models.priors import log_prior
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
 from winnowgp.training.checkpoint import CheckpointLog
@@ -81,7 +82,7 @@ class LayerTraining:
                     latest[:] = [(rows, evaluation)]
                 return evaluation.bound
 
-            return batches.mean_over_processes(elbo)
+            return batches.mean_over_processes(elbo) + log_prior(model)
 
         def on_step(step: int, value: float) -> None:
             if natural is not None:

@@ -23,6 +23,7 @@ from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.priors import log_prior
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.typing import Scalar
@@ -307,6 +308,7 @@ def maximise_elbo(
 ) -> Maximum:
     """Optimise hyper-parameters, noise and locations of a model by L-BFGS, in place.
 
+    Priors of the hyper-parameters are added to the objective, and not to the value of the result.
     Parameters at which the objective cannot be computed shorten the step, and are not an error.
 
     Args:
@@ -325,7 +327,7 @@ def maximise_elbo(
         coordinates.write(x)
         model.zero_grad(set_to_none=True)
         try:
-            value = objective()
+            value = objective() + log_prior(model)
             if value.requires_grad:
                 value.backward()
         except NotPositiveDefiniteError:
@@ -343,7 +345,8 @@ def maximise_elbo(
         )
     coordinates.write(maximum.x)
     model.zero_grad(set_to_none=True)
-    return maximum
+    with torch.no_grad():
+        return replace(maximum, value=maximum.value - log_prior(model).item())
 
 
 _FARTHEST = 30.0

@@ -19,6 +19,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models.base import Model
+from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget
 from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -72,7 +73,7 @@ def maximise_local_evidence(
         summed = _SummedBound([model.dense_bound(block) for block in blocks])
         if factor == 1.0:
             with torch.no_grad():
-                before = summed().item()
+                before = (summed() + log_prior(model)).item()
         try:
             with threads_for(DENSE * max(block.N**3 for block in blocks)):
                 maximum = maximise_elbo(
@@ -82,13 +83,14 @@ def maximise_local_evidence(
             continue
         work = DENSE * sum(block.N**3 for block in blocks)
         budget.spend(1.15 * maximum.iterations * work)
-        results.append((maximum.value, model))
+        with torch.no_grad():
+            results.append((maximum.value + log_prior(model).item(), maximum.value, model))
     if not results:
         return None
-    value, model = max(results, key=lambda result: result[0])
-    if value < before + 5e-3 * observations:
+    objective, evidence, model = max(results, key=lambda result: result[0])
+    if objective < before + 5e-3 * observations:
         return None
-    return Optimum(model, value, observations, optimum.kernel)
+    return Optimum(model, evidence, observations, optimum.kernel, objective - evidence)
 
 
 @final

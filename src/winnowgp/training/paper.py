@@ -17,6 +17,7 @@ from winnowgp.gradients import Gradient, ScoreFunction
 from winnowgp.models import DeepGP
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.priors import log_prior
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
 from winnowgp.selection import Selection
 from winnowgp.training.adam import Adam, Minibatches
@@ -165,7 +166,8 @@ class PaperSchedule(Schedule):
             score = subsets.relaxed_value if self.gradient.scores_weights else subsets.value
             estimate = estimates.next(Bernoulli(logits), family.of_minibatch(score))
             pairs = zip(processes(logits), priors, strict=True)
-            return estimate - torch.stack([kl_divergence(q, prior) for q, prior in pairs]).sum()
+            divergence = torch.stack([kl_divergence(q, prior) for q, prior in pairs]).sum()
+            return estimate - divergence + log_prior(model)
 
         def on_step(step: int, value: float) -> None:
             estimates.record(value)
@@ -272,10 +274,10 @@ class _Family(ABC):
         """Post-train the pruned model, and return posterior, ELBO, upper bound and ELBO gap."""
 
     def _adam(self, model: Any, elbo: Callable[[], Scalar], phase: str, steps: int) -> None:
-        """Maximise the ELBO of successive minibatches by Adam."""
+        """Maximise the ELBO of successive minibatches, and priors, by Adam."""
         context = self.context
         Adam(steps).maximise(
-            elbo,
+            lambda: elbo() + log_prior(model),
             [(_trainable(model), self.schedule.learning_rate)],
             scale=self.scale,
             on_step=lambda step, value: context.notify(
