@@ -6,7 +6,7 @@ comes from a process that has imported it.
 
 import sys
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,7 +58,7 @@ def _collected(table: Any) -> Any:
 
 
 def column_of(name: str, values: Any) -> Column:
-    """Convert numbers to float64, dates to ISO strings and everything else to strings."""
+    """Convert numbers to float64, durations to days, and dates and all else to strings."""
     package = type(values).__module__.partition(".")[0]
     if package == "pyarrow":
         return arrow_column(name, values)
@@ -121,7 +121,7 @@ def parse_string(text: str) -> str | None:
 
 
 def as_string(value: Any) -> str | None:
-    """Return a value of a table as a string, None where missing; dates are in ISO format."""
+    """Return a value as a string, None where missing; dates in ISO format, durations in days."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return None
     if isinstance(value, float):
@@ -130,6 +130,8 @@ def as_string(value: Any) -> str | None:
         return str(value).lower()
     if isinstance(value, datetime | date):
         return value.isoformat()
+    if isinstance(value, timedelta):
+        return format_number(value / timedelta(days=1))
     return parse_string(str(value))
 
 

@@ -194,11 +194,12 @@ class Summary(TypedDict):
 def is_consistent(summary: Summary) -> bool:
     """Return whether the parts of a summary agree, as far as commands and reports rely on it."""
     choice, frontier = summary["choice"], summary["choice"]["frontier"]
-    densities = choice["log_densities"]
+    densities, quality = choice["log_densities"], summary["quality"]
     return (
         len(summary["columns"]) > 0
         and 0 < summary["train_rows"] <= summary["rows"]
         and choice["rows"] > 0
+        and (quality is None or quality["rows"] > 0)
         and choice["points"] >= 0
         and (frontier is None or len(frontier) > choice["points"])
         and (densities is None or len(densities) == len(frontier or []))
