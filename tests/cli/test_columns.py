@@ -218,6 +218,17 @@ def test_files_without_notes_and_ignored_columns_load(model: Path, tmp_path: Pat
     assert isinstance(load(file), TabularModel)
 
 
+def test_plot_prints_a_note_about_characters_that_no_font_has(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outline, tensors = contents(model)
+    outline["value"]["state"]["summary"]["target"] = "\U0010fff0"  # of a private area
+    file = tmp_path / "private.winnow"
+    file.write_bytes(file_content(outline, tensors))
+    assert run(["plot", str(file), "-o", str(tmp_path / "a.png")]) == 0
+    assert "winnow: no installed font has the characters of" in capsys.readouterr().err
+
+
 FRAME = {name: columns()[name] for name in ("sold", "rooms", "price")}
 
 
