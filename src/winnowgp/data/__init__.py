@@ -56,3 +56,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'winnowgp.data' has no attribute {name!r}")
     return getattr(import_module(f"winnowgp.data.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether they have been imported or not."""
+    return sorted({*globals(), *__all__})
