@@ -54,6 +54,12 @@ def test_columns_without_one_reading_raise_input_error(values: list[str], messag
         kinds_of(values)
 
 
+def test_problems_of_several_columns_are_reported_at_once() -> None:
+    table = DataTable.of({"a": ["2,698", "950"], "b": ["x", "y"], "c": ["03/04/2024"] * 2})
+    with pytest.raises(InputError, match=r"2 columns .* \(1\) column 'a'.* \(2\) column 'c'"):
+        column_kinds(table)
+
+
 @pytest.mark.parametrize("option", [{"decimal": ";"}, {"dates": "iso"}])
 def test_unknown_option_raises_input_error(option: dict[str, str]) -> None:
     with pytest.raises(InputError, match=f"`{next(iter(option))}` must be"):

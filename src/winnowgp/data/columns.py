@@ -18,6 +18,8 @@ _IDENTIFIER = re.compile(r"(?:^|[\W_])(?:id|ids|key|uuid|nr|no)$|[a-z](?:ID|Id)$
 _POSTAL = re.compile(r"zip|postal|post_?code|postleitzahl|(?:^|[\W_])plz", re.IGNORECASE)
 # Fewer rows than this may differ by chance.
 _FEWEST_ROWS = 20
+# Columns whose problems one error describes.
+_MOST_PROBLEMS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,23 @@ def column_kinds(
     """
     check_options(decimal, dates)
     forced = set(categorical)
-    kinds = {}
+    kinds: dict[str, ColumnKind] = {}
+    problems: list[str] = []
     for name in table.names if names is None else names:
-        if name in forced:
-            kinds[name] = ColumnKind("words", literal=True)
-        else:
-            kinds[name] = _column_kind(table, name, decimal=decimal, dates=dates)
+        try:
+            kinds[name] = (
+                ColumnKind("words", literal=True)
+                if name in forced
+                else _column_kind(table, name, decimal=decimal, dates=dates)
+            )
+        except InputError as error:
+            problems.append(str(error))
+    if len(problems) > 1:
+        # All at once, so that their owner corrects them at once.
+        shown = " ".join(f"({i}) {text}" for i, text in enumerate(problems[:_MOST_PROBLEMS], 1))
+        raise InputError(f"{len(problems)} columns cannot be read as they are. {shown}")
+    if problems:
+        raise InputError(problems[0])
     return kinds
 
 

@@ -210,14 +210,16 @@ def fit_table(
         )
     if not 0 <= test_size < 1:
         raise InputError(f"`test_size` must be at least 0 and below 1; got {test_size}.")
+    if task == "auto" and target in categorical:
+        task = "classification"
     # Before any row is left out, so that an error gives the row number in the table.
     everything = table
     names = table.without([target, *ignored]).names
-    how: dict[str, Any] = {"decimal": decimal, "dates": dates, "categorical": categorical}
-    kinds = column_kinds(table, names, **how)
-    notes = {name: column_note(table, name, kind) for name, kind in kinds.items()}
-    target_kind = _target_kind(table, target, task, how)
-    notes |= {name: column_note(table, name, kind) for name, kind in target_kind.items()}
+    # Labels of classes stay as they are written.
+    read = names if task == "classification" else (*names, target)
+    kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=categorical)
+    target_kind = _target_kind(kinds.pop(target, None), table, target)
+    notes = {n: column_note(table, n, kind) for n, kind in {**kinds, **target_kind}.items()}
     table = parse_numbers(table, {**kinds, **target_kind})
     table, number = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
@@ -319,18 +321,14 @@ def _with_target(
     return rows, np.flatnonzero(~absent) + 1
 
 
-def _target_kind(
-    table: DataTable, target: str, task: str, how: dict[str, Any]
-) -> dict[str, ColumnKind]:
-    """Return how a numeric target is read; empty for classes, and for plain numbers.
+def _target_kind(kind: ColumnKind | None, table: DataTable, target: str) -> dict[str, ColumnKind]:
+    """Return how a numeric target is read, by its name; empty for classes and plain numbers.
 
-    Labels of classes stay as they are written, and so do those of a target with two values.
+    A plain target may have two values, which are classes as they are written.
     """
-    if task == "classification":
+    if kind is None or kind.kind != "number" or table.numbers(target) is not None:
         return {}
-    kinds = column_kinds(table, [target], **how)
-    plain = table.numbers(target) is not None
-    return {} if plain or kinds[target].kind != "number" else kinds
+    return {target: kind}
 
 
 def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
