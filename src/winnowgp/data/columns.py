@@ -142,13 +142,17 @@ def _column_kind(table: DataTable, name: str, *, decimal: str, dates: str) -> Co
 
 
 def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: str) -> None:
-    """Raise an error if all but a few rows, or all but a few strings, are of a kind."""
-    odd = {string: rows for string, rows in counts.items() if not may_be(string, kind)}
-    rows, total = sum(odd.values()), counts.total()
-    if not odd or (rows > _FEW_ROWS * total and len(odd) > _FEW_STRINGS * len(counts)):
-        if odd:
-            return
-        # Every string has a reading, but there is no notation in which all of them have one.
+    """Raise an error if all strings, or all but a few rows or strings, are of a kind."""
+    odd: dict[str, int] = {}
+    rows, total = 0, counts.total()
+    for string, count in counts.items():
+        if not may_be(string, kind):
+            odd[string] = count
+            rows += count
+            if rows > _FEW_ROWS * total and len(odd) > _FEW_STRINGS * len(counts):
+                return
+    if not odd:
+        # Each string has a reading, but there is no notation in which all of them have one.
         shown = ", ".join(repr(string[:40]) for string in _extremes(counts))
         raise InputError(
             f"column {name!r} has {kind}s that are written in several ways, such as {shown}. "
@@ -158,8 +162,8 @@ def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: st
     shown = ", ".join(repr(string[:40]) for string in list(odd)[:3])
     raise InputError(
         f"column {name!r} has {kind}s in all but {rows} of {total} rows, where it has {shown}, "
-        f"first in {table.describe_row(first)}. Correct them, or leave the cells empty if the "
-        f"values are missing. {_categories_advice(name)}"
+        f"first in {table.describe_row(first)}. Correct such cells, or leave them empty "
+        f"if the values are missing. {_categories_advice(name)}"
     )
 
 

@@ -175,6 +175,8 @@ def may_be(string: str, kind: str) -> bool:
     >>> may_be("2,698 €", "number"), may_be("unknown", "number")
     (True, False)
     """
+    if not any(character.isdigit() for character in string):
+        return False
     try:
         known = recognised({string: 1})
     except Ambiguity as ambiguity:
