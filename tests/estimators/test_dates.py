@@ -11,12 +11,19 @@ from winnowgp import SparseGPClassifier, SparseGPRegressor
 DATES = np.datetime64("2024-01-01") + np.arange(40)
 Y = np.sin(np.arange(40) / 6)
 DAYS = 19_723.0 + np.arange(40)
+QUICK: dict[str, Any] = {
+    "schedule": "paper",
+    "alpha": 0.01,
+    "epochs": (20, 5, 10),
+    "n_candidates": 6,
+    "random_state": 0,
+}
 
 
 @pytest.fixture(scope="module")
 def model() -> SparseGPRegressor:
     """A model of days as numbers."""
-    return SparseGPRegressor("rbf", max_points=6, random_state=0).fit(DAYS[:, None], Y)
+    return SparseGPRegressor("rbf", **QUICK).fit(DAYS[:, None], Y)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +44,16 @@ def test_prediction_at_dates_is_that_at_days(X: Any, model: SparseGPRegressor) -
 
 def test_fit_to_dates_is_the_fit_to_days(model: SparseGPRegressor) -> None:
     frame = pandas.DataFrame({"day": DATES})
-    dated = SparseGPRegressor("rbf", max_points=6, random_state=0).fit(frame, Y)
+    dated = SparseGPRegressor("rbf", **QUICK).fit(frame, Y)
     assert dated.feature_names_in_.tolist() == ["day"]
     np.testing.assert_array_equal(dated.predict(frame), model.predict(DAYS[:, None]))
     points = np.sort(dated.inducing_points_[:, 0])
     np.testing.assert_array_equal(points, np.sort(model.inducing_points_[:, 0]))
 
 
-@pytest.mark.usefixtures("quickly")
 def test_classifier_takes_dates_beside_numbers() -> None:
     frame = pandas.DataFrame({"day": DATES, "x": Y})
-    classifier = SparseGPClassifier("rbf", max_points=4, random_state=0).fit(frame, Y > 0)
+    classifier = SparseGPClassifier("rbf", **QUICK).fit(frame, Y > 0)
     numbers = pandas.DataFrame({"day": DAYS, "x": Y})
     np.testing.assert_array_equal(
         classifier.predict_proba(frame), classifier.predict_proba(numbers)
