@@ -56,5 +56,9 @@ class GrowthLimitWarning(UserWarning):
     """A limit ended the growth of the candidates, and more inducing points may still pay."""
 
 
+class MissingGlyphWarning(UserWarning):
+    """No installed font has a character of a label; the figure shows its code instead."""
+
+
 class NotShardedWarning(UserWarning):
     """Several processes were started, and each of them repeats the work of the whole fit."""

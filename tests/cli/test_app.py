@@ -14,7 +14,7 @@ from winnowgp.errors import CheckpointWarning, InputError
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("fit SHOP -t z", "`target` must name columns.*'z' is not among 'id', 'x'"),
+        ("fit SHOP -t z", "`--target` must name columns.*'z' is not among 'id', 'x'"),
         ("fit SHOP -t y --drop zz", "'zz' is not among"),
         ("fit SHOP -t y --drop y", "`target` must not be in `drop`"),
         ("fit SHOP -t y --id id", "column 'x' has 3 missing values, the first in row 8"),

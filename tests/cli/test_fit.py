@@ -109,9 +109,9 @@ HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
     ("text", "words", "message"),
     [
         ("x,y\n1,2\ninf,3\n4,5\n5,6\n6,7\n", "-t y", "inf in row 2"),
-        ("x;y\n1;2,5\n2;3,5\n3;4,1\n", "-t y", "decimal commas"),
-        ("x;y\n1,5;2\n2,5;3\n3,5;4\n", "-t y", "column 'x' holds strings, such as '1,5'"),
-        (f"x,y\n{STRAY}", "-t y --missing impute --seed 0", "'tall' in row 8. Fix that row"),
+        ("x;y\n1;2,5\n2;3,5\n3;4,1\n", "-t y", "'2,5' looks like a number with a decimal comma"),
+        ("x;y\n1,5;2\n2,5;3\n3,5;4\n", "-t y", "column 'x': '1,5' looks like a number with"),
+        (f"x,y\n{STRAY}", "-t y --missing impute --seed 0", "'tall', first in row 8. Correct"),
         (HUGE, "-t y --missing impute", "got 1e+200 in row 5"),
         ("mean,x,y\na,1,2\nb,2,3\nc,3,4\n", "-t y --id mean", "column of predictions"),
     ],

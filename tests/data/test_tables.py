@@ -29,18 +29,6 @@ def test_table_counts_missing_and_unique_values() -> None:
         assert table.n_unique(name) == different
 
 
-def test_table_parse_numbers_converts_only_numeric_strings() -> None:
-    read = TABLE.parse_numbers(["size", "colour", "day"])
-    np.testing.assert_array_equal(read.values["size"], [1, 2.5, np.nan, 4])
-    assert read.values["size"].dtype == np.float64
-    assert all(read.values[name] is TABLE.values[name] for name in ("colour", "day", "code"))
-    assert TABLE.parse_numbers([]).values["size"] is TABLE.values["size"]
-    for missing in ("impute", "error"):
-        assert TableEncoder.learn(read, missing=missing) == TableEncoder.learn(
-            TABLE, missing=missing
-        )
-
-
 def test_table_columns_of_different_lengths_raise_input_error() -> None:
     with pytest.raises(InputError, match="one length"):
         DataTable.of({"a": [1], "b": [1, 2]})

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from helpers.short_fits import short_fits
 from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
-from winnowgp.data.encoding import numbers_or_dates
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators import export_numpy, export_onnx
 
@@ -77,6 +77,21 @@ def test_export_agrees_with_predict_for_each_kernel(
     np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-8)
 
 
+@pytest.mark.parametrize(("D", "M"), [(1, 6), (2, 1), (1, 1)])
+def test_onnx_is_in_double_precision_with_one_input_or_point(
+    D: int, M: int, tmp_path: Path
+) -> None:
+    """Where rows of factors have one number, and onnxruntime would fuse them."""
+    model = SparseGPRegressor("periodic", **{**QUICK, "alpha": 1e-9, "n_candidates": M}).fit(
+        X[:, :D], y
+    )
+    assert (model.n_inducing_ == 1) == (M == 1)
+    mean, sd = model.predict(NEW[:, :D], return_std=True)
+    outputs = by_onnx(model, tmp_path, NEW[:, :D])
+    np.testing.assert_allclose(outputs["mean"], mean, atol=1e-9 * float(np.std(y)))
+    np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-9)
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("likelihood", ["gaussian", "student-t", "laplace", "poisson"])
 def test_export_agrees_with_predict_for_each_likelihood(
@@ -115,6 +130,28 @@ def tabular() -> tuple[TabularModel, DataTable]:
     return fit_table(table, "y", missing="impute", tolerance=0.5), table
 
 
+STRINGS = np.array(["NA", "paved", "null"] * 8, dtype=object)
+
+
+@pytest.fixture(scope="module")
+def na_model() -> TabularModel:
+    """A model with a column in which NA and null are categories."""
+    table = DataTable.of({"w": STRINGS, "y": 1.0 * (STRINGS == "NA")})
+    options: dict[str, Any] = {"kernel": "rbf", "max_points": 3, "task": "regression"}
+    with short_fits():
+        return fit_table(table, "y", categorical=("w",), test_size=0, **options)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_export_knows_na_as_a_category(
+    runtime: str, na_model: TabularModel, tmp_path: Path
+) -> None:
+    outputs = RUNTIMES[runtime](na_model, tmp_path, {"w": STRINGS[:3]})
+    expected = na_model.predict({"w": STRINGS[:3]})["mean"]
+    np.testing.assert_allclose(outputs["mean"], expected, atol=1e-6)
+    assert expected[0] > 0.9
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_export_includes_preprocessing(
     runtime: str, tabular: tuple[TabularModel, DataTable], tmp_path: Path
@@ -128,7 +165,7 @@ def test_export_includes_preprocessing(
     data: dict[str, Any] = {
         c.name: np.array([w or "" for w in later.strings(c.name)], dtype=object)
         if c.kind == "words"
-        else numbers_or_dates(later, c.name, date=c.kind == "date")
+        else c.values(later)
         for c in model.encoder.columns
     }
     outputs = RUNTIMES[runtime](model, tmp_path, data)

@@ -24,6 +24,7 @@ from winnowgp.cli.resize import resize
 from winnowgp.errors import (
     CheckpointWarning,
     GrowthLimitWarning,
+    MissingGlyphWarning,
     NotShardedWarning,
     WinnowError,
 )
@@ -105,6 +106,7 @@ def run(arguments: list[str]) -> int:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", CheckpointWarning)
             warnings.simplefilter("always", GrowthLimitWarning)
+            warnings.simplefilter("always", MissingGlyphWarning)
             warnings.simplefilter("always", NotShardedWarning)
             warnings.showwarning = _show_warning
             app(arguments, prog_name="winnow")

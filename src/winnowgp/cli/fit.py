@@ -14,6 +14,7 @@ from winnowgp.cli.options import (
     Json,
     Quiet,
     Seed,
+    check_columns,
     checked_output,
     is_main_process,
     launched,
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def fit(
-    data: Annotated[Path, typer.Argument(help="CSV, CSV.gz or Parquet.", show_default=False)],
+    data: Annotated[
+        Path, typer.Argument(help="CSV, CSV.gz, Excel or Parquet.", show_default=False)
+    ],
     target: Annotated[
         str, typer.Option("--target", "-t", help="The column to predict.", show_default=False)
     ],
@@ -42,6 +45,26 @@ def fit(
         ),
     ] = None,
     drop: Annotated[str, typer.Option(help="Columns to ignore, separated by commas.")] = "",
+    categorical: Annotated[
+        str,
+        typer.Option(
+            help="Columns to read as categories, separated by commas; NA is a category in them."
+        ),
+    ] = "",
+    decimal: Annotated[
+        str,
+        typer.Option(
+            help="What commas in numbers mean: ',' if they are decimal commas, '.' if they "
+            "separate thousands; auto where only one is possible."
+        ),
+    ] = "auto",
+    dates: Annotated[
+        str,
+        typer.Option(
+            help="Order of dates such as 03/04/2024: day-first or month-first; auto where only one "
+            "is possible."
+        ),
+    ] = "auto",
     missing: Annotated[
         str,
         typer.Option(
@@ -113,7 +136,7 @@ def fit(
 ) -> None:
     """Fit a model that predicts a column of a table, and save it.
 
-    Numbers are used as they are, ISO dates as days, strings as one indicator column per category.
+    Numbers are used as they are, dates as days, strings as one indicator column per category.
 
     Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) the rows of a regression are
     divided among the processes, and the first one prints and writes. Classification and counts are
@@ -122,6 +145,11 @@ def fit(
     if is_main_process():
         checked_output(output)
     alpha_value = _alpha(alpha)
+    dropped, categories = _names(drop), _names(categorical)
+    used = {"`--target`": (target,), "`--drop`": dropped, "`--categorical`": categories}
+    if id_column is not None:
+        used["`--id`"] = (id_column,)
+    check_columns(data, used, encoding=encoding)
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
@@ -137,7 +165,10 @@ def fit(
             task=task,
             test_size=test_size,
             id_column=id_column,
-            drop=tuple(name.strip() for name in drop.split(",") if name.strip()),
+            drop=dropped,
+            categorical=categories,
+            decimal=decimal,
+            dates=dates,
             missing=missing,
             max_words=max_words,
             kernel=kernel,
@@ -163,6 +194,10 @@ def fit(
         return
     model.save(output)
     _print_result(model, output, dropped=table.N - model.summary["rows"], quiet=quiet, json=json)
+
+
+def _names(option: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in option.split(",") if name.strip())
 
 
 def _alpha(alpha: str) -> str | float:

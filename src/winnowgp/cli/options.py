@@ -1,6 +1,7 @@
 """Options that several commands share, checks of paths, and the process under torchrun."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -68,6 +69,22 @@ def checked_folder(output: Path) -> Path:
             f"`--output` must be a folder that can be written to; got {output}. Choose another."
         )
     return output
+
+
+def check_columns(data: Path, used: Mapping[str, Sequence[str]], *, encoding: str) -> None:
+    """Raise an error if options name columns that a table lacks.
+
+    Only the start of the file is read, and PyTorch is not imported: a misspelt name is reported at
+    once.
+
+    Args:
+        used: the columns that each option names.
+    """
+    from winnowgp.data.readers import read_blocks
+
+    table = next(read_blocks(data, size=1, encoding=encoding))
+    for option, names in used.items():
+        table.require_columns(names, argument=option)
 
 
 def load_table_model(path: Path) -> "TabularModel":

@@ -28,7 +28,7 @@ def plot(
     ] = Path("winnow.png"),
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Rows to show on a surface: CSV, CSV.gz or Parquet."),
+        typer.Option("--data", help="Rows to show on a surface: CSV, CSV.gz, Excel or Parquet."),
     ] = None,
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,

@@ -19,7 +19,9 @@ from winnowgp.errors import MissingExtraError
 
 def predict(
     model: ModelFile,
-    data: Annotated[Path, typer.Argument(help="CSV, CSV.gz or Parquet.", show_default=False)],
+    data: Annotated[
+        Path, typer.Argument(help="CSV, CSV.gz, Excel or Parquet.", show_default=False)
+    ],
     output: Annotated[
         Path | None,
         typer.Option(

@@ -9,10 +9,16 @@ from rich.table import Table
 
 from winnowgp.report import Summary
 from winnowgp.report.sentences import selection_lines
+from winnowgp.report.summary import ColumnSummary
 
 if TYPE_CHECKING:
     from winnowgp.data import DataTable
     from winnowgp.estimators import TabularModel
+
+_KINDS = {"number": "number", "date": "date", "words": "category"}
+
+# Inputs, and ignored columns, that are printed.
+_MAX_COLUMNS = 40
 
 # Unseen categories that are remembered per column, however large the table is.
 _MAX_UNSEEN = 1000
@@ -68,9 +74,16 @@ def as_json(summary: Summary, *, file: str) -> str:
             "rows": summary["rows"],
             "train_rows": summary["train_rows"],
             "inputs": [
-                {"name": c["name"], "kind": c["kind"], "relevance": c["relevance"]}
+                {
+                    "name": c["name"],
+                    "kind": c["kind"],
+                    "relevance": c["relevance"],
+                    "missing": c["missing"],
+                    "note": c.get("note", ""),
+                }
                 for c in summary["columns"]
             ],
+            "ignored_columns": summary.get("ignored", []),
             "inducing_points": choice["points"],
             "goal": choice["asked"],
             "alpha": choice["alpha"],
@@ -118,6 +131,7 @@ def print_summary(summary: Summary) -> None:
         f"prediction {summary['timings']['predict_us']:.1f} µs per row",
     )
     console.print(table)
+    console.print(_columns(summary))
     if quality is None:
         if summary["choice"]["resized_from"] is not None and _held_out(summary):
             console.print(
@@ -134,6 +148,48 @@ def print_summary(summary: Summary) -> None:
         if level == 0.95:
             scores.add_row("within the 95 % interval", f"{100 * share:.1f} %", "")
     console.print(scores)
+
+
+def _columns(summary: Summary) -> Table:
+    """Return a table of what became of each column."""
+    ignored = summary.get("ignored", [])
+    table = Table(title="Columns", title_justify="left")
+    table.add_column("column", overflow="fold")
+    table.add_column("read as")
+    table.add_column("values", overflow="fold")
+    table.add_column("missing", justify="right")
+    target = summary["target_summary"]
+    notes = any(c.get("note") for c in (target, *summary["columns"]))
+    if notes:
+        table.add_column("note")
+    rows = [(target, f"target, {_KINDS[target['kind']]}", _values(target))]
+    rows += [(c, _KINDS[c["kind"]], _values(c)) for c in summary["columns"][:_MAX_COLUMNS]]
+    rows += [(c, c["kind"], "") for c in ignored[:_MAX_COLUMNS]]
+    for column, kind, values in rows:
+        missing = str(column["missing"]) if column["missing"] else ""
+        note = [str(column.get("note", ""))] if notes else []
+        table.add_row(column["name"], kind, values, missing, *note)
+    more = len(summary["columns"]) + len(ignored) + 1 - len(rows)
+    if more:
+        table.caption = f"and {more} more, which --json lists"
+    return table
+
+
+def _values(column: ColumnSummary) -> str:
+    """Return the range of numbers and dates, or the most frequent categories."""
+    if column["kind"] == "words":
+        shown = ", ".join(category[:20] for category, _ in column["words"][:3])
+        return f"{column['different']}: {shown}{', …' if column['different'] > 3 else ''}"
+    low, high = column["spread"][0], column["spread"][-1]
+    if column["kind"] == "date":
+        return f"{_date(low)} to {_date(high)}"
+    return f"{low:.6g} to {high:.6g}"
+
+
+def _date(days: float) -> str:
+    from datetime import UTC, datetime, timedelta
+
+    return str((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days)).date())
 
 
 def _inputs(summary: Summary) -> str:

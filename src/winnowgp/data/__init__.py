@@ -1,14 +1,36 @@
 """Data in memory and out of core: sources, tables, scaling and the paper's data sets."""
 
-from winnowgp.data.catalogue import hills, load_table
-from winnowgp.data.dataset import Dataset, MaskedMatrix, Source
-from winnowgp.data.encoding import TableEncoder
-from winnowgp.data.out_of_core import ArraySource, BatchSource
-from winnowgp.data.parquet import ParquetSource
-from winnowgp.data.readers import read_blocks, read_table
-from winnowgp.data.scaling import Standardiser, standardise
-from winnowgp.data.sharding import shard
-from winnowgp.data.tables import DataTable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from winnowgp.data.catalogue import hills, load_table
+    from winnowgp.data.dataset import Dataset, MaskedMatrix, Source
+    from winnowgp.data.encoding import TableEncoder
+    from winnowgp.data.out_of_core import ArraySource, BatchSource
+    from winnowgp.data.parquet import ParquetSource
+    from winnowgp.data.readers import read_blocks, read_table
+    from winnowgp.data.scaling import Standardiser, standardise
+    from winnowgp.data.sharding import shard
+    from winnowgp.data.tables import DataTable
+
+_MODULES = {
+    "ArraySource": "out_of_core",
+    "BatchSource": "out_of_core",
+    "DataTable": "tables",
+    "Dataset": "dataset",
+    "MaskedMatrix": "dataset",
+    "ParquetSource": "parquet",
+    "Source": "dataset",
+    "Standardiser": "scaling",
+    "TableEncoder": "encoding",
+    "hills": "catalogue",
+    "load_table": "catalogue",
+    "read_blocks": "readers",
+    "read_table": "readers",
+    "shard": "sharding",
+    "standardise": "scaling",
+}
 
 __all__ = [
     "ArraySource",
@@ -27,3 +49,15 @@ __all__ = [
     "shard",
     "standardise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use: tables can be read without importing PyTorch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'winnowgp.data' has no attribute {name!r}")
+    return getattr(import_module(f"winnowgp.data.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, whether they have been imported or not."""
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.tables import checked_size
 from winnowgp.errors import InputError
 
 
@@ -142,13 +143,6 @@ class Source(ABC):
     def with_rows(self, rows: "Dataset") -> "Source":
         """Return other rows, sharded over the same processes as this source."""
         return rows
-
-
-def checked_size(size: int) -> int:
-    """Return a chunk size, or raise an error if it is below one row."""
-    if size < 1:
-        raise InputError(f"`size` must be at least 1 row; got {size}.")
-    return size
 
 
 def checked_rows(rows: Int[Tensor, " B"], N: int) -> Int[Tensor, " B"]:

@@ -1,30 +1,31 @@
 """Encoding the columns of a table as a numeric matrix."""
 
-import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data.tables import DataTable, parse_number
+from winnowgp.data.columns import ColumnKind, check_finite, column_kinds
+from winnowgp.data.notation import Notation
+from winnowgp.data.tables import DataTable
 from winnowgp.errors import InputError, ModelFileError
 
 _MISSING = ("error", "impute")
-_SECONDS_PER_DAY = 86_400.0
-_DECIMAL_COMMA = re.compile(r"[+-]?[\d.]*,\d+|[+-]?\d+")
+_FIELDS = {"name", "kind", "typical", "flagged", "words"}
+# Fields that a file has only where they differ from the default.
+_OPTIONAL = {"notation", "literal"}
 
 
 @dataclass(frozen=True, slots=True)
 class TableEncoder:
     """Encodes tables as numeric matrices; the encoding is learnt from a training table.
 
-    Numbers stay as they are. Dates in ISO format become days since 1970. Strings are one-hot
-    encoded; a category that was not in the training table becomes a row of zeros. Missing values
+    Numbers stay as they are. Dates become days since 1970. Strings are one-hot encoded; a category
+    that was not in the training table becomes a row of zeros. Missing values
     are an error or imputed: a number by the training median, with an indicator column if the
     training table had missing values in that column; a string by a row of zeros.
 
@@ -38,15 +39,25 @@ class TableEncoder:
 
     columns: tuple["ColumnEncoding", ...]
     missing: str = "error"
+    target: Notation = Notation()  # noqa: RUF009  it is frozen
+    """How strings write a numeric target."""
 
     @classmethod
     def learn(
-        cls, table: DataTable, *, missing: str = "error", max_words: int = 30
+        cls,
+        table: DataTable,
+        *,
+        kinds: Mapping[str, ColumnKind] | None = None,
+        rows: NDArray[Any] | None = None,
+        missing: str = "error",
+        max_words: int = 30,
     ) -> "TableEncoder":
         """Learn the encoding of each column from its values.
 
         Args:
             table: training table, without the target.
+            kinds: what each column holds, by default `winnowgp.data.columns.column_kinds`.
+            rows: indices of the rows from which medians and categories are learnt, by default all.
             missing: "error" to refuse missing values, or "impute".
             max_words: largest number of categories of a column of strings.
         """
@@ -56,10 +67,12 @@ class TableEncoder:
             raise InputError(
                 "`table` must have at least one input; no columns are left to learn from."
             )
+        kinds = column_kinds(table) if kinds is None else kinds
+        train = table if rows is None else table.part(rows)
         encodings, refused = [], []
         for name in table.names:
             try:
-                encodings.append(_learnt_encoding(table, name, max_words=max_words))
+                encodings.append(_learnt_encoding(train, name, kinds[name], max_words=max_words))
             except _TooManyCategoriesError as error:
                 refused.append(error)
         if len(refused) > 1:
@@ -95,14 +108,17 @@ class TableEncoder:
         unseen: dict[str, list[str]] = {}
         for column in self.columns:
             if column.kind == "words":
-                new = set(table.strings(column.name)) - set(column.categories) - {None}
+                strings = table.strings(column.name, literal=column.literal)
+                new = set(strings) - set(column.categories) - {None}
                 if new:
                     unseen[column.name] = sorted(new)
         return unseen
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary that can be written as JSON."""
-        return {"columns": [c.to_dict() for c in self.columns], "missing": self.missing}
+        target = {} if self.target == Notation() else {"target": self.target.to_dict()}
+        columns = [column.to_dict() for column in self.columns]
+        return {"columns": columns, "missing": self.missing, **target}
 
     @classmethod
     def from_dict(cls, values: Any) -> "TableEncoder":
@@ -120,7 +136,8 @@ class TableEncoder:
                 "has a table encoder without columns, with repeated columns, or without a rule for "
                 "missing values"
             )
-        return cls(columns, values["missing"])
+        target = Notation.from_dict(values["target"]) if "target" in values else Notation()
+        return cls(columns, values["missing"], target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +153,10 @@ class ColumnEncoding:
     """Whether an indicator column marks missing numbers."""
     categories: tuple[str, ...] = ()
     """Strings of a column of kind "words", most frequent first."""
+    notation: Notation = Notation()  # noqa: RUF009  it is frozen
+    """How strings write numbers or dates."""
+    literal: bool = False
+    """Whether only empty strings are missing categories, so that NA is a category."""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -144,43 +165,56 @@ class ColumnEncoding:
             return tuple(f"{self.name}={category}" for category in self.categories)
         return (self.name, f"{self.name} missing") if self.flagged else (self.name,)
 
-    def accepts(self, table: DataTable) -> bool:
-        """Return whether the column of a table can be encoded as this kind."""
-        if self.kind == "words":
-            return True
-        return numbers_or_dates(table, self.name, date=self.kind == "date") is not None
-
     def encode(self, table: DataTable, *, impute: bool) -> NDArray[np.float64]:
         """Return `[N features]`; a missing or unknown category is a row of zeros."""
         if self.kind == "words":
-            strings = table.strings(self.name)
+            strings = table.strings(self.name, literal=self.literal)
             self._check_missing(table, np.array([s is None for s in strings]), impute=impute)
             index = {category: i for i, category in enumerate(self.categories)}
             indices = np.array([index.get(string, -1) for string in strings])
             return (indices[:, None] == np.arange(len(self.categories))).astype(np.float64)
-        values = numbers_or_dates(table, self.name, date=self.kind == "date")
-        if values is None:
-            row, string = first_mismatch(table, self.name, self.kind)
-            raise InputError(
-                f"column {self.name!r} must have {self.kind}s, as in the training table; "
-                f"got {string!r} in {table.describe_row(row)}."
-                f"{decimal_comma_advice([string])}"
-            )
+        values = self.values(table)
         check_finite(table, self.name, values)
         missing = np.isnan(values)
         self._check_missing(table, missing, impute=impute)
         filled = np.where(missing, self.typical, values).astype(np.float64)
         return np.stack([filled, missing.astype(np.float64)] if self.flagged else [filled], axis=1)
 
+    def values(self, table: DataTable) -> NDArray[np.float64]:
+        """Return numbers, or dates as days; NaN where missing."""
+        if self.kind == "number" and table.values[self.name].dtype != object:
+            return table.values[self.name]
+        strings = table.strings(self.name)
+        values = self.notation.values(strings, self.kind)
+        if values is not None:
+            return values
+        row, string = next(
+            (row, string)
+            for row, string in enumerate(strings)
+            if string is not None and not self.notation.accepts(string, self.kind)
+        )
+        how = f" ({self.notation})" if str(self.notation) else ""
+        raise InputError(
+            f"column {self.name!r} must have {self.kind}s, as in the training table{how}; "
+            f"got {string[:40]!r} in {table.describe_row(row)}."
+        )
+
     def _check_missing(self, table: DataTable, missing: NDArray[np.bool_], *, impute: bool) -> None:
         if impute or not missing.any():
             return
         # The rest of a file that is read in blocks may have more of them.
         count = f"{int(missing.sum())} " if table.origin is None else ""
+        first = int(missing.argmax())
+        string = table.values[self.name][first] if self.kind == "words" else None
+        category = (
+            f" If {string!r} is a category, use `categorical` (`--categorical {self.name!r}`)."
+            if isinstance(string, str)
+            else ""
+        )
         raise InputError(
             f"column {self.name!r} has {count}missing values, the first in "
-            f"{table.describe_row(int(missing.argmax()))}; fill them in, or fit with "
-            "missing='impute' (`--missing impute`)."
+            f"{table.describe_row(first)}; fill them in, or fit with missing='impute' "
+            f"(`--missing impute`).{category}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,6 +225,8 @@ class ColumnEncoding:
             "typical": self.typical,
             "flagged": self.flagged,
             "words": list(self.categories),
+            **({} if self.notation == Notation() else {"notation": self.notation.to_dict()}),
+            **({"literal": True} if self.literal else {}),
         }
 
     @classmethod
@@ -203,12 +239,15 @@ class ColumnEncoding:
         if not isinstance(values, dict) or not _is_encoding(values):
             raise ModelFileError(f"describes an input as {values!r:.200}")
         fields = {name: values[name] for name in ("name", "kind", "typical", "flagged")}
-        return cls(**fields, categories=tuple(values["words"]))
+        column = cls(**fields, categories=tuple(values["words"]))
+        if "notation" in values:
+            column = replace(column, notation=Notation.from_dict(values["notation"]))
+        return replace(column, literal="literal" in values)
 
 
 def _is_encoding(values: dict[Any, Any]) -> bool:
     """Return whether `ColumnEncoding.to_dict` might have returned these values."""
-    if values.keys() != {"name", "kind", "typical", "flagged", "words"}:
+    if values.keys() - _OPTIONAL != _FIELDS or values.get("literal", True) is not True:
         return False
     categories, typical = values["words"], values["typical"]
     if not isinstance(values["name"], str) or not isinstance(categories, list):
@@ -235,90 +274,32 @@ class _TooManyCategoriesError(InputError):
         self.column = column
 
 
-def _learnt_encoding(table: DataTable, name: str, *, max_words: int) -> ColumnEncoding:
-    for date in (False, True):
-        values = numbers_or_dates(table, name, date=date)
-        if values is not None:
-            check_finite(table, name, values)
-            missing = np.isnan(values)
-            if missing.all():
-                raise InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop`).")
-            typical = float(np.median(values[~missing]))
-            return ColumnEncoding(name, "date" if date else "number", typical, bool(missing.any()))
-    counts = Counter(string for string in table.strings(name) if string is not None)
-    if advice := decimal_comma_advice(counts):
-        example = next(string for string in counts if "," in string)[:40]
-        raise InputError(
-            f"column {name!r} holds strings, such as {example!r}.{advice} If they are categories, "
-            "write them with a letter, or leave the column out with `drop` (`--drop`)."
-        )
+def _learnt_encoding(
+    table: DataTable, name: str, kind: ColumnKind, *, max_words: int
+) -> ColumnEncoding:
+    column = ColumnEncoding(name, kind.kind, 0.0, notation=kind.notation, literal=kind.literal)
+    if kind.kind != "words":
+        values = column.values(table)
+        check_finite(table, name, values)
+        missing = np.isnan(values)
+        if missing.all():
+            raise _empty_column(name)
+        typical = float(np.median(values[~missing]))
+        return replace(column, typical=typical, flagged=bool(missing.any()))
+    strings = table.strings(name, literal=kind.literal)
+    counts = Counter(string for string in strings if string is not None)
+    if not counts:
+        raise _empty_column(name)
     if len(counts) > max_words:
         raise _TooManyCategoriesError(
             f"column {name!r} has {len(counts)} different strings, such as "
             f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out with `drop` "
-            "(`--drop`), use it as `id_column` (`--id`), or increase `max_words` (`--max-words`)."
-            f"{_stray_strings(counts)}",
+            "(`--drop`), use it as `id_column` (`--id`), or increase `max_words` (`--max-words`).",
             name,
         )
     categories = tuple(string for string, _ in counts.most_common())
-    return ColumnEncoding(name, "words", categories[0], categories=categories)
+    return replace(column, typical=categories[0], categories=categories)
 
 
-def numbers_or_dates(table: DataTable, name: str, *, date: bool) -> NDArray[np.float64] | None:
-    """Return a column as numbers, or dates as days since 1970; None if it holds anything else."""
-    if not date:
-        return table.numbers(name)
-    try:
-        return np.array([np.nan if s is None else _days(s) for s in table.strings(name)])
-    except ValueError:
-        return None
-
-
-def check_finite(table: DataTable, name: str, values: NDArray[np.float64]) -> None:
-    """Raise an error that names the row of the first number that is infinite or above 1e150."""
-    huge = np.abs(values) > 1e150
-    if huge.any():
-        row = int(huge.argmax())
-        raise InputError(
-            f"column {name!r} has {values[row]:g} in {table.describe_row(row)}; numbers must be "
-            "finite and below 1e150."
-        )
-
-
-def first_mismatch(table: DataTable, name: str, kind: str) -> tuple[int, str]:
-    """Return the row and text of the first string that is not of a kind; (−1, "") if none is."""
-    for row, string in enumerate(table.strings(name)):
-        if string is not None and not _is_kind(string, kind):
-            return row, string[:40]
-    return -1, ""
-
-
-def decimal_comma_advice(strings: Iterable[str]) -> str:
-    """Return advice if all strings are numbers and some have a decimal comma, else ""."""
-    strings = list(strings)
-    if any("," in string for string in strings) and all(map(_DECIMAL_COMMA.fullmatch, strings)):
-        return " These look like numbers with decimal commas; write them with points."
-    return ""
-
-
-def _days(text: str) -> float:
-    date = datetime.fromisoformat(text)
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return date.timestamp() / _SECONDS_PER_DAY
-
-
-def _is_kind(string: str, kind: str) -> bool:
-    try:
-        _days(string) if kind == "date" else parse_number(string)
-    except ValueError:
-        return False
-    return True
-
-
-def _stray_strings(counts: Counter[str]) -> str:
-    """Return a sentence that names the strings among numbers, if they are few."""
-    strays = [string for string in counts if not _is_kind(string, "number")]
-    if 0 < len(strays) <= len(counts) // 10:
-        shown = ", ".join(repr(string[:40]) for string in strays[:3])
-        return f" All but {len(strays)} of them are numbers; the others are such as {shown}."
-    return ""
+def _empty_column(name: str) -> InputError:
+    return InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop`).")

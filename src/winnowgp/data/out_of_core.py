@@ -17,9 +17,9 @@ from winnowgp.data.dataset import (
     Source,
     SourceInfo,
     checked_rows,
-    checked_size,
     shard_range,
 )
+from winnowgp.data.tables import checked_size
 from winnowgp.errors import InputError
 
 

@@ -1,7 +1,8 @@
-"""Reading tables from CSV (also gzipped) and Parquet files, whole or in blocks of rows.
+"""Reading tables from CSV (also gzipped), Excel and Parquet files, whole or in blocks of rows.
 
 CSV is read with the standard library: every field stays a string until an encoder has decided what
-its column means, so that a model reads a new file as it read the first one.
+its column means, so that a model reads a new file as it read the first one. Nothing here imports
+PyTorch: a command reads the names of the columns before it loads what a fit needs.
 """
 
 import codecs
@@ -17,53 +18,60 @@ from typing import Any
 
 import numpy as np
 
-from winnowgp.data.dataset import checked_size
-from winnowgp.data.parquet import parquet_blocks
-from winnowgp.data.tables import DataTable, Origin, distinct_names, parse_string
+from winnowgp.data.excel import excel_blocks
+from winnowgp.data.frames import parse_string
+from winnowgp.data.parquet_file import parquet_blocks
+from winnowgp.data.tables import DataTable, Origin, checked_size, distinct_names
 from winnowgp.errors import InputError
 
 BLOCK = 16_384
 """Default number of rows of a block."""
 
 _DELIMITERS = ",;\t|"
+# An Excel file is a zip archive; before 2007 it was a compound file.
+_ZIP, _OLD_EXCEL = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"
 # A file without line ends is not a table; do not read it whole to find out.
 _LONGEST_LINE = 2**26
 
 
 def read_table(path: Path, *, encoding: str = "utf-8") -> DataTable:
-    """Read a CSV or Parquet file, whose content decides which of the two it is.
+    """Read a CSV, Excel or Parquet file, whose content decides which of them it is.
 
     For a file that does not fit in memory, see `read_blocks`.
 
     Args:
-        path: file whose first line, or schema, names the columns.
+        path: file whose first line, or schema, names the columns; of an Excel file the first sheet.
         encoding: text encoding of a CSV file; a byte-order mark overrides it.
     """
     return DataTable(DataTable.joined(list(read_blocks(path, encoding=encoding))).values)
 
 
 def read_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> Iterator[DataTable]:
-    """Yield the rows of a CSV or Parquet file in order, in blocks of at most `size` rows.
+    """Yield the rows of a CSV, Excel or Parquet file in order, in blocks of at most `size` rows.
 
     Memory is that of one block. An error in a row is raised after the rows before it were yielded.
 
     Args:
-        path: file whose first line, or schema, names the columns.
+        path: file whose first line, or schema, names the columns; of an Excel file the first sheet.
         size: largest number of rows of a block.
         encoding: text encoding of a CSV file; a byte-order mark overrides it.
     """
     if path.is_dir():
-        raise InputError(f"{path} is a folder; give a CSV or Parquet file.")
+        raise InputError(f"{path} is a folder; give a CSV, Excel or Parquet file.")
     checked_size(size)
     try:
         file = path.open("rb")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     with file:
-        if not file.peek(4).startswith(b"PAR1"):
+        start = file.peek(8)
+        if not start.startswith((b"PAR1", _ZIP, _OLD_EXCEL)):
             yield from _csv_blocks(file, path, size=size, encoding=encoding)
             return
-    yield from parquet_blocks(path, size=size)
+    if start.startswith(_OLD_EXCEL):
+        raise InputError(f"{path} is a file of an old version of Excel; save it as .xlsx or CSV.")
+    blocks = excel_blocks if start.startswith(_ZIP) else parquet_blocks
+    yield from blocks(path, size=size)
 
 
 def _csv_blocks(
@@ -104,7 +112,7 @@ def _text(content: Any, encoding: str, path: Path) -> io.TextIOWrapper:
     elif start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif b"\0" in start:
-        raise InputError(f"{path} is a binary file; give a CSV or Parquet file.")
+        raise InputError(f"{path} is a binary file; give a CSV, Excel or Parquet file.")
     try:
         return io.TextIOWrapper(content, encoding=encoding, newline="")
     except LookupError:

@@ -3,22 +3,24 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from winnowgp.data.frames import Column, format_number, table_columns
+from winnowgp.data.notation import Notation
 from winnowgp.errors import InputError
 
-Column: TypeAlias = NDArray[Any]
-"""Numbers in float64, NaN where missing; or an object array of strings, None where missing."""
+TableLike: TypeAlias = Any
+"""A `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of sequences."""
 
-MISSING_STRINGS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>", "nat"})
+MISSING_STRINGS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "<na>", "nat"})
 """Strings, in lower case, that are read as missing values."""
 
-# Integers below this are exact in float64.
-_EXACT = 2.0**53
+_LONGEST_MISSING = max(map(len, MISSING_STRINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,11 @@ class DataTable:
     """Position of the rows in their file; None if they are not a part of one."""
 
     @classmethod
-    def of(cls, table: Mapping[str, Any] | Any) -> "DataTable":
-        """Convert a data frame, or a dictionary of sequences."""
-        values = {str(name): _column(str(name), table[name]) for name in table.keys()}  # noqa: SIM118
+    def of(cls, table: "TableLike") -> "DataTable":
+        """Convert a data frame of pandas, polars or pyarrow, or a dictionary of sequences."""
+        if isinstance(table, DataTable):
+            return table
+        values = table_columns(table)
         lengths = {name: len(column) for name, column in values.items()}
         if len(set(lengths.values())) > 1:
             raise InputError(f"all columns must have one length; got {lengths}.")
@@ -92,38 +96,43 @@ class DataTable:
         """Number of rows."""
         return len(next(iter(self.values.values()))) if self.values else 0
 
-    def numbers(self, name: str) -> NDArray[np.float64] | None:
-        """Return a column as numbers, NaN where missing; None if a string is not a number."""
+    def numbers(self, name: str, notation: Notation | None = None) -> NDArray[np.float64] | None:
+        """Return a column as numbers, NaN where missing; None if a string is not a number.
+
+        Args:
+            notation: how strings write numbers, a decimal point and no separators by default.
+        """
         column = self.values[name]
         if column.dtype != object:
             return column
-        try:
-            return np.array(
-                [np.nan if v is None else parse_number(v) for v in column], dtype=np.float64
-            )
-        except ValueError:
-            return None
+        return (notation or Notation()).values(self.strings(name), "number")
 
-    def strings(self, name: str) -> NDArray[np.object_]:
-        """Return a column as strings, None where missing; integers have no decimal point."""
-        return _strings(self.values[name])
+    def strings(self, name: str, *, literal: bool = False) -> NDArray[np.object_]:
+        """Return a column as strings, None where missing; integers have no decimal point.
 
-    def missing(self, name: str) -> NDArray[np.bool_]:
-        """Return a mask of the missing values of a column."""
+        Args:
+            literal: whether only empty strings are missing, and NA, null or ? are not.
+        """
+        column = _strings(self.values[name])
+        if literal:
+            return column
+        return np.array([None if v is None or is_missing(v) else v for v in column], dtype=object)
+
+    def missing(self, name: str, *, literal: bool = False) -> NDArray[np.bool_]:
+        """Return a mask of the missing values of a column; see `strings`."""
         column = self.values[name]
         if column.dtype != object:
             return np.isnan(column)
-        return np.array([value is None for value in column], dtype=bool)
+        return np.array([v is None for v in self.strings(name, literal=literal)], dtype=bool)
 
     def n_unique(self, name: str) -> int:
         """Return the number of distinct values of a column that are not missing."""
         present = self.values[name][~self.missing(name)]
         return len(set(present) if present.dtype == object else np.unique(present))
 
-    def parse_numbers(self, names: Iterable[str]) -> "DataTable":
-        """Convert those of these columns that hold numbers as strings."""
-        parsed = {n: values for n in names if (values := self.numbers(n)) is not None}
-        return DataTable({**self.values, **parsed}, self.origin)
+    def with_columns(self, columns: Mapping[str, Column]) -> "DataTable":
+        """Return the table with some columns replaced."""
+        return DataTable({**self.values, **columns}, self.origin)
 
     def without(self, names: Iterable[str]) -> "DataTable":
         """Return the table without these columns."""
@@ -149,9 +158,11 @@ class DataTable:
         """
         absent = [name for name in names if name not in self.values]
         if absent:
+            close = get_close_matches(absent[0], self.names, n=1)
             raise InputError(
                 f"{argument} must name columns of the table; {_quoted(absent)} "
                 f"{'is' if len(absent) == 1 else 'are'} not among {_quoted(self.names)}."
+                f"{f' Did you mean {close[0]!r}?' if close else ''}"
             )
 
 
@@ -171,26 +182,20 @@ def distinct_names(header: Iterable[str], path: Path) -> list[str]:
     return names
 
 
-def format_number(value: float) -> str:
-    """Write a number without a superfluous decimal point.
+def is_missing(text: str) -> bool:
+    """Return whether a string means that the value is missing.
 
-    >>> format_number(3.0), format_number(0.25)
-    ('3', '0.25')
+    >>> is_missing("NA"), is_missing("Namibia")
+    (True, False)
     """
-    return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(float(value))
+    return len(text) <= _LONGEST_MISSING and text.lower() in MISSING_STRINGS
 
 
-def parse_number(text: str) -> float:
-    """Parse a number; unlike `float`, refuse underscores, as in 1_000."""
-    if "_" in text:
-        raise ValueError(text)
-    return float(text)
-
-
-def parse_string(text: str) -> str | None:
-    """Strip blanks; return None if the string means that the value is missing."""
-    stripped = text.strip()
-    return None if stripped.lower() in MISSING_STRINGS else stripped
+def checked_size(size: int) -> int:
+    """Return a chunk size, or raise an error if it is below one row."""
+    if size < 1:
+        raise InputError(f"`size` must be at least 1 row; got {size}.")
+    return size
 
 
 def _strings(column: Column) -> NDArray[np.object_]:
@@ -202,33 +207,6 @@ def _strings(column: Column) -> NDArray[np.object_]:
 def _joined(columns: list[Column]) -> Column:
     one_dtype = len({column.dtype for column in columns}) == 1
     return np.concatenate(columns if one_dtype else [_strings(column) for column in columns])
-
-
-def _column(name: str, values: Any) -> Column:
-    """Convert numbers to float64, dates to ISO strings and everything else to strings."""
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise InputError(f"column {name!r} must hold one value per row; got shape {array.shape}.")
-    if array.dtype.kind == "M":
-        text = np.datetime_as_string(array, unit="s")
-        return np.array([None if t == "NaT" else str(t) for t in text], dtype=object)
-    if array.dtype.kind == "f" or (array.dtype.kind in "iu" and _exact(array)):
-        return array.astype(np.float64)
-    return np.array([_string(v) for v in array.tolist()], dtype=object)
-
-
-def _exact(integers: NDArray[Any]) -> bool:
-    return not len(integers) or max(abs(int(integers.min())), abs(int(integers.max()))) < _EXACT
-
-
-def _string(value: Any) -> str | None:
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    if isinstance(value, float):
-        return None if np.isnan(value) else format_number(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return parse_string(str(value))
 
 
 def _quoted(names: Sequence[str], most: int = 12) -> str:

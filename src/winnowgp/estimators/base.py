@@ -18,6 +18,7 @@ from torch import Tensor
 
 from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
 from winnowgp.io import save
@@ -202,7 +203,7 @@ class BaseGP(BaseEstimator, ABC):
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""
         check_is_fitted(self)
         validation.refuse_source(X)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = validate_data(self, dates_as_days(X), dtype=np.float64, reset=False)
         return self._x_scaler.forward(validation.tensor(X)).to(posterior_device(self.posterior_))
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
@@ -119,7 +120,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
     def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Source]:
         """Return the classes, and merged rows whose targets are class numbers."""
         _check_missing(y)
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1)
+        X, y = validate_data(self, dates_as_days(X), y, dtype=np.float64, ensure_min_samples=1)
         X, y, weights = validation.weighted_rows(X, y, sample_weight)
         labels, numbers = ClassLabels.of(y)
         return labels, Dataset.of(

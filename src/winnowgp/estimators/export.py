@@ -63,7 +63,7 @@ def predictor_program(model: Exportable) -> Program:
         X = program.add_input("X", width=estimator.n_features_in_)
     x_scaler = estimator._x_scaler
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
-    inputs = program.apply("Div", shifted, program.constant(x_scaler.scale.numpy()))
+    inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())
     latent_mean, latent_variance = add_latents(program, estimator.posterior_, inputs)
     likelihood = estimator.posterior_.likelihood
     mean, variance = add_observation(program, likelihood, latent_mean, latent_variance)
@@ -79,9 +79,7 @@ def predictor_program(model: Exportable) -> Program:
         )
     targets = estimator._y_scaler.columns
     scale, shift = targets.scale.numpy(), targets.shift.numpy()
-    # A matrix, not a row: see `winnowgp.io.program`.
-    scaled = program.apply("MatMul", mean, program.constant(np.diag(scale)))
-    mean = program.apply("Add", scaled, program.constant(shift))
+    mean = program.apply("Add", program.scaled(mean, scale), program.constant(shift))
     variance = program.apply("Mul", variance, program.constant(np.square(scale)))
     width = None if estimator._y_scaler.single else estimator.posterior_.P
     if width is None:

@@ -15,6 +15,7 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser, standardise
+from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
@@ -160,7 +161,13 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
     def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
         """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
         X, y = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=1
+            self,
+            dates_as_days(X),
+            y,
+            dtype=np.float64,
+            multi_output=True,
+            y_numeric=True,
+            ensure_min_samples=1,
         )
         X, y, weights = validation.weighted_rows(X, y, sample_weight)
         return Dataset.of(

@@ -46,12 +46,7 @@ def surface_rows(
     """
     names = numeric_inputs(model)
     table.require_columns([*names, model.target], argument="the table of the plot")
-    columns: list[NDArray[np.float64]] = []
-    for name in names:
-        values = table.numbers(name)
-        if values is None:
-            raise InputError(f"column {name!r} must be numeric to be plotted; it has strings.")
-        columns.append(values)
+    columns = [column.values(table) for column in model.encoder.columns]
     columns.append(_targets(model, table))
     rows = np.stack(columns, 1)
     rows = torch.from_numpy(rows[np.isfinite(rows).all(1)])
@@ -95,7 +90,7 @@ def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
     if isinstance(model.estimator, SparseGPClassifier):
         number = {str(c): float(i) for i, c in enumerate(model.estimator.classes_)}
         return np.array([number.get(str(w), np.nan) for w in table.strings(model.target)])
-    values = table.numbers(model.target)
+    values = table.numbers(model.target, model.encoder.target)
     if values is None:
         raise InputError(f"column {model.target!r} must be numeric to be plotted; it has strings.")
     return values

@@ -1,6 +1,6 @@
 """The summary of a fitted table model, for its file and its report."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from time import perf_counter
@@ -15,7 +15,15 @@ from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_effect, relevances
 from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Choice, ColumnSummary, Effect, Moment, Summary, Training
+from winnowgp.report.summary import (
+    Choice,
+    ColumnSummary,
+    Effect,
+    IgnoredColumn,
+    Moment,
+    Summary,
+    Training,
+)
 from winnowgp.training import Progress
 
 MOST_SNAPSHOTS = 60
@@ -197,10 +205,20 @@ def _ends(effect: Effect) -> tuple[float, float] | None:
 
 
 def column_summary(
-    table: DataTable, column: ColumnEncoding, relevant: dict[str, float] | None
+    table: DataTable,
+    column: ColumnEncoding,
+    relevant: dict[str, float] | None,
+    *,
+    note: str = "",
 ) -> ColumnSummary:
-    """Return the summary of an input column, and its relevance to the kernel."""
-    content = _content(table, column.name, categorical=column.kind == "words")
+    """Return the summary of an input column, and its relevance to the kernel.
+
+    Args:
+        note: what the owner of the table should know about the reading of the column.
+    """
+    content = _content(
+        table, column.name, categorical=column.kind == "words", literal=column.literal
+    )
     values = content.values
     if column.kind == "date":
         values = column.encode(table, impute=True)[:, 0]
@@ -212,10 +230,25 @@ def column_summary(
         "words": content.categories,
         "different": content.different,
         "relevance": None if relevant is None else relevant[column.name],
+        "note": note,
     }
 
 
-def target_summary(table: DataTable, target: str, task: str) -> ColumnSummary:
+def ignored_columns(
+    table: DataTable, drop: Iterable[str], id_column: str | None
+) -> list[IgnoredColumn]:
+    """Return the columns of a table that are neither inputs nor the target, in its order."""
+    kinds = dict.fromkeys(drop, "dropped") | (
+        {} if id_column is None else {id_column: "identifier"}
+    )
+    return [
+        {"name": name, "kind": kinds[name], "missing": int(table.missing(name).sum())}
+        for name in table.names
+        if name in kinds
+    ]
+
+
+def target_summary(table: DataTable, target: str, task: str, *, note: str = "") -> ColumnSummary:
     """Return the summary of the target's column."""
     classes = task == "classification"
     content = _content(table, target, categorical=classes)
@@ -227,6 +260,7 @@ def target_summary(table: DataTable, target: str, task: str) -> ColumnSummary:
         "words": content.categories,
         "different": content.different,
         "relevance": None,
+        "note": note,
     }
 
 
@@ -240,11 +274,11 @@ class _Content:
     different: int
 
 
-def _content(table: DataTable, name: str, *, categorical: bool) -> _Content:
-    missing = int(table.missing(name).sum())
+def _content(table: DataTable, name: str, *, categorical: bool, literal: bool = False) -> _Content:
+    missing = int(table.missing(name, literal=literal).sum())
     if not categorical:
         return _Content(missing, table.numbers(name), [], table.n_unique(name))
-    entries = [entry for entry in table.strings(name) if entry is not None]
+    entries = [e for e in table.strings(name, literal=literal) if e is not None]
     categories, counts = np.unique(np.array(entries, dtype=str), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:8]
     frequent = [(str(categories[i]), int(counts[i])) for i in order]

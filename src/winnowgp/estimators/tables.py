@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from winnowgp import __version__
 from winnowgp.data import Dataset, DataTable, TableEncoder
+from winnowgp.data.columns import ColumnKind, column_kinds, column_note, parse_numbers
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.encoding import check_finite, decimal_comma_advice, first_mismatch
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.sharding import ShardedSource
+from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators import table_summary
 from winnowgp.estimators.base import predicting_on, rows_at_once
@@ -75,19 +76,22 @@ class TabularModel:
         """The task: "regression", "classification" or "counts"."""
         return self.summary["task"]
 
-    def predict(self, table: DataTable, *, level: float = 0.95) -> dict[str, np.ndarray[Any, Any]]:
+    def predict(self, table: TableLike, *, level: float = 0.95) -> dict[str, np.ndarray[Any, Any]]:
         """Return columns of predictions, after the id column if there is one.
 
         They are mean, standard deviation and a central interval of a new observation; or the most
         probable class and the probability of each class.
 
         Args:
+            table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
+                columns.
             level: probability that the interval contains the observation.
         """
+        table = DataTable.of(table)
         X = self.encoder.encode(table)
         columns: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
-            columns[self.id_column] = table.strings(self.id_column)
+            columns[self.id_column] = table.strings(self.id_column, literal=True)
         if isinstance(self.estimator, SparseGPClassifier):
             probability = self.estimator.predict_proba(X)
             classes = self.estimator.classes_
@@ -139,13 +143,16 @@ class TabularModel:
 
 
 def fit_table(
-    table: DataTable,
+    table: TableLike,
     target: str,
     *,
     task: str = "auto",
     test_size: float = 0.2,
     id_column: str | None = None,
     drop: tuple[str, ...] = (),
+    categorical: tuple[str, ...] = (),
+    decimal: str = "auto",
+    dates: str = "auto",
     missing: str = "error",
     max_words: int = 30,
     kernel: str = AUTO,
@@ -166,6 +173,7 @@ def fit_table(
     """Fit a model that predicts one column of a table from the others, and measure its quality.
 
     Args:
+        table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of columns.
         target: the column to predict. Rows without a target are left out if `missing` is "impute".
         task: "regression", "classification", "counts", or "auto": classification if the target is
             categorical or has two different values, regression otherwise.
@@ -173,6 +181,12 @@ def fit_table(
         id_column: a column that identifies rows; it is not an input, and is repeated beside
             predictions.
         drop: columns to leave out.
+        categorical: columns of categories, whatever their strings look like; NA is a category in
+            them, and only empty cells are missing.
+        decimal: "." if commas separate thousands, "," for decimal commas, or "auto": a comma
+            separates thousands where it cannot be a decimal comma, and is an error elsewhere.
+        dates: "day-first" or "month-first" for dates such as 03/04/2024, or "auto": the only
+            possible order, and an error where both are possible.
         missing: "error" or "impute"; see `TableEncoder`.
         max_words: largest number of categories of a column.
         kernel: "auto", or a kernel string, in which columns have names:
@@ -186,27 +200,37 @@ def fit_table(
     The other arguments are those of `SparseGPRegressor` and `SparseGPClassifier`.
     """
     ignored = (*drop, *(() if id_column is None else (id_column,)))
+    table = DataTable.of(table)
     table.require_columns([target], argument="`target`")
     table.require_columns(ignored, argument="`drop` and `id_column`")
+    table.require_columns(categorical, argument="`categorical`")
     if target in ignored:
         raise InputError(
             f"`target` must not be in `drop` nor be the `id_column`; got {target!r} as both."
         )
     if not 0 <= test_size < 1:
         raise InputError(f"`test_size` must be at least 0 and below 1; got {test_size}.")
+    if task == "auto" and target in categorical:
+        task = "classification"
+    # Before any row is left out, so that an error gives the row number in the table.
+    everything = table
     names = table.without([target, *ignored]).names
-    table = table.parse_numbers(names)
-    for name in names:
-        # Before any row is left out, so that the error gives the row number in the table.
-        if (values := table.values[name]).dtype != object:
-            check_finite(table, name, values)
+    # Labels of classes stay as they are written.
+    read = names if task == "classification" else (*names, target)
+    kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=categorical)
+    target_kind = _target_kind(kinds.pop(target, None), table, target)
+    notes = {n: column_note(table, n, kind) for n, kind in {**kinds, **target_kind}.items()}
+    table = parse_numbers(table, {**kinds, **target_kind})
     table, number = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
     _check_id(id_column, table, target, task)
     inputs = table.without([target, *ignored])
     train, test = _split(table.N, test_size, seed=seed)
-    encoder = TableEncoder.learn(inputs.part(train), missing=missing, max_words=max_words)
-    _check_held_out(encoder, inputs, number)
+    encoder = TableEncoder.learn(
+        inputs, kinds=kinds, rows=train, missing=missing, max_words=max_words
+    )
+    if target in target_kind:
+        encoder = replace(encoder, target=target_kind[target].notation)
     y = _targets(table, target, task, train, number)
     history = table_summary.TrainingHistory()
     points: dict[str, Any] = {
@@ -243,7 +267,8 @@ def fit_table(
     estimator.kernel, estimator.callbacks, estimator.checkpoint = str(expression), None, None
     relevant = relevances(estimator.kernel_, encoder)
     summaries = [
-        table_summary.column_summary(inputs, column, relevant) for column in encoder.columns
+        table_summary.column_summary(inputs, column, relevant, note=notes[column.name])
+        for column in encoder.columns
     ]
     summary: Summary = {
         "target": target,
@@ -253,7 +278,10 @@ def fit_table(
         "rows": table.N,
         "train_rows": len(train),
         "columns": summaries,
-        "target_summary": table_summary.target_summary(table, target, task),
+        "target_summary": table_summary.target_summary(
+            table, target, task, note=notes.get(target, "")
+        ),
+        "ignored": table_summary.ignored_columns(everything, drop, id_column),
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
@@ -293,6 +321,16 @@ def _with_target(
     return rows, np.flatnonzero(~absent) + 1
 
 
+def _target_kind(kind: ColumnKind | None, table: DataTable, target: str) -> dict[str, ColumnKind]:
+    """Return how a numeric target is read, by its name; empty for classes and plain numbers.
+
+    A plain target may have two values, which are classes as they are written.
+    """
+    if kind is None or kind.kind != "number" or table.numbers(target) is not None:
+        return {}
+    return {target: kind}
+
+
 def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
     """Return the columns of the encoded matrix that belong to each column of the table."""
     owners = [column.name for column in encoder.columns for _ in column.features]
@@ -306,12 +344,6 @@ def _task(table: DataTable, target: str, task: str) -> tuple[str, str]:
     """Return the task, and the reason for it."""
     if task == "auto":
         if table.numbers(target) is None:
-            if advice := decimal_comma_advice(table.strings(target)):
-                example = table.strings(target)[0]
-                raise InputError(
-                    f"the target {target!r} is not numeric: it has entries such as {example!r}."
-                    f"{advice}"
-                )
             return _checked_task("classification", table, target), "the target is categorical"
         if table.n_unique(target) == 2:
             return "classification", "the target has two different values"
@@ -350,19 +382,6 @@ def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -
         raise InputError(
             f"`id_column` must not be the name of a column of predictions; got {id_column!r}. "
             "Rename it."
-        )
-
-
-def _check_held_out(encoder: TableEncoder, inputs: DataTable, number: NDArray[np.intp]) -> None:
-    """Check that columns of numbers or dates in training rows are so in held-out rows as well."""
-    for column in encoder.columns:
-        if column.accepts(inputs):
-            continue
-        row, entry = first_mismatch(inputs, column.name, column.kind)
-        raise InputError(
-            f"column {column.name!r} must have {column.kind}s only; got {entry!r} in row "
-            f"{number[row]}. Fix that row, or leave the column out with `drop` (`--drop`)."
-            f"{decimal_comma_advice([entry])}"
         )
 
 

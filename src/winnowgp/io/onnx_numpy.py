@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from winnowgp import __version__
-from winnowgp.data.tables import MISSING_STRINGS
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.io.format import atomic_write
 from winnowgp.io.program import Program, Step
@@ -172,7 +171,6 @@ import math
 import numpy as np
 
 ABOUT = {facts}
-MISSING = {missing}
 ROWS = 4096  # per chunk, to limit memory
 
 
@@ -201,7 +199,10 @@ def _numbers(values, width):
 
 
 def _strings(values):
-    """Return categories as winnowgp reads them: without surrounding blanks, None if missing."""
+    """Return categories as winnowgp reads them: without surrounding blanks.
+
+    Missing categories, such as NA, are encoded as unknown ones are, unless NA is a category.
+    """
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError("expected one category per row")
@@ -221,8 +222,7 @@ def _string(value):
         if math.isnan(value):
             return None
         return str(int(value)) if value.is_integer() and abs(value) < 2.0**53 else repr(value)
-    text = str(value).strip()
-    return None if text.lower() in MISSING else text
+    return str(value).strip()
 
 
 def _one_hot(strings, categories):
@@ -288,7 +288,6 @@ def numpy_source(program: Program, module: str) -> str:
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),
         facts=repr(program.metadata),
-        missing=sorted(MISSING_STRINGS),
         data="an array" if single else "a dictionary of columns",
         columns="[" + ", ".join(columns) + "]",
         names=list(program.outputs),

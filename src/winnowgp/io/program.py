@@ -2,7 +2,8 @@
 
 A program is exported to ONNX and to a NumPy file by `winnowgp.io.onnx_numpy`. onnxruntime fuses a
 matrix product with a scalar factor before or after it, and computes the result in single precision
-even if all numbers are double. Such scalars are therefore written as rows or matrices.
+even if all numbers are double. Such scalars are therefore written as rows or matrices; a row of one
+number is a scalar too.
 """
 
 from collections.abc import Callable
@@ -79,6 +80,12 @@ class Program:
         output = f"v{len(self.steps)}"
         self.steps.append(Step(op, inputs, output))
         return output
+
+    def scaled(self, value: str, factors: NDArray[np.float64]) -> str:
+        """Multiply the columns of a value by factors `[W]`, one factor as a matrix."""
+        if len(factors) == 1:
+            return self.apply("MatMul", value, self.constant(factors[:, None]))
+        return self.apply("Mul", value, self.constant(factors[None]))
 
     def add_output(self, name: str, value: str, *, width: int | None) -> None:
         """Declare a value to be an output, `[N width]` or `[N]`."""
@@ -189,8 +196,8 @@ def _kernel(
     if isinstance(kernel, kernels.ScaleKernel):
         k, prior = _kernel(program, kernel.base_kernel, X, Z, select=False)
         scale = kernel.outputscale.reshape(1, 1)
-        row = _constant(program, scale.expand(1, len(Z)))
-        return program.apply("Mul", k, row), program.apply("Mul", prior, _constant(program, scale))
+        factors = np.full(len(Z), float(scale))
+        return program.scaled(k, factors), program.apply("Mul", prior, _constant(program, scale))
     if isinstance(kernel, kernels.AdditiveKernel | kernels.ProductKernel):
         op = "Add" if isinstance(kernel, kernels.AdditiveKernel) else "Mul"
         (k, prior), *others = [_kernel(program, inner, X, Z) for inner in kernel.kernels]

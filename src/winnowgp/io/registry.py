@@ -366,8 +366,8 @@ def matches(value: Any, hint: Any) -> bool:
         hints = get_type_hints(hint)
         return (
             isinstance(value, dict)
-            and value.keys() == hints.keys()
-            and all(matches(value[name], hints[name]) for name in hints)
+            and hint.__required_keys__ <= value.keys() <= hints.keys()
+            and all(matches(entry, hints[name]) for name, entry in value.items())
         )
     if origin is list:
         return isinstance(value, list) and all(matches(entry, arguments[0]) for entry in value)

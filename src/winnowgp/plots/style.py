@@ -1,13 +1,18 @@
-"""Colours and settings that all figures share, and the function that saves them."""
+"""Colours, fonts and settings that all figures share, and the function that saves them."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+from matplotlib.text import Text
 
+from winnowgp.errors import MissingGlyphWarning
 from winnowgp.io.format import atomic_write
 
 # The palette of Okabe and Ito, which is distinguishable with every common colour vision.
@@ -18,6 +23,9 @@ COLOURS = {
     "inclusion": "#D55E00",
     "second": "#009E73",
 }
+
+# Fonts of matplotlib that have placeholders instead of glyphs, or symbols in place of letters.
+_NOT_FOR_TEXT = ("Last Resort", "STIXNonUnicode", "STIXSize", "cm")
 
 
 @contextmanager
@@ -47,14 +55,73 @@ def save_figure(figure: Figure, path: Path) -> Path:
         `path`.
     """
     with atomic_write(path) as part, styled():
+        add_fonts(figure)
         figure.savefig(part)
     return path
 
 
+def add_fonts(figure: Figure) -> None:
+    """Let the texts of a figure fall back on fonts that have characters the first one lacks."""
+    with warnings.catch_warnings():
+        # Ticks get their labels when the figure is laid out; glyphs are not needed for that.
+        warnings.simplefilter("ignore")
+        figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    characters = {character for text in texts for character in text.get_text()}
+    needed = (font_for(character) for character in sorted(characters) if not character.isspace())
+    others = list(dict.fromkeys(font for font in needed if font))
+    if not others:
+        return
+    for text in texts:
+        text.set_fontfamily([*text.get_fontfamily(), *others])
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            family = axis.get_ticklabels()[0].get_fontfamily() if axis.get_ticklabels() else others
+            axis.set_tick_params(labelfontfamily=family)
+
+
+def font_for(character: str) -> str | None:
+    """Return the family of an installed font that has a character; "" if the usual font has it.
+
+    >>> font_for("ß")
+    ''
+    """
+    return _font_for(character, findfont(FontProperties()))
+
+
+@cache
+def _font_for(character: str, usual: str) -> str | None:
+    if get_font(usual).get_char_index(ord(character)):
+        return ""
+    # Fonts with many scripts first: fewer files are opened, and scripts look alike.
+    ranked = sorted(fontManager.ttflist, key=lambda font: ("Noto" not in font.name, font.name))
+    for font in ranked:
+        if font.style != "normal" or font.name.startswith(_NOT_FOR_TEXT):
+            continue
+        try:
+            if get_font(font.fname).get_char_index(ord(character)):
+                return font.name
+        except (OSError, RuntimeError):  # the list of fonts is older than the fonts
+            continue
+    return None
+
+
 def plain(text: str) -> str:
-    """Escape dollar signs, which matplotlib would read as the start of a formula.
+    """Return a text as a figure can show it.
+
+    Dollar signs are escaped, which matplotlib would read as the start of a formula. Characters that
+    no installed font has are replaced by their codes, with a `MissingGlyphWarning`.
 
     >>> print(plain("$ per m$"))
     \\$ per m\\$
     """
-    return text.replace("$", r"\$")
+    lacking = {c for c in text if not c.isspace() and font_for(c) is None}
+    shown = "".join(c.encode("unicode_escape").decode() if c in lacking else c for c in text)
+    if lacking:
+        warnings.warn(
+            f"no installed font has the characters of {text!r}; the figure shows {shown!r}. "
+            "Install a font that has them, such as Noto Sans CJK for Chinese, Japanese and Korean.",
+            MissingGlyphWarning,
+            stacklevel=2,
+        )
+    return shown.replace("$", r"\$")

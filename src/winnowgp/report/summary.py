@@ -3,7 +3,7 @@
 Model files contain summaries; the names of their fields are part of the file format.
 """
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class ColumnSummary(TypedDict):
@@ -21,6 +21,17 @@ class ColumnSummary(TypedDict):
     """Number of different values."""
     relevance: float | None
     """1 / lengthscale of standardised inputs, the maximum over the column's features, or None."""
+    note: NotRequired[str]
+    """What the owner of the table should know about the reading of the column."""
+
+
+class IgnoredColumn(TypedDict):
+    """A column of the table that is neither an input nor the target."""
+
+    name: str
+    kind: str
+    """"identifier" or "dropped"."""
+    missing: int
 
 
 class Choice(TypedDict):
@@ -168,6 +179,7 @@ class Summary(TypedDict):
     train_rows: int
     columns: list[ColumnSummary]
     target_summary: ColumnSummary
+    ignored: NotRequired[list[IgnoredColumn]]
     kernel: str
     noise_sd: float | None
     choice: Choice
@@ -182,10 +194,12 @@ class Summary(TypedDict):
 def is_consistent(summary: Summary) -> bool:
     """Return whether the parts of a summary agree, as far as commands and reports rely on it."""
     choice, frontier = summary["choice"], summary["choice"]["frontier"]
-    densities = choice["log_densities"]
+    densities, quality = choice["log_densities"], summary["quality"]
     return (
         len(summary["columns"]) > 0
+        and 0 < summary["train_rows"] <= summary["rows"]
         and choice["rows"] > 0
+        and (quality is None or quality["rows"] > 0)
         and choice["points"] >= 0
         and (frontier is None or len(frontier) > choice["points"])
         and (densities is None or len(densities) == len(frontier or []))
