@@ -66,7 +66,7 @@ class BaseGP(BaseEstimator, ABC):
 
     kernel: Any = "rbf"
     alpha: Any = "auto"
-    tolerance: float = 0.01
+    tolerance: float | None = None
     n_candidates: int | None = None
     schedule: str = "fast"
     batch_size: int | None = None

@@ -180,8 +180,8 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
     function each and a softmax likelihood. All share the kernel and the inducing points. Inputs are
     standardised internally.
 
-    The number of inducing points is set in one of four ways: by `tolerance` (the default), by
-    `max_points`, by `max_predict_us`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_points` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     >>> X = np.linspace(0, 6, 60)[:, None]
     >>> y = np.where(np.sin(X[:, 0]) > 0, "up", "low")

@@ -77,8 +77,9 @@ class DeepEstimator(BaseGP, ABC):
             layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
             it from `tolerance`.
         tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
-            observation.
-        max_cost: largest Σ M² over the layers, allocated where it gains most.
+            observation; 0.01 by default, unless another parameter sets the numbers of points.
+        max_cost: largest Σ M² over the layers, allocated where it gains most; with a `tolerance`
+            fewer points are kept if they are within it.
         n_candidates: number of candidates of each layer.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
@@ -123,6 +124,16 @@ class DeepEstimator(BaseGP, ABC):
 
     def _check_combination(self, params: validation.Parameters) -> None:
         L = params.layers
+        for name, default in (
+            ("width", None),
+            ("hidden_mean", "auto"),
+            ("skip_connections", False),
+        ):
+            if L == 1 and (value := getattr(params, name)) != default:
+                raise InputError(
+                    f"`{name}` is for hidden layers, and `layers=1` has none; got {value!r}. Leave "
+                    "it out."
+                )
         if params.width is not None:
             widths = _one_for_each("width", params.width, L - 1, "hidden layers")
             params.width = tuple(validation.integer("width", width) for width in widths)
@@ -190,10 +201,12 @@ class DeepEstimator(BaseGP, ABC):
         layerwise, pre, post = params.epochs
         if params.alpha is not None:
             goal = FixedAlpha(params.alpha)
-        elif params.max_cost is not None:
-            goal = MaxCost(params.max_cost)
         else:
-            goal = Tolerance(params.tolerance)
+            limit = None if params.max_cost is None else MaxCost(params.max_cost)
+            goal = limit
+            if params.tolerance is not None:
+                goal = Tolerance(params.tolerance, limit=limit)
+        assert goal is not None
         training = DeepTraining(layerwise=layerwise, pre=pre, post=post, **settings)
         return FastSchedule(goal, deep=training)
 
@@ -305,8 +318,8 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
     A deep GP suits functions that jump or whose smoothness varies, for which one kernel is a
     compromise. Inputs and targets are standardised internally.
 
-    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
-    `max_cost`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
+    together, or by a number for `alpha`.
     """
 
     def predict(
@@ -362,8 +375,8 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
     Two classes have one latent function and a probit likelihood; more classes have one latent
     function each and a softmax likelihood. Inputs are standardised internally.
 
-    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
-    `max_cost`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
+    together, or by a number for `alpha`.
     """
 
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:

@@ -201,12 +201,12 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     unless their description says otherwise. Several target columns share the kernel and the
     inducing points.
 
-    The number of inducing points is set in one of four ways: by `tolerance` (the default), by
-    `max_points`, by `max_predict_us`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_points` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     Args:
-        precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` without
-            `batch_size`): blocks of rows in float32, sums over rows in float64. It halves the
+        precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` and the
+            fast schedule): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
@@ -272,10 +272,10 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
+        validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
         if params.precision != "double" and not self._collapsed(params):
             raise InputError(
-                "`precision` must be 'double' unless noise is Gaussian and there is no "
-                f"`batch_size`; got {params.precision!r}."
+                f"`precision` must be 'double' unless noise is Gaussian; got {params.precision!r}."
             )
 
     def _collapsed(self, params: validation.Parameters) -> bool:

@@ -33,9 +33,13 @@ from winnowgp.estimators.kernels import (
 )
 from winnowgp.estimators.validation import (
     PARAMETERS,
+    TOLERANCE,
     Constraint,
     Parameters,
     locations,
+    optional,
+    refuse_count_of_given,
+    refuse_other_schedule,
     step_counts,
 )
 from winnowgp.models import Posterior, greedy_variance
@@ -50,6 +54,9 @@ from winnowgp.training.schedules import SizedModel
 
 PAPER_CANDIDATES = 100
 """Number of candidates of the paper's schedule, if the user does not give one."""
+
+PAPER_STEPS = (200, 600, 200)
+"""Numbers of steps of the paper's three phases, if the user does not give them."""
 
 DRAWN_CANDIDATES = 512
 """Number of cluster centres or random rows for the fast schedule, if the user does not give one."""
@@ -84,11 +91,12 @@ class SparseEstimator(BaseGP, ABC):
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
         tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
-            most 2 % of what that model gains over a constant prediction.
+            most 2 % of what that model gains over a constant prediction. 0.01 by default, unless
+            another parameter sets the number of inducing points.
         criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
-            the held-out log density. Other goals do not use it.
-        max_points: largest number of inducing points; fewer are kept only if more candidates add no
-            information.
+            the held-out log density.
+        max_points: largest number of inducing points. With a `tolerance` fewer are kept if they are
+            within it; without, only if more candidates add no information.
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine in batches of 1,000 rows.
         max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
@@ -96,12 +104,12 @@ class SparseEstimator(BaseGP, ABC):
         candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
             "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
             and "random" for the paper's.
-        n_candidates: largest number of candidates. By default it grows until more candidates gain
-            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
-            schedule.
+        n_candidates: largest number of candidates, hence of inducing points. By default it grows
+            until more candidates gain less than the tolerance; it is 512 for "kmeans" and "random",
+            and 100 for the paper's schedule.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
-            selected points.
+            selected points; (200, 600, 200) by default.
         batch_size: rows per step of the paper's schedule; all rows by default.
 
     Attributes:
@@ -141,12 +149,12 @@ class SparseEstimator(BaseGP, ABC):
     max_predict_us: float | None = None
     max_fit_seconds: float | None = None
     candidates: str | ArrayLike = "auto"
-    epochs: tuple[int, int, int] = (200, 600, 200)
+    epochs: tuple[int, int, int] | None = None
 
     _constraints: ClassVar[Mapping[str, Constraint]] = {
         **PARAMETERS,
         "candidates": partial(_CANDIDATES, shape=("K", "D")),
-        "epochs": partial(step_counts, phases=_PHASES),
+        "epochs": optional(partial(step_counts, phases=_PHASES)),
     }
     # Set by a fit; not arguments.
     frontier_: SizeFrontier | None = field(init=False)
@@ -200,18 +208,13 @@ class SparseEstimator(BaseGP, ABC):
         """Return a model for standardised inputs, on the device of the data."""
 
     def _check_combination(self, params: Parameters) -> None:
-        if params.batch_size is not None and params.schedule == "fast":
-            raise InputError(
-                f"`batch_size` is for `schedule='paper'`; got {self.batch_size} with the fast "
-                "schedule, which uses all rows, in chunks that fit into memory. Leave it out."
-            )
+        refuse_other_schedule(
+            params,
+            fast={"max_fit_seconds": None, "criterion": "elbo"},
+            paper={"batch_size": None, "epochs": None},
+        )
         if params.schedule == "paper":
-            for name, default in (("max_fit_seconds", None), ("criterion", "elbo")):
-                if (value := getattr(params, name)) != default:
-                    raise InputError(
-                        f"`{name}` is for `schedule='fast'`; got {value!r} with the paper's "
-                        "schedule. Leave it out."
-                    )
+            refuse_count_of_given(params)
             params.n_candidates = params.n_candidates or PAPER_CANDIDATES
         params.other_kernels = ()
         if isinstance(params.kernel, str) and params.kernel == AUTO:
@@ -247,7 +250,7 @@ class SparseEstimator(BaseGP, ABC):
                 max_seconds=params.max_fit_seconds,
                 criterion=params.criterion,
             )
-        pre, joint, post = params.epochs
+        pre, joint, post = params.epochs or PAPER_STEPS
         prior = SquaredCardinality(model.K, params.alpha)
         return training.PaperSchedule(
             prior, pre=pre, joint=joint, post=post, batch_size=params.batch_size
@@ -309,7 +312,7 @@ class SparseEstimator(BaseGP, ABC):
         if self.growth_limit_ is None or not tolerance:
             return
         full = self.frontier_ is not None and self.frontier_.evidence is not None
-        if full and self.elbo_gap_ <= self.tolerance:
+        if full and self.elbo_gap_ <= (self.tolerance or TOLERANCE):
             return  # The full GP would gain no more: the limit did no harm.
         if ProcessGroup.from_environment().is_first:
             advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
@@ -352,10 +355,21 @@ def _goal(
 ) -> training.Goal:
     if params.alpha is not None:
         return training.FixedAlpha(params.alpha)
+    limit = None
     if params.max_points is not None:
-        return training.MaxPoints(params.max_points)
-    if params.max_predict_us is None:
-        return training.Tolerance(params.tolerance)
+        limit = training.MaxPoints(params.max_points)
+    elif params.max_predict_us is not None:
+        limit = _fast_enough(model, data, params, log)
+    if params.tolerance is not None:
+        return training.Tolerance(params.tolerance, limit=limit)
+    assert limit is not None
+    return limit
+
+
+def _fast_enough(
+    model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
+) -> training.MaxPoints:
+    """Return the number of points whose predictions take at most `max_predict_us`."""
     # All processes read these rows, and one of them measures; a resumed fit does not measure again.
     most = min(params.n_candidates or MOST_POINTS, data.N)
     rows = data.part(torch.arange(min(data.N, max(1000, most))))
