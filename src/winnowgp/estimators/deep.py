@@ -283,16 +283,18 @@ def _initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
     """Return the initial kernel of a layer.
 
     The lengthscales of a kernel string start at √D: two standardised rows are typically √(2D)
-    apart.
+    apart. Those of equal terms differ, as in `kernel_from`.
     """
     initial = kernel_from(kernel, inputs)
     if isinstance(kernel, Kernel):
         return initial
     for component in initial.modules():
         if isinstance(component, ScaleKernel):
-            component.outputscale = _HIDDEN_VARIANCE if hidden else 1.0
+            if hidden:
+                component.outputscale = _HIDDEN_VARIANCE * component.outputscale.detach()
         elif isinstance(component, Kernel) and component.has_lengthscale:
-            component.initialize(lengthscale=sqrt(component.lengthscale.shape[-1]))
+            lengthscale = component.lengthscale.detach()
+            component.initialize(lengthscale=sqrt(lengthscale.shape[-1]) * lengthscale)
     return initial
 
 
