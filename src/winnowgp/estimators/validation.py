@@ -247,6 +247,19 @@ def has_noise(
     )
 
 
+def _class_weight(name: str, value: Any) -> Mapping[Any, float] | str | None:
+    """Validate weights of classes."""
+    if value is None or (isinstance(value, str) and value == "balanced"):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"`{name}` must be 'balanced', a dictionary from labels to weights, or None; "
+            f"got {value!r}."
+        )
+    hint = "A row of weight 2 counts as two rows; leave out the rows of a class that has none."
+    return {label: positive_number(name, weight, hint=hint) for label, weight in value.items()}
+
+
 def device_from(name: str, value: Any) -> torch.device:
     """Validate a device of this machine; "auto" is the GPU if there is one."""
     if isinstance(value, str) and value == "auto":
@@ -300,6 +313,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "batch_size": optional(integer),
     "callbacks": _callbacks,
     "checkpoint": _checkpoint,
+    "class_weight": _class_weight,
     "criterion": one_of("elbo", "predictive"),
     "device": device_from,
     "epochs": _unchanged,
