@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
-from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
@@ -230,15 +229,16 @@ def test_class_weight_is_a_weight_of_each_row(
         each = np.where(yes, half / sample_weight[yes].sum(), half / sample_weight[~yes].sum())
     else:
         each = np.where(yes, 3.0, 1.0)
-    brief = paper(epochs=(5, 5, 5), class_weight=given)
-    weighted = clone(brief).set_params(checkpoint=tmp_path / "runs").fit(X, y, sample_weight)
+    brief: dict[str, Any] = {"epochs": (5, 5, 5), "class_weight": given}
+    weighted = paper(**brief, checkpoint=tmp_path / "runs").fit(X, y, sample_weight)
     expected = paper(epochs=(5, 5, 5)).fit(X, y, sample_weight * each)
     np.testing.assert_allclose(weighted.predict_proba(X), expected.predict_proba(X), rtol=1e-12)
     loaded: Any = winnowgp.load(weighted.save(tmp_path / "model.winnow"))
     assert loaded.class_weight == given
-    source = Dataset.of(*map(torch.tensor, (X, 1.0 * yes)), weights=torch.tensor(sample_weight))
-    weights = given if given == "balanced" else {1: 3.0}
-    shared = clone(brief).set_params(class_weight=weights).fit(source)
+    weights = torch.tensor(sample_weight)
+    source = Dataset.of(torch.tensor(X), torch.tensor(1.0 * yes), weights=weights)
+    brief["class_weight"] = given if given == "balanced" else {1: 3.0}
+    shared = paper(**brief).fit(source)
     np.testing.assert_allclose(shared.predict_proba(X), expected.predict_proba(X), rtol=1e-12)
 
 

@@ -68,6 +68,7 @@ CANDIDATE_ROWS = 4_000
 """Rows among which greedy variance and k-means look for candidates."""
 
 _CANDIDATES = partial(locations, options=("auto", "greedy", "kmeans", "random"))
+_INDUCING_POINTS = partial(locations, options=())
 _PHASES = ("all candidates", "learning inclusion", "selected points")
 # What to do about each limit that may end the growth of the candidates.
 _ADVICE = {
@@ -107,6 +108,8 @@ class SparseEstimator(BaseGP, ABC):
         n_candidates: largest number of candidates, hence of inducing points. By default it grows
             until more candidates gain less than the tolerance; it is 512 for "kmeans" and "random",
             and 100 for the paper's schedule.
+        inducing_points: locations `[M D]` that are used as they are: none is removed, added or
+            moved, and only the other parameters are learnt. By default they are selected.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points; (200, 600, 200) by default.
@@ -149,12 +152,14 @@ class SparseEstimator(BaseGP, ABC):
     max_predict_us: float | None = None
     max_fit_seconds: float | None = None
     candidates: str | ArrayLike = "auto"
+    inducing_points: ArrayLike | None = None
     epochs: tuple[int, int, int] | None = None
 
     _constraints: ClassVar[Mapping[str, Constraint]] = {
         **PARAMETERS,
         "candidates": partial(_CANDIDATES, shape=("K", "D")),
         "epochs": optional(partial(step_counts, phases=_PHASES)),
+        "inducing_points": optional(partial(_INDUCING_POINTS, shape=("M", "D"))),
     }
     # Set by a fit; not arguments.
     frontier_: SizeFrontier | None = field(init=False)
@@ -229,6 +234,8 @@ class SparseEstimator(BaseGP, ABC):
             params.kernel = parse_kernel(params.kernel, D, columns=columns)
         check_kernel_columns(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
+        if params.inducing_points is not None:
+            _INDUCING_POINTS("inducing_points", params.inducing_points, shape=("M", D))
 
     def _initial_model(
         self, data: Source, params: Parameters, generator: torch.Generator, log: CheckpointLog
@@ -236,7 +243,9 @@ class SparseEstimator(BaseGP, ABC):
         del log
         kernel = kernel_from(params.kernel, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
-        return self._model(kernel, candidates, data, params)
+        model = self._model(kernel, candidates, data, params)
+        model.candidates.requires_grad_(params.inducing_points is None)
+        return model
 
     def _training_schedule(
         self, model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
@@ -334,8 +343,9 @@ def _known(evidence: Evidence | None) -> Evidence | None:
 
 def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, seed: int) -> Tensor:
     """Return standardised candidates `[K D]`; none if the schedule selects them itself."""
-    if isinstance(params.candidates, Tensor):
-        return params.x_scaler.forward(params.candidates).to(data.dtype)
+    given = params.candidates if params.inducing_points is None else params.inducing_points
+    if isinstance(given, Tensor):
+        return params.x_scaler.forward(given).to(data.dtype)
     if params.candidates in ("auto", "greedy") and params.schedule == "fast":
         return torch.zeros(0, data.D, dtype=data.dtype)
     K = params.n_candidates or DRAWN_CANDIDATES
@@ -353,6 +363,8 @@ def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, se
 def _goal(
     model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
 ) -> training.Goal:
+    if params.inducing_points is not None:
+        return training.AllCandidates()
     if params.alpha is not None:
         return training.FixedAlpha(params.alpha)
     limit = None

@@ -66,6 +66,9 @@ def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) 
     params = Parameters(**{name: constraints[name](name, v) for name, v in values.items()})
     limits = [name for name in ("max_points", "max_predict_us", "max_cost") if name in values]
     given = [name for name in ("alpha", *limits) if getattr(params, name) is not None]
+    if values.get("inducing_points") is not None:
+        _refuse_selection(params, values)
+        return params
     if len(given) > 1:
         limits = [f"`{name}`" for name in limits]
         raise InputError(
@@ -93,6 +96,19 @@ def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) 
             "way to specify the number of inducing points."
         )
     return params
+
+
+def _refuse_selection(params: Parameters, values: Mapping[str, Any]) -> None:
+    """Raise an error if a parameter of the selection was given beside fixed inducing points."""
+    defaults = {"schedule": "fast", "criterion": "elbo", "candidates": "auto"}
+    names = ("tolerance", "alpha", "max_points", "max_predict_us", "n_candidates")
+    for name, default in (defaults | dict.fromkeys(names)).items():
+        value = getattr(params, name)
+        if isinstance(value, Tensor) or value != default:
+            raise InputError(
+                "`inducing_points` are used as given, and nothing is selected; got "
+                f"{name}={values[name]!r} as well. Leave one of them out."
+            )
 
 
 def refuse_other_schedule(
@@ -182,11 +198,11 @@ def locations(
     """Validate locations `[K D]`, or the name of a way to choose them.
 
     Args:
-        options: the names that are allowed.
+        options: the names that are allowed, if any.
         shape: the required shape, a letter where any size of at least one is allowed.
     """
     required = f"[{shape[0]} {shape[1]}]"
-    if isinstance(value, str):
+    if isinstance(value, str) and options:
         if value not in options:
             raise InputError(
                 f"`{name}` must be one of {', '.join(options)} or locations {required}; "

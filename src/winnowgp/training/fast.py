@@ -8,12 +8,13 @@ from gpytorch.kernels import Kernel
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LatentVariableGP
+from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
 from winnowgp.training.fast_gplvm import GAIN, ITERATIONS, fit_gplvm
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
-from winnowgp.training.goals import Goal, MaxPoints, Tolerance
+from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance
 from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext
 
 _DEEP_TRAINING = DeepTraining()
@@ -87,8 +88,16 @@ class FastSchedule(Schedule):
                 f"{type(model).__name__}. Use `PaperSchedule` for other kernels and likelihoods."
             )
         limit = self.goal.limit if isinstance(self.goal, Tolerance) else self.goal
-        if isinstance(model, DeepGP) and isinstance(limit, MaxPoints):
+        if isinstance(model, DeepGP) and isinstance(limit, MaxPoints | AllCandidates):
             limit.alphas([])
+        if isinstance(self.goal, AllCandidates):
+            if isinstance(model, LatentVariableGP):
+                raise InputError("`goal` cannot be AllCandidates for a GP-LVM, whose rows move.")
+            if isinstance(model, InducingModel) and model.K == 0:
+                raise InputError(
+                    "`goal` keeps all candidates, and the model has none; give it some, or choose "
+                    "another goal, such as `Tolerance()`."
+                )
 
     def run(
         self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext

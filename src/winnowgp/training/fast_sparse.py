@@ -17,9 +17,10 @@ from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, SizeFrontier
 from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.cross_validation import CrossValidation
-from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
+from winnowgp.training.fast_steps import FastSteps, scaled
+from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import Pool, grown_pool
+from winnowgp.training.hyperparameters import starting_points
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import (
     FitResult,
@@ -215,6 +216,8 @@ def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
 def _select(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
     """Select points by the goal; as many as its limit allows where a tolerance needs more."""
     goal, most = training.goal, training.n_candidates
+    if isinstance(goal, AllCandidates):
+        return _keep_all(steps, training)
     if isinstance(goal, MaxPoints):
         return _select_count(steps, _least(goal.points, most), training)
     limit = None
@@ -236,6 +239,24 @@ def _select(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]
         largest=choice.largest,
         constant=choice.constant,
     )
+
+
+def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
+    """Learn the other parameters with all candidates of the model.
+
+    Few points prefer a smoother function with more noise than the exact evidence, so several starts
+    are compared.
+    """
+    initial, points = steps.initialise(), steps.model.candidates.detach()
+    smooth = starting_points(initial.best, steps.sample)[1]
+    soft = scaled(initial.best, variance=2.0, lengthscale=1.5, noise=2.0)
+    starts = [start.with_candidates(points) for start in (initial.best, soft, smooth)]
+    start = steps.successive_halving(starts, on=steps.data, iterations=30)
+    stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
+    with threads_for(10.0 * len(points) ** 3):
+        model, elbo = steps.optimise(start, stop=stop)
+    reference = max(elbo, steps.dense_evidence(initial)) if initial.complete else elbo
+    return _Choice(model, reference, None, exact=initial.complete)
 
 
 def _least(points: int, n_candidates: int | None) -> int:

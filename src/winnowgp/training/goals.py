@@ -177,6 +177,28 @@ class MaxPoints(Goal):
 
 @final
 @dataclass(frozen=True, slots=True)
+class AllCandidates(Goal):
+    """Keep all candidates of the model.
+
+    `FastSchedule` learns the other parameters only. Freeze the locations as well, with
+    `model.candidates.requires_grad_(False)`, to use them as they are. For models with one candidate
+    set and observed inputs.
+    """
+
+    def size(self, frontier: Frontier, *, reference: float) -> int:
+        return len(frontier.bounds) - 1
+
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
+        return _highest(fits)
+
+    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        raise InputError(
+            "`goal` must be Tolerance, MaxCost or FixedAlpha for a deep GP; got AllCandidates."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class MaxCost(Goal):
     """Select the best points whose cost Σ_l M_l², summed over layers, is at most `cost`."""
 
