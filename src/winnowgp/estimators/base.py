@@ -174,6 +174,8 @@ class BaseGP(BaseEstimator, ABC):
             )
         parameters = self.get_params(deep=False)
         del parameters["callbacks"], parameters["checkpoint"]
+        if getattr(params, "earlier", None) is not None:
+            identity = {**identity, "earlier": params.earlier}
         log = open_checkpoint(
             params.checkpoint,
             callbacks=params.callbacks,

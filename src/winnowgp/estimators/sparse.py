@@ -22,6 +22,7 @@ from winnowgp.data import Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import GrowthLimitWarning, InputError
+from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, check_kernel_columns
 from winnowgp.estimators.kernels import (
     AUTO,
@@ -110,6 +111,10 @@ class SparseEstimator(BaseGP, ABC):
             and 100 for the paper's schedule.
         inducing_points: locations `[M D]` that are used as they are: none is removed, added or
             moved, and only the other parameters are learnt. By default they are selected.
+        warm_start: whether to begin from the earlier fit of this estimator, if there is one: its
+            kernel, hyper-parameters and inducing points replace the search for a start. Meant for
+            rows that changed little, such as a few more of them; `winnowgp.load` returns an
+            estimator that can be fitted again in this way.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points; (200, 600, 200) by default.
@@ -153,6 +158,7 @@ class SparseEstimator(BaseGP, ABC):
     max_fit_seconds: float | None = None
     candidates: str | ArrayLike = "auto"
     inducing_points: ArrayLike | None = None
+    warm_start: bool = False
     epochs: tuple[int, int, int] | None = None
 
     _constraints: ClassVar[Mapping[str, Constraint]] = {
@@ -215,7 +221,7 @@ class SparseEstimator(BaseGP, ABC):
     def _check_combination(self, params: Parameters) -> None:
         refuse_other_schedule(
             params,
-            fast={"max_fit_seconds": None, "criterion": "elbo"},
+            fast={"max_fit_seconds": None, "criterion": "elbo", "warm_start": False},
             paper={"batch_size": None, "epochs": None},
         )
         if params.schedule == "paper":
@@ -226,13 +232,36 @@ class SparseEstimator(BaseGP, ABC):
             params.kernel = "rbf"
             if params.schedule == "fast":
                 params.kernel, *params.other_kernels = AUTO_KERNELS
+        self._check_warm_start(params)
+
+    def _check_warm_start(self, params: Parameters) -> None:
+        """Remember the earlier fit, if it is the start of this one."""
+        params.earlier = getattr(self, "posterior_", None) if params.warm_start else None
+        if params.earlier is None:
+            return
+        if isinstance(params.candidates, Tensor) or params.candidates not in ("auto", "greedy"):
+            raise InputError(
+                "`warm_start` begins with the inducing points of the earlier fit; got "
+                f"candidates={self.candidates!r} as well. Leave one of them out."
+            )
+        params.earlier_points = validation.tensor(self.inducing_points_)
+        if params.other_kernels:
+            params.kernel, params.other_kernels = deepcopy(self.kernel_).requires_grad_(True), ()
 
     def _check_columns(self, params: Parameters, D: int) -> None:
         if isinstance(params.kernel, str):
             names = getattr(self, "feature_names_in_", ())
             columns = {str(name): [number] for number, name in enumerate(names)}
             params.kernel = parse_kernel(params.kernel, D, columns=columns)
-        check_kernel_columns(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
+        if params.earlier is not None and (before := params.earlier.Z.shape[1]) != D:
+            raise InputError(
+                f"`warm_start` needs as many columns as the earlier fit, {before}; got {D}. Fit a "
+                "new estimator instead."
+            )
+        kernel = kernel_from(params.kernel, D, scale=torch.ones(D))
+        check_kernel_columns(kernel, D)
+        if params.earlier is not None:
+            check_same_structure("kernel", kernel, params.earlier.kernel)
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
         if params.inducing_points is not None:
             _INDUCING_POINTS("inducing_points", params.inducing_points, shape=("M", D))
@@ -244,6 +273,11 @@ class SparseEstimator(BaseGP, ABC):
         kernel = kernel_from(params.kernel, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
         model = self._model(kernel, candidates, data, params)
+        if params.earlier is not None:
+            for name in ("kernel", "mean", "likelihood"):
+                own, earlier = getattr(model, name), getattr(params.earlier, name)
+                check_same_structure(name, own, earlier)
+                own.load_state_dict(earlier.state_dict())
         model.candidates.requires_grad_(params.inducing_points is None)
         return model
 
@@ -258,6 +292,7 @@ class SparseEstimator(BaseGP, ABC):
                 linear_term=bool(params.other_kernels),
                 max_seconds=params.max_fit_seconds,
                 criterion=params.criterion,
+                warm_start=params.earlier is not None,
             )
         pre, joint, post = params.epochs or PAPER_STEPS
         prior = SquaredCardinality(model.K, params.alpha)
@@ -336,6 +371,18 @@ class SparseEstimator(BaseGP, ABC):
             )
 
 
+def check_same_structure(name: str, new: torch.nn.Module, earlier: torch.nn.Module) -> None:
+    """Raise an error if a fit cannot begin from the parameters of an earlier one."""
+    shapes = [{k: v.shape for k, v in part.state_dict().items()} for part in (new, earlier)]
+    kinds = [[type(part) for part in module.modules()] for module in (new, earlier)]
+    if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
+        raise InputError(
+            f"`warm_start` needs the {name} of the earlier fit, {type(earlier).__name__}, for as "
+            f"many columns or classes; got {type(new).__name__} with other parameters. Fit a new "
+            "estimator instead."
+        )
+
+
 def _known(evidence: Evidence | None) -> Evidence | None:
     """Return the evidence, or None if no upper bound on it is known."""
     return None if evidence is None or evidence.upper == inf else evidence
@@ -344,6 +391,8 @@ def _known(evidence: Evidence | None) -> Evidence | None:
 def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, seed: int) -> Tensor:
     """Return standardised candidates `[K D]`; none if the schedule selects them itself."""
     given = params.candidates if params.inducing_points is None else params.inducing_points
+    if params.earlier is not None and params.inducing_points is None:
+        given = params.earlier_points
     if isinstance(given, Tensor):
         return params.x_scaler.forward(given).to(data.dtype)
     if params.candidates in ("auto", "greedy") and params.schedule == "fast":

@@ -354,6 +354,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "skip_connections": flag,
     "standardise": flag,
     "tolerance": optional(partial(positive_number, hint="It is in nats per observation.")),
+    "warm_start": flag,
     "width": _unchanged,
 }
 """The constraints that all estimators share; an estimator adds those that are its own."""

@@ -68,6 +68,9 @@ class FastSchedule(Schedule):
     criterion: str = "elbo"
     """"elbo": `Tolerance` limits the ELBO gap to the largest model; "predictive": it limits the gap
     in held-out log density, by cross-validation of the selection."""
+    warm_start: bool = False
+    """Whether parameters and candidates of a `SparseGP` or `VariationalGP` are those of an earlier
+    fit, to begin from: the search for starts and the comparison of kernels are left out."""
     max_seconds: float | None = None
     """Wall-clock limit in seconds, in place of the default budget of operations."""
     deep: DeepTraining = _DEEP_TRAINING
@@ -139,5 +142,6 @@ class FastSchedule(Schedule):
             linear_term=self.linear_term,
             criterion=self.criterion,
             max_seconds=self.max_seconds,
+            warm_start=self.warm_start,
         )
         return fit_sparse(model, data, training=training, context=context)

@@ -64,6 +64,7 @@ class SparseTraining:
     max_seconds: float | None = None
     kept_sizes: int = 3
     criterion: str = "elbo"
+    warm_start: bool = False
 
 
 def fit_sparse(
@@ -79,6 +80,7 @@ def fit_sparse(
         kernels=training.kernels,
         linear_term=training.linear_term,
         budget=Budget(model.candidates.device, seconds=training.max_seconds),
+        warm_start=training.warm_start,
     )
     if training.criterion == "predictive" and not steps.can_hold_out:
         raise InputError(
@@ -251,6 +253,8 @@ def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Mode
     smooth = starting_points(initial.best, steps.sample)[1]
     soft = scaled(initial.best, variance=2.0, lengthscale=1.5, noise=2.0)
     starts = [start.with_candidates(points) for start in (initial.best, soft, smooth)]
+    if steps.warm_start:
+        starts = [steps.model]
     start = steps.successive_halving(starts, on=steps.data, iterations=30)
     stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
     with threads_for(10.0 * len(points) ** 3):
@@ -314,6 +318,9 @@ def _select_by_goal(
     fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
+    if steps.earlier is not None:
+        points = torch.cat([steps.earlier, pool.model.candidates.detach()])[:most]
+        candidates = pool.model.with_candidates(points)
     for index in range(training.rounds):
         frontier = steps.frontier(candidates.subset_statistics(data))
         frontiers.append(frontier)
