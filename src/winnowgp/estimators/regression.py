@@ -1,5 +1,6 @@
 """Regression: numeric targets and their scaler, and the sparse GP regressor."""
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, final
 
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser, standardise
@@ -20,7 +21,7 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.sparse import SparseEstimator
-from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models import PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.initialization import best_level
@@ -270,6 +271,26 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         samples = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
         return np.moveaxis(self._y_scaler.values(samples), 0, -1)
 
+    def sample_functions(
+        self, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> "SampledFunctions":
+        """Return functions drawn from the posterior of the latent function.
+
+        They can be evaluated at any rows, one call after another, at O(M) per row: an array of rows
+        gives an array, and a tensor gives a tensor that is differentiable in the rows. See
+        `winnowgp.models.PosteriorPaths` for the kernels that this is possible for; `sample_y` draws
+        at given rows with any kernel, O(N³).
+
+        Args:
+            n_samples: number of functions.
+            random_state: seed or RandomState.
+        """
+        check_is_fitted(self)
+        count = validation.integer("n_samples", n_samples)
+        seed = int(check_random_state(random_state).randint(2**31))
+        generator = torch.Generator(self.posterior_.Z.device).manual_seed(seed)
+        return SampledFunctions(self, PosteriorPaths(self.posterior_, count, generator=generator))
+
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
         validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
@@ -298,3 +319,26 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         super()._set_sized(sized)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+
+@final
+class SampledFunctions:
+    """Functions drawn by `SparseGPRegressor.sample_functions`, in the units of the data."""
+
+    def __init__(self, regressor: SparseGPRegressor, paths: PosteriorPaths) -> None:
+        # Scalers and the columns of `X` are those of this fit, also after another one.
+        self._regressor, self._paths = copy(regressor), paths
+
+    def __call__(self, X: Any) -> Any:
+        """Return the values of the functions at rows `[N D]`, `[N n_samples]` or `[N P n_samples]`.
+
+        The result is a tensor, differentiable in the rows, if `X` is one.
+        """
+        fitted = self._regressor
+        if not isinstance(X, Tensor):
+            with torch.no_grad():
+                values = self._paths(fitted._inputs(X)).cpu()
+            return np.moveaxis(fitted._y_scaler.values(values), 0, -1)
+        values = self._paths(fitted._x_scaler.forward(X))
+        values = fitted._y_scaler.columns.inverse(values).movedim(0, -1)
+        return values[:, 0] if fitted._y_scaler.single else values
