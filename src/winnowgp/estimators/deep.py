@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier, rows_at_once
+from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
@@ -344,22 +344,6 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         if not return_std:
             return mean
         return mean, self._y_scaler.deviations(prediction.variance.sqrt())
-
-    @torch.no_grad()
-    def predict_quantiles(
-        self, X: Any, probabilities: ArrayLike, *, observed: bool = True
-    ) -> NDArray[np.float64]:
-        """Return quantiles of the mixture, `[Q N]` or `[Q N P]`.
-
-        Args:
-            X: inputs `[N D]`.
-            probabilities: Q probabilities, strictly between 0 and 1.
-            observed: whether to return quantiles of a new observation or of the latent function.
-        """
-        wanted = validation.tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
-        chunks = self._inputs(X).split(rows_at_once(self.posterior_))
-        quantiles = [self.posterior_.quantiles(x, wanted, observed=observed) for x in chunks]
-        return self._y_scaler.values(torch.cat(quantiles, dim=1))
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)

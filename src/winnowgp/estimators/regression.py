@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -157,6 +158,47 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         inputs = self._inputs(X)
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
         return self._y_scaler.log_densities(self._log_density(inputs, targets))
+
+    @torch.no_grad()
+    def predict_quantiles(
+        self, X: Any, probabilities: ArrayLike, *, observed: bool = True
+    ) -> NDArray[np.float64]:
+        """Return exact quantiles of the predictive distribution, `[Q N]` or `[Q N P]`.
+
+        They invert its distribution function: a quantile of counts is the least count that is not
+        exceeded with this probability. Those of a deep model are of the mixture of its samples.
+
+        Args:
+            X: inputs `[N D]`.
+            probabilities: Q probabilities, strictly between 0 and 1.
+            observed: whether to return quantiles of a new observation or of the latent function.
+        """
+        p = validation.tensor(probabilities, name="probabilities", hint="Pass one or several.")
+        chunks = self._inputs(X).split(rows_at_once(self.posterior_))
+        p = p.reshape(-1).to(chunks[0])
+        quantiles = [self.posterior_.quantiles(rows, p, observed=observed) for rows in chunks]
+        return self._y_scaler.values(torch.cat(quantiles, dim=1).cpu())
+
+    def predict_interval(
+        self, X: Any, level: float = 0.95, *, observed: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return lower and upper ends of central intervals, `[N]` or `[N P]` each.
+
+        A new observation is below the interval, and above it, with a probability of (1 − level)/2
+        each; of counts with no more than that.
+
+        Args:
+            X: inputs `[N D]`.
+            level: probability of the interval, strictly between 0 and 1.
+            observed: whether the interval is that of a new observation or of the latent function.
+        """
+        if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
+            raise InputError(
+                f"`level` must be a probability between 0 and 1, such as 0.95; got {level!r}."
+            )
+        tail = (1 - float(level)) / 2
+        lower, upper = self.predict_quantiles(X, [tail, 1 - tail], observed=observed)
+        return lower, upper
 
     def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
         """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
