@@ -1,14 +1,18 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
 
+import winnowgp
 from winnowgp import SparseGPClassifier
+from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import ClassLabels
 
@@ -201,3 +205,81 @@ def test_strings_in_an_object_array_are_classes() -> None:
 def test_single_class_is_named_in_the_error(label: object, words: str) -> None:
     with pytest.raises(InputError, match=f"got one class only, {words}\\."):
         ClassLabels.of(np.array([label, label]))
+
+
+@pytest.fixture(scope="module")
+def rare() -> tuple[np.ndarray, np.ndarray]:
+    """One class in twelve, where it is most probable nowhere."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, size=(96, 1))
+    often = np.where(X[:, 0] > 4, 0.3, 0.02)
+    return X, np.where(rng.uniform(size=96) < often, "yes", "no")
+
+
+@pytest.mark.parametrize("given", ["balanced", {"yes": 3.0}])
+def test_class_weight_is_a_weight_of_each_row(
+    given: Any, rare: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    X, y = rare
+    sample_weight = np.where(X[:, 0] > 3, 2.0, 1.0)
+    yes = y == "yes"
+    if given == "balanced":
+        # Both classes have the same sum, half of all weights.
+        half = sample_weight.sum() / 2
+        each = np.where(yes, half / sample_weight[yes].sum(), half / sample_weight[~yes].sum())
+    else:
+        each = np.where(yes, 3.0, 1.0)
+    brief: dict[str, Any] = {"epochs": (5, 5, 5), "class_weight": given}
+    weighted = paper(**brief, checkpoint=tmp_path / "runs").fit(X, y, sample_weight)
+    expected = paper(epochs=(5, 5, 5)).fit(X, y, sample_weight * each)
+    np.testing.assert_allclose(weighted.predict_proba(X), expected.predict_proba(X), rtol=1e-12)
+    loaded: Any = winnowgp.load(weighted.save(tmp_path / "model.winnow"))
+    assert loaded.class_weight == given
+    weights = torch.tensor(sample_weight)
+    source = Dataset.of(torch.tensor(X), torch.tensor(1.0 * yes), weights=weights)
+    brief["class_weight"] = given if given == "balanced" else {1: 3.0}
+    shared = paper(**brief).fit(source)
+    np.testing.assert_allclose(shared.predict_proba(X), expected.predict_proba(X), rtol=1e-12)
+
+
+def test_balanced_classes_find_the_rare_one(rare: tuple[np.ndarray, np.ndarray]) -> None:
+    X, y = rare
+    models = [
+        paper(epochs=(80, 5, 5), class_weight=weight).fit(X, y) for weight in (None, "balanced")
+    ]
+    found = [(model.predict(X[y == "yes"]) == "yes").mean() for model in models]
+    assert found[0] < 0.3 < 0.6 < found[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("equal", "must be 'balanced'"),
+        ({"maybe": 2.0}, r"labels of `y`, \['no', 'yes'\]; got \['maybe'\]"),
+        ({"yes": 0}, "positive number"),
+        ([1, 2], "must be 'balanced'"),
+    ],
+)
+def test_wrong_class_weight_is_refused(
+    given: Any, message: str, rare: tuple[np.ndarray, np.ndarray]
+) -> None:
+    with pytest.raises(InputError, match=message):
+        paper(class_weight=given).fit(*rare)
+
+
+@pytest.mark.parametrize("C", [2, 3])
+def test_predict_log_proba_is_the_logarithm(C: int) -> None:
+    X, y = bands(C)
+    model = paper(epochs=(30, 5, 5)).fit(X, y)
+    np.testing.assert_allclose(
+        np.exp(model.predict_log_proba(X)), model.predict_proba(X), rtol=1e-9
+    )
+
+
+def test_predict_log_proba_of_two_classes_does_not_round_to_zero() -> None:
+    X = np.linspace(-3, 3, 60)[:, None]
+    model = paper(epochs=(20, 5, 5)).fit(X, X[:, 0] > 0)
+    model.posterior_.weights *= 30
+    certain = model.predict_log_proba(X)[-1]
+    assert model.predict_proba(X)[-1, 0] == 0
+    assert -np.inf < certain[0] < -40

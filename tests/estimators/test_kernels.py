@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from gpytorch import kernels
 from gpytorch.kernels import Kernel
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from torch import Tensor
 
 import winnowgp
-from winnowgp import DeepGPRegressor, SparseGPRegressor
+from winnowgp import GPLVM, DeepGPRegressor, SparseGP, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
 from winnowgp.estimators import export_numpy, kernel_from
@@ -235,3 +236,74 @@ def test_positions_are_counted_in_characters() -> None:
     """Python's grammar counts bytes, of which an umlaut has two."""
     with pytest.raises(InputError, match="'rbff' at character 12 of"):
         parse_kernel("rbf['ä'] + rbff", 2, columns={"ä": [0]})
+
+
+TERMS = ["rbf", "matern52", "periodic", "periodic(period=2)", "rq", "(rbf[0] * linear[1])"]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_equal_terms_of_a_sum_start_apart(term: str) -> None:
+    kernel: Any = kernel_from(f"{term} + {term} + linear", 2, scale=torch.ones(2))
+    first, second, _ = (covariance(k, A[:, :2], A[:, :2]) for k in kernel.kernels)
+    assert not torch.allclose(first, second, rtol=0.1)
+    if "period=" in term:
+        periods = [k.base_kernel.period_length for k in list(kernel.kernels)[:2]]
+        assert torch.equal(*periods)
+    again = covariance(kernel_from(kernel, 2), A[:, :2], B[:, :2])
+    assert torch.equal(covariance(kernel, A[:, :2], B[:, :2]), again)
+
+
+def test_different_terms_of_a_sum_start_at_one() -> None:
+    kernel: Any = kernel_from("rbf[0] + rbf[1] + periodic", 2)
+    assert [k.base_kernel.lengthscale.unique().tolist() for k in kernel.kernels] == [[1]] * 3
+
+
+def test_equal_terms_of_a_gpytorch_product_start_apart() -> None:
+    given: Any = kernels.PeriodicKernel() * kernels.PeriodicKernel()
+    apart: Any = kernel_from(given, 1)
+    first, second = apart.kernels
+    assert 0 < second.period_length < 0.5 * first.period_length
+    # The user's kernel is not changed.
+    assert torch.equal(*(k.period_length for k in given.kernels))
+
+
+def test_equal_terms_learn_two_scales() -> None:
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0, 10, (100, 1)), axis=0)
+    y = 2 * np.sin(0.5 * X[:, 0]) + 0.5 * np.sin(9 * X[:, 0]) + 0.1 * rng.normal(size=100)
+    one, two = list[Any](
+        SparseGPRegressor(kernel, max_points=30, random_state=0).fit(X, y)
+        for kernel in ("rbf", "rbf + rbf")
+    )
+    slow, fast = sorted(k.base_kernel.lengthscale.item() for k in two.kernel_.kernels)[::-1]
+    assert slow > 5 * fast
+    assert two.evidence_.lower > one.evidence_.lower + 5
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2), "MultitaskKernel.*one output"),
+        (kernels.LCMKernel([kernels.RBFKernel()], num_tasks=2), "LCMKernel"),
+        (
+            kernels.IndexKernel(num_tasks=3, active_dims=(1,))
+            * kernels.RBFKernel(active_dims=(0,)),
+            "IndexKernel.*indicator column",
+        ),
+        (kernels.RBFKernelGrad(), "RBFKernelGrad.*observed gradients"),
+        (kernels.RBFKernel(batch_shape=torch.Size([2])), "RBFKernel with .2.*for each output"),
+    ],
+)
+@pytest.mark.parametrize("kind", [SparseGPRegressor, DeepGPRegressor, GPLVM])
+def test_kernel_of_another_kind_of_model_is_refused_by_name(
+    kind: Any, kernel: Kernel, message: str
+) -> None:
+    data = (A.numpy(),) if kind is GPLVM else (A[:, :2].numpy(), A[:, 2].numpy())
+    with pytest.raises(InputError, match=message):
+        kind(kernel=kernel).fit(*data)
+
+
+def test_sparse_gp_with_a_kernel_of_several_outputs_is_refused() -> None:
+    kernel = kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2)
+    with pytest.raises(InputError, match=r"MultitaskKernel gives \[2, 2\]"):
+        SparseGP(kernel, A)

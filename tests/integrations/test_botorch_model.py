@@ -18,11 +18,13 @@ from botorch.acquisition.max_value_entropy_search import (
     qMaxValueEntropy,
 )
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskVariationalGP
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import StudentTLikelihood
 from gpytorch.mlls import VariationalELBO
@@ -441,3 +443,93 @@ def test_loop_with_allocator_finds_maximum() -> None:
         new = proposed(model, z.max())
         X, y = torch.cat([X, new]), torch.cat([y, hill(new)])
     assert y.max() > 0.95
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def small(request: pytest.FixtureRequest) -> SparseGPRegressor:
+    """A fit with few inducing points, whose functions vary."""
+    X = rows(20)
+    Y = outcomes(X, request.param) + 0.1 * torch.randn(20, 1, generator=torch.Generator())
+    points = rows(3, seed=4).numpy()
+    return SparseGPRegressor("rbf", inducing_points=points).fit(X.numpy(), Y.squeeze(-1).numpy())
+
+
+def z_scores(values: Tensor, mean: Tensor, cov: Tensor) -> Tensor:
+    """Return those of means and second moments of draws `[S N]`."""
+    errors = values - mean
+    second = errors[:, :, None] * errors[:, None, :]
+    root = len(values) ** 0.5
+    first = root * errors.mean(0) / errors.std(0)
+    return torch.cat([first, (root * (second.mean(0) - cov) / second.std(0)).flatten()])
+
+
+def test_matheron_paths_have_the_moments_of_the_posterior(small: SparseGPRegressor) -> None:
+    torch.manual_seed(0)
+    model: Any = SparseGPModel.of(small)
+    X = rows(3, seed=9)
+    values = get_matheron_path_model(model, torch.Size([2000]))(X)
+    assert values.shape == (2000, 3, model.num_outputs)
+    for outcome in range(model.num_outputs):
+        expected: Any = model.subset_output([outcome]).posterior(X)
+        cov = expected.distribution.covariance_matrix
+        assert z_scores(values[..., outcome], expected.mean[:, 0], cov).abs().max() < 4.5
+
+
+def test_matheron_paths_have_the_shapes_of_botorch(small: SparseGPRegressor) -> None:
+    model: Any = SparseGPModel.of(small)
+    m = model.num_outputs
+    one, five = (get_matheron_path_model(model, shape) for shape in (None, torch.Size([5])))
+    assert one(rows(4)).shape == (4, m)
+    assert one(rows(7, 4)).shape == (7, 4, m)
+    assert five(rows(4)).shape == (5, 4, m)
+    # Each function at rows of its own.
+    X = rows(7, 5, 4)
+    values = five(X)
+    assert values.shape == (7, 5, 4, m)
+    torch.testing.assert_close(five(X[2, 3])[3], values[2, 3])
+    paths: Any = draw_matheron_paths(model, sample_shape=torch.Size([2, 3]))
+    assert paths(rows(4)).shape == ((2, 3, 4) if m == 1 else (2, 3, 2, 4))
+
+
+def test_pathwise_thompson_sampling_climbs_a_function(
+    small: SparseGPRegressor,
+) -> None:
+    torch.manual_seed(0)
+    model = SparseGPModel.of(small).subset_output([0])
+    thompson = PathwiseThompsonSampling(model)
+    best, value = list[Any](optimize_acqf(thompson, BOX, q=1, num_restarts=3, raw_samples=32))
+    # The same function in every call; the optimiser finds one of its local maxima.
+    assert thompson(best) == pytest.approx(value.item())
+    assert thompson(rows(200)[:, None]).quantile(0.9) < value
+
+
+def test_matheron_paths_of_a_conditioned_model_are_refused(small: SparseGPRegressor) -> None:
+    model = SparseGPModel.of(small)
+    X = rows(1)
+    conditioned: Any = model.condition_on_observations(X, outcomes(X, model.num_outputs))
+    with pytest.raises(InputError, match="conditioned on observations"):
+        get_matheron_path_model(conditioned)
+
+
+def test_repeated_steps_with_warm_start_reuse_the_last_fit() -> None:
+    """The exact evidence is evaluated for one start instead of many."""
+    X = rows(24)
+    Y = outcomes(X, 1)[:, 0]
+    counts, bound = [0, 0], SparseGP.dense_bound
+    regressor = SparseGPRegressor("rbf", random_state=0, warm_start=True, tolerance=0.1)
+    for step in range(2):
+
+        def counted(self: Any, data: Any, step: int = step) -> Any:
+            value = bound(self, data)
+
+            def call() -> Tensor:
+                counts[step] += 1
+                return value()
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SparseGP, "dense_bound", counted)
+            model = SparseGPModel.of(regressor.fit(X[: 20 + step].numpy(), Y[: 20 + step].numpy()))
+        assert model.posterior(X).mean.isfinite().all()
+    assert 3 * counts[1] < counts[0]

@@ -106,7 +106,8 @@ def deep_classification(*, y: Any = LABELS, **settings: Any) -> Numbers:
 
 def embedding(table: Any = TABLE, **settings: Any) -> Numbers:
     settings.setdefault("random_state", 0)
-    settings.setdefault("max_iter", 30)
+    if settings.get("schedule") != "paper":
+        settings.setdefault("max_iter", 30)
     settings.setdefault("n_candidates", 20)
     return estimator_numbers(GPLVM(**settings).fit(table))
 

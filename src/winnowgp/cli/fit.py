@@ -76,13 +76,19 @@ def fit(
         int, typer.Option(min=1, help="Largest number of categories of a string column.")
     ] = 30,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Largest ELBO gap, in nats per observation; larger keeps fewer inducing points."
+            help="Largest ELBO gap, in nats per observation; larger keeps fewer inducing points. "
+            "0.01 unless another option sets their number.",
+            show_default=False,
         ),
-    ] = 0.01,
+    ] = None,
     max_points: Annotated[
-        int | None, typer.Option(help="Largest number of inducing points.")
+        int | None,
+        typer.Option(
+            help="Largest number of inducing points; fewer if a tolerance is given and they are "
+            "within it."
+        ),
     ] = None,
     max_predict_us: Annotated[
         float | None, typer.Option(help="Largest prediction time per row, in microseconds.")
@@ -128,8 +134,11 @@ def fit(
         ),
     ] = None,
     checkpoint_every: Annotated[
-        float, typer.Option(min=0, help="Seconds between two checkpoints.")
-    ] = 30.0,
+        float | None,
+        typer.Option(
+            min=0, help="Seconds between two checkpoints; 30 by default.", show_default=False
+        ),
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     json: Json = False,
@@ -150,6 +159,8 @@ def fit(
     if id_column is not None:
         used["`--id`"] = (id_column,)
     check_columns(data, used, encoding=encoding)
+    if checkpoint is None and checkpoint_every is not None:
+        raise InputError("`--checkpoint-every` needs a folder; give one with `--checkpoint`.")
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
@@ -209,10 +220,12 @@ def _alpha(alpha: str) -> str | float:
         raise InputError(f"`--alpha` must be auto or a number; got {alpha!r}.") from None
 
 
-def _checkpoint(folder: Path | None, every: float) -> "Checkpoint | None":
+def _checkpoint(folder: Path | None, every: float | None) -> "Checkpoint | None":
     from winnowgp.training import Checkpoint
 
-    return None if folder is None else Checkpoint(folder, every)
+    if folder is None:
+        return None
+    return Checkpoint(folder) if every is None else Checkpoint(folder, every)
 
 
 def _process_group(device: str) -> "ProcessGroup":

@@ -67,7 +67,7 @@ class BaseGP(BaseEstimator, ABC):
 
     kernel: Any = "rbf"
     alpha: Any = "auto"
-    tolerance: float = 0.01
+    tolerance: float | None = None
     n_candidates: int | None = None
     schedule: str = "fast"
     batch_size: int | None = None
@@ -175,6 +175,8 @@ class BaseGP(BaseEstimator, ABC):
             )
         parameters = self.get_params(deep=False)
         del parameters["callbacks"], parameters["checkpoint"]
+        if getattr(params, "earlier", None) is not None:
+            identity = {**identity, "earlier": params.earlier}
         log = open_checkpoint(
             params.checkpoint,
             callbacks=params.callbacks,

@@ -1,7 +1,8 @@
 """Classification: class labels, and the sparse GP classifier."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
 import numpy as np
@@ -71,9 +72,17 @@ class ClassLabels:
 class ClassTargets(ClassifierMixin, BaseGP):
     """The base class of classifiers: `fit`, `predict` and `log_density`.
 
+    Args:
+        class_weight: weights of the classes: a dictionary from labels to positive numbers, 1 for
+            labels that it does not have; "balanced" for weights that give all classes the same sum;
+            or None. The log-likelihood of a row is multiplied by the weight of its class, and by
+            its `sample_weight`. Probabilities are then those of a population with such shares.
+
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
     """
+
+    class_weight: Mapping[Any, float] | str | None = None
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn the hyper-parameters, and select inducing points.
@@ -91,10 +100,12 @@ class ClassTargets(ClassifierMixin, BaseGP):
         if isinstance(X, Source):
             validation.set_source_columns(self, X, y, sample_weight)
             self._check_columns(params, X.D)
-            labels, rows = _rows_of_source(X)
+            labels, data = _rows_of_source(X)
+            rows = X.with_rows(_class_weighted(data, labels, params.class_weight))
         else:
-            labels, rows = self._rows_of_arrays(X, y, sample_weight)
-            self._check_columns(params, rows.D)
+            labels, data = self._rows_of_arrays(X, y, sample_weight)
+            self._check_columns(params, data.D)
+            rows = _class_weighted(data, labels, params.class_weight)
         params.likelihood = labels.likelihood()
         self._fit(rows, params)
         self._labels, self.classes_ = labels, labels.classes
@@ -104,6 +115,19 @@ class ClassTargets(ClassifierMixin, BaseGP):
     @abstractmethod
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, `[N C]`, averaged over the latent functions."""
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the logarithm of `predict_proba`, `[N C]`; of two classes also where that rounds.
+
+        A probability of 1e-20 is the complement of one that a float64 cannot distinguish from 1.
+        """
+        if len(self.classes_) > 2:
+            with np.errstate(divide="ignore"):
+                return np.log(self.predict_proba(X))
+        inputs = self._inputs(X)
+        targets = torch.zeros(len(inputs), 1, dtype=torch.float64)
+        nats = [self._log_density(inputs, targets + number) for number in range(2)]
+        return torch.cat(nats, 1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""
@@ -117,7 +141,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
         nats = self._log_density(inputs, validation.tensor(numbers)[:, None])[:, 0]
         return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
 
-    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Source]:
+    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Dataset]:
         """Return the classes, and merged rows whose targets are class numbers."""
         _check_missing(y)
         X, y = validate_data(self, dates_as_days(X), y, dtype=np.float64, ensure_min_samples=1)
@@ -128,11 +152,32 @@ class ClassTargets(ClassifierMixin, BaseGP):
         ).merged()
 
 
-def _rows_of_source(source: Source) -> tuple[ClassLabels, Source]:
+def _rows_of_source(source: Source) -> tuple[ClassLabels, Dataset]:
     data = validation.rows_in_memory(source, "classification")
     labels, numbers = ClassLabels.of(_integer_labels(data))
-    rows = Dataset.of(data.X, validation.tensor(numbers), weights=data.weights).merged()
-    return labels, source.with_rows(rows)
+    return labels, Dataset.of(data.X, validation.tensor(numbers), weights=data.weights).merged()
+
+
+def _class_weighted(
+    data: Dataset, labels: ClassLabels, class_weight: Mapping[Any, float] | str | None
+) -> Dataset:
+    """Return merged rows whose weights are multiplied by those of their classes."""
+    if class_weight is None:
+        return data
+    numbers = data.Y[:, 0].long()
+    own = torch.ones(data.N, dtype=data.dtype) if data.weights is None else data.weights
+    if isinstance(class_weight, str):
+        totals = torch.bincount(numbers, own, minlength=len(labels.classes))
+        weights = own.sum() / (len(labels.classes) * totals)
+    else:
+        classes = labels.classes.tolist()
+        unknown = [label for label in class_weight if label not in classes]
+        if unknown:
+            raise InputError(
+                f"`class_weight` must have labels of `y`, {classes[:10]}; got {unknown[:10]}."
+            )
+        weights = data.X.new_tensor([class_weight.get(label, 1.0) for label in classes])
+    return replace(data, weights=own * weights[numbers])
 
 
 def _integer_labels(rows: Dataset) -> NDArray[np.int64]:
@@ -181,8 +226,8 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
     function each and a softmax likelihood. All share the kernel and the inducing points. Inputs are
     standardised internally.
 
-    The number of inducing points is set in one of four ways: by `tolerance` (the default), by
-    `max_points`, by `max_predict_us`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_points` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     >>> X = np.linspace(0, 6, 60)[:, None]
     >>> y = np.where(np.sin(X[:, 0]) > 0, "up", "low")

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier, rows_at_once
+from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
@@ -77,8 +77,9 @@ class DeepEstimator(BaseGP, ABC):
             layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
             it from `tolerance`.
         tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
-            observation.
-        max_cost: largest Σ M² over the layers, allocated where it gains most.
+            observation; 0.01 by default, unless another parameter sets the numbers of points.
+        max_cost: largest Σ M² over the layers, allocated where it gains most; with a `tolerance`
+            fewer points are kept if they are within it.
         n_candidates: number of candidates of each layer.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
@@ -123,6 +124,16 @@ class DeepEstimator(BaseGP, ABC):
 
     def _check_combination(self, params: validation.Parameters) -> None:
         L = params.layers
+        for name, default in (
+            ("width", None),
+            ("hidden_mean", "auto"),
+            ("skip_connections", False),
+        ):
+            if L == 1 and (value := getattr(params, name)) != default:
+                raise InputError(
+                    f"`{name}` is for hidden layers, and `layers=1` has none; got {value!r}. Leave "
+                    "it out."
+                )
         if params.width is not None:
             widths = _one_for_each("width", params.width, L - 1, "hidden layers")
             params.width = tuple(validation.integer("width", width) for width in widths)
@@ -190,10 +201,12 @@ class DeepEstimator(BaseGP, ABC):
         layerwise, pre, post = params.epochs
         if params.alpha is not None:
             goal = FixedAlpha(params.alpha)
-        elif params.max_cost is not None:
-            goal = MaxCost(params.max_cost)
         else:
-            goal = Tolerance(params.tolerance)
+            limit = None if params.max_cost is None else MaxCost(params.max_cost)
+            goal = limit
+            if params.tolerance is not None:
+                goal = Tolerance(params.tolerance, limit=limit)
+        assert goal is not None
         training = DeepTraining(layerwise=layerwise, pre=pre, post=post, **settings)
         return FastSchedule(goal, deep=training)
 
@@ -270,16 +283,18 @@ def _initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
     """Return the initial kernel of a layer.
 
     The lengthscales of a kernel string start at √D: two standardised rows are typically √(2D)
-    apart.
+    apart. Those of equal terms differ, as in `kernel_from`.
     """
     initial = kernel_from(kernel, inputs)
     if isinstance(kernel, Kernel):
         return initial
     for component in initial.modules():
         if isinstance(component, ScaleKernel):
-            component.outputscale = _HIDDEN_VARIANCE if hidden else 1.0
+            if hidden:
+                component.outputscale = _HIDDEN_VARIANCE * component.outputscale.detach()
         elif isinstance(component, Kernel) and component.has_lengthscale:
-            component.initialize(lengthscale=sqrt(component.lengthscale.shape[-1]))
+            lengthscale = component.lengthscale.detach()
+            component.initialize(lengthscale=sqrt(lengthscale.shape[-1]) * lengthscale)
     return initial
 
 
@@ -305,8 +320,8 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
     A deep GP suits functions that jump or whose smoothness varies, for which one kernel is a
     compromise. Inputs and targets are standardised internally.
 
-    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
-    `max_cost`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
+    together, or by a number for `alpha`.
     """
 
     def predict(
@@ -330,23 +345,6 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
             return mean
         return mean, self._y_scaler.deviations(prediction.variance.sqrt())
 
-    @torch.no_grad()
-    def predict_quantiles(
-        self, X: Any, probabilities: ArrayLike, *, observed: bool = True
-    ) -> NDArray[np.float64]:
-        """Return quantiles of the mixture, `[Q N]` or `[Q N P]`.
-
-        Args:
-            X: inputs `[N D]`.
-            probabilities: Q probabilities, strictly between 0 and 1.
-            observed: whether to return quantiles of a new observation (Gaussian noise only) or of
-                the latent function.
-        """
-        wanted = validation.tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
-        chunks = self._inputs(X).split(rows_at_once(self.posterior_))
-        quantiles = [self.posterior_.quantiles(x, wanted, observed=observed) for x in chunks]
-        return self._y_scaler.values(torch.cat(quantiles, dim=1))
-
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
         if isinstance(self.likelihood, str) and validation.has_noise(params.likelihood):
@@ -362,8 +360,8 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
     Two classes have one latent function and a probit likelihood; more classes have one latent
     function each and a softmax likelihood. Inputs are standardised internally.
 
-    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
-    `max_cost`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
+    together, or by a number for `alpha`.
     """
 
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:

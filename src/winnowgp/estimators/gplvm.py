@@ -40,6 +40,8 @@ from winnowgp.training.latent_inference import LatentPositions, infer_latents
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Passes over the rows of the paper's schedule, if the user does not give their number.
+PASSES = 300
 # Number of training rows at whose positions the inference of a new row may start.
 _ANCHORS = 1000
 # In standard deviations of the prior; rows closer to its centre than this carry no information.
@@ -61,8 +63,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     NaN, in training and in new rows. Constant columns carry no information: they are left out of
     the model, and reconstructed by their constant.
 
-    The number of inducing points is set in one of three ways: by `tolerance` (the default), by
-    `max_points`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_points`, by both
+    together, or by a number for `alpha`.
 
     Args:
         n_components: number of latent dimensions. If there are more than needed, `relevance_` shows
@@ -75,20 +77,23 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         noise: "shared" for one Gaussian noise variance, "column" for one per column.
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
-        tolerance: largest ELBO gap relative to more inducing points, in nats per observed entry.
-        max_points: largest number of inducing points.
+        tolerance: largest ELBO gap relative to more inducing points, in nats per observed entry;
+            0.01 by default, unless another parameter sets their number.
+        max_points: largest number of inducing points; with a `tolerance` fewer are kept if they are
+            within it.
         candidates: "auto", or locations in latent space `[K n_components]`.
-        move_candidates: whether the locations of given candidates are optimised.
-        n_candidates: number of candidates.
+        move_candidates: whether the locations of the candidates are optimised.
+        n_candidates: number of candidates, and largest number of inducing points. By default 100,
+            without a limit on the inducing points of the fast schedule.
         start: "pca" for principal components, or initial latent positions of the rows,
             `[N n_components]`.
         standardise: whether columns are scaled to unit variance. Columns are always centred, except
             for likelihoods without noise.
         schedule: "fast"; or "paper", which optimises everything jointly by Adam, with the point
             process active throughout (needs a number for `alpha`).
-        max_iter: largest number of iterations of the fast schedule's last L-BFGS run; earlier runs
-            have a third of it.
-        epochs: number of passes over the rows of the paper's schedule.
+        max_iter: largest number of iterations of the fast schedule's last L-BFGS run, 300 by
+            default; earlier runs have a third of it.
+        epochs: number of passes over the rows of the paper's schedule; 300 by default.
         batch_size: rows per step of the paper's schedule; all rows by default.
 
     Attributes:
@@ -127,19 +132,20 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     max_points: int | None = None
     candidates: str | ArrayLike = "auto"
     move_candidates: bool = True
-    n_candidates: int | None = 100
+    n_candidates: int | None = None
     start: str | ArrayLike = "pca"
     standardise: bool = True
-    max_iter: int = 300
-    epochs: int = 300
+    max_iter: int | None = None
+    epochs: int | None = None
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "candidates": partial(_CANDIDATES, shape=("K", "Q")),
-        "epochs": validation.integer,
-        "n_candidates": validation.integer,
+        "epochs": validation.optional(validation.integer),
         "start": partial(_START, shape=("N", "Q")),
-        "tolerance": partial(validation.positive_number, hint="It is in nats per observed entry."),
+        "tolerance": validation.optional(
+            partial(validation.positive_number, hint="It is in nats per observed entry.")
+        ),
     }
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -295,13 +301,12 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
                 "`noise` must be 'shared' unless the likelihood is Gaussian; got 'column' with "
                 f"{type(params.likelihood).__name__}."
             )
+        validation.refuse_other_schedule(
+            params, fast={"max_iter": None}, paper={"batch_size": None, "epochs": None}
+        )
         if params.schedule == "paper":
+            validation.refuse_count_of_given(params)
             return
-        if params.batch_size is not None:
-            raise InputError(
-                f"`batch_size` is for `schedule='paper'`; got {self.batch_size} with the fast "
-                "schedule. Leave it out."
-            )
         if not is_closed_form(params):
             raise InputError(
                 "`schedule='fast'` needs Gaussian noise and an RBF or linear kernel; use "
@@ -330,14 +335,16 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     ) -> training.Schedule:
         del model, log
         if params.schedule == "paper":
-            steps = params.epochs * max(1, data.N // (params.batch_size or data.N))
+            steps = (params.epochs or PASSES) * max(1, data.N // (params.batch_size or data.N))
             return training.PaperSchedule(params.alpha, joint=steps, batch_size=params.batch_size)
         if params.alpha is not None:
             goal = training.FixedAlpha(params.alpha)
-        elif params.max_points is not None:
-            goal = training.MaxPoints(params.max_points)
         else:
-            goal = training.Tolerance(params.tolerance)
+            limit = None if params.max_points is None else training.MaxPoints(params.max_points)
+            goal = limit
+            if params.tolerance is not None:
+                goal = training.Tolerance(params.tolerance, limit=limit)
+        assert goal is not None
         return training.FastSchedule(
             goal, n_candidates=params.n_candidates, iterations=params.max_iter
         )

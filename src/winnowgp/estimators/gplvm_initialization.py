@@ -22,6 +22,8 @@ from winnowgp.training import principal_latents
 
 KERNELS = ("rbf", "linear", "matern12", "matern32", "matern52")
 INITIAL_VARIANCE = 0.1
+# Candidates of the paper's schedule, if the user does not give their number.
+CANDIDATES = 100
 # Number of initially active dimensions; the others start close to their prior, with this
 # lengthscale.
 ACTIVE, INACTIVE_LENGTHSCALE = 3, 3.0
@@ -110,7 +112,7 @@ def _initial_candidates(
     """Return the user's candidates; else none for the fast schedule, rows for the paper's."""
     if isinstance(params.candidates, Tensor):
         return params.candidates.to(params.device)
-    count = 0 if params.schedule == "fast" else params.n_candidates
+    count = 0 if params.schedule == "fast" else params.n_candidates or CANDIDATES
     return X[torch.randperm(len(X), generator=generator, device=X.device)[:count]]
 
 

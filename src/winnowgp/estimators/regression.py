@@ -1,6 +1,8 @@
 """Regression: numeric targets and their scaler, and the sparse GP regressor."""
 
+from copy import copy
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
@@ -8,10 +10,10 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser, standardise
@@ -21,7 +23,7 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.sparse import SparseEstimator
-from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models import PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.initialization import best_level
@@ -158,6 +160,47 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
         return self._y_scaler.log_densities(self._log_density(inputs, targets))
 
+    @torch.no_grad()
+    def predict_quantiles(
+        self, X: Any, probabilities: ArrayLike, *, observed: bool = True
+    ) -> NDArray[np.float64]:
+        """Return exact quantiles of the predictive distribution, `[Q N]` or `[Q N P]`.
+
+        They invert its distribution function: a quantile of counts is the least count that is not
+        exceeded with this probability. Those of a deep model are of the mixture of its samples.
+
+        Args:
+            X: inputs `[N D]`.
+            probabilities: Q probabilities, strictly between 0 and 1.
+            observed: whether to return quantiles of a new observation or of the latent function.
+        """
+        p = validation.tensor(probabilities, name="probabilities", hint="Pass one or several.")
+        chunks = self._inputs(X).split(rows_at_once(self.posterior_))
+        p = p.reshape(-1).to(chunks[0])
+        quantiles = [self.posterior_.quantiles(rows, p, observed=observed) for rows in chunks]
+        return self._y_scaler.values(torch.cat(quantiles, dim=1).cpu())
+
+    def predict_interval(
+        self, X: Any, level: float = 0.95, *, observed: bool = True
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return lower and upper ends of central intervals, `[N]` or `[N P]` each.
+
+        A new observation is below the interval, and above it, with a probability of (1 − level)/2
+        each; of counts with no more than that.
+
+        Args:
+            X: inputs `[N D]`.
+            level: probability of the interval, strictly between 0 and 1.
+            observed: whether the interval is that of a new observation or of the latent function.
+        """
+        if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
+            raise InputError(
+                f"`level` must be a probability between 0 and 1, such as 0.95; got {level!r}."
+            )
+        tail = (1 - float(level)) / 2
+        lower, upper = self.predict_quantiles(X, [tail, 1 - tail], observed=observed)
+        return lower, upper
+
     def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
         """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
         X, y = validate_data(
@@ -208,12 +251,12 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     unless their description says otherwise. Several target columns share the kernel and the
     inducing points.
 
-    The number of inducing points is set in one of four ways: by `tolerance` (the default), by
-    `max_points`, by `max_predict_us`, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_points` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     Args:
-        precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` without
-            `batch_size`): blocks of rows in float32, sums over rows in float64. It halves the
+        precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` and the
+            fast schedule): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
@@ -277,12 +320,32 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         samples = self.posterior_.sample(inputs, n_samples, generator=generator).cpu()
         return np.moveaxis(self._y_scaler.values(samples), 0, -1)
 
+    def sample_functions(
+        self, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> "SampledFunctions":
+        """Return functions drawn from the posterior of the latent function.
+
+        They can be evaluated at any rows, one call after another, at O(M) per row: an array of rows
+        gives an array, and a tensor gives a tensor that is differentiable in the rows. See
+        `winnowgp.models.PosteriorPaths` for the kernels that this is possible for; `sample_y` draws
+        at given rows with any kernel, O(N³).
+
+        Args:
+            n_samples: number of functions.
+            random_state: seed or RandomState.
+        """
+        check_is_fitted(self)
+        count = validation.integer("n_samples", n_samples)
+        seed = int(check_random_state(random_state).randint(2**31))
+        generator = torch.Generator(self.posterior_.Z.device).manual_seed(seed)
+        return SampledFunctions(self, PosteriorPaths(self.posterior_, count, generator=generator))
+
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
+        validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
         if params.precision != "double" and not self._collapsed(params):
             raise InputError(
-                "`precision` must be 'double' unless noise is Gaussian and there is no "
-                f"`batch_size`; got {params.precision!r}."
+                f"`precision` must be 'double' unless noise is Gaussian; got {params.precision!r}."
             )
 
     def _collapsed(self, params: validation.Parameters) -> bool:
@@ -305,3 +368,26 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         super()._set_sized(sized)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+
+@final
+class SampledFunctions:
+    """Functions drawn by `SparseGPRegressor.sample_functions`, in the units of the data."""
+
+    def __init__(self, regressor: SparseGPRegressor, paths: PosteriorPaths) -> None:
+        # Scalers and the columns of `X` are those of this fit, also after another one.
+        self._regressor, self._paths = copy(regressor), paths
+
+    def __call__(self, X: Any) -> Any:
+        """Return the values of the functions at rows `[N D]`, `[N n_samples]` or `[N P n_samples]`.
+
+        The result is a tensor, differentiable in the rows, if `X` is one.
+        """
+        fitted = self._regressor
+        if not isinstance(X, Tensor):
+            with torch.no_grad():
+                values = self._paths(fitted._inputs(X)).cpu()
+            return np.moveaxis(fitted._y_scaler.values(values), 0, -1)
+        values = self._paths(fitted._x_scaler.forward(X))
+        values = fitted._y_scaler.columns.inverse(values).movedim(0, -1)
+        return values[:, 0] if fitted._y_scaler.single else values

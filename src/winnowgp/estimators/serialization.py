@@ -39,7 +39,7 @@ __all__ = ["load"]
 # Parameters that belong to the process that fits, not to the model.
 _NOT_SAVED = ("callbacks", "checkpoint")
 # Parameters that may be arrays in any form that NumPy reads.
-_ARRAYS = ("candidates", "start")
+_ARRAYS = ("candidates", "inducing_points", "start")
 
 _Fields = dict[str, Any]
 

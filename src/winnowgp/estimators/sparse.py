@@ -22,6 +22,7 @@ from winnowgp.data import Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import GrowthLimitWarning, InputError
+from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, check_kernel_columns
 from winnowgp.estimators.kernels import (
     AUTO,
@@ -33,9 +34,13 @@ from winnowgp.estimators.kernels import (
 )
 from winnowgp.estimators.validation import (
     PARAMETERS,
+    TOLERANCE,
     Constraint,
     Parameters,
     locations,
+    optional,
+    refuse_count_of_given,
+    refuse_other_schedule,
     step_counts,
 )
 from winnowgp.models import Posterior, greedy_variance
@@ -51,6 +56,9 @@ from winnowgp.training.schedules import SizedModel
 PAPER_CANDIDATES = 100
 """Number of candidates of the paper's schedule, if the user does not give one."""
 
+PAPER_STEPS = (200, 600, 200)
+"""Numbers of steps of the paper's three phases, if the user does not give them."""
+
 DRAWN_CANDIDATES = 512
 """Number of cluster centres or random rows for the fast schedule, if the user does not give one."""
 
@@ -61,6 +69,7 @@ CANDIDATE_ROWS = 4_000
 """Rows among which greedy variance and k-means look for candidates."""
 
 _CANDIDATES = partial(locations, options=("auto", "greedy", "kmeans", "random"))
+_INDUCING_POINTS = partial(locations, options=())
 _PHASES = ("all candidates", "learning inclusion", "selected points")
 # What to do about each limit that may end the growth of the candidates.
 _ADVICE = {
@@ -84,11 +93,12 @@ class SparseEstimator(BaseGP, ABC):
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
         tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
-            most 2 % of what that model gains over a constant prediction.
+            most 2 % of what that model gains over a constant prediction. 0.01 by default, unless
+            another parameter sets the number of inducing points.
         criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
-            the held-out log density. Other goals do not use it.
-        max_points: largest number of inducing points; fewer are kept only if more candidates add no
-            information.
+            the held-out log density.
+        max_points: largest number of inducing points. With a `tolerance` fewer are kept if they are
+            within it; without, only if more candidates add no information.
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine in batches of 1,000 rows.
         max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
@@ -96,12 +106,18 @@ class SparseEstimator(BaseGP, ABC):
         candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
             "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
             and "random" for the paper's.
-        n_candidates: largest number of candidates. By default it grows until more candidates gain
-            less than the tolerance; it is 512 for "kmeans" and "random", and 100 for the paper's
-            schedule.
+        n_candidates: largest number of candidates, hence of inducing points. By default it grows
+            until more candidates gain less than the tolerance; it is 512 for "kmeans" and "random",
+            and 100 for the paper's schedule.
+        inducing_points: locations `[M D]` that are used as they are: none is removed, added or
+            moved, and only the other parameters are learnt. By default they are selected.
+        warm_start: whether to begin from the earlier fit of this estimator, if there is one: its
+            kernel, hyper-parameters and inducing points replace the search for a start. Meant for
+            rows that changed little, such as a few more of them; `winnowgp.load` returns an
+            estimator that can be fitted again in this way.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
-            selected points.
+            selected points; (200, 600, 200) by default.
         batch_size: rows per step of the paper's schedule; all rows by default.
 
     Attributes:
@@ -141,12 +157,15 @@ class SparseEstimator(BaseGP, ABC):
     max_predict_us: float | None = None
     max_fit_seconds: float | None = None
     candidates: str | ArrayLike = "auto"
-    epochs: tuple[int, int, int] = (200, 600, 200)
+    inducing_points: ArrayLike | None = None
+    warm_start: bool = False
+    epochs: tuple[int, int, int] | None = None
 
     _constraints: ClassVar[Mapping[str, Constraint]] = {
         **PARAMETERS,
         "candidates": partial(_CANDIDATES, shape=("K", "D")),
-        "epochs": partial(step_counts, phases=_PHASES),
+        "epochs": optional(partial(step_counts, phases=_PHASES)),
+        "inducing_points": optional(partial(_INDUCING_POINTS, shape=("M", "D"))),
     }
     # Set by a fit; not arguments.
     frontier_: SizeFrontier | None = field(init=False)
@@ -200,32 +219,52 @@ class SparseEstimator(BaseGP, ABC):
         """Return a model for standardised inputs, on the device of the data."""
 
     def _check_combination(self, params: Parameters) -> None:
-        if params.batch_size is not None and params.schedule == "fast":
-            raise InputError(
-                f"`batch_size` is for `schedule='paper'`; got {self.batch_size} with the fast "
-                "schedule, which uses all rows, in chunks that fit into memory. Leave it out."
-            )
+        refuse_other_schedule(
+            params,
+            fast={"max_fit_seconds": None, "criterion": "elbo", "warm_start": False},
+            paper={"batch_size": None, "epochs": None},
+        )
         if params.schedule == "paper":
-            for name, default in (("max_fit_seconds", None), ("criterion", "elbo")):
-                if (value := getattr(params, name)) != default:
-                    raise InputError(
-                        f"`{name}` is for `schedule='fast'`; got {value!r} with the paper's "
-                        "schedule. Leave it out."
-                    )
+            refuse_count_of_given(params)
             params.n_candidates = params.n_candidates or PAPER_CANDIDATES
         params.other_kernels = ()
         if isinstance(params.kernel, str) and params.kernel == AUTO:
             params.kernel = "rbf"
             if params.schedule == "fast":
                 params.kernel, *params.other_kernels = AUTO_KERNELS
+        self._check_warm_start(params)
+
+    def _check_warm_start(self, params: Parameters) -> None:
+        """Remember the earlier fit, if it is the start of this one."""
+        params.earlier = getattr(self, "posterior_", None) if params.warm_start else None
+        if params.earlier is None:
+            return
+        if isinstance(params.candidates, Tensor) or params.candidates not in ("auto", "greedy"):
+            raise InputError(
+                "`warm_start` begins with the inducing points of the earlier fit; got "
+                f"candidates={self.candidates!r} as well. Leave one of them out."
+            )
+        params.earlier_points = validation.tensor(self.inducing_points_)
+        if params.other_kernels:
+            params.kernel, params.other_kernels = deepcopy(self.kernel_).requires_grad_(True), ()
 
     def _check_columns(self, params: Parameters, D: int) -> None:
         if isinstance(params.kernel, str):
             names = getattr(self, "feature_names_in_", ())
             columns = {str(name): [number] for number, name in enumerate(names)}
             params.kernel = parse_kernel(params.kernel, D, columns=columns)
-        check_kernel_columns(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
+        if params.earlier is not None and (before := params.earlier.Z.shape[1]) != D:
+            raise InputError(
+                f"`warm_start` needs as many columns as the earlier fit, {before}; got {D}. Fit a "
+                "new estimator instead."
+            )
+        kernel = kernel_from(params.kernel, D, scale=torch.ones(D))
+        check_kernel_columns(kernel, D)
+        if params.earlier is not None:
+            check_same_structure("kernel", kernel, params.earlier.kernel)
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
+        if params.inducing_points is not None:
+            _INDUCING_POINTS("inducing_points", params.inducing_points, shape=("M", D))
 
     def _initial_model(
         self, data: Source, params: Parameters, generator: torch.Generator, log: CheckpointLog
@@ -233,7 +272,14 @@ class SparseEstimator(BaseGP, ABC):
         del log
         kernel = kernel_from(params.kernel, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
-        return self._model(kernel, candidates, data, params)
+        model = self._model(kernel, candidates, data, params)
+        if params.earlier is not None:
+            for name in ("kernel", "mean", "likelihood"):
+                own, earlier = getattr(model, name), getattr(params.earlier, name)
+                check_same_structure(name, own, earlier)
+                own.load_state_dict(earlier.state_dict())
+        model.candidates.requires_grad_(params.inducing_points is None)
+        return model
 
     def _training_schedule(
         self, model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
@@ -246,8 +292,9 @@ class SparseEstimator(BaseGP, ABC):
                 linear_term=bool(params.other_kernels),
                 max_seconds=params.max_fit_seconds,
                 criterion=params.criterion,
+                warm_start=params.earlier is not None,
             )
-        pre, joint, post = params.epochs
+        pre, joint, post = params.epochs or PAPER_STEPS
         prior = SquaredCardinality(model.K, params.alpha)
         return training.PaperSchedule(
             prior, pre=pre, joint=joint, post=post, batch_size=params.batch_size
@@ -309,7 +356,7 @@ class SparseEstimator(BaseGP, ABC):
         if self.growth_limit_ is None or not tolerance:
             return
         full = self.frontier_ is not None and self.frontier_.evidence is not None
-        if full and self.elbo_gap_ <= self.tolerance:
+        if full and self.elbo_gap_ <= (self.tolerance or TOLERANCE):
             return  # The full GP would gain no more: the limit did no harm.
         if ProcessGroup.from_environment().is_first:
             advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
@@ -324,6 +371,18 @@ class SparseEstimator(BaseGP, ABC):
             )
 
 
+def check_same_structure(name: str, new: torch.nn.Module, earlier: torch.nn.Module) -> None:
+    """Raise an error if a fit cannot begin from the parameters of an earlier one."""
+    shapes = [{k: v.shape for k, v in part.state_dict().items()} for part in (new, earlier)]
+    kinds = [[type(part) for part in module.modules()] for module in (new, earlier)]
+    if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
+        raise InputError(
+            f"`warm_start` needs the {name} of the earlier fit, {type(earlier).__name__}, for as "
+            f"many columns or classes; got {type(new).__name__} with other parameters. Fit a new "
+            "estimator instead."
+        )
+
+
 def _known(evidence: Evidence | None) -> Evidence | None:
     """Return the evidence, or None if no upper bound on it is known."""
     return None if evidence is None or evidence.upper == inf else evidence
@@ -331,8 +390,11 @@ def _known(evidence: Evidence | None) -> Evidence | None:
 
 def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, seed: int) -> Tensor:
     """Return standardised candidates `[K D]`; none if the schedule selects them itself."""
-    if isinstance(params.candidates, Tensor):
-        return params.x_scaler.forward(params.candidates).to(data.dtype)
+    given = params.candidates if params.inducing_points is None else params.inducing_points
+    if params.earlier is not None and params.inducing_points is None:
+        given = params.earlier_points
+    if isinstance(given, Tensor):
+        return params.x_scaler.forward(given).to(data.dtype)
     if params.candidates in ("auto", "greedy") and params.schedule == "fast":
         return torch.zeros(0, data.D, dtype=data.dtype)
     K = params.n_candidates or DRAWN_CANDIDATES
@@ -350,12 +412,25 @@ def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, se
 def _goal(
     model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
 ) -> training.Goal:
+    if params.inducing_points is not None:
+        return training.AllCandidates()
     if params.alpha is not None:
         return training.FixedAlpha(params.alpha)
+    limit = None
     if params.max_points is not None:
-        return training.MaxPoints(params.max_points)
-    if params.max_predict_us is None:
-        return training.Tolerance(params.tolerance)
+        limit = training.MaxPoints(params.max_points)
+    elif params.max_predict_us is not None:
+        limit = _fast_enough(model, data, params, log)
+    if params.tolerance is not None:
+        return training.Tolerance(params.tolerance, limit=limit)
+    assert limit is not None
+    return limit
+
+
+def _fast_enough(
+    model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
+) -> training.MaxPoints:
+    """Return the number of points whose predictions take at most `max_predict_us`."""
     # All processes read these rows, and one of them measures; a resumed fit does not measure again.
     most = min(params.n_candidates or MOST_POINTS, data.N)
     rows = data.part(torch.arange(min(data.N, max(1000, most))))

@@ -29,7 +29,7 @@ from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.validation import CheckpointLike, tensor
+from winnowgp.estimators.validation import TOLERANCE, CheckpointLike, tensor
 from winnowgp.io import save
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Quality, Summary
@@ -157,7 +157,7 @@ def fit_table(
     max_words: int = 30,
     kernel: str = AUTO,
     alpha: str | float = "auto",
-    tolerance: float = 0.01,
+    tolerance: float | None = None,
     max_points: int | None = None,
     max_predict_us: float | None = None,
     max_fit_seconds: float | None = None,
@@ -443,11 +443,16 @@ def _quality(
 
 
 def _described_goal(points: dict[str, Any]) -> str:
-    if points["max_points"] is not None:
-        return f"at most {counted(points['max_points'], 'point')}"
-    if points["max_predict_us"] is not None:
-        return f"at most {points['max_predict_us']:g} µs per prediction"
     if points["alpha"] != "auto":
         return f"the paper's prior with α = {points['alpha']:g}"
+    limit = None
+    if points["max_points"] is not None:
+        limit = f"at most {counted(points['max_points'], 'point')}"
+    elif points["max_predict_us"] is not None:
+        limit = f"at most {points['max_predict_us']:g} µs per prediction"
+    if limit is not None and points["tolerance"] is None:
+        return limit
     gap = "an ELBO gap" if points["criterion"] == "elbo" else "a gap in held-out log density"
-    return f"{gap} of at most {points['tolerance']:g} nats per observation"
+    nats = TOLERANCE if points["tolerance"] is None else points["tolerance"]
+    tolerance = f"{gap} of at most {nats:g} nats per observation"
+    return tolerance if limit is None else f"{tolerance}, {limit}"

@@ -45,6 +45,10 @@ LIKELIHOODS = {
 }
 
 
+TOLERANCE = 0.01
+"""Nats per observation, if no parameter sets the number of inducing points."""
+
+
 class Parameters(SimpleNamespace):
     """The validated parameters of an estimator, by name, and values derived from them."""
 
@@ -52,19 +56,39 @@ class Parameters(SimpleNamespace):
 def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> Parameters:
     """Return the validated parameters of an estimator.
 
-    `alpha="auto"` becomes None.
+    `alpha="auto"` becomes None. A `tolerance` of None becomes 0.01, unless another parameter sets
+    the number of inducing points.
 
     Raises:
-        InputError: a value is not allowed, or the number of inducing points is specified twice.
+        InputError: a value is not allowed; the number of inducing points is specified twice; or a
+            parameter would have no effect.
     """
     params = Parameters(**{name: constraints[name](name, v) for name, v in values.items()})
     limits = [name for name in ("max_points", "max_predict_us", "max_cost") if name in values]
     given = [name for name in ("alpha", *limits) if getattr(params, name) is not None]
+    if values.get("inducing_points") is not None:
+        _refuse_selection(params, values)
+        return params
     if len(given) > 1:
         limits = [f"`{name}`" for name in limits]
         raise InputError(
             "specify the number of inducing points in one way only: a number for `alpha`, "
             f"{' or '.join(limits)}; got {' and '.join(f'{n}={values[n]!r}' for n in given)}."
+        )
+    if params.tolerance is None and not given:
+        params.tolerance = TOLERANCE
+    elif params.tolerance is not None and given == ["alpha"]:
+        raise InputError(
+            "`alpha` and `tolerance` set the number of inducing points in two ways; got "
+            f"alpha={values['alpha']!r} and tolerance={values['tolerance']!r}. Leave one of them "
+            "out."
+        )
+    predictive = params.schedule == "fast" and values.get("criterion", "elbo") != "elbo"
+    if predictive and params.tolerance is None:
+        raise InputError(
+            f"`criterion` is what `tolerance` limits; got {values['criterion']!r} with "
+            f"{given[0]}={values[given[0]]!r} and no tolerance. Leave `criterion` out"
+            f"{'' if given == ['alpha'] else ', or give a `tolerance` as well'}."
         )
     if params.schedule == "paper" and params.alpha is None:
         raise InputError(
@@ -72,6 +96,47 @@ def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) 
             "way to specify the number of inducing points."
         )
     return params
+
+
+def _refuse_selection(params: Parameters, values: Mapping[str, Any]) -> None:
+    """Raise an error if a parameter of the selection was given beside fixed inducing points."""
+    defaults = {"schedule": "fast", "criterion": "elbo", "candidates": "auto"}
+    names = ("tolerance", "alpha", "max_points", "max_predict_us", "n_candidates")
+    for name, default in (defaults | dict.fromkeys(names)).items():
+        value = getattr(params, name)
+        if isinstance(value, Tensor) or value != default:
+            raise InputError(
+                "`inducing_points` are used as given, and nothing is selected; got "
+                f"{name}={values[name]!r} as well. Leave one of them out."
+            )
+
+
+def refuse_other_schedule(
+    params: Parameters, *, fast: Mapping[str, Any], paper: Mapping[str, Any]
+) -> None:
+    """Raise an error if a parameter of the other schedule was given.
+
+    Args:
+        fast: parameters that only the fast schedule uses, with their defaults.
+        paper: those that only the paper's schedule uses.
+    """
+    owner, others = ("paper", paper) if params.schedule == "fast" else ("fast", fast)
+    current = "the fast" if params.schedule == "fast" else "the paper's"
+    for name, default in others.items():
+        if (value := getattr(params, name)) != default:
+            raise InputError(
+                f"`{name}` is for `schedule={owner!r}`; got {value!r} with {current} schedule. "
+                "Leave it out."
+            )
+
+
+def refuse_count_of_given(params: Parameters) -> None:
+    """Raise an error if `n_candidates` was given together with the candidates themselves."""
+    if isinstance(params.candidates, Tensor) and params.n_candidates is not None:
+        raise InputError(
+            "`candidates` are locations, all of which `schedule='paper'` uses; got "
+            f"n_candidates={params.n_candidates} as well. Leave `n_candidates` out."
+        )
 
 
 def positive_number(name: str, value: Any, *, hint: str = "") -> float:
@@ -133,11 +198,11 @@ def locations(
     """Validate locations `[K D]`, or the name of a way to choose them.
 
     Args:
-        options: the names that are allowed.
+        options: the names that are allowed, if any.
         shape: the required shape, a letter where any size of at least one is allowed.
     """
     required = f"[{shape[0]} {shape[1]}]"
-    if isinstance(value, str):
+    if isinstance(value, str) and options:
         if value not in options:
             raise InputError(
                 f"`{name}` must be one of {', '.join(options)} or locations {required}; "
@@ -198,6 +263,19 @@ def has_noise(
     )
 
 
+def _class_weight(name: str, value: Any) -> Mapping[Any, float] | str | None:
+    """Validate weights of classes."""
+    if value is None or (isinstance(value, str) and value == "balanced"):
+        return value
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"`{name}` must be 'balanced', a dictionary from labels to weights, or None; "
+            f"got {value!r}."
+        )
+    hint = "A row of weight 2 counts as two rows; leave out the rows of a class that has none."
+    return {label: positive_number(name, weight, hint=hint) for label, weight in value.items()}
+
+
 def device_from(name: str, value: Any) -> torch.device:
     """Validate a device of this machine; "auto" is the GPU if there is one."""
     if isinstance(value, str) and value == "auto":
@@ -251,6 +329,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "batch_size": optional(integer),
     "callbacks": _callbacks,
     "checkpoint": _checkpoint,
+    "class_weight": _class_weight,
     "criterion": one_of("elbo", "predictive"),
     "device": device_from,
     "epochs": _unchanged,
@@ -260,7 +339,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "likelihood": lambda _, value: likelihood_from(value),
     "max_cost": optional(positive_number),
     "max_fit_seconds": optional(positive_number),
-    "max_iter": integer,
+    "max_iter": optional(integer),
     "max_points": optional(integer),
     "max_predict_us": optional(positive_number),
     "move_candidates": flag,
@@ -274,7 +353,8 @@ PARAMETERS: Mapping[str, Constraint] = {
     "schedule": one_of("fast", "paper"),
     "skip_connections": flag,
     "standardise": flag,
-    "tolerance": partial(positive_number, hint="It is in nats per observation."),
+    "tolerance": optional(partial(positive_number, hint="It is in nats per observation.")),
+    "warm_start": flag,
     "width": _unchanged,
 }
 """The constraints that all estimators share; an estimator adds those that are its own."""

@@ -209,17 +209,23 @@ def check_kernel(kernel: Kernel, candidates: Tensor) -> None:
         )
     if kernel.batch_shape:
         raise InputError(
-            f"`kernel` must not have a batch shape; got {list(kernel.batch_shape)}. "
-            "All outputs share one kernel."
+            f"`kernel` must not have a batch shape; got {type(kernel).__name__} with "
+            f"{list(kernel.batch_shape)}. All outputs share one kernel: remove its `batch_shape`, "
+            "or fit a model for each output."
         )
     row = candidates.new_zeros(1, candidates.shape[1])
     try:
-        covariance(deepcopy(kernel).to(row), row, row)
+        shape = covariance(deepcopy(kernel).to(row), row, row).shape
     except RuntimeError as error:
         raise InputError(
             f"`kernel` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
             f"`ard_num_dims={row.shape[1]}`, or none."
         ) from error
+    if shape != (1, 1):
+        raise InputError(
+            f"`kernel` must give one covariance for a pair of rows; {type(kernel).__name__} gives "
+            f"{list(shape)}. All outputs share one kernel: pass the kernel of one output."
+        )
 
 
 def copy_with(model: _Module, candidates: Tensor, **parameters: Tensor) -> _Module:

@@ -15,6 +15,7 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower, threads_for
 from winnowgp.models.kernels import Cross, covariance, cross_covariance, prior_mean
 from winnowgp.models.likelihoods import Prediction, observation_model
+from winnowgp.models.quantiles import check_probabilities, gaussian_quantiles
 
 # Rows predicted at once: larger blocks exceed the processor's cache and take half as long again.
 _ROWS = 2048
@@ -168,6 +169,21 @@ class Posterior(nn.Module):
         """Return log p(y) under the predictive distribution of each row and target, in nats."""
         latent = self.predict(X)
         return observation_model(self.likelihood).log_density(Y, latent.mean, latent.variance)
+
+    def quantiles(
+        self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
+    ) -> Float[Tensor, "Q N T"]:
+        """Return quantiles of the predictive distribution of each row and target.
+
+        Args:
+            observed: whether to return quantiles of an observation y rather than f.
+        """
+        check_probabilities(probabilities)
+        latent = self.predict(X)
+        if observed:
+            model = observation_model(self.likelihood)
+            return model.quantiles(latent.mean, latent.variance, probabilities)
+        return gaussian_quantiles(latent.mean[None], latent.variance[None], probabilities)
 
     @torch.no_grad()
     def condition_on(self, data: Dataset) -> "Posterior":

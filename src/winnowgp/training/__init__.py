@@ -5,12 +5,13 @@ from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
-from winnowgp.training.goals import FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
+from winnowgp.training.goals import AllCandidates, FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.paper import PaperSchedule
 from winnowgp.training.schedules import FitResult, Growth, Schedule, SizedModel, fit
 
 __all__ = [
+    "AllCandidates",
     "Callback",
     "Callbacks",
     "Checkpoint",

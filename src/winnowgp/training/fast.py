@@ -8,12 +8,13 @@ from gpytorch.kernels import Kernel
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, LatentVariableGP
+from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
-from winnowgp.training.fast_gplvm import CANDIDATES, GAIN, ITERATIONS, fit_gplvm
+from winnowgp.training.fast_gplvm import GAIN, ITERATIONS, fit_gplvm
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
-from winnowgp.training.goals import Goal, MaxPoints, Tolerance
+from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance
 from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext
 
 _DEEP_TRAINING = DeepTraining()
@@ -34,8 +35,9 @@ class FastSchedule(Schedule):
     4. L-BFGS on hyper-parameters, noise and locations of the selected points.
     5. Steps 3 and 4 again on these points and fresh candidates, until the number settles.
 
-    With `MaxPoints`, successive halving compares several starts first, and points that became idle
-    are exchanged afterwards. Last, the inclusion probabilities of the final points and of fresh
+    With `MaxPoints`, and with a `Tolerance` that needs more points than its limit allows,
+    successive halving compares several starts first, and points that became idle are exchanged
+    afterwards. Last, the inclusion probabilities of the final points and of fresh
     candidates are learnt by natural updates, at the α that the frontier implies.
 
     For `DeepGP`, layers are trained by Adam with natural gradients, and the points of all layers
@@ -45,8 +47,9 @@ class FastSchedule(Schedule):
 
     goal: Goal = field(default_factory=Tolerance)
     n_candidates: int | None = None
-    """Largest number of candidates; if None, it grows as needed, and is 100 for a GP-LVM. The
-    layers of a deep GP have theirs."""
+    """Largest number of candidates, hence of inducing points; it grows as needed if None. For a
+    GP-LVM, the number of fresh candidates in each round, 100 if None, and the largest number of
+    inducing points if given. The layers of a deep GP have theirs."""
     rounds: int = 3
     """Number of rounds of selection."""
     iterations: int | None = None
@@ -65,6 +68,9 @@ class FastSchedule(Schedule):
     criterion: str = "elbo"
     """"elbo": `Tolerance` limits the ELBO gap to the largest model; "predictive": it limits the gap
     in held-out log density, by cross-validation of the selection."""
+    warm_start: bool = False
+    """Whether parameters and candidates of a `SparseGP` or `VariationalGP` are those of an earlier
+    fit, to begin from: the search for starts and the comparison of kernels are left out."""
     max_seconds: float | None = None
     """Wall-clock limit in seconds, in place of the default budget of operations."""
     deep: DeepTraining = _DEEP_TRAINING
@@ -84,8 +90,17 @@ class FastSchedule(Schedule):
                 f"`FastSchedule` requires a LatentVariableGP among GP-LVMs; got "
                 f"{type(model).__name__}. Use `PaperSchedule` for other kernels and likelihoods."
             )
-        if isinstance(model, DeepGP) and isinstance(self.goal, MaxPoints):
-            self.goal.alphas([])
+        limit = self.goal.limit if isinstance(self.goal, Tolerance) else self.goal
+        if isinstance(model, DeepGP) and isinstance(limit, MaxPoints | AllCandidates):
+            limit.alphas([])
+        if isinstance(self.goal, AllCandidates):
+            if isinstance(model, LatentVariableGP):
+                raise InputError("`goal` cannot be AllCandidates for a GP-LVM, whose rows move.")
+            if isinstance(model, InducingModel) and model.K == 0:
+                raise InputError(
+                    "`goal` keeps all candidates, and the model has none; give it some, or choose "
+                    "another goal, such as `Tolerance()`."
+                )
 
     def run(
         self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext
@@ -108,7 +123,7 @@ class FastSchedule(Schedule):
                 model,
                 data,
                 goal=self.goal,
-                n_candidates=self.n_candidates or CANDIDATES,
+                n_candidates=self.n_candidates,
                 rounds=self.rounds,
                 iterations=self.iterations or ITERATIONS,
                 gain=GAIN if self.gain is None else self.gain,
@@ -127,5 +142,6 @@ class FastSchedule(Schedule):
             linear_term=self.linear_term,
             criterion=self.criterion,
             max_seconds=self.max_seconds,
+            warm_start=self.warm_start,
         )
         return fit_sparse(model, data, training=training, context=context)

@@ -32,7 +32,7 @@ def fit_gplvm(
     table: MaskedMatrix,
     *,
     goal: Goal,
-    n_candidates: int,
+    n_candidates: int | None,
     rounds: int,
     iterations: int,
     gain: float,
@@ -99,7 +99,7 @@ def _initial_fit(steps: "_Steps", goal: Goal, stop: Stop) -> tuple[LatentVariabl
 def _select(
     steps: "_Steps",
     goal: Goal,
-    n_candidates: int,
+    n_candidates: int | None,
     rounds: int,
     stop: Stop,
     current: LatentVariableGP,
@@ -108,10 +108,12 @@ def _select(
     """Select and optimise in rounds until the number of points settles."""
     size = -1
     for _ in range(rounds):
-        pool = steps.with_fresh(current, n_candidates)
+        pool = steps.with_fresh(current, n_candidates or CANDIDATES)
         frontier = steps.frontier(pool)
         reference = max(reference, frontier.bounds.max().item())
         M = goal.size(frontier, reference=reference)
+        if n_candidates is not None:
+            M = min(M, frontier.at_most(n_candidates))
         current = pool.prune(frontier.masks[M])
         elbo = frontier.bounds[M].item()
         steps.context.notify_once(Progress.of(current, "selection", 1, 1, elbo))

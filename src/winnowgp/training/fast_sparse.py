@@ -17,9 +17,10 @@ from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, SizeFrontier
 from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.cross_validation import CrossValidation
-from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
+from winnowgp.training.fast_steps import FastSteps, scaled
+from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import Pool, grown_pool
+from winnowgp.training.hyperparameters import starting_points
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import (
     FitResult,
@@ -63,6 +64,7 @@ class SparseTraining:
     max_seconds: float | None = None
     kept_sizes: int = 3
     criterion: str = "elbo"
+    warm_start: bool = False
 
 
 def fit_sparse(
@@ -78,18 +80,13 @@ def fit_sparse(
         kernels=training.kernels,
         linear_term=training.linear_term,
         budget=Budget(model.candidates.device, seconds=training.max_seconds),
+        warm_start=training.warm_start,
     )
     if training.criterion == "predictive" and not steps.can_hold_out:
         raise InputError(
             "`criterion='predictive'` needs all rows in the memory of one process; use 'elbo'."
         )
-    if isinstance(training.goal, MaxPoints):
-        stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
-        points = min(training.goal.points, training.n_candidates or training.goal.points)
-        with threads_for(10.0 * points**3):
-            chosen = _select_count(steps, points, training.rounds, stop)
-    else:
-        chosen = _select_by_goal(steps, training)
+    chosen = _select(steps, training)
     data, fitted, goal = steps.data, chosen.model, training.goal
     pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
     statistics = pool.subset_statistics(data)
@@ -218,9 +215,63 @@ def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
         )
 
 
-def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
+def _select(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
+    """Select points by the goal; as many as its limit allows where a tolerance needs more."""
+    goal, most = training.goal, training.n_candidates
+    if isinstance(goal, AllCandidates):
+        return _keep_all(steps, training)
+    if isinstance(goal, MaxPoints):
+        return _select_count(steps, _least(goal.points, most), training)
+    limit = None
+    if isinstance(goal, Tolerance) and goal.limit is not None:
+        limit = _least(goal.limit.most_points, most)
+        goal = replace(goal, limit=None)
+    choice = _select_by_goal(steps, goal, training)
+    if limit is None or limit >= choice.model.K:
+        return choice
+    if steps.budget.seconds is None:
+        # Fewer points have a budget of their own, as with `MaxPoints`.
+        steps.budget.spent = 0.0
+    limited = _select_count(steps, limit, training)
+    return replace(
+        limited,
+        reference=max(choice.reference, limited.reference),
+        exact=choice.exact,
+        frontiers=choice.frontiers,
+        largest=choice.largest,
+        constant=choice.constant,
+    )
+
+
+def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
+    """Learn the other parameters with all candidates of the model.
+
+    Few points prefer a smoother function with more noise than the exact evidence, so several starts
+    are compared.
+    """
+    initial, points = steps.initialise(), steps.model.candidates.detach()
+    smooth = starting_points(initial.best, steps.sample)[1]
+    soft = scaled(initial.best, variance=2.0, lengthscale=1.5, noise=2.0)
+    starts = [start.with_candidates(points) for start in (initial.best, soft, smooth)]
+    if steps.warm_start:
+        starts = [steps.model]
+    start = steps.successive_halving(starts, on=steps.data, iterations=30)
+    stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
+    with threads_for(10.0 * len(points) ** 3):
+        model, elbo = steps.optimise(start, stop=stop)
+    reference = max(elbo, steps.dense_evidence(initial)) if initial.complete else elbo
+    return _Choice(model, reference, None, exact=initial.complete)
+
+
+def _least(points: int, n_candidates: int | None) -> int:
+    return points if n_candidates is None else min(points, n_candidates)
+
+
+def _select_by_goal(
+    steps: FastSteps[Model], goal: Goal, training: SparseTraining
+) -> _Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
-    initial, data, goal = steps.initialise(), steps.data, training.goal
+    initial, data = steps.initialise(), steps.data
     constant = steps.constant_model(initial.best)
     most = min(training.n_candidates or steps.most, steps.most)
     tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
@@ -242,7 +293,7 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
             constant=constant[1],
         )
     if reference < significant:
-        tried, elbo = steps.best_start(min(16, steps.most))
+        tried, elbo = steps.best_start(min(16, most))
         if elbo < significant:
             return _Choice(
                 constant[0],
@@ -267,6 +318,9 @@ def _select_by_goal(steps: FastSteps[Model], training: SparseTraining) -> _Choic
     fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
+    if steps.earlier is not None:
+        points = torch.cat([steps.earlier, pool.model.candidates.detach()])[:most]
+        candidates = pool.model.with_candidates(points)
     for index in range(training.rounds):
         frontier = steps.frontier(candidates.subset_statistics(data))
         frontiers.append(frontier)
@@ -330,9 +384,15 @@ def _select_by_density(
     )
 
 
-def _select_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
+def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> _Choice[Model]:
     """Select M points: compare starts, optimise the best, exchange idle points."""
-    data, M = steps.data, min(M, steps.most)
+    stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
+    with threads_for(10.0 * M**3):
+        return _best_of_count(steps, min(M, steps.most), training.rounds, stop)
+
+
+def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
+    data = steps.data
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
     whole = data.N * M <= 250_000
     part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))

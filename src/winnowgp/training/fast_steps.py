@@ -21,14 +21,17 @@ from winnowgp.models.priors import log_prior
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
-from winnowgp.training.budget import Budget, selection_work
+from winnowgp.training.budget import DENSE, Budget, selection_work
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
     Initialization,
+    Optimum,
     maximise_evidence,
+    representative_rows,
     starting_points,
+    with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.local_evidence import maximise_local_evidence
@@ -66,6 +69,8 @@ class FastSteps(Generic[Model]):
         model: its own candidates, if it has any, are the pool that fresh candidates are drawn from;
             otherwise the rows are.
         rows: number of rows that candidates are drawn from and starts compared on.
+        warm_start: whether parameters and candidates of the model are those of an earlier fit, in
+            place of the search for starts.
     """
 
     def __init__(
@@ -78,8 +83,9 @@ class FastSteps(Generic[Model]):
         kernels: tuple[Kernel, ...] = (),
         linear_term: bool = False,
         budget: Budget | None = None,
+        warm_start: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.warm_start = model, warm_start
         self.budget = budget or Budget(model.candidates.device)
         self.initialization: Initialization[Model] | None = None
         self._kernels, self._linear_term = kernels, linear_term
@@ -87,6 +93,10 @@ class FastSteps(Generic[Model]):
         self.sample, self._order = _sampled(data, context.generator)
         self.data = self.sample if _is_complete(data, self.sample) else data
         self._given = model.candidates.detach().clone()
+        # Points of an earlier fit are no limit on where candidates may be.
+        self.earlier = self._given if warm_start and model.candidates.requires_grad else None
+        if self.earlier is not None:
+            self._given = self._given[:0]
         self._latents = observation_model(model.likelihood).num_latents(data.P)
 
     @property
@@ -123,18 +133,48 @@ class FastSteps(Generic[Model]):
             other = deepcopy(self.model)
             other.kernel = deepcopy(kernel).to(self.sample.X)
             models.append(other)
-        self.initialization = maximise_evidence(
-            models,
-            self.sample,
-            order=self._order,
-            rows=affordable if rows is None else min(rows, affordable),
-            linear_term=self._linear_term,
-            budget=self.budget,
-            checkpoint_log=self._context.checkpoint_log,
-        )
+        count = affordable if rows is None else min(rows, affordable)
+        self.initialization = self._continued(min(count, self.sample.N))
+        if self.initialization is None:
+            self.initialization = maximise_evidence(
+                models,
+                self.sample,
+                order=self._order,
+                rows=count,
+                linear_term=self._linear_term,
+                budget=self.budget,
+                checkpoint_log=self._context.checkpoint_log,
+            )
         best = self.initialization.best
         self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
         return self.initialization
+
+    def _continued(self, count: int) -> Initialization[Model] | None:
+        """Return the optimum of the exact evidence of some rows next to that of an earlier fit.
+
+        None if there is no earlier fit, or if the evidence cannot be computed there.
+        """
+        if not self.warm_start:
+            return None
+        model = self.model.with_candidates(self.sample.X[:0])
+        rows = representative_rows(model, self.sample, self._order, count)
+        rows = with_unit_weights(model, rows)
+        _lift_noise(model, rows)
+        try:
+            with threads_for(DENSE * rows.N**3):
+                maximum = maximise_elbo(
+                    model,
+                    rows.X,
+                    objective=model.dense_bound(rows),
+                    stop=Stop(3e-4 * rows.observations, 10, 60),
+                    checkpoint_log=self._context.checkpoint_log,
+                )
+        except TrainingError:
+            return None
+        self.budget.spend(1.15 * maximum.iterations * DENSE * rows.N**3)
+        optimum = Optimum(model, maximum.value, rows.observations, 0)
+        evidence = maximum.value / rows.observations
+        return Initialization((optimum,), count, count == self.data.N, (evidence,))
 
     def dense_evidence(self, initial: Initialization[Model]) -> float:
         """Return the exact evidence of all rows at the best optimum, with their own weights."""
@@ -148,8 +188,11 @@ class FastSteps(Generic[Model]):
 
         For Gaussian noise, those of dense local blocks of rows, if they differ. For other
         likelihoods, whose exact bound is affordable for fewer rows, those of a few points that were
-        fitted to all rows: rare events are in no small sample.
+        fitted to all rows: rare events are in no small sample. None where an earlier fit has found
+        its regime.
         """
+        if self.warm_start:
+            return []
         if not isinstance(self.model, SparseGP):
             model, _ = self.best_start(min(32, self.most))
             return [model.with_candidates(model.candidates[:0])]
@@ -329,6 +372,8 @@ class FastSteps(Generic[Model]):
             # seconds for 1,000) and ended no higher.
             self.initialise(STAGES[1])
         assert self.initialization is not None
+        if self.earlier is not None:
+            return [self._resized(self.model, M)]
         initial = self.initialization.best
         smooth = starting_points(initial, self.sample)[1]
         soft = scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
@@ -370,6 +415,14 @@ class FastSteps(Generic[Model]):
             return pool
         frontier = self.frontier(pool.subset_statistics(self.part(self._rows)))
         return pool.prune(frontier.masks[M])
+
+    def _resized(self, model: Model, M: int) -> Model:
+        """Return the model with its own points, eliminated or extended to M of them."""
+        if model.K < M:
+            return self.with_fresh(model, M - model.K)
+        if model.K == M:
+            return model
+        return model.prune(self.frontier(model.subset_statistics(self.data)).masks[M])
 
     def _with_fixed_locations(self, model: Model, M: int) -> Model:
         """Return a model without points, its hyper-parameters optimised with M fixed points."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isqrt
 from time import perf_counter
 from typing import final
@@ -99,6 +99,8 @@ class Tolerance(Goal):
     nats: float = 0.01
     share: float = 0.02
     """Largest share of the gain over the constant model that may be given up."""
+    limit: "MaxPoints | MaxCost | None" = None
+    """A limit that holds as well: as many points as it allows if the tolerance needs more."""
 
     def __post_init__(self) -> None:
         if not self.nats > 0:
@@ -116,10 +118,13 @@ class Tolerance(Goal):
             gain: nats by which the largest model exceeds the constant model.
             N: number of observations.
         """
-        return Tolerance(min(self.nats, max(self.share * gain, 0.5) / N), self.share)
+        return replace(self, nats=min(self.nats, max(self.share * gain, 0.5) / N))
 
     def size(self, frontier: Frontier, *, reference: float) -> int:
-        return frontier.smallest(self.nats, reference=reference)
+        size = frontier.smallest(self.nats, reference=reference)
+        if self.limit is None:
+            return size
+        return min(size, self.limit.size(frontier, reference=reference))
 
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         reference = max(elbo for _, elbo in fits)
@@ -131,7 +136,11 @@ class Tolerance(Goal):
             gaps = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
             return sum(gaps) <= self.nats * frontiers[0].N
 
-        return (largest_alpha(within),) * len(frontiers)
+        alphas = (largest_alpha(within),) * len(frontiers)
+        if self.limit is None:
+            return alphas
+        # The larger price keeps fewer points.
+        return tuple(map(max, alphas, self.limit.alphas(frontiers)))
 
 
 @final
@@ -148,6 +157,11 @@ class MaxPoints(Goal):
         if self.points < 1:
             raise InputError(f"`max_points` must be at least 1; got {self.points}.")
 
+    @property
+    def most_points(self) -> int:
+        """Largest number of points of one candidate set."""
+        return self.points
+
     def size(self, frontier: Frontier, *, reference: float) -> int:
         return frontier.at_most(self.points)
 
@@ -158,6 +172,28 @@ class MaxPoints(Goal):
         raise InputError(
             "`goal` must be Tolerance, MaxCost or FixedAlpha for a deep GP; got MaxPoints. "
             "`MaxCost` limits the sum of squared numbers of points over all layers."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AllCandidates(Goal):
+    """Keep all candidates of the model.
+
+    `FastSchedule` learns the other parameters only. Freeze the locations as well, with
+    `model.candidates.requires_grad_(False)`, to use them as they are. For models with one candidate
+    set and observed inputs.
+    """
+
+    def size(self, frontier: Frontier, *, reference: float) -> int:
+        return len(frontier.bounds) - 1
+
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
+        return _highest(fits)
+
+    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        raise InputError(
+            "`goal` must be Tolerance, MaxCost or FixedAlpha for a deep GP; got AllCandidates."
         )
 
 
@@ -175,8 +211,13 @@ class MaxCost(Goal):
                 f"got {self.cost}."
             )
 
+    @property
+    def most_points(self) -> int:
+        """Largest number of points of one candidate set."""
+        return isqrt(int(min(self.cost, 2**60)))
+
     def size(self, frontier: Frontier, *, reference: float) -> int:
-        return frontier.at_most(isqrt(int(min(self.cost, len(frontier.bounds) ** 2))))
+        return frontier.at_most(min(self.most_points, len(frontier.bounds)))
 
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         return _highest(fits)

@@ -11,5 +11,6 @@ except ModuleNotFoundError as error:
 
 from winnowgp.integrations.botorch.allocator import WinnowingAllocator
 from winnowgp.integrations.botorch.model import SparseGPModel
+from winnowgp.integrations.botorch.paths import SparseGPPath as _SparseGPPath  # noqa: F401
 
 __all__ = ["SparseGPModel", "WinnowingAllocator"]

@@ -1,0 +1,126 @@
+"""A warm start continues an earlier fit with fewer evaluations than a cold one."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import winnowgp
+from winnowgp import SparseGP, SparseGPClassifier, SparseGPRegressor
+from winnowgp.errors import InputError
+from winnowgp.models import VariationalGP
+
+rng = np.random.default_rng(0)
+X = rng.uniform(0, 6, (110, 2))
+y = np.sin(3 * X[:, 0]) + 0.5 * X[:, 1] + 0.1 * rng.normal(size=110)
+
+
+@contextmanager
+def evaluations() -> Iterator[Counter[str]]:
+    """Count the values of bounds that L-BFGS asks for: of the exact evidence and of all rows."""
+    counts = Counter[str]()
+
+    def counted(name: str, bound: Any) -> Any:
+        def counting(model: Any, data: Any) -> Callable[[], Any]:
+            value = bound(model, data)
+
+            def call() -> Any:
+                counts[name] += 1
+                return value()
+
+            return call
+
+        return counting
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (SparseGP, VariationalGP):
+            for name in ("dense_bound", "chunked_bound"):
+                patch.setattr(kind, name, counted(name, getattr(kind, name)))
+        yield counts
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a default fit to some of the rows."""
+    model = SparseGPRegressor(random_state=0, warm_start=True).fit(X[:100], y[:100])
+    return model.save(tmp_path_factory.mktemp("models") / "model.winnow")
+
+
+def loaded(path: Path, **parameters: Any) -> Any:
+    model: Any = winnowgp.load(path)
+    return model.set_params(**parameters)
+
+
+def test_warm_start_reaches_the_cold_fit_with_fewer_evaluations(saved: Path) -> None:
+    model = loaded(saved)
+    with evaluations() as warm:
+        model.fit(X, y)
+    with evaluations() as cold:
+        again = SparseGPRegressor(random_state=0).fit(X, y)
+    assert 5 * warm["dense_bound"] < cold["dense_bound"]
+    # Both refit models of smaller sizes, which takes most of the others.
+    assert warm.total() < 0.7 * cold.total()
+    assert model.kernel_name_ == again.kernel_name_
+    assert model.elbo_ > again.elbo_ - 1
+    assert abs(model.n_inducing_ - again.n_inducing_) < 4
+    assert model.elbo_gap_ < 0.01
+
+
+@pytest.mark.parametrize("points", [5, 25])
+def test_warm_start_with_another_number_of_points(saved: Path, points: int) -> None:
+    with evaluations() as counts:
+        model = loaded(saved, max_points=points).fit(X, y)
+    assert model.n_inducing_ == points
+    assert counts["dense_bound"] < 60
+
+
+def test_warm_start_with_given_inducing_points(saved: Path) -> None:
+    model = loaded(saved, inducing_points=X[:9]).fit(X, y)
+    np.testing.assert_allclose(model.inducing_points_, X[:9], rtol=1e-12)
+
+
+def test_warm_start_is_not_the_recorded_fit_of_a_checkpoint(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"inducing_points": X[:3], "kernel": "rbf", "checkpoint": tmp_path}
+    model = SparseGPRegressor(**settings, random_state=0).fit(X[:40], y[:40])
+    with evaluations() as counts:
+        model.set_params(warm_start=True).fit(X[:40], y[:40])
+    assert counts["chunked_bound"] > 0
+
+
+def test_warm_start_without_an_earlier_fit_is_a_cold_one(quickly: None) -> None:
+    models = [
+        SparseGPRegressor("rbf", inducing_points=X[:3], warm_start=warm).fit(X[:30], y[:30])
+        for warm in (False, True)
+    ]
+    assert models[0].elbo_ == pytest.approx(models[1].elbo_, abs=0.1)
+
+
+def test_classifier_warm_start_has_fewer_evaluations(quickly: None) -> None:
+    model = SparseGPClassifier("rbf", inducing_points=X[:3], warm_start=True)
+    counts = []
+    for _ in range(2):
+        with evaluations() as count:
+            model.fit(X[:30], y[:30] > 1.5)
+        counts.append(count.total())
+    assert 3 * counts[1] < counts[0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "columns", "message"),
+    [
+        ({"kernel": "matern32 * linear"}, 2, "needs the kernel of the earlier fit"),
+        ({}, 1, "needs as many columns as the earlier fit, 2; got 1"),
+        ({"candidates": "kmeans"}, 2, "got candidates='kmeans' as well"),
+        ({"schedule": "paper", "alpha": 0.1}, 2, "`warm_start` is for `schedule='fast'`"),
+        ({"likelihood": "student-t"}, 2, "needs the .* of the earlier fit"),
+    ],
+)
+def test_warm_start_from_another_kind_of_model_is_refused(
+    saved: Path, parameters: dict[str, Any], columns: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        loaded(saved, **parameters).fit(X[:, :columns], y)
