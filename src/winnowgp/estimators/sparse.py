@@ -45,6 +45,7 @@ from winnowgp.estimators.validation import (
 )
 from winnowgp.models import Posterior, greedy_variance
 from winnowgp.models.base import InducingModel
+from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.report.sentences import growth_sentence
 from winnowgp.selection import SizeFrontier
@@ -227,7 +228,7 @@ class SparseEstimator(BaseGP, ABC):
         if params.schedule == "paper":
             refuse_count_of_given(params)
             params.n_candidates = params.n_candidates or PAPER_CANDIDATES
-        params.other_kernels = ()
+        params.other_kernels, params.weak_priors = (), False
         if isinstance(params.kernel, str) and params.kernel == AUTO:
             params.kernel = "rbf"
             if params.schedule == "fast":
@@ -258,7 +259,7 @@ class SparseEstimator(BaseGP, ABC):
                 f"`warm_start` needs as many columns as the earlier fit, {before}; got {D}. Fit a "
                 "new estimator instead."
             )
-        kernel = kernel_from(params.kernel, D, scale=torch.ones(D))
+        kernel = self._kernel(params.kernel, params, D, scale=torch.ones(D))
         check_kernel_columns(kernel, D)
         if params.earlier is not None:
             check_same_structure("kernel", kernel, params.earlier.kernel)
@@ -270,7 +271,7 @@ class SparseEstimator(BaseGP, ABC):
         self, data: Source, params: Parameters, generator: torch.Generator, log: CheckpointLog
     ) -> InducingModel:
         del log
-        kernel = kernel_from(params.kernel, data.D, scale=params.x_scaler.scale)
+        kernel = self._kernel(params.kernel, params, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
         model = self._model(kernel, candidates, data, params)
         if params.earlier is not None:
@@ -281,6 +282,15 @@ class SparseEstimator(BaseGP, ABC):
         model.candidates.requires_grad_(params.inducing_points is None)
         return model
 
+    def _kernel(
+        self, kernel: Any, params: Parameters, D: int, *, scale: Tensor | None = None
+    ) -> Kernel:
+        """Return the kernel that training begins with; weak priors only if its name was given."""
+        initial = kernel_from(kernel, D, scale=scale)
+        if params.weak_priors and isinstance(self.kernel, str):
+            add_weak_priors(initial)
+        return initial
+
     def _training_schedule(
         self, model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
     ) -> training.Schedule:
@@ -288,7 +298,7 @@ class SparseEstimator(BaseGP, ABC):
             return training.FastSchedule(
                 _goal(model, data, params, log),
                 n_candidates=params.n_candidates,
-                kernels=tuple(kernel_from(name, data.D) for name in params.other_kernels),
+                kernels=tuple(self._kernel(name, params, data.D) for name in params.other_kernels),
                 linear_term=bool(params.other_kernels),
                 max_seconds=params.max_fit_seconds,
                 criterion=params.criterion,

@@ -348,6 +348,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "noise": one_of("shared", "column"),
     "precision": one_of("double", "mixed"),
     "predict_samples": integer,
+    "priors": optional(one_of("weak")),
     "random_state": _random_state,
     "samples": integer,
     "schedule": one_of("fast", "paper"),
