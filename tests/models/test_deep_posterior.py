@@ -222,15 +222,21 @@ def test_quantiles_of_certain_function_are_its_value() -> None:
     torch.testing.assert_close(found, torch.zeros(6, 1, 1).double(), rtol=0, atol=1e-9)
 
 
-def test_quantiles_invalid_probabilities_or_likelihood_raise() -> None:
+def test_quantiles_with_student_noise_have_their_probability_below() -> None:
+    posterior = deep("student").posterior(samples=16)
+    found = posterior.quantiles(X, PROBABILITIES)
+    latents, observed = posterior.components(X), observation_model(posterior.likelihood)
+    pairs = zip(latents.mean, latents.variance, strict=True)
+    below = torch.stack([observed.cdf(found, m, v) for m, v in pairs]).mean(0)
+    expected = PROBABILITIES[:, None, None].expand_as(below)
+    torch.testing.assert_close(below, expected, rtol=0, atol=1e-10)
+
+
+def test_quantiles_invalid_probabilities_raise() -> None:
     posterior = deep().posterior()
     for bad in ([0.0, 0.5], [0.5, 1.0], [-0.1], [float("nan")]):
         with pytest.raises(InputError, match=r"`probabilities` must lie strictly between 0 and 1"):
             posterior.quantiles(X, torch.tensor(bad, dtype=torch.float64))
-    student = deep("student").posterior()
-    with pytest.raises(InputError, match=r"has a StudentTLikelihood.*`observed=False`"):
-        student.quantiles(X, PROBABILITIES)
-    assert student.quantiles(X, PROBABILITIES, observed=False).shape == (6, 6, 1)
 
 
 def test_deep_posterior_predictions_repeat_and_ignore_other_rows() -> None:

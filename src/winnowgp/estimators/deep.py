@@ -339,8 +339,7 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         Args:
             X: inputs `[N D]`.
             probabilities: Q probabilities, strictly between 0 and 1.
-            observed: whether to return quantiles of a new observation (Gaussian noise only) or of
-                the latent function.
+            observed: whether to return quantiles of a new observation or of the latent function.
         """
         wanted = validation.tensor(np.atleast_1d(np.asarray(probabilities, dtype=np.float64)))
         chunks = self._inputs(X).split(rows_at_once(self.posterior_))

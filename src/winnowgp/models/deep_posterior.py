@@ -6,17 +6,15 @@ from math import log, sqrt
 from typing import final
 
 import torch
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributions import Normal
 
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, LayerPoints, layer_inputs, propagated
 from winnowgp.models.likelihoods import Prediction, observation_model
 from winnowgp.models.quadrature import normal_nodes
-
-_BISECTIONS = 60
+from winnowgp.models.quantiles import check_probabilities, gaussian_quantiles
 
 
 @final
@@ -137,27 +135,17 @@ class DeepPosterior(nn.Module):
     def quantiles(
         self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
     ) -> Float[Tensor, "Q N P"]:
-        """Return quantiles of the mixture, by bisection of its distribution function.
+        """Return quantiles of the mixture, which invert its distribution function.
 
         Args:
-            observed: whether to include Gaussian observation noise.
+            observed: whether to return quantiles of an observation y rather than f_L.
         """
-        if not bool(((probabilities > 0) & (probabilities < 1)).all()):
-            raise InputError(
-                f"`probabilities` must lie strictly between 0 and 1; got {probabilities.tolist()}."
-            )
+        check_probabilities(probabilities)
         mixture = self.components(X)
         if observed:
-            if not isinstance(self.likelihood, GaussianLikelihood):
-                raise InputError(
-                    "`observed` must be False unless the likelihood is Gaussian; the model has a "
-                    f"{type(self.likelihood).__name__}. Pass `observed=False` for quantiles of the "
-                    "latent function."
-                )
-            mixture = self._observed(mixture)
-        # Normal requires a positive standard deviation, also where f is deterministic.
-        variance = mixture.variance.clamp_min(torch.finfo(X.dtype).tiny)
-        return _quantiles(Normal(mixture.mean, variance.sqrt()), probabilities)
+            model = observation_model(self.likelihood)
+            return model.quantiles(mixture.mean, mixture.variance, probabilities)
+        return gaussian_quantiles(mixture.mean, mixture.variance, probabilities)
 
     def _observed(self, mixture: Prediction) -> Prediction:
         observed = observation_model(self.likelihood).predict(
@@ -191,18 +179,3 @@ def _mixed(mixture: Prediction) -> Prediction:
     mean = mixture.mean.mean(0)
     spread = (mixture.mean - mean).square().mean(0)
     return Prediction(mean, mixture.variance.mean(0) + spread)
-
-
-def _quantiles(mixture: Normal, probabilities: Float[Tensor, " Q"]) -> Float[Tensor, "Q N P"]:
-    wanted = probabilities[:, None, None].to(mixture.loc)
-    # A quantile of the mixture lies between the extreme quantiles of its components.
-    ends = mixture.loc[:, None] + mixture.scale[:, None] * torch.special.ndtri(wanted)
-    low, high = ends.amin(0), ends.amax(0)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        below = middle.new_zeros(()).expand_as(middle)
-        for mean, sd in zip(mixture.loc, mixture.scale, strict=True):
-            below = below + Normal(mean, sd).cdf(middle) / len(mixture.loc)
-        up = below < wanted
-        low, high = torch.where(up, middle, low), torch.where(up, high, middle)
-    return 0.5 * (low + high)

@@ -24,6 +24,7 @@ from torch.distributions import Distribution, Normal
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
+from winnowgp.models import quantiles as inversion
 
 # Gauss-Hermite nodes for E[log p(y | f)], and for densities, which are narrower than q(f).
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
@@ -33,6 +34,8 @@ SOFTMAX_DENSITY_NODES = 512
 _MIN_SOFTMAX_NODES = 16
 # Numbers in memory at once for densities of softmax: 32 MiB.
 _SOFTMAX_NUMBERS = 2**22
+# Quantiles that are found at once: with 337 nodes, the most, 44 MiB.
+_QUANTILE_NUMBERS = 2**14
 
 _Kind = TypeVar("_Kind", bound=likelihoods.Likelihood)
 
@@ -113,6 +116,68 @@ class ObservationModel:
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
         return self._moments(mean + quadrature.standard_deviation(variance) * z, weights)
 
+    def cdf(
+        self,
+        Y: Float[Tensor, "*Q N P"],
+        mean: Float[Tensor, "N F"],
+        variance: Float[Tensor, "N F"],
+    ) -> Float[Tensor, "*Q N P"]:
+        """Return P(y ≤ Y) = E_q(f)[P(y ≤ Y | f)] of each row and target."""
+        z, weights = quadrature.hermite_nodes(DENSITY_NODES, Y)
+        f = mean + quadrature.standard_deviation(variance) * z
+        return (weights * inversion.distribution_cdf(self._given(f, "marginal"), Y)).sum(0)
+
+    def quantiles(
+        self,
+        mean: Float[Tensor, "*S N F"],
+        variance: Float[Tensor, "*S N F"],
+        probabilities: Float[Tensor, " Q"],
+    ) -> Float[Tensor, "Q N P"]:
+        """Return the least y of each row and target with P(y ≤ Y) ≥ p, by inverting `cdf`.
+
+        Args:
+            mean: means of q(f); leading axes are components of a mixture with equal weights.
+            variance: variances of q(f).
+            probabilities: strictly between 0 and 1.
+        """
+        inversion.check_probabilities(probabilities)
+        components = mean[None].flatten(0, -3), variance[None].flatten(0, -3)
+        # Blocks of rows bound the memory of the quadrature.
+        rows = max(1, _QUANTILE_NUMBERS // (len(probabilities) * mean.shape[-1]))
+        blocks = zip(*(part.split(rows, dim=1) for part in components), strict=True)
+        return torch.cat([self._quantiles(m, v, probabilities) for m, v in blocks], dim=1)
+
+    def _quantiles(
+        self,
+        mean: Float[Tensor, "S N F"],
+        variance: Float[Tensor, "S N F"],
+        probabilities: Float[Tensor, " Q"],
+    ) -> Float[Tensor, "Q N P"]:
+        moments = [self.predict(m, v) for m, v in zip(mean, variance, strict=True)]
+        means = torch.stack([moment.mean for moment in moments])
+        variances = torch.stack([moment.variance for moment in moments])
+        width = (variances + (means - means.mean(0)).square()).mean(0).sqrt()
+        # A distribution such as Cauchy's has no moments.
+        known = means.isfinite().all(0) & width.isfinite() & (width > 0)
+        ends, discrete = inversion.support(self._predictive(mean[0], variance[0]))
+
+        def mixture_cdf(Y: Tensor, rows: Tensor) -> Tensor:
+            parts = zip(mean[:, rows], variance[:, rows], strict=True)
+            return sum((self.cdf(Y, m, v) for m, v in parts), Y.new_zeros(())) / len(mean)
+
+        return inversion.invert(
+            mixture_cdf,
+            probabilities,
+            centre=torch.where(known, means.mean(0), mean.mean(0)),
+            width=torch.where(known, width, 1.0),
+            support=ends,
+            discrete=discrete,
+        )
+
+    def _predictive(self, mean: Tensor, variance: Tensor) -> Distribution:
+        """Return a distribution with the support of the predictive distribution."""
+        return self._given(mean, "marginal")
+
     def coupling(
         self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
     ) -> Float[Tensor, "N F F"] | None:
@@ -152,6 +217,12 @@ class GaussianObservations(ObservationModel):
     def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
         return Prediction(mean, variance + self.likelihood.noise)
 
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return torch.special.ndtr((Y - mean) / (variance + self.likelihood.noise).sqrt())
+
+    def _quantiles(self, mean: Tensor, variance: Tensor, probabilities: Tensor) -> Tensor:
+        return inversion.gaussian_quantiles(mean, variance + self.likelihood.noise, probabilities)
+
 
 @final
 class StudentTObservations(ObservationModel):
@@ -167,6 +238,9 @@ class StudentTObservations(ObservationModel):
         self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
     ) -> Tensor:
         return quadrature.student_log_density(self.likelihood, Y, mean, variance)
+
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return inversion.student_cdf(self.likelihood, Y, mean, variance)
 
 
 @final
@@ -187,6 +261,9 @@ class LaplaceObservations(ObservationModel):
         return quadrature.laplace_log_density(
             self.likelihood, Y, mean, quadrature.standard_deviation(variance)
         )
+
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return inversion.laplace_cdf(self.likelihood, Y, mean, variance)
 
 
 @final
@@ -221,6 +298,9 @@ class BernoulliObservations(ObservationModel):
         probability = torch.special.ndtr(mean / (1 + variance).sqrt())
         return Prediction(probability, probability * (1 - probability))
 
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        raise InputError("classes have no quantiles; predict their probabilities instead.")
+
 
 @final
 class CountObservations(ObservationModel):
@@ -252,6 +332,9 @@ class CountObservations(ObservationModel):
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
         f = mean + quadrature.standard_deviation(variance) * z
         return self._moments(f.clamp_min(quadrature.LOWEST_RATE), weights)
+
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return inversion.count_cdf(self.likelihood, Y, mean, variance)
 
 
 @final
@@ -305,6 +388,9 @@ class SoftmaxObservations(ObservationModel):
     def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
         probability = self._log_probability(mean, variance, components).exp()
         return Prediction(probability, probability * (1 - probability))
+
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        raise InputError("classes have no quantiles; predict their probabilities instead.")
 
     def coupling(self, mean: Tensor, variance: Tensor) -> Float[Tensor, "N F F"]:
         if self.likelihood.mixing_weights is None:
@@ -373,8 +459,18 @@ class UserDefinedObservations(ObservationModel):
     def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
         if not _is_user_defined(self.likelihood, "marginal"):
             return super().predict(mean, variance)
-        y = self.likelihood.marginal(Normal(mean, quadrature.standard_deviation(variance)))
+        y = self._predictive(mean, variance)
         return Prediction(*(self._checked(m, mean, "marginal") for m in (y.mean, y.variance)))
+
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        if not _is_user_defined(self.likelihood, "marginal"):
+            return super().cdf(Y, mean, variance)
+        return inversion.distribution_cdf(self._predictive(mean, variance), Y)
+
+    def _predictive(self, mean: Tensor, variance: Tensor) -> Distribution:
+        if not _is_user_defined(self.likelihood, "marginal"):
+            return super()._predictive(mean, variance)
+        return self.likelihood.marginal(Normal(mean, quadrature.standard_deviation(variance)))
 
     def _checked(self, values: Tensor, like: Tensor, method: str) -> Tensor:
         if values.shape != like.shape:

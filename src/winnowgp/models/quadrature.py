@@ -320,11 +320,16 @@ def student_log_density(
     variance: Float[Tensor, "*S N P"],
 ) -> Float[Tensor, "*S N P"]:
     """Return the log density by a sum over log g of Gaussians N(0, σ²/g), g ~ Gamma(ν/2, ν/2)."""
-    half = 0.5 * likelihood.deg_free
-    u = torch.linspace(-36, 6, 337, dtype=mean.dtype, device=mean.device)[:, None, None]
-    log_weight = (half * (u - u.exp())).log_softmax(0)
+    u, log_weight = student_scales(likelihood, mean)
     wide = Normal(mean, (variance + likelihood.noise * (-u).exp()).sqrt())
     return (wide.log_prob(Y) + log_weight).logsumexp(0)
+
+
+def student_scales(likelihood: StudentTLikelihood, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return nodes u = log g of g ~ Gamma(ν/2, ν/2), `[T 1 …]`, and their log weights."""
+    u = torch.linspace(-36, 6, 337, dtype=like.dtype, device=like.device)
+    u = u.reshape(-1, *([1] * like.dim()))
+    return u, (0.5 * likelihood.deg_free * (u - u.exp())).log_softmax(0)
 
 
 def probit_expectation(
