@@ -42,7 +42,14 @@ LIKELIHOODS = {
     "student-t": likelihoods.StudentTLikelihood,
     "laplace": likelihoods.LaplaceLikelihood,
     "poisson": likelihoods.PoissonLikelihood,
+    "negative-binomial": likelihoods.NegativeBinomialLikelihood,
+    "beta": likelihoods.BetaLikelihood,
 }
+_WITH_NOISE = (
+    likelihoods.GaussianLikelihood,
+    likelihoods.StudentTLikelihood,
+    likelihoods.LaplaceLikelihood,
+)
 
 
 class Parameters(SimpleNamespace):
@@ -179,9 +186,9 @@ def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Lik
             f"got {likelihood!r}."
         )
     kind = LIKELIHOODS[likelihood]
-    if kind is likelihoods.PoissonLikelihood:
-        return kind()
-    return kind(noise_constraint=GreaterThan(LEAST_NOISE))
+    if kind in _WITH_NOISE:
+        return kind(noise_constraint=GreaterThan(LEAST_NOISE))
+    return kind()
 
 
 def has_noise(
@@ -190,12 +197,7 @@ def has_noise(
     likelihoods.GaussianLikelihood | likelihoods.StudentTLikelihood | likelihoods.LaplaceLikelihood
 ]:
     """Return whether targets are the latent function plus noise and can be standardised."""
-    return is_plain(
-        likelihood,
-        likelihoods.GaussianLikelihood,
-        likelihoods.StudentTLikelihood,
-        likelihoods.LaplaceLikelihood,
-    )
+    return is_plain(likelihood, *_WITH_NOISE)
 
 
 def device_from(name: str, value: Any) -> torch.device:
@@ -258,6 +260,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "kernel": _unchanged,
     "layers": integer,
     "likelihood": lambda _, value: likelihood_from(value),
+    "log_target": flag,
     "max_cost": optional(positive_number),
     "max_fit_seconds": optional(positive_number),
     "max_iter": integer,
