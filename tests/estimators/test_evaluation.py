@@ -96,10 +96,10 @@ def test_evaluation_leaves_out_rows_without_target(fits: dict[str, TabularModel]
 
 
 def test_comparison_has_paired_standard_errors(fits: dict[str, TabularModel]) -> None:
-    found = compare_models(fits["plain"], fits["log"], TEST)
+    density, error_of_mean = compare_models(fits["plain"], fits["log"], TEST)
     first, second = (densities(fits[name], TEST) for name in ("plain", "log"))
-    density = found.measures[0]
-    assert (found.rows, density.name, density.better) == (30, "log density", "higher")
+    assert (density.rows, density.name, density.better) == (30, "log density", "higher")
+    assert (error_of_mean.name, error_of_mean.better) == ("absolute error", "lower")
     assert density.first == pytest.approx(first.mean())
     assert density.second == pytest.approx(second.mean())
     assert density.difference == pytest.approx((second - first).mean())
@@ -109,18 +109,18 @@ def test_comparison_has_paired_standard_errors(fits: dict[str, TabularModel]) ->
     assert density.standard_error == pytest.approx(error)
     # Unpaired, the error would be that of the rows.
     assert error < 0.9 * np.sqrt((first.var() + second.var()) / 30)
-    same = compare_models(fits["log"], fits["log"], TEST).measures[0]
+    same = compare_models(fits["log"], fits["log"], TEST)[0]
     assert (same.difference, same.standard_error) == (0, 0)
 
 
 def test_comparison_of_classes(fits: dict[str, TabularModel]) -> None:
     model = fits["classes"]
-    found = compare_models(model, model, TEST)
+    density, accuracy = compare_models(model, model, TEST)
     probability = model.predict(TEST)["p_yes"]
     up = TEST.strings("up") == "yes"
     nats = np.log(np.where(up, probability, 1 - probability)).mean()
-    assert found.measures[0].first == pytest.approx(nats)
-    assert found.measures[1].first == pytest.approx(((probability > 0.5) == up).mean())
+    assert density.first == pytest.approx(nats)
+    assert accuracy.first == pytest.approx(((probability > 0.5) == up).mean())
 
 
 def test_impossible_evaluations_are_refused(fits: dict[str, TabularModel]) -> None:

@@ -10,7 +10,7 @@ import typer
 from winnowgp.cli.options import Encoding, Json, ModelFile
 
 if TYPE_CHECKING:
-    from winnowgp.estimators.evaluation import Comparison, CrossValidation, PairedDifference
+    from winnowgp.estimators.evaluation import CrossValidation, PairedDifference
 
 Labelled = Annotated[
     Path,
@@ -61,28 +61,28 @@ def compare(
     encoding: Encoding = "utf-8",
     json: Json = False,
 ) -> None:
-    """Compare two models on rows whose target is known, and that neither was fitted to.
+    """Compare two models on rows whose target is known.
 
     Differences are taken row by row, the second model less the first, and have a standard error. A
-    difference of less than about two standard errors may be chance.
+    difference of less than about two standard errors may be chance. Use rows that neither model was
+    fitted to.
     """
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
     from winnowgp.estimators.evaluation import compare_models
 
     a, b = load_table_model(first), load_table_model(second)
-    comparison = compare_models(a, b, read_table(data, encoding=encoding))
+    measures = compare_models(a, b, read_table(data, encoding=encoding))
     if json:
         found = {
             "first": str(first),
             "second": str(second),
             "target": a.target,
-            "rows": comparison.rows,
-            "measures": [asdict(measure) for measure in comparison.measures],
+            "measures": [asdict(measure) for measure in measures],
         }
         typer.echo(json_format.dumps(found, ensure_ascii=False))
         return
-    _print_comparison(comparison, first.name, second.name, data.name)
+    _print_comparison(measures, first.name, second.name, data.name)
 
 
 def print_folds(validation: "CrossValidation") -> None:
@@ -117,15 +117,17 @@ def folds_json(validation: "CrossValidation") -> dict[str, object]:
     }
 
 
-def _print_comparison(comparison: "Comparison", first: str, second: str, data: str) -> None:
+def _print_comparison(
+    measures: "tuple[PairedDifference, ...]", first: str, second: str, data: str
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(markup=False)
-    table = Table(title=f"{comparison.rows} rows of {data}", title_justify="left")
+    table = Table(title=f"{measures[0].rows} rows of {data}", title_justify="left")
     for name in ("mean per row", first, second, "difference", "± error"):
         table.add_column(name, justify="left" if name == "mean per row" else "right")
-    for measure in comparison.measures:
+    for measure in measures:
         table.add_row(
             measure.name,
             f"{measure.first:.4g}",
@@ -134,7 +136,7 @@ def _print_comparison(comparison: "Comparison", first: str, second: str, data: s
             f"{measure.standard_error:.2g}",
         )
     console.print(table)
-    console.print(_verdict(comparison.measures[0], first, second), soft_wrap=True)
+    console.print(_verdict(measures[0], first, second), soft_wrap=True)
 
 
 def _verdict(density: "PairedDifference", first: str, second: str) -> str:

@@ -162,8 +162,8 @@ def fit(
     Numbers are used as they are, ISO dates as days, strings as one indicator column per category.
 
     Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) the rows of a regression are
-    divided among the processes, and the first one prints and writes. Classification and counts are
-    not distributed.
+    divided among the processes, and the first one prints and writes. Classification, counts, other
+    likelihoods and `--log-target` are not distributed.
     """
     if is_main_process():
         checked_output(output)

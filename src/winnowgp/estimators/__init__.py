@@ -4,8 +4,8 @@ from winnowgp.estimators import serialization  # noqa: F401  it registers the es
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.evaluation import (
-    Comparison,
     CrossValidation,
+    PairedDifference,
     compare_models,
     cross_validate_table,
     evaluate_model,
@@ -18,10 +18,10 @@ from winnowgp.estimators.tables import TabularModel, fit_table
 
 __all__ = [
     "GPLVM",
-    "Comparison",
     "CrossValidation",
     "DeepGPClassifier",
     "DeepGPRegressor",
+    "PairedDifference",
     "SparseGPClassifier",
     "SparseGPRegressor",
     "TabularModel",

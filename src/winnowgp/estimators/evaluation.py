@@ -52,6 +52,7 @@ class PairedDifference:
     """A measure of two models on the same rows, and the mean of its differences row by row."""
 
     name: str
+    rows: int
     first: float
     second: float
     difference: float
@@ -62,26 +63,21 @@ class PairedDifference:
     """"higher" or "lower"."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two models on the same labelled rows; the log density comes first."""
-
-    rows: int
-    measures: tuple[PairedDifference, ...]
-
-
-def compare_models(first: TabularModel, second: TabularModel, table: DataTable) -> Comparison:
+def compare_models(
+    first: TabularModel, second: TabularModel, table: DataTable
+) -> tuple[PairedDifference, ...]:
     """Return how much better a second model predicts labelled rows than a first one.
 
     Differences are paired: most of the spread of log densities is that of the rows, which both
     models share. Densities are in the units of the target, so that models of its logarithm compare
     with models of the target itself. Rows without a target are left out.
 
+    Returns: the log density and the absolute error, or the log probability and the accuracy.
+
     >>> x = np.linspace(0, 6, 60)
     >>> table = DataTable.of({"x": x, "y": np.sin(x)})
     >>> line, wave = (fit_table(table, "y", kernel=k, test_size=0) for k in ("linear", "rbf"))
-    >>> density = compare_models(line, wave, table).measures[0]
+    >>> density, _ = compare_models(line, wave, table)
     >>> density.difference > 5 * density.standard_error
     True
     """
@@ -91,11 +87,10 @@ def compare_models(first: TabularModel, second: TabularModel, table: DataTable) 
         raise InputError(f"a comparison needs at least 2 rows with a target; got {rows.N}.")
     y = _targets(first, rows)
     values = [_row_measures(model, rows, y) for model in (first, second)]
-    measures = [
+    return tuple(
         _paired(name, values[0][name][0], values[1][name][0], better=better)
         for name, (_, better) in values[0].items()
-    ]
-    return Comparison(rows.N, tuple(measures))
+    )
 
 
 @final
@@ -319,6 +314,7 @@ def _paired(name: str, first: Values, second: Values, *, better: str) -> PairedD
     differences = second - first
     return PairedDifference(
         name,
+        len(differences),
         float(first.mean()),
         float(second.mean()),
         float(differences.mean()),
