@@ -121,7 +121,7 @@ def tabular() -> tuple[TabularModel, DataTable]:
     town = np.array(["Oslo", EVIL, "São Paulo"], dtype=object)[np.arange(N) % 3]
     day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
     table = DataTable.of({EVIL: x, "v0": town, "c0": day, "y": y[:N]})
-    return fit_table(table, "y", missing="impute", tolerance=0.5), table
+    return fit_table(table, "y", missing="impute", tolerance=0.5, test_size=0), table
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
