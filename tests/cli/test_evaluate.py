@@ -69,7 +69,7 @@ def test_fit_cv_prints_folds_and_saves_a_model_of_all_rows(
     data, out = tmp_path / "a.csv", tmp_path / "m.winnow"
     lines = [f"{x:.2f},{np.sin(x):.3f}" for x in np.linspace(0, 6, 24)]
     data.write_text("\n".join(["x,y", *lines]))
-    words = ["fit", str(data), "-t", "y", "--kernel", "rbf", "--max-points", "3", "--cv", "2"]
+    words = ["fit", str(data), "-t", "y", "--kernel", "rbf", "--tolerance", "1", "--cv", "2"]
     assert run([*words, "-o", str(out), "--json"]) == 0
     found = printed(capsys)
     validation = found["cross_validation"]
@@ -95,7 +95,7 @@ def test_fit_log_target_and_test_file(
         (tmp_path / f"{name}.csv").write_text("\n".join(["town,price", *lines]), "utf-8")
     out = tmp_path / "m.winnow"
     words = ["fit", str(tmp_path / "train.csv"), "-t", "price", "--log-target", "--kernel", "rbf"]
-    words += ["--max-points", "2", "--test-file", str(tmp_path / "test.csv"), "-o", str(out)]
+    words += ["--tolerance", "1", "--test-file", str(tmp_path / "test.csv"), "-o", str(out)]
     assert run(words) == 0
     text = capsys.readouterr().out
     assert "gaussian, of the logarithm of the target" in text

@@ -31,13 +31,6 @@ def evaluate_model(model: TabularModel, table: DataTable) -> Quality:
 
     Rows without a target are left out. The baseline of each metric is the best constant prediction
     for these very rows, since the model does not keep those it was fitted to.
-
-    >>> x = np.linspace(0, 6, 60)
-    >>> table = DataTable.of({"x": x, "y": np.sin(x)})
-    >>> model = fit_table(table.part(slice(0, None, 2)), "y", kernel="rbf", test_size=0)
-    >>> quality = evaluate_model(model, table.part(slice(1, None, 2)))
-    >>> [metric["name"] for metric in quality["metrics"]]
-    ['RMSE', 'R²', 'log density per observation']
     """
     rows = _labelled_rows(model, table)
     X, y = model.encoder.encode(rows), _targets(model, rows)
@@ -73,13 +66,6 @@ def compare_models(
     with models of the target itself. Rows without a target are left out.
 
     Returns: the log density and the absolute error, or the log probability and the accuracy.
-
-    >>> x = np.linspace(0, 6, 60)
-    >>> table = DataTable.of({"x": x, "y": np.sin(x)})
-    >>> line, wave = (fit_table(table, "y", kernel=k, test_size=0) for k in ("linear", "rbf"))
-    >>> density, _ = compare_models(line, wave, table)
-    >>> density.difference > 5 * density.standard_error
-    True
     """
     _check_comparable(first, second)
     rows = _labelled_rows(first, table)
@@ -130,12 +116,6 @@ def cross_validate_table(
         split_by: a column of groups that stay together, or of times: then each fold is predicted
             from earlier rows only. By default folds are drawn at random.
         options: further arguments of `fit_table`.
-
-    >>> x = np.linspace(0, 6, 60)
-    >>> table = DataTable.of({"x": x, "y": np.sin(x)})
-    >>> result = cross_validate_table(table, "y", folds=3, kernel="rbf", max_points=6)
-    >>> len(result.folds), result.model.summary["train_rows"]
-    (3, 60)
     """
     given = sorted({"test_size", "test_table", "checkpoint", "process_group"} & options.keys())
     if given:
