@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from gpytorch.likelihoods import LaplaceLikelihood, StudentTLikelihood
 from jaxtyping import Float, Int
-from scipy import special
 from torch import Tensor, distributions
 from torch.distributions import constraints
 
@@ -224,14 +223,12 @@ def distribution_cdf(distribution: distributions.Distribution, y: Tensor) -> Ten
             return torch.special.gammaincc(y + 1, distribution.rate)
         case distributions.NegativeBinomial():
             failures, probability = distribution.total_count, distribution.probs
-            return _scipy(special.betainc, failures, y + 1, 1 - probability)
+            return _scipy("betainc", failures, y + 1, 1 - probability)
         case distributions.Beta():
-            return _scipy(
-                special.betainc, distribution.concentration1, distribution.concentration0, y
-            )
+            return _scipy("betainc", distribution.concentration1, distribution.concentration0, y)
         case distributions.StudentT():
             z = (y - distribution.loc) / distribution.scale
-            return _scipy(special.stdtr, distribution.df, z)
+            return _scipy("stdtr", distribution.df, z)
     try:
         return distribution.cdf(y)
     except NotImplementedError as error:
@@ -250,8 +247,11 @@ def support(distribution: distributions.Distribution) -> tuple[tuple[float, floa
     return (float(ends[0]), float(ends[1])), bool(region.is_discrete)
 
 
-def _scipy(function: Any, *arguments: Tensor) -> Tensor:
-    """Return a function of SciPy, which computes on the CPU."""
+def _scipy(name: str, *arguments: Tensor) -> Tensor:
+    """Return a special function of SciPy, which computes on the CPU."""
+    # Imported here, because `winnow info` needs models and no quantiles.
+    from scipy import special
+
     like = torch.broadcast_tensors(*arguments)[0]
-    value = function(*(argument.detach().cpu().numpy() for argument in arguments))
+    value = getattr(special, name)(*(argument.detach().cpu().numpy() for argument in arguments))
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
