@@ -235,7 +235,11 @@ def _pooled_confusion(folds: list[Confusion]) -> Confusion | None:
 
 
 def _labelled_rows(model: TabularModel, table: DataTable) -> DataTable:
-    table.require_columns([model.target], argument="the table")
+    if model.target not in table.values:
+        raise InputError(
+            f"the table must have the target {model.target!r} of the model, to be compared with "
+            f"predictions; it has {', '.join(map(repr, table.names[:12]))}."
+        )
     rows = table.part(~table.missing(model.target))
     if not rows.N:
         raise InputError(f"the table must have rows with a target; {model.target!r} is empty.")

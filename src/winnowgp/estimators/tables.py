@@ -446,9 +446,12 @@ def _targets(
 
 def _with_test_rows(table: DataTable, test: DataTable, *, optional: tuple[str, ...]) -> DataTable:
     """Return the rows of both tables; the second one may lack columns that are not used."""
-    test.require_columns(
-        [name for name in table.names if name not in optional], argument="`test_table`"
-    )
+    lacking = [n for n in table.names if n not in optional and n not in test.values]
+    if lacking:
+        raise InputError(
+            "`test_table` (`--test-file`) must have the target and all inputs; it lacks "
+            f"{', '.join(map(repr, lacking[:12]))}."
+        )
     absent = {name: np.full(test.N, None, dtype=object) for name in optional}
     values = {name: test.values.get(name, absent.get(name)) for name in table.names}
     return DataTable.joined([table, DataTable({n: v for n, v in values.items() if v is not None})])
