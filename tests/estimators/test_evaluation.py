@@ -128,7 +128,7 @@ def test_impossible_evaluations_are_refused(fits: dict[str, TabularModel]) -> No
         compare_models(fits["plain"], fits["classes"], TEST)
     with pytest.raises(InputError, match="at least 2 rows"):
         compare_models(fits["plain"], fits["log"], TEST.part(slice(0, 1)))
-    with pytest.raises(InputError, match="must have the target 'y'.*it has 'x'"):
+    with pytest.raises(InputError, match=r"must have the target 'y'.*it has 'x'"):
         evaluate_model(fits["plain"], TEST.without(["y"]))
     other = DataTable({**TEST.values, "up": np.array(["maybe"] * 30, dtype=object)})
     with pytest.raises(InputError, match=r"does not know: 'maybe'; it was fitted to 'no', 'yes'"):
