@@ -27,6 +27,9 @@ _NAMES = {
         "SparseGPClassifier",
         "SparseGPRegressor",
         "TabularModel",
+        "compare_models",
+        "cross_validate_table",
+        "evaluate_model",
         "fit_table",
     ),
     # Importing it makes the classes known that a file may hold.

@@ -62,3 +62,11 @@ class MissingGlyphWarning(UserWarning):
 
 class NotShardedWarning(UserWarning):
     """Several processes were started, and each of them repeats the work of the whole fit."""
+
+
+class LikelihoodWarning(UserWarning):
+    """The target has counts or outliers, for which another likelihood may be better."""
+
+
+class RandomSplitWarning(UserWarning):
+    """Rows of a series were held out at random, between the rows that the model was fitted to."""

@@ -56,8 +56,8 @@ def models(shop: Path) -> dict[str, Path]:
     found = {}
     for target, drop in DROPS.items():
         found[target] = shop.parent / f"{target}.winnow"
-        task = "counts" if target == "visits" else "auto"
-        words = ["fit", str(shop), "-t", target, "--drop", drop, "--task", task, *QUICK]
+        likelihood = "poisson" if target == "visits" else "auto"
+        words = ["fit", str(shop), "-t", target, "--drop", drop, "--likelihood", likelihood, *QUICK]
         if target != "y":
             words += ["--kernel", "rbf"]
         with short_fits():

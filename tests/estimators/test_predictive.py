@@ -4,31 +4,43 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, PoissonLikelihood
 from scipy.stats import norm, poisson
 
+from helpers.observation_problems import built
 from winnowgp import SparseGPRegressor
+from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.quality import CountPredictive, GaussianPredictive, predictive
+from winnowgp.estimators.quality import Predictive, predictive
+from winnowgp.estimators.regression import TargetScaler
+from winnowgp.models.likelihoods import Prediction, observation_model
+
+
+def distribution(likelihood: Likelihood, mean: list[float], sd: list[float]) -> Predictive:
+    """The predictive distribution of rows with these latents, in standardised units."""
+    f = Prediction(torch.tensor(mean).double()[:, None], torch.tensor(sd).double()[:, None] ** 2)
+    y = observation_model(likelihood).predict(f.mean, f.variance)
+    scaler = TargetScaler(Standardiser.none(f.mean), single=True)
+    return Predictive(*scaler.moments(y.mean, y.variance), f, likelihood, scaler)
 
 
 def test_gaussian_quantiles_invert_the_distribution_function() -> None:
-    found = GaussianPredictive(np.array([1.0, -2.0]), np.array([0.5, 3.0]))
+    noiseless = built(GaussianLikelihood(), noise=1e-4)
+    found = distribution(noiseless, [1.0, -2.0], np.sqrt([0.25 - 1e-4, 9 - 1e-4]).tolist())
     np.testing.assert_allclose(found.cdf(found.quantile(0.2)), 0.2)
     lower, upper = found.interval(0.9)
     np.testing.assert_allclose(
-        norm.cdf(upper, [1, -2], [0.5, 3]) - norm.cdf(lower, [1, -2], [0.5, 3]), 0.9
+        norm.cdf(upper, [1, -2], [0.5, 3]) - norm.cdf(lower, [1, -2], [0.5, 3]), 0.9, rtol=1e-6
     )
 
 
 COUNTS = [(3.0, 0.5), (-2.0, 3.0), (0.0, 1.5), (50.0, 40.0), (1e4, 10.0), (1e4, 150.0), (1e4, 4e3)]
 
 
-def counts(m: float, s: float) -> CountPredictive:
-    """Poisson counts of rate softplus(f), with moments on a grid."""
-    rate, weight = on_a_grid(m, s)
-    mean = weight @ rate
-    sd = np.sqrt(weight @ (rate + (rate - mean) ** 2))
-    return CountPredictive(*(np.array([v]) for v in (mean, sd, m, s)))
+def counts(m: float, s: float) -> Predictive:
+    """Poisson counts of rate softplus(f)."""
+    return distribution(built(PoissonLikelihood()), [m], [s])
 
 
 def on_a_grid(m: float, s: float) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +69,7 @@ def test_count_quantile_is_the_least_sufficient_integer(m: float, s: float) -> N
 
 
 def test_rare_counts_are_zero() -> None:
-    rare = CountPredictive(*(np.array([v]) for v in (1e-9, 1e-5, -20.0, 0.1)))
+    rare = counts(-20.0, 0.1)
     assert rare.quantile(0.5)[0] == 0
     assert rare.cdf(np.array([0.0]))[0] == pytest.approx(0.5, abs=1e-8)
 
@@ -75,13 +87,43 @@ def test_count_intervals_have_nominal_coverage() -> None:
     model = SparseGPRegressor(likelihood="poisson", random_state=0, **quick).fit(X, y)
     found = predictive(model, X)
     lower, upper = found.interval(0.9)
-    assert 0.85 <= ((y >= lower) & (y <= upper)).mean() <= 1
+    covered = ((y >= lower) & (y <= upper)).mean()
+    assert 0.85 <= covered <= 1
+    assert found.coverage(y, [0.9]) == [covered]
 
 
-def test_invalid_level_or_likelihood_is_refused() -> None:
+@pytest.mark.parametrize("likelihood", ["student-t", "laplace", "negative-binomial", "beta"])
+def test_intervals_of_every_likelihood_cover_and_agree(likelihood: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 5, (80, 1))
+    y = np.sin(X[:, 0]) + 0.3 * rng.standard_t(4, 80)
+    if likelihood == "negative-binomial":
+        y = rng.poisson(np.exp(1 + np.sin(X[:, 0])) * rng.gamma(2, 0.5, 80)).astype(float)
+    if likelihood == "beta":
+        y = rng.beta(3, 2 + np.sin(X[:, 0]), 80)
+    model = SparseGPRegressor(
+        "rbf",
+        likelihood=likelihood,
+        schedule="paper",
+        alpha=0.01,
+        epochs=(60, 10, 10),
+        n_candidates=10,
+        random_state=0,
+    ).fit(X, y)
+    found = predictive(model, X)
+    lower, upper = found.interval(0.9)
+    covered = ((y >= lower) & (y <= upper)).mean()
+    assert 0.8 <= covered <= 1
+    assert found.coverage(y, [0.9]) == [covered]
+    mean, sd = model.predict(X, return_std=True)
+    np.testing.assert_allclose(found.mean, mean)
+    np.testing.assert_allclose(found.sd, sd)
+
+
+def test_invalid_level_and_several_targets_are_refused() -> None:
     with pytest.raises(InputError, match="`level`"):
-        GaussianPredictive(np.zeros(1), np.ones(1)).interval(95)
+        counts(0.0, 1.0).interval(95)
     X = np.linspace(0, 1, 9)[:, None]
-    model = SparseGPRegressor(likelihood="laplace", schedule="paper", alpha=1.0, epochs=(1, 1, 1))
-    with pytest.raises(InputError, match="'gaussian' or 'poisson'"):
-        predictive(model.fit(X, X[:, 0]), X)
+    model = SparseGPRegressor(schedule="paper", alpha=1.0, epochs=(1, 1, 1), random_state=0)
+    with pytest.raises(InputError, match="one target"):
+        predictive(model.fit(X, np.hstack([X, X])), X)

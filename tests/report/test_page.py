@@ -12,6 +12,7 @@ import winnowgp
 from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
 from winnowgp import DataTable, TabularModel, fit_table
+from winnowgp.errors import RandomSplitWarning
 from winnowgp.report import save_report
 from winnowgp.report.page import report_page
 from winnowgp.report.sentences import selection_lines
@@ -34,7 +35,8 @@ def table(N: int = 50) -> DataTable:
 def models() -> dict[str, TabularModel]:
     settings = {"command": f"winnow fit '{EVIL}'"}
     quick: dict[str, Any] = {"tolerance": 0.5, "settings": settings}
-    with short_fits():
+    # The table has dates.
+    with short_fits(), pytest.warns(RandomSplitWarning):
         return {
             "regression": fit_table(table(), "y", drop=("class",), **quick),
             "classification": fit_table(table(), "class", drop=("y", "day"), kernel="rbf", **quick),

@@ -14,6 +14,7 @@ import typer
 
 from winnowgp import __version__
 from winnowgp.cli.demo import demo
+from winnowgp.cli.evaluate import compare, evaluate
 from winnowgp.cli.fit import fit
 from winnowgp.cli.inspect import data, frontier, info
 from winnowgp.cli.options import process_name
@@ -24,8 +25,10 @@ from winnowgp.cli.resize import resize
 from winnowgp.errors import (
     CheckpointWarning,
     GrowthLimitWarning,
+    LikelihoodWarning,
     MissingGlyphWarning,
     NotShardedWarning,
+    RandomSplitWarning,
     WinnowError,
 )
 
@@ -85,6 +88,8 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 for _command in (
     fit,
     predict,
+    evaluate,
+    compare,
     info,
     frontier,
     resize,
@@ -108,6 +113,8 @@ def run(arguments: list[str]) -> int:
             warnings.simplefilter("always", GrowthLimitWarning)
             warnings.simplefilter("always", MissingGlyphWarning)
             warnings.simplefilter("always", NotShardedWarning)
+            warnings.simplefilter("always", LikelihoodWarning)
+            warnings.simplefilter("always", RandomSplitWarning)
             warnings.showwarning = _show_warning
             app(arguments, prog_name="winnow")
     except SystemExit as end:

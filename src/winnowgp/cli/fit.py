@@ -1,13 +1,15 @@
 """`winnow fit`: from a table to a model file."""
 
 import hashlib
+import json as json_format
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from winnowgp.cli.evaluate import folds_json, print_folds
 from winnowgp.cli.options import (
     Device,
     Encoding,
@@ -24,6 +26,7 @@ from winnowgp.errors import InputError
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
     from winnowgp.estimators import TabularModel
+    from winnowgp.estimators.evaluation import CrossValidation
     from winnowgp.training import Checkpoint
 
 
@@ -38,6 +41,21 @@ def fit(
         "model.winnow"
     ),
     task: Annotated[str, typer.Option(help="auto, regression, classification or counts.")] = "auto",
+    likelihood: Annotated[
+        str,
+        typer.Option(
+            help="auto: gaussian, or poisson for counts; student-t or laplace for targets with "
+            "outliers, poisson or negative-binomial for counts, beta for proportions."
+        ),
+    ] = "auto",
+    log_target: Annotated[
+        bool,
+        typer.Option(
+            "--log-target",
+            help="Fit the logarithm of a positive target; predictions are log-normal, in its own "
+            "units.",
+        ),
+    ] = False,
     id_column: Annotated[
         str | None,
         typer.Option(
@@ -117,8 +135,36 @@ def fit(
         ),
     ] = "auto",
     test_size: Annotated[
-        float, typer.Option(help="Fraction of rows held out to measure quality; 0 for none.")
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            help="Fraction of rows held out to measure quality, 0.2 by default; 0 for none.",
+            show_default=False,
+        ),
+    ] = None,
+    split_by: Annotated[
+        str | None,
+        typer.Option(
+            help="A column that decides which rows are held out: the latest dates or largest "
+            "numbers, or whole groups of equal strings. At random by default."
+        ),
+    ] = None,
+    test_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows to hold out, in a file of their own; all rows of DATA are for training.",
+            show_default=False,
+        ),
+    ] = None,
+    cv: Annotated[
+        int | None,
+        typer.Option(
+            "--cv",
+            min=2,
+            help="Measure quality by cross-validation with so many folds, 5 for example; the model "
+            "is fitted to all rows. Takes one more fit per fold.",
+            show_default=False,
+        ),
+    ] = None,
     encoding: Encoding = "utf-8",
     device: Device = "cpu",
     precision: Annotated[
@@ -148,63 +194,97 @@ def fit(
     Numbers are used as they are, dates as days, strings as one indicator column per category.
 
     Under torchrun (`torchrun --nproc-per-node 4 -m winnowgp fit ...`) the rows of a regression are
-    divided among the processes, and the first one prints and writes. Classification and counts are
-    not distributed.
+    divided among the processes, and the first one prints and writes. Classification, counts, other
+    likelihoods and `--log-target` are not distributed.
     """
     if is_main_process():
         checked_output(output)
     alpha_value = _alpha(alpha)
     dropped, categories = _names(drop), _names(categorical)
     used = {"`--target`": (target,), "`--drop`": dropped, "`--categorical`": categories}
-    if id_column is not None:
-        used["`--id`"] = (id_column,)
+    for option, name in {"`--id`": id_column, "`--split-by`": split_by}.items():
+        if name is not None:
+            used[option] = (name,)
     check_columns(data, used, encoding=encoding)
     if checkpoint is None and checkpoint_every is not None:
         raise InputError("`--checkpoint-every` needs a folder; give one with `--checkpoint`.")
+    _check_held_out(test_size, split_by=split_by, test_file=test_file, cv=cv)
+    if cv is not None and (checkpoint is not None or launched()):
+        raise InputError("`--cv` does not work with `--checkpoint` or torchrun; leave one out.")
     from rich.console import Console
 
     from winnowgp.cli.progress import PhaseBars
     from winnowgp.data import read_table
-    from winnowgp.estimators import fit_table
+    from winnowgp.estimators import cross_validate_table, fit_table
 
     table = read_table(data, encoding=encoding)
+    test_table = None if test_file is None else read_table(test_file, encoding=encoding)
+    options: dict[str, Any] = {
+        "task": task,
+        "likelihood": likelihood,
+        "log_target": log_target,
+        "split_by": split_by,
+        "id_column": id_column,
+        "drop": dropped,
+        "categorical": categories,
+        "decimal": decimal,
+        "dates": dates,
+        "missing": missing,
+        "max_words": max_words,
+        "kernel": kernel,
+        "alpha": alpha_value,
+        "tolerance": tolerance,
+        "max_points": max_points,
+        "max_predict_us": max_predict_us,
+        "max_fit_seconds": max_fit_seconds,
+        "criterion": criterion,
+        "seed": seed,
+        "device": device,
+        "precision": precision,
+        "settings": {
+            "command": shlex.join(["winnow", *sys.argv[1:]]),
+            "data": data.name,
+            "data_sha256": _digest(data),
+        },
+    }
     # Progress goes to stderr: stdout is for the result.
     with PhaseBars(Console(stderr=True), quiet=quiet or json or not is_main_process()) as bars:
-        model = fit_table(
-            table,
-            target,
-            task=task,
-            test_size=test_size,
-            id_column=id_column,
-            drop=dropped,
-            categorical=categories,
-            decimal=decimal,
-            dates=dates,
-            missing=missing,
-            max_words=max_words,
-            kernel=kernel,
-            alpha=alpha_value,
-            tolerance=tolerance,
-            max_points=max_points,
-            max_predict_us=max_predict_us,
-            max_fit_seconds=max_fit_seconds,
-            criterion=criterion,
-            seed=seed,
-            device=device,
-            precision=precision,
-            settings={
-                "command": shlex.join(["winnow", *sys.argv[1:]]),
-                "data": data.name,
-                "data_sha256": _digest(data),
-            },
-            callbacks=bars.update,
-            checkpoint=_checkpoint(checkpoint, checkpoint_every),
-            process_group=_process_group(device) if launched() else None,
-        )
+        options["callbacks"] = bars.update
+        validation = None
+        if cv is not None:
+            validation = cross_validate_table(table, target, folds=cv, **options)
+            model = validation.model
+        else:
+            model = fit_table(
+                table,
+                target,
+                test_size=0.2 if test_size is None else test_size,
+                test_table=test_table,
+                checkpoint=_checkpoint(checkpoint, checkpoint_every),
+                process_group=_process_group(device) if launched() else None,
+                **options,
+            )
     if not is_main_process():
         return
     model.save(output)
-    _print_result(model, output, dropped=table.N - model.summary["rows"], quiet=quiet, json=json)
+    total = table.N + (0 if test_table is None else test_table.N)
+    left_out = total - model.summary["rows"]
+    _print_result(model, validation, output, dropped=left_out, quiet=quiet, json=json)
+
+
+def _check_held_out(
+    test_size: float | None, *, split_by: str | None, test_file: Path | None, cv: int | None
+) -> None:
+    """Check that the rows to hold out are specified in one way only."""
+    given = {"--test-size": test_size, "--test-file": test_file, "--cv": cv}
+    names = [name for name, value in given.items() if value is not None]
+    if test_file is not None and split_by is not None:
+        names = ["--test-file", "--split-by"]
+    if len(names) > 1:
+        raise InputError(
+            f"`{names[0]}` and `{names[1]}` both say which rows are held out; leave one of them "
+            "out."
+        )
 
 
 def _names(option: str) -> tuple[str, ...]:
@@ -243,16 +323,27 @@ def _digest(data: Path) -> str:
 
 
 def _print_result(
-    model: "TabularModel", output: Path, *, dropped: int, quiet: bool, json: bool
+    model: "TabularModel",
+    validation: "CrossValidation | None",
+    output: Path,
+    *,
+    dropped: int,
+    quiet: bool,
+    json: bool,
 ) -> None:
     if quiet and not json:
         return
     from winnowgp.cli.summary import as_json, print_summary
 
     if json:
-        typer.echo(as_json(model.summary, file=str(output)))
+        found = json_format.loads(as_json(model.summary, file=str(output)))
+        if validation is not None:
+            found["cross_validation"] = folds_json(validation)
+        typer.echo(json_format.dumps(found, ensure_ascii=False))
         return
     print_summary(model.summary)
+    if validation is not None:
+        print_folds(validation)
     if dropped:
         typer.echo(f"{dropped} rows without a target were dropped.")
     typer.echo(f"model: {output}")

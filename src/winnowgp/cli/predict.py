@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from winnowgp.cli.options import Device, Encoding, ModelFile, Quiet, checked_output
-from winnowgp.errors import MissingExtraError
+from winnowgp.errors import InputError, MissingExtraError
 
 
 def predict(
@@ -31,6 +31,12 @@ def predict(
         ),
     ] = None,
     level: Annotated[float, typer.Option(help="Coverage of the prediction interval.")] = 0.95,
+    quantiles: Annotated[
+        str,
+        typer.Option(
+            help="Probabilities of further columns, such as 0.05,0.5,0.95: q0.05, q0.5 and q0.95."
+        ),
+    ] = "",
     encoding: Encoding = "utf-8",
     device: Device = "cpu",
     quiet: Quiet = False,
@@ -40,12 +46,13 @@ def predict(
 ) -> None:
     """Predict the target for every row of a table.
 
-    Regression gives mean, standard deviation and a prediction interval; classification gives the
-    most probable class and the probability of each. The id column of the fit is copied. The table
-    may have any size: it is read, predicted and written in blocks of rows.
+    Regression gives mean, standard deviation, a prediction interval and the quantiles asked for;
+    classification gives the most probable class and the probability of each. The id column of the
+    fit is copied. The table may have any size: it is read, predicted and written in blocks of rows.
     """
     if output is not None:
         checked_output(output, FORMATS)
+    wanted = _probabilities(quantiles)
     from winnowgp.cli.options import load_table_model
     from winnowgp.cli.summary import TableNotes
     from winnowgp.data import read_blocks
@@ -61,7 +68,8 @@ def predict(
             writers.append(stack.enter_context(printed_predictions(sys.stdout, rows)))
         if output is not None:
             writers.append(stack.enter_context(written_predictions(output)))
-        for predictions in fitted.predict_blocks(blocks, level=level, device=device):
+        predicted = fitted.predict_blocks(blocks, level=level, quantiles=wanted, device=device)
+        for predictions in predicted:
             for write in writers:
                 write(predictions)
             count += len(next(iter(predictions.values())))
@@ -69,6 +77,20 @@ def predict(
             typer.echo(f"note: {line}", err=True)
     if output is not None and not json and not quiet:
         typer.echo(f"{count} predictions: {output}")
+
+
+def _probabilities(text: str) -> tuple[float, ...]:
+    """Return probabilities that are separated by commas."""
+    try:
+        probabilities = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        probabilities = (0.0,)
+    if not all(0 < p < 1 for p in probabilities):
+        raise InputError(
+            "`--quantiles` must be probabilities between 0 and 1, separated by commas, such as "
+            f"0.05,0.5,0.95; got {text!r}."
+        )
+    return probabilities
 
 
 Write: TypeAlias = Callable[[Mapping[str, Any]], None]

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from winnowgp.report import Summary
 from winnowgp.report.sentences import selection_lines
-from winnowgp.report.summary import ColumnSummary
+from winnowgp.report.summary import ColumnSummary, Quality
 
 if TYPE_CHECKING:
     from winnowgp.data import DataTable
@@ -100,18 +100,34 @@ def as_json(summary: Summary, *, file: str) -> str:
             "last_doubling_gain_nats_per_observation": choice["last_gain"],
             "available_sizes": choice["sizes"],
             "resized_from": choice["resized_from"],
-            "held_out": None
-            if quality is None
-            else {
-                "rows": quality["rows"],
-                **{m["name"]: m["value"] for m in quality["metrics"]},
-                "coverage": quality["coverage"],
-            },
+            "held_out": None if quality is None else held_out_json(quality),
             "timings": summary["timings"],
             "settings": summary["settings"],
         },
         ensure_ascii=False,
     )
+
+
+def held_out_json(quality: Quality) -> dict[str, Any]:
+    """Return the number of rows, the metrics by name, and the coverage of intervals."""
+    return {
+        "rows": quality["rows"],
+        **{metric["name"]: metric["value"] for metric in quality["metrics"]},
+        "coverage": quality["coverage"],
+    }
+
+
+def print_quality(quality: Quality, *, title: str) -> None:
+    """Print the metrics beside those of a constant prediction."""
+    scores = Table(title=title, title_justify="left")
+    for name in ("", "model", "constant"):
+        scores.add_column(name, justify="left" if not name else "right")
+    for metric in quality["metrics"]:
+        scores.add_row(metric["name"], f"{metric['value']:.4g}", f"{metric['baseline']:.4g}")
+    for level, share in quality["coverage"]:
+        if level == 0.95:
+            scores.add_row("within the 95 % interval", f"{100 * share:.1f} %", "")
+    Console(markup=False).print(scores)
 
 
 def print_summary(summary: Summary) -> None:
@@ -121,8 +137,10 @@ def print_summary(summary: Summary) -> None:
     quality = summary["quality"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("target", f"{summary['target']} ({summary['task']}: {summary['why_task']})")
+    if "likelihood" in summary["settings"]:
+        table.add_row("likelihood", _likelihood(summary["settings"]))
     table.add_row("inputs", _inputs(summary))
-    table.add_row("rows", f"{summary['train_rows']} for training, {_held_out(summary)} held out")
+    table.add_row("rows", _rows(summary))
     for label, sentence in selection_lines(summary["choice"]):
         table.add_row(label, sentence)
     table.add_row(
@@ -139,15 +157,7 @@ def print_summary(summary: Summary) -> None:
                 "held-out rows."
             )
         return
-    scores = Table(title="Held-out rows", title_justify="left")
-    for name in ("", "model", "constant"):
-        scores.add_column(name, justify="left" if not name else "right")
-    for metric in quality["metrics"]:
-        scores.add_row(metric["name"], f"{metric['value']:.4g}", f"{metric['baseline']:.4g}")
-    for level, share in quality["coverage"]:
-        if level == 0.95:
-            scores.add_row("within the 95 % interval", f"{100 * share:.1f} %", "")
-    console.print(scores)
+    print_quality(quality, title="Held-out rows")
 
 
 def _columns(summary: Summary) -> Table:
@@ -198,6 +208,20 @@ def _inputs(summary: Summary) -> str:
     more = f" and {len(ranked) - 8} more" if len(ranked) > 8 else ""
     order = "most relevant first" if ranked[0]["relevance"] is not None else "in no order"
     return f"{shown}{more} ({order})" if len(ranked) > 1 else shown
+
+
+def _likelihood(settings: dict[str, str]) -> str:
+    log = ", of the logarithm of the target" if settings.get("log_target") == "True" else ""
+    return f"{settings['likelihood']}{log}"
+
+
+def _rows(summary: Summary) -> str:
+    """Return how many rows were used for training, and how rows were held out."""
+    settings, training = summary["settings"], f"{summary['train_rows']} for training"
+    by = f" by {settings['split_by']!r}" if "split_by" in settings else ""
+    if "folds" in settings:
+        return f"{training}; held out in {settings['folds']} folds{by}"
+    return f"{training}, {_held_out(summary)} held out{by}"
 
 
 def _held_out(summary: Summary) -> int:

@@ -3,6 +3,13 @@
 from winnowgp.estimators import serialization  # noqa: F401  it registers the estimators
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
+from winnowgp.estimators.evaluation import (
+    CrossValidation,
+    PairedDifference,
+    compare_models,
+    cross_validate_table,
+    evaluate_model,
+)
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
@@ -11,11 +18,16 @@ from winnowgp.estimators.tables import TabularModel, fit_table
 
 __all__ = [
     "GPLVM",
+    "CrossValidation",
     "DeepGPClassifier",
     "DeepGPRegressor",
+    "PairedDifference",
     "SparseGPClassifier",
     "SparseGPRegressor",
     "TabularModel",
+    "compare_models",
+    "cross_validate_table",
+    "evaluate_model",
     "export_numpy",
     "export_onnx",
     "fit_table",

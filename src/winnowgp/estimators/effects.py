@@ -3,15 +3,16 @@
 from typing import Any
 
 import numpy as np
-import torch
 from gpytorch.kernels import Kernel
 from numpy.typing import NDArray
 from scipy.stats import norm
+from torch import Tensor
 
 from winnowgp.data import TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.validation import has_noise
 from winnowgp.report.summary import Curve, Effect
 
 STEPS = 41
@@ -82,15 +83,22 @@ def _features(column: ColumnEncoding, values: list[Any]) -> Values:
 
 
 def _curve(model: SparseGPRegressor, X: Values) -> Curve:
-    """Return the mean of an observation, and ± 2 sd of the function without noise."""
-    f_mean, f_sd = model.predict(X, return_std=True, observed=False)
-    lower, upper = f_mean - 2 * f_sd, f_mean + 2 * f_sd
-    if model.likelihood == "poisson":
-        lower, upper = (
-            model.likelihood_.forward(torch.from_numpy(end)).mean.numpy() for end in (lower, upper)
-        )
-    mean = model.predict(X)
+    """Return the mean of an observation, and ± 2 sd of the function without noise.
+
+    For a model of log y it is the median, which the mean exceeds by a factor that is the noise's.
+    """
+    latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
+    sd = latent.variance.sqrt()
+    lower, upper = (_in_units(model, latent.mean + 2 * side * sd) for side in (-1, 1))
+    mean = _in_units(model, latent.mean) if model.log_target else model.predict(X)
     return {"label": "", "mean": mean.tolist(), "lower": lower.tolist(), "upper": upper.tolist()}
+
+
+def _in_units(model: SparseGPRegressor, f: Tensor) -> Values:
+    """Return the target that belongs to a latent value: itself, eᶠ, or the mean of counts."""
+    if has_noise(model.likelihood_):
+        return model._y_scaler.values(f)
+    return model.likelihood_.forward(f[:, 0]).mean.numpy()
 
 
 def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:

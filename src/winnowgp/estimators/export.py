@@ -81,12 +81,22 @@ def predictor_program(model: Exportable) -> Program:
     scale, shift = targets.scale.numpy(), targets.shift.numpy()
     mean = program.apply("Add", program.scaled(mean, scale), program.constant(shift))
     variance = program.apply("Mul", variance, program.constant(np.square(scale)))
+    if estimator.log_target:
+        mean, variance = _log_normal(program, mean, variance)
     width = None if estimator._y_scaler.single else estimator.posterior_.P
     if width is None:
         mean, variance = program.apply("Squeeze1", mean), program.apply("Squeeze1", variance)
     program.add_output("mean", mean, width=width)
     program.add_output("variance", variance, width=width)
     return program
+
+
+def _log_normal(program: Program, mean: str, variance: str) -> tuple[str, str]:
+    """Add E y = exp(m + v/2) and Var y = (E y)² (eᵛ − 1) for log y of mean m and variance v."""
+    half = program.apply("Mul", variance, program.constant(0.5))
+    level = program.apply("Exp", program.apply("Add", mean, half))
+    spread = program.apply("Sub", program.apply("Exp", variance), program.constant(1.0))
+    return level, program.apply("Mul", program.apply("Mul", level, level), spread)
 
 
 def _encoded(program: Program, model: TabularModel) -> str:

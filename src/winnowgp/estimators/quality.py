@@ -1,18 +1,22 @@
 """Predictive distributions and held-out quality."""
 
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, final
 
 import numpy as np
+import torch
+from gpytorch.likelihoods import Likelihood, NegativeBinomialLikelihood, PoissonLikelihood
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr
 from scipy.stats import norm, poisson
+from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
+from winnowgp.models.likelihoods import Prediction, is_plain, observation_model
 from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
@@ -23,122 +27,80 @@ BINS = 10
 MOST_RESIDUALS = 400
 """Held-out rows that are stored for plots, so that a file does not grow with the data."""
 
-_NODES = 64
+_LEAST_PROBABILITY = 1e-12
+# Rows whose distribution functions are computed at once.
+_ROWS = 4096
 
 
-class Predictive(ABC):
-    """The predictive distribution of a new observation at each row."""
+@final
+@dataclass(frozen=True, slots=True)
+class Predictive:
+    """The predictive distribution of a new observation of one target at each row."""
 
     mean: Values
     sd: Values
+    _latent: Prediction
+    _likelihood: Likelihood
+    _scaler: TargetScaler
 
-    @abstractmethod
     def cdf(self, y: Values) -> Values:
         """Return P(Y < y) + ½ P(Y = y) of each row, which is uniform if the model is calibrated."""
+        below, up_to = self._ends(y)
+        return 0.5 * (below + up_to)
 
-    @abstractmethod
+    def quantiles(self, probabilities: Sequence[float]) -> NDArray[np.float64]:
+        """Return the least y of each row with P(Y ≤ y) ≥ p, `[Q N]`."""
+        model = observation_model(self._likelihood)
+        wanted = torch.tensor(probabilities, dtype=torch.float64)
+        return self._scaler.values(
+            model.quantiles(self._latent.mean, self._latent.variance, wanted)
+        )
+
     def quantile(self, p: float) -> Values:
         """Return the least y of each row with P(Y ≤ y) ≥ p."""
+        return self.quantiles([p])[0]
 
     def interval(self, level: float) -> tuple[Values, Values]:
         """Return the central interval that contains an observation with probability `level`."""
         if not 0 < level < 1:
             raise InputError(f"`level` must lie between 0 and 1, such as 0.95; got {level}.")
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        lower, upper = self.quantiles([(1 - level) / 2, (1 + level) / 2])
+        return lower, upper
 
+    def coverage(self, y: Values, levels: Sequence[float]) -> list[float]:
+        """Return the share of rows whose observation lies within the interval of each level.
 
-@final
-@dataclass(frozen=True, slots=True)
-class GaussianPredictive(Predictive):
-    """The Gaussian predictive distribution N(mean, sd²)."""
+        y is at least the p-quantile if P(Y ≤ y) ≥ p, and at most if P(Y < y) < p.
+        """
+        below, up_to = self._ends(y)
+        return [
+            float(((up_to >= (1 - level) / 2) & (below < (1 + level) / 2)).mean())
+            for level in levels
+        ]
 
-    mean: Values
-    sd: Values
+    def _ends(self, y: Values) -> tuple[Values, Values]:
+        """Return P(Y < y) and P(Y ≤ y) of each row."""
+        Y = self._scaler.standardise(y, self._likelihood, inputs=self._latent.mean)
+        up_to = below = self._cdf(Y)
+        if is_plain(self._likelihood, PoissonLikelihood, NegativeBinomialLikelihood):
+            below = torch.where(Y > 0, self._cdf((Y - 1).clamp_min(0)), 0.0)
+        return below[:, 0].numpy(), up_to[:, 0].numpy()
 
-    def cdf(self, y: Values) -> Values:
-        return norm.cdf((y - self.mean) / self.sd)
-
-    def quantile(self, p: float) -> Values:
-        return self.mean + norm.ppf(p) * self.sd
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CountPredictive(Predictive):
-    """The predictive distribution of Poisson counts of rate softplus(f), f ~ N(f_mean, f_sd²).
-
-    A Poisson count is at most y where a Gamma(y + 1) variable G exceeds its rate, so that
-
-        P(Y ≤ y) = E_f[P(G > softplus(f))] = E_G[P(f < softplus⁻¹(G))].
-
-    The integrand varies on the scale √y in the first form and f_sd in the second; the quadrature
-    uses the variable with the narrower distribution, so that its nodes resolve the integrand.
-    """
-
-    mean: Values
-    sd: Values
-    f_mean: Values
-    f_sd: Values
-
-    def cdf(self, y: Values) -> Values:
-        return 0.5 * (self._below(y) + self._below(y - 1))
-
-    def quantile(self, p: float) -> Values:
-        """Return the least integer y of each row with P(Y ≤ y) ≥ p, by bisection."""
-        low = np.full(len(self.mean), -1.0)
-        high = np.ceil(self.mean + 10 * self.sd + 10)
-        while (short := self._below(high) < p).any():
-            low, high = np.where(short, high, low), np.where(short, 2 * high, high)
-        while (high - low > 1).any():
-            middle = np.floor((low + high) / 2)
-            enough = self._below(middle) >= p
-            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        return high
-
-    def _below(self, y: Values) -> Values:
-        """Return P(Y ≤ y) of each row."""
-        y = np.floor(y)
-        below, possible = np.zeros(len(self.mean)), y >= 0
-        narrow = self.f_sd <= np.sqrt(np.maximum(y, 0) + 1)
-        for rows, integral in ((narrow, _over_f), (~narrow, _over_rates)):
-            used = rows & possible
-            if used.any():
-                below[used] = integral(y[used], self.f_mean[used], self.f_sd[used])
-        return below
-
-
-def _over_f(y: Values, mean: Values, sd: Values) -> Values:
-    """Return E_f[P(G > softplus(f))] by Gauss–Hermite quadrature."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-    rates = np.logaddexp(0, mean + sd * nodes[:, None])
-    return weights / weights.sum() @ poisson.cdf(y, rates)
-
-
-def _over_rates(y: Values, mean: Values, sd: Values) -> Values:
-    """Return E_G[P(f < softplus⁻¹(G))] by the trapezoidal rule over h = softplus⁻¹(G).
-
-    The density of h is proportional to p(y | h) σ(h).
-    """
-    typical = y + 0.5
-    centre = typical + np.log(-np.expm1(-typical))
-    # The scale is √y for large counts; the tails of small counts decrease as eʰ.
-    h = centre + (np.sqrt(y + 1) + 3) * np.linspace(-9, 9, 2 * _NODES + 1)[:, None]
-    weights = poisson.pmf(y, np.logaddexp(0, h)) * expit(h)
-    return (weights * ndtr((h - mean) / sd)).sum(0) / weights.sum(0)
+    def _cdf(self, Y: Tensor) -> Tensor:
+        model = observation_model(self._likelihood)
+        blocks = (part.split(_ROWS) for part in (Y, self._latent.mean, self._latent.variance))
+        return torch.cat([model.cdf(*block) for block in zip(*blocks, strict=True)])
 
 
 def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
-    """Return the predictive distribution of a regressor of one target, Gaussian or counts."""
-    mean, sd = model.predict(X, return_std=True)
-    if model.likelihood == "gaussian":
-        return GaussianPredictive(mean, sd)
-    if model.likelihood != "poisson":
-        raise InputError(
-            "`likelihood` must be 'gaussian' or 'poisson' for predictive intervals; "
-            f"got {model.likelihood!r}."
-        )
-    f_mean, f_sd = model.predict(X, return_std=True, observed=False)
-    return CountPredictive(mean, sd, f_mean, f_sd)
+    """Return the predictive distribution of a regressor of one target, in the target's units."""
+    if not model._y_scaler.single:
+        raise InputError("predictive distributions need one target; fit one model per target.")
+    latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
+    likelihood = deepcopy(model.likelihood_).cpu()
+    observed = observation_model(likelihood).predict(latent.mean, latent.variance)
+    mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
+    return Predictive(mean, sd, latent, likelihood, model._y_scaler)
 
 
 def regression_quality(
@@ -151,15 +113,15 @@ def regression_quality(
         "rows": len(y),
         "metrics": [
             _metric("RMSE", _rmse(y, observation.mean), _rmse(y, y_train.mean()), "lower"),
-            _metric("R²", _r_squared(y, observation.mean), _r_squared(y, y_train.mean()), "higher"),
+            _metric("R²", r_squared(y, observation.mean), r_squared(y, y_train.mean()), "higher"),
             _metric(
                 "log density per observation",
                 float(model.log_density(X, y).mean()),
-                _constant_density(model, y, y_train),
+                float(constant_densities(model, y, y_train).mean()),
                 "higher",
             ),
         ],
-        "coverage": [(level, _covered(observation, y, level)) for level in LEVELS],
+        "coverage": list(zip(LEVELS, observation.coverage(y, LEVELS), strict=True)),
         "pit": np.histogram(observation.cdf(y), bins=BINS, range=(0, 1))[0].tolist(),
         "residuals": {
             "actual": y[shown].tolist(),
@@ -180,8 +142,7 @@ def classification_quality(
     best = probability.argmax(1)
     shares = np.array([(train_labels == c).mean() for c in classes])
     truth = labels[:, None] == classes
-    with np.errstate(divide="ignore"):
-        constant = np.log(np.maximum(truth @ shares, 1e-12)).mean()
+    constant = constant_class_densities(classes, labels, train_labels).mean()
     return {
         "rows": len(labels),
         "metrics": [
@@ -193,7 +154,7 @@ def classification_quality(
             ),
             _metric(
                 "log probability per observation",
-                float(np.maximum(model.log_density(X, labels), np.log(1e-12)).mean()),
+                float(class_densities(model, X, labels).mean()),
                 float(constant),
                 "higher",
             ),
@@ -220,26 +181,37 @@ def _rmse(y: Values, predicted: Any) -> float:
     return float(np.sqrt(np.mean((y - predicted) ** 2)))
 
 
-def _r_squared(y: Values, predicted: Any) -> float:
+def r_squared(y: Values, predicted: Any) -> float:
+    """Return the share of the variance of y that predictions explain; 0 for constant targets."""
     spread = np.mean((y - y.mean()) ** 2)
     return float(1 - np.mean((y - predicted) ** 2) / spread) if spread > 0 else 0.0
 
 
-def _constant_density(model: SparseGPRegressor, y: Values, y_train: Values) -> float:
-    """Return the mean log density of one Gaussian, or one Poisson distribution, for all rows.
+def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> Values:
+    """Return the log density of each row under one Gaussian or Poisson distribution for all.
 
     The Gaussian is no narrower than the least noise of the model, because a constant target would
     have a baseline of infinite density.
     """
-    if model.likelihood == "poisson":
-        return float(poisson.logpmf(y, max(y_train.mean(), 1e-12)).mean())
-    least = sqrt(LEAST_NOISE) * model._y_scaler.columns.scale.item()
-    return float(norm.logpdf(y, y_train.mean(), max(y_train.std(), least)).mean())
+    if model.likelihood in ("poisson", "negative-binomial"):
+        return poisson.logpmf(y, max(y_train.mean(), 1e-12))
+    scale = model._y_scaler.columns.scale.item()
+    # A deviation of log y is relative to the level of y.
+    least = sqrt(LEAST_NOISE) * scale * (abs(y_train.mean()) if model.log_target else 1.0)
+    return norm.logpdf(y, y_train.mean(), max(y_train.std(), least))
 
 
-def _covered(observation: Predictive, y: Values, level: float) -> float:
-    lower, upper = observation.interval(level)
-    return float(((y >= lower) & (y <= upper)).mean())
+def class_densities(model: SparseGPClassifier, X: Values, labels: NDArray[Any]) -> Values:
+    """Return the log probability of each label, at least log 1e-12."""
+    return np.maximum(model.log_density(X, labels), np.log(_LEAST_PROBABILITY))
+
+
+def constant_class_densities(
+    classes: NDArray[Any], labels: NDArray[Any], train_labels: NDArray[Any]
+) -> Values:
+    """Return the log of the share of each label among the training rows, at least log 1e-12."""
+    shares = np.array([(train_labels == c).mean() for c in classes])
+    return np.log(np.maximum((labels[:, None] == classes) @ shares, _LEAST_PROBABILITY))
 
 
 def _reliability(probability: Values, truth: NDArray[np.bool_]) -> list[Reliability]:

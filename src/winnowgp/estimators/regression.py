@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
@@ -25,7 +25,7 @@ from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.sparse import SparseEstimator
 from winnowgp.models import PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
-from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.initialization import best_level
 from winnowgp.training.schedules import SizedModel
@@ -50,6 +50,8 @@ class TargetScaler:
     columns: Standardiser
     single: bool
     """Whether targets were passed to `fit` as `[N]` rather than `[N P]`."""
+    log: bool = False
+    """Whether the logarithm of the targets is standardised, rather than the targets."""
 
     @classmethod
     def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
@@ -72,13 +74,37 @@ class TargetScaler:
             raise InputError(
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
             )
-        Y = self.columns.forward(Y)
+        Y = self.columns.forward(logarithm(Y) if self.log else Y)
         observation_model(likelihood).check_targets(Y)
         return Y
 
     def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Return means, quantiles or samples in the units of the targets."""
-        return self._array(self.columns.inverse(Y))
+        """Return quantiles or samples, or without a logarithm means, in the targets' units."""
+        values = self.columns.inverse(Y)
+        return self._array(values.exp() if self.log else values)
+
+    def moments(
+        self, mean: Float[Tensor, "N P"], variance: Float[Tensor, "N P"]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and standard deviation of y; log-normal if log y is Gaussian.
+
+        E y = exp(m + v/2),   Var y = (E y)² (eᵛ − 1)
+        """
+        if not self.log:
+            return self.values(mean), self.deviations(variance.sqrt())
+        v = variance * self.columns.scale.square()
+        level = (self.columns.inverse(mean) + 0.5 * v).exp()
+        return self._array(level), self._array(level * v.expm1().sqrt())
+
+    def joint_moments(
+        self, mean: Float[Tensor, "N P"], covariance: Float[Tensor, "N N P"]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and covariance of y; if log y is Gaussian, E yᵢ E yⱼ (exp Cᵢⱼ − 1)."""
+        if not self.log:
+            return self.values(mean), self.variances(covariance)
+        C = covariance * self.columns.scale.square()
+        level = (self.columns.inverse(mean) + 0.5 * C.diagonal().mT).exp()
+        return self._array(level), self._array(level[:, None] * level * C.expm1())
 
     def deviations(self, sd: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
         """Return standard deviations in the units of the targets."""
@@ -88,12 +114,21 @@ class TargetScaler:
         """Return variances or covariances in the squared units of the targets."""
         return self._array(variance * self.columns.scale.square())
 
-    def log_densities(self, nats: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Return log densities of the unscaled targets: log p(y) = log p(z) − log scale."""
-        return self._array(nats - self.columns.scale.log())
+    def log_densities(
+        self, nats: Float[Tensor, "N P"], Y: Float[Tensor, "N P"]
+    ) -> NDArray[np.float64]:
+        """Return log densities of the targets: log p(y) = log p(z) − log scale, and − log y if
+        z is their standardised logarithm.
+
+        Args:
+            nats: log densities of the standardised targets.
+            Y: standardised targets.
+        """
+        nats = nats - self.columns.scale.log()
+        return self._array(nats - self.columns.inverse(Y) if self.log else nats)
 
     def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
-        """Return the noise variance of each target, `[P]`; NaN if the likelihood has none."""
+        """Return the noise variance of each target or its logarithm, `[P]`; NaN without noise."""
         if not validation.has_noise(likelihood):
             return np.full(self.P, np.nan)
         return (likelihood.noise * self.columns.scale.square()).detach().numpy()
@@ -108,9 +143,10 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
     """The base class of regressors: `fit`, `log_density` and the attributes of the likelihood.
 
     Args:
-        likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" (counts), or
-            a GPyTorch likelihood with one latent function per target (Beta, negative binomial, your
-            own). Targets are standardised for the first three, also as GPyTorch likelihoods.
+        likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" or
+            "negative-binomial" (counts), "beta" (proportions), or a GPyTorch likelihood with one
+            latent function per target. Targets are standardised for the first three, also as
+            GPyTorch likelihoods.
 
     Attributes:
         noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
@@ -138,6 +174,11 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """
         params = self._validate()
         if isinstance(X, Source):
+            if self._takes_logarithm():
+                raise InputError(
+                    "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of "
+                    "log y to a model without `log_target`."
+                )
             validation.set_source_columns(self, X, y, sample_weight)
             self._check_columns(params, X.D)
             rows, scaler = self._rows_of_source(X, params)
@@ -146,7 +187,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             self._check_columns(params, data.D)
             rows, scaler = _scaled_targets(data, params.likelihood, single=single)
         self._fit(rows, params)
-        self._y_scaler = scaler
+        self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = scaler.noise(self.likelihood_)
         self._warn_of_limits()
@@ -159,7 +200,11 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """
         inputs = self._inputs(X)
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
-        return self._y_scaler.log_densities(self._log_density(inputs, targets))
+        return self._y_scaler.log_densities(self._log_density(inputs, targets), targets)
+
+    def _takes_logarithm(self) -> bool:
+        """Return whether the model is one of log y."""
+        return False
 
     @torch.no_grad()
     def predict_quantiles(
@@ -214,9 +259,9 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             ensure_min_samples=1,
         )
         X, y, weights = validation.weighted_rows(X, y, sample_weight)
-        return Dataset.of(
-            validation.tensor(X), validation.tensor(y), weights=weights
-        ).merged(), np.ndim(y) == 1
+        Y = validation.tensor(y)
+        Y = logarithm(Y) if self._takes_logarithm() else Y
+        return Dataset.of(validation.tensor(X), Y, weights=weights).merged(), np.ndim(y) == 1
 
     def _rows_of_source(
         self, source: Source, params: validation.Parameters
@@ -231,6 +276,18 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         if (dataset := rows.as_dataset()) is not None:
             observation_model(params.likelihood).check_targets(dataset.Y)
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
+
+
+def logarithm(Y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return log Y, or raise an error that names the first row that is not positive."""
+    wrong = (~(Y > 0)).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        raise InputError(
+            f"`log_target` needs positive targets; got {Y[at]:g} in row {at[0] + 1}. Leave such "
+            "rows out, add a constant to the target, or fit without the logarithm."
+        )
+    return Y.log()
 
 
 def _scaled_targets(
@@ -263,6 +320,10 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             objective of the fast schedule, if noise is Gaussian and the kernel is a string. They
             prevent overfitting of few rows, and have hardly any effect with a thousand. None adds
             none. Priors that are registered on a GPyTorch kernel are always used.
+        log_target: whether the model is a Gaussian process of log y, for positive targets whose
+            spread grows with their level. Predictions are exact log-normal distributions of y:
+            means, deviations, quantiles, samples and densities are in the units of y, so that they
+            compare with those of other models. `noise_` and the latent function are those of log y.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
     >>> model = SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
@@ -272,6 +333,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
 
     precision: str = "double"
     priors: str | None = "weak"
+    log_target: bool = False
 
     _out_of_core: ClassVar[bool] = True
 
@@ -301,17 +363,16 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         if return_cov:
             mean = self.posterior_.predict_mean(inputs).cpu()
             covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
-            return self._y_scaler.values(mean), self._y_scaler.variances(covariance.cpu())
-        if not return_std and (validation.has_noise(self.likelihood_) or not observed):
+            return self._y_scaler.joint_moments(mean, covariance.cpu())
+        symmetric = validation.has_noise(self.likelihood_) and not self.log_target
+        if not return_std and (symmetric or not (observed or self.log_target)):
             # The mean of the function is that of an observation, and costs O(M) per row.
             chunks = inputs.split(rows_at_once(self.posterior_))
             mean = torch.cat([self.posterior_.predict_mean(rows) for rows in chunks])
             return self._y_scaler.values(mean.cpu())
         prediction = self._predict_latent(inputs, self.posterior_.predict, observed=observed)
-        mean = self._y_scaler.values(prediction.mean)
-        if not return_std:
-            return mean
-        return mean, self._y_scaler.deviations(prediction.variance.sqrt())
+        mean, sd = self._y_scaler.moments(prediction.mean, prediction.variance)
+        return (mean, sd) if return_std else mean
 
     def sample_y(
         self,
@@ -341,13 +402,31 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             random_state: seed or RandomState.
         """
         check_is_fitted(self)
+        self._refuse_logarithm("functions that are differentiable in tensors")
         count = validation.integer("n_samples", n_samples)
         seed = int(check_random_state(random_state).randint(2**31))
         generator = torch.Generator(self.posterior_.Z.device).manual_seed(seed)
         return SampledFunctions(self, PosteriorPaths(self.posterior_, count, generator=generator))
 
+    def _takes_logarithm(self) -> bool:
+        return self.log_target
+
+    def _refuse_logarithm(self, what: str) -> None:
+        """Raise an `InputError` if y is log-normal, which `what` cannot represent."""
+        if self.log_target:
+            raise InputError(
+                f"`log_target` must be False for {what}; fit a model of log y, without "
+                "`log_target`, and convert that one."
+            )
+
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
+        if params.log_target and not is_plain(params.likelihood, GaussianLikelihood):
+            raise InputError(
+                "`log_target` needs Gaussian noise: with heavier tails the mean of y is infinite, "
+                "and counts and proportions have their own likelihoods; "
+                f"got `likelihood={self.likelihood!r}`."
+            )
         validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
         params.weak_priors = (
             params.priors == "weak" and params.schedule == "fast" and self._collapsed(params)

@@ -7,6 +7,7 @@ estimators are registered before a file is read.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import isnan, nan
 from typing import Any
 
@@ -182,6 +183,8 @@ def _restore_targets(model: Any) -> None:
     likelihood = model.posterior_.likelihood
     _check_likelihood(model.likelihood, likelihood)
     _require(len(model._y_scaler.columns.shift) == model.posterior_.P, "has another target scaler")
+    _require(isinstance(model._takes_logarithm(), bool), "has another `log_target`")
+    model._y_scaler = replace(model._y_scaler, log=model._takes_logarithm())
     model.likelihood_, model.noise_ = likelihood, model._y_scaler.noise(likelihood)
 
 

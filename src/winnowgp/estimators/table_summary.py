@@ -335,9 +335,14 @@ def training(
 
 
 def noise_sd(estimator: Any) -> float | None:
-    """Return the standard deviation of the noise in the target's units; None without noise."""
+    """Return the standard deviation of the noise in the target's units.
+
+    It is None without noise, and for a model of log y, whose noise grows with the target.
+    """
     noise = getattr(estimator, "noise_", None)
-    return None if noise is None or not np.isfinite(noise[0]) else float(np.sqrt(noise[0]))
+    if noise is None or not np.isfinite(noise[0]) or estimator.log_target:
+        return None
+    return float(np.sqrt(noise[0]))
 
 
 def predict_us(estimator: Any, X: NDArray[np.float64]) -> float:

@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -29,6 +30,13 @@ from winnowgp.estimators.effects import relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.splits import held_out_split, random_split_warning
+from winnowgp.estimators.table_targets import (
+    check_positive,
+    implied_task,
+    likelihood_for,
+    likelihood_warning,
+)
 from winnowgp.estimators.validation import TOLERANCE, CheckpointLike, tensor
 from winnowgp.io import save
 from winnowgp.report.sentences import counted
@@ -76,7 +84,9 @@ class TabularModel:
         """The task: "regression", "classification" or "counts"."""
         return self.summary["task"]
 
-    def predict(self, table: TableLike, *, level: float = 0.95) -> dict[str, np.ndarray[Any, Any]]:
+    def predict(
+        self, table: TableLike, *, level: float = 0.95, quantiles: Sequence[float] = ()
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Return columns of predictions, after the id column if there is one.
 
         They are mean, standard deviation and a central interval of a new observation; or the most
@@ -86,6 +96,7 @@ class TabularModel:
             table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
                 columns.
             level: probability that the interval contains the observation.
+            quantiles: probabilities of further columns: the 0.05-quantile is called `q0.05`.
         """
         table = DataTable.of(table)
         X = self.encoder.encode(table)
@@ -93,6 +104,8 @@ class TabularModel:
         if self.id_column is not None and self.id_column in table.values:
             columns[self.id_column] = table.strings(self.id_column, literal=True)
         if isinstance(self.estimator, SparseGPClassifier):
+            if quantiles:
+                raise InputError("classes have no quantiles; leave `quantiles` out.")
             probability = self.estimator.predict_proba(X)
             classes = self.estimator.classes_
             columns["class"] = classes[probability.argmax(1)]
@@ -100,10 +113,23 @@ class TabularModel:
         observation = predictive(self.estimator, X)
         lower, upper = observation.interval(level)
         mean, sd = observation.mean, observation.sd
-        return columns | {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+        columns |= {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+        if not quantiles:
+            return columns
+        names = [f"q{p:g}" for p in quantiles]
+        if len({*names, *columns}) < len(names) + len(columns):
+            raise InputError(
+                f"`quantiles` must differ from each other and from other columns; got {names}."
+            )
+        return columns | dict(zip(names, observation.quantiles(quantiles), strict=True))
 
     def predict_blocks(
-        self, blocks: Iterable[DataTable], *, level: float = 0.95, device: str = "cpu"
+        self,
+        blocks: Iterable[DataTable],
+        *,
+        level: float = 0.95,
+        quantiles: Sequence[float] = (),
+        device: str = "cpu",
     ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         """Return `predict` of a table that is read in blocks, such as those of a large file.
 
@@ -112,11 +138,12 @@ class TabularModel:
 
         Args:
             level: probability that the interval contains the observation.
+            quantiles: probabilities of further columns, as for `predict`.
             device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
         """
         moved = replace(self, estimator=predicting_on(device, self.estimator))
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
-            yield moved.predict(rows, level=level)
+            yield moved.predict(rows, level=level, quantiles=quantiles)
 
     def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
         """Return the model with fewer inducing points, from what the fit kept.
@@ -147,7 +174,11 @@ def fit_table(
     target: str,
     *,
     task: str = "auto",
+    likelihood: str = "auto",
+    log_target: bool = False,
     test_size: float = 0.2,
+    split_by: str | None = None,
+    test_table: DataTable | None = None,
     id_column: str | None = None,
     drop: tuple[str, ...] = (),
     categorical: tuple[str, ...] = (),
@@ -177,7 +208,15 @@ def fit_table(
         target: the column to predict. Rows without a target are left out if `missing` is "impute".
         task: "regression", "classification", "counts", or "auto": classification if the target is
             categorical or has two different values, regression otherwise.
+        likelihood: "gaussian", "student-t" or "laplace" for regression, "beta" for proportions,
+            "poisson" or "negative-binomial" for counts, or "auto": Gaussian, or Poisson for counts.
+            A `LikelihoodWarning` says that the target has counts or outliers.
+        log_target: whether to fit the logarithm of a positive target; see `SparseGPRegressor`.
         test_size: share of the rows held out to measure quality, drawn with `seed`; 0 for none.
+        split_by: a column that decides which rows are held out, rather than chance: those with the
+            latest dates or largest numbers, or whole groups of equal strings. A
+            `RandomSplitWarning` says that rows of a series were held out at random.
+        test_table: rows to hold out; the model is fitted to all rows of `table`.
         id_column: a column that identifies rows; it is not an input, and is repeated beside
             predictions.
         drop: columns to leave out.
@@ -208,10 +247,14 @@ def fit_table(
         raise InputError(
             f"`target` must not be in `drop` nor be the `id_column`; got {target!r} as both."
         )
-    if not 0 <= test_size < 1:
-        raise InputError(f"`test_size` must be at least 0 and below 1; got {test_size}.")
     if task == "auto" and target in categorical:
         task = "classification"
+    task = implied_task(task, likelihood, log_target=log_target)
+    rows = table.N
+    if test_table is not None:
+        if split_by is not None:
+            raise InputError("`split_by` must be left out if there is a `test_table`.")
+        table = _with_test_rows(table, DataTable.of(test_table), optional=ignored)
     # Before any row is left out, so that an error gives the row number in the table.
     everything = table
     names = table.without([target, *ignored]).names
@@ -225,13 +268,23 @@ def fit_table(
     task, why = _task(table, target, task)
     _check_id(id_column, table, target, task)
     inputs = table.without([target, *ignored])
-    train, test = _split(table.N, test_size, seed=seed)
+    if test_table is not None:
+        train, test = np.flatnonzero(number <= rows), np.flatnonzero(number > rows)
+        _check_test_rows(train, test)
+    else:
+        train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     encoder = TableEncoder.learn(
         inputs, kinds=kinds, rows=train, missing=missing, max_words=max_words
     )
     if target in target_kind:
         encoder = replace(encoder, target=target_kind[target].notation)
     y = _targets(table, target, task, train, number)
+    if log_target:
+        check_positive(y, target, number)
+    elif task == "regression" and likelihood == "auto":
+        _warn(likelihood_warning(y[train], target))
+    if split_by is None and test_table is None and len(test):
+        _warn(random_split_warning(inputs, date_columns(encoder)))
     history = table_summary.TrainingHistory()
     points: dict[str, Any] = {
         "alpha": alpha,
@@ -243,7 +296,8 @@ def fit_table(
     expression = kernel
     if kernel != AUTO:
         expression = parse_kernel(kernel, len(encoder.features), columns=_feature_numbers(encoder))
-    estimator = _estimator(task, precision)(
+    noise = likelihood_for(task, likelihood)
+    estimator = _estimator(task, precision, likelihood=noise, log_target=log_target)(
         expression,
         random_state=seed,
         device=device,
@@ -256,9 +310,9 @@ def fit_table(
     start = perf_counter()
     if process_group is None:
         estimator.fit(X[train], y[train])
-    elif task == "regression":
-        rows = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
-        estimator.fit(ShardedSource(rows, process_group))
+    elif task == "regression" and noise == "gaussian" and not log_target:
+        data = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
+        estimator.fit(ShardedSource(data, process_group))
     else:
         estimator.checkpoint = checkpoint if process_group.is_first else None
         estimator.fit(X[train], y[train])
@@ -297,6 +351,8 @@ def fit_table(
             "device": device,
             "precision": precision,
             "test_size": f"{test_size:g}",
+            **_target_settings(task, noise, log_target=log_target),
+            **({} if split_by is None else {"split_by": split_by}),
             "missing": missing,
             **(settings or {}),
         },
@@ -407,17 +463,48 @@ def _targets(
     return values
 
 
-def _split(N: int, test_size: float, *, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    order = np.random.default_rng(seed).permutation(N)
-    held_out = round(N * test_size)
-    if N - held_out < 1:
-        raise InputError(f"`test_size` must leave rows for training; got {test_size:g} of {N}.")
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
+def _with_test_rows(table: DataTable, test: DataTable, *, optional: tuple[str, ...]) -> DataTable:
+    """Return the rows of both tables; the second one may lack columns that are not used."""
+    lacking = [n for n in table.names if n not in optional and n not in test.values]
+    if lacking:
+        raise InputError(
+            "`test_table` (`--test-file`) must have the target and all inputs; it lacks "
+            f"{', '.join(map(repr, lacking[:12]))}."
+        )
+    absent = {name: np.full(test.N, None, dtype=object) for name in optional}
+    values = {name: test.values.get(name, absent.get(name)) for name in table.names}
+    return DataTable.joined([table, DataTable({n: v for n, v in values.items() if v is not None})])
 
 
-def _estimator(task: str, precision: str) -> Any:
+def _check_test_rows(train: NDArray[Any], test: NDArray[Any]) -> None:
+    if not len(train) or not len(test):
+        raise InputError(
+            "the table and the `test_table` must each have rows with a target; got "
+            f"{len(train)} and {len(test)}."
+        )
+
+
+def date_columns(encoder: TableEncoder) -> list[str]:
+    """Return the names of the columns that hold dates."""
+    return [column.name for column in encoder.columns if column.kind == "date"]
+
+
+def _warn(warning: Warning | None) -> None:
+    if warning is not None:
+        warnings.warn(warning, stacklevel=3)
+
+
+def _target_settings(task: str, likelihood: str, *, log_target: bool) -> dict[str, str]:
+    if task == "classification":
+        return {}
+    return {"likelihood": likelihood} | ({"log_target": "True"} if log_target else {})
+
+
+def _estimator(task: str, precision: str, *, likelihood: str, log_target: bool) -> Any:
     if task == "regression":
-        return partial(SparseGPRegressor, precision=precision)
+        return partial(
+            SparseGPRegressor, likelihood=likelihood, log_target=log_target, precision=precision
+        )
     if precision != "double":
         raise InputError(
             f"`precision` must be 'double' for {task}; got {precision!r}. Only regression supports "
@@ -425,7 +512,7 @@ def _estimator(task: str, precision: str) -> Any:
         )
     if task == "classification":
         return SparseGPClassifier
-    return partial(SparseGPRegressor, likelihood="poisson")
+    return partial(SparseGPRegressor, likelihood=likelihood)
 
 
 def _quality(

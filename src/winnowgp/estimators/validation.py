@@ -42,7 +42,14 @@ LIKELIHOODS = {
     "student-t": likelihoods.StudentTLikelihood,
     "laplace": likelihoods.LaplaceLikelihood,
     "poisson": likelihoods.PoissonLikelihood,
+    "negative-binomial": likelihoods.NegativeBinomialLikelihood,
+    "beta": likelihoods.BetaLikelihood,
 }
+_WITH_NOISE = (
+    likelihoods.GaussianLikelihood,
+    likelihoods.StudentTLikelihood,
+    likelihoods.LaplaceLikelihood,
+)
 
 
 TOLERANCE = 0.01
@@ -244,9 +251,9 @@ def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Lik
             f"got {likelihood!r}."
         )
     kind = LIKELIHOODS[likelihood]
-    if kind is likelihoods.PoissonLikelihood:
-        return kind()
-    return kind(noise_constraint=GreaterThan(LEAST_NOISE))
+    if kind in _WITH_NOISE:
+        return kind(noise_constraint=GreaterThan(LEAST_NOISE))
+    return kind()
 
 
 def has_noise(
@@ -255,12 +262,7 @@ def has_noise(
     likelihoods.GaussianLikelihood | likelihoods.StudentTLikelihood | likelihoods.LaplaceLikelihood
 ]:
     """Return whether targets are the latent function plus noise and can be standardised."""
-    return is_plain(
-        likelihood,
-        likelihoods.GaussianLikelihood,
-        likelihoods.StudentTLikelihood,
-        likelihoods.LaplaceLikelihood,
-    )
+    return is_plain(likelihood, *_WITH_NOISE)
 
 
 def _class_weight(name: str, value: Any) -> Mapping[Any, float] | str | None:
@@ -337,6 +339,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "kernel": _unchanged,
     "layers": integer,
     "likelihood": lambda _, value: likelihood_from(value),
+    "log_target": flag,
     "max_cost": optional(positive_number),
     "max_fit_seconds": optional(positive_number),
     "max_iter": optional(integer),

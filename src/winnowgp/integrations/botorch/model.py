@@ -78,6 +78,7 @@ class SparseGPModel(Model, FantasizeMixin):
                 "Pass a posterior to `SparseGPModel(posterior)`."
             )
         check_is_fitted(regressor)
+        regressor._refuse_logarithm("BoTorch's Gaussian posteriors")
         return cls(
             regressor.posterior_, inputs=regressor._x_scaler, targets=regressor._y_scaler.columns
         )

@@ -101,6 +101,7 @@ def to_gpytorch(
     if isinstance(fitted, Posterior):
         return _converted(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
     if isinstance(fitted, SparseGPRegressor):
+        fitted._refuse_logarithm("GPyTorch's Gaussian predictions")
         return _converted(fitted.posterior_, fitted._x_scaler, fitted._y_scaler.columns)
     if isinstance(fitted, SparseGPClassifier):
         posterior = fitted.posterior_

@@ -1,0 +1,148 @@
+"""`winnow evaluate` and `winnow compare`: models on rows whose target is known."""
+
+import json as json_format
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from winnowgp.cli.options import Encoding, Json, ModelFile
+
+if TYPE_CHECKING:
+    from winnowgp.estimators.evaluation import CrossValidation, PairedDifference
+
+Labelled = Annotated[
+    Path,
+    typer.Argument(
+        help="CSV, CSV.gz or Parquet with the target; rows without one are left out.",
+        show_default=False,
+    ),
+]
+
+
+def evaluate(
+    model: ModelFile, data: Labelled, encoding: Encoding = "utf-8", json: Json = False
+) -> None:
+    """Measure how well a model predicts rows whose target is known.
+
+    The constant model beside it is the best constant prediction of these very rows. Rows that the
+    model was fitted to flatter it.
+    """
+    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.summary import held_out_json, print_quality
+    from winnowgp.data import read_table
+    from winnowgp.estimators.evaluation import evaluate_model
+
+    fitted = load_table_model(model)
+    quality = evaluate_model(fitted, read_table(data, encoding=encoding))
+    if json:
+        found = {
+            "file": str(model),
+            "target": fitted.target,
+            "task": fitted.task,
+            "data": str(data),
+            **held_out_json(quality),
+            "constant": {metric["name"]: metric["baseline"] for metric in quality["metrics"]},
+        }
+        typer.echo(json_format.dumps(found, ensure_ascii=False))
+        return
+    print_quality(quality, title=f"{quality['rows']} rows of {data.name}, target {fitted.target}")
+
+
+def compare(
+    first: Annotated[
+        Path, typer.Argument(help="A file that `winnow fit` wrote.", show_default=False)
+    ],
+    second: Annotated[
+        Path, typer.Argument(help="Another one, for the same target.", show_default=False)
+    ],
+    data: Labelled,
+    encoding: Encoding = "utf-8",
+    json: Json = False,
+) -> None:
+    """Compare two models on rows whose target is known.
+
+    Differences are taken row by row, the second model less the first, and have a standard error. A
+    difference of less than about two standard errors may be chance. Use rows that neither model was
+    fitted to.
+    """
+    from winnowgp.cli.options import load_table_model
+    from winnowgp.data import read_table
+    from winnowgp.estimators.evaluation import compare_models
+
+    a, b = load_table_model(first), load_table_model(second)
+    measures = compare_models(a, b, read_table(data, encoding=encoding))
+    if json:
+        found = {
+            "first": str(first),
+            "second": str(second),
+            "target": a.target,
+            "measures": [asdict(measure) for measure in measures],
+        }
+        typer.echo(json_format.dumps(found, ensure_ascii=False))
+        return
+    _print_comparison(measures, first.name, second.name, data.name)
+
+
+def print_folds(validation: "CrossValidation") -> None:
+    """Print the metrics of each fold, their mean and its standard error."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = [metric["name"] for metric in validation.folds[0]["metrics"]]
+    table = Table(title="Cross-validation", title_justify="left")
+    for name in ("fold", "rows", *names):
+        table.add_column(name, justify="right")
+    for number, fold in enumerate(validation.folds, start=1):
+        values = [f"{metric['value']:.4g}" for metric in fold["metrics"]]
+        table.add_row(str(number), str(fold["rows"]), *values)
+    table.add_section()
+    means = [validation.mean(name) for name in names]
+    table.add_row("mean", "", *(f"{mean:.4g}" for mean, _ in means))
+    table.add_row("± error", "", *(f"{error:.2g}" for _, error in means))
+    Console(markup=False).print(table)
+
+
+def folds_json(validation: "CrossValidation") -> dict[str, object]:
+    """Return the metrics of each fold, their means and standard errors."""
+    from winnowgp.cli.summary import held_out_json
+
+    names = [metric["name"] for metric in validation.folds[0]["metrics"]]
+    means = {name: validation.mean(name) for name in names}
+    return {
+        "folds": [held_out_json(fold) for fold in validation.folds],
+        "mean": {name: mean for name, (mean, _) in means.items()},
+        "standard_error": {name: error for name, (_, error) in means.items()},
+    }
+
+
+def _print_comparison(
+    measures: "tuple[PairedDifference, ...]", first: str, second: str, data: str
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False)
+    table = Table(title=f"{measures[0].rows} rows of {data}", title_justify="left")
+    for name in ("mean per row", first, second, "difference", "± error"):
+        table.add_column(name, justify="left" if name == "mean per row" else "right")
+    for measure in measures:
+        table.add_row(
+            measure.name,
+            f"{measure.first:.4g}",
+            f"{measure.second:.4g}",
+            f"{measure.difference:+.3g}",
+            f"{measure.standard_error:.2g}",
+        )
+    console.print(table)
+    console.print(_verdict(measures[0], first, second), soft_wrap=True)
+
+
+def _verdict(density: "PairedDifference", first: str, second: str) -> str:
+    """Return which model is better by log density, and whether that may be chance."""
+    better = second if density.difference > 0 else first
+    by = f"{abs(density.difference):.3g} ± {density.standard_error:.2g} nats per row"
+    if abs(density.difference) <= 2 * density.standard_error:
+        return f"No clear difference in {density.name}: {by}, less than two standard errors."
+    return f"{better} predicts better: its {density.name} is higher by {by}."
