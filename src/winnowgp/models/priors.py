@@ -28,7 +28,7 @@ def log_prior(model: nn.Module) -> Scalar:
 
 # Mode and width of the weak priors, for standardised inputs and targets. The lengthscales of a
 # kernel on D columns grow as √D, as the distances between rows do.
-_LENGTHSCALE, _VARIANCE, _NOISE = (2.0, 1.5), (1.0, 1.5), (0.3, 2.0)
+_LENGTHSCALE, _VARIANCE, _NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)
 
 
 def add_weak_priors(module: nn.Module) -> None:

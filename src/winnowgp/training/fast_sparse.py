@@ -34,8 +34,8 @@ from winnowgp.training.schedules import (
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
 # rows, which may be a design without noise, less is required.
 _SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
-# Nats per observation above the constant model below which held-out rows must confirm the gain.
-_CERTAIN = 0.3
+# Rows up to which held-out rows must confirm that a model predicts better than a constant.
+_FEW_ROWS = 2000
 # Points are moved if they have fewer coordinates than this many per row. More of them would be
 # fitted to the rows, and hardly save points where so many are needed.
 _MOVED = 0.5
@@ -305,9 +305,7 @@ def _select_by_goal(
                 constant=constant[1],
             )
         pool, reference = Pool(tried, elbo, pool.growth), elbo
-    if reference < constant[1] + _CERTAIN * data.observations and not _predicts(
-        steps, pool.model, constant[0]
-    ):
+    if data.N <= _FEW_ROWS and not _predicts(steps, pool.model, constant[0]):
         return _Choice(constant[0], max(reference, constant[1]), pool.growth, constant=constant[1])
     if isinstance(goal, Tolerance):
         goal = goal.within(reference - constant[1], N=data.observations)
