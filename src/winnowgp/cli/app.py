@@ -23,7 +23,7 @@ from winnowgp.cli.reproduce import reproduce
 from winnowgp.cli.resize import resize
 from winnowgp.errors import (
     CheckpointWarning,
-    GrowthLimitWarning,
+    FitWarning,
     NotShardedWarning,
     WinnowError,
 )
@@ -103,9 +103,8 @@ def run(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             # Warnings of other libraries about themselves are hidden; ours are shown.
             warnings.simplefilter("ignore")
-            warnings.simplefilter("always", CheckpointWarning)
-            warnings.simplefilter("always", GrowthLimitWarning)
-            warnings.simplefilter("always", NotShardedWarning)
+            for ours in (CheckpointWarning, FitWarning, NotShardedWarning):
+                warnings.simplefilter("always", ours)
             warnings.showwarning = _show_warning
             app(arguments, prog_name="winnow")
     except SystemExit as end:

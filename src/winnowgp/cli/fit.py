@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from winnowgp.cli.options import (
     is_main_process,
     launched,
 )
-from winnowgp.errors import InputError
+from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
@@ -128,6 +129,9 @@ def fit(
     from winnowgp.data import read_table
     from winnowgp.estimators import fit_table
 
+    if not quiet and not json:
+        # The summary that is printed has these notes.
+        warnings.simplefilter("ignore", FitWarning)
     table = read_table(data, encoding=encoding)
     # Progress goes to stderr: stdout is for the result.
     with PhaseBars(Console(stderr=True), quiet=quiet or json or not is_main_process()) as bars:

@@ -94,6 +94,8 @@ def as_json(summary: Summary, *, file: str) -> str:
                 **{m["name"]: m["value"] for m in quality["metrics"]},
                 "coverage": quality["coverage"],
             },
+            "alarms": summary["alarms"],
+            "importance": summary["importance"],
             "timings": summary["timings"],
             "settings": summary["settings"],
         },
@@ -118,6 +120,8 @@ def print_summary(summary: Summary) -> None:
         f"prediction {summary['timings']['predict_us']:.1f} µs per row",
     )
     console.print(table)
+    for alarm in summary["alarms"]:
+        console.print(f"note: {alarm['message']}", style="bold", soft_wrap=True, highlight=False)
     if quality is None:
         if summary["choice"]["resized_from"] is not None and _held_out(summary):
             console.print(

@@ -24,6 +24,7 @@ MOST_RESIDUALS = 400
 """Held-out rows that are stored for plots, so that a file does not grow with the data."""
 
 _NODES = 64
+_LEAST_PROBABILITY = 1e-12
 
 
 class Predictive(ABC):
@@ -151,11 +152,11 @@ def regression_quality(
         "rows": len(y),
         "metrics": [
             _metric("RMSE", _rmse(y, observation.mean), _rmse(y, y_train.mean()), "lower"),
-            _metric("R²", _r_squared(y, observation.mean), _r_squared(y, y_train.mean()), "higher"),
+            _metric("R²", r_squared(y, observation.mean), r_squared(y, y_train.mean()), "higher"),
             _metric(
                 "log density per observation",
                 float(model.log_density(X, y).mean()),
-                _constant_density(model, y, y_train),
+                float(constant_densities(model, y, y_train).mean()),
                 "higher",
             ),
         ],
@@ -180,8 +181,7 @@ def classification_quality(
     best = probability.argmax(1)
     shares = np.array([(train_labels == c).mean() for c in classes])
     truth = labels[:, None] == classes
-    with np.errstate(divide="ignore"):
-        constant = np.log(np.maximum(truth @ shares, 1e-12)).mean()
+    constant = constant_class_densities(classes, labels, train_labels).mean()
     return {
         "rows": len(labels),
         "metrics": [
@@ -193,7 +193,7 @@ def classification_quality(
             ),
             _metric(
                 "log probability per observation",
-                float(np.maximum(model.log_density(X, labels), np.log(1e-12)).mean()),
+                float(class_densities(model, X, labels).mean()),
                 float(constant),
                 "higher",
             ),
@@ -220,21 +220,35 @@ def _rmse(y: Values, predicted: Any) -> float:
     return float(np.sqrt(np.mean((y - predicted) ** 2)))
 
 
-def _r_squared(y: Values, predicted: Any) -> float:
+def r_squared(y: Values, predicted: Any) -> float:
+    """Return the share of the variance of y that predictions explain; 0 for constant targets."""
     spread = np.mean((y - y.mean()) ** 2)
     return float(1 - np.mean((y - predicted) ** 2) / spread) if spread > 0 else 0.0
 
 
-def _constant_density(model: SparseGPRegressor, y: Values, y_train: Values) -> float:
-    """Return the mean log density of one Gaussian, or one Poisson distribution, for all rows.
+def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> Values:
+    """Return the log density of each row under one Gaussian or Poisson distribution for all.
 
     The Gaussian is no narrower than the least noise of the model, because a constant target would
     have a baseline of infinite density.
     """
     if model.likelihood == "poisson":
-        return float(poisson.logpmf(y, max(y_train.mean(), 1e-12)).mean())
+        return poisson.logpmf(y, max(y_train.mean(), 1e-12))
     least = sqrt(LEAST_NOISE) * model._y_scaler.columns.scale.item()
-    return float(norm.logpdf(y, y_train.mean(), max(y_train.std(), least)).mean())
+    return norm.logpdf(y, y_train.mean(), max(y_train.std(), least))
+
+
+def class_densities(model: SparseGPClassifier, X: Values, labels: NDArray[Any]) -> Values:
+    """Return the log probability of each label, at least log 1e-12."""
+    return np.maximum(model.log_density(X, labels), np.log(_LEAST_PROBABILITY))
+
+
+def constant_class_densities(
+    classes: NDArray[Any], labels: NDArray[Any], train_labels: NDArray[Any]
+) -> Values:
+    """Return the log of the share of each label among the training rows, at least log 1e-12."""
+    shares = np.array([(train_labels == c).mean() for c in classes])
+    return np.log(np.maximum((labels[:, None] == classes) @ shares, _LEAST_PROBABILITY))
 
 
 def _covered(observation: Predictive, y: Values, level: float) -> float:
