@@ -3,6 +3,8 @@
 from winnowgp.estimators import serialization  # noqa: F401  it registers the estimators
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
+from winnowgp.estimators.diagnostics import diagnose
+from winnowgp.estimators.effects import column_effect, permutation_importance
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
@@ -16,8 +18,11 @@ __all__ = [
     "SparseGPClassifier",
     "SparseGPRegressor",
     "TabularModel",
+    "column_effect",
+    "diagnose",
     "export_numpy",
     "export_onnx",
     "fit_table",
     "kernel_from",
+    "permutation_importance",
 ]

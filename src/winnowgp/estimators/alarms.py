@@ -167,11 +167,12 @@ def leakage_alarm(columns: Sequence[Column], y: NDArray[Any], score: float) -> F
 
     Args:
         columns: at least two inputs; with one, it is no surprise that it determines the target.
-        y: targets of the held-out rows: numbers, or class labels.
-        score: R² or accuracy.
+        y: targets of all rows: numbers, or class labels.
+        score: R² or accuracy on held-out rows.
     """
     if score < PERFECT or len(columns) < 2 or len(y) < FEWEST:
         return None
+    # Integers are classes too, but then a column that separates them explains them.
     classes = y.dtype.kind not in "fiu"
     for column in columns:
         determines = _separates if classes else _explains

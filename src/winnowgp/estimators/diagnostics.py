@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from winnowgp.data import DataTable, TableEncoder
-from winnowgp.errors import FitWarning
+from winnowgp.errors import (
+    DependentResidualsWarning,
+    FitWarning,
+    HeavyTailsWarning,
+    PeriodicResidualsWarning,
+)
 from winnowgp.estimators import alarms
-from winnowgp.estimators.alarms import Column
+from winnowgp.estimators.alarms import Column, leakage_alarm, selection_alarms
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import (
     class_densities,
@@ -26,6 +32,7 @@ from winnowgp.estimators.regression import SparseGPRegressor
 Values = NDArray[np.float64]
 
 _LARGEST_SCORE = 8.0
+_OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResidualsWarning)
 
 
 def diagnose(
@@ -33,7 +40,7 @@ def diagnose(
     X: Values,
     y: NDArray[Any],
     *,
-    y_train: NDArray[Any],
+    held_out: NDArray[np.intp],
     columns: Sequence[Column] | None = None,
 ) -> list[FitWarning]:
     """Return warnings about a fitted model, from rows that were not used for training.
@@ -45,39 +52,46 @@ def diagnose(
     in twenty has a warning.
 
     Args:
-        X: inputs of the held-out rows.
+        X: inputs of all rows, in their order.
         y: their targets.
-        y_train: targets of the training rows, for the constant prediction.
-        columns: columns to test residuals against; by default the columns of X and the row number.
+        held_out: numbers of the rows that were not used for training.
+        columns: columns to test residuals against; by default the columns of X.
 
     >>> X = np.linspace(0, 6, 120)[:, None]
     >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=120)
     >>> model = SparseGPRegressor(max_points=12, random_state=0).fit(X[::2], y[::2])
-    >>> diagnose(model, X[1::2], y[1::2], y_train=y[::2])
+    >>> diagnose(model, X, y, held_out=np.arange(1, 120, 2))
     []
     """
     X, y = np.asarray(X, dtype=np.float64), np.asarray(y)
     if columns is None:
         names = getattr(model, "feature_names_in_", range(X.shape[1]))
         columns = [Column(str(name), "number", v) for name, v in zip(names, X.T, strict=True)]
-        columns = [*columns, Column("", "order", np.arange(len(X), dtype=np.float64))]
-    found = alarms.selection_alarms(model)
-    if isinstance(model, SparseGPClassifier):
-        return [*found, *_class_alarms(model, X, y, y_train, columns)]
-    return [*found, *_regression_alarms(model, X, y, y_train, columns)]
+    used = np.ones(len(y), dtype=bool)
+    used[held_out] = False
+    tested = [replace(column, values=column.values[held_out]) for column in columns]
+    tested.append(Column("", "order", held_out.astype(np.float64)))
+    alarms_of = _class_alarms if isinstance(model, SparseGPClassifier) else _regression_alarms
+    score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested)
+    found = [*selection_alarms(model), *more]
+    leak = leakage_alarm(columns, y, score)
+    if leak is not None:
+        # What residuals of nearly perfect predictions look like is of no interest.
+        found = [a for a in found if not isinstance(a, _OF_RESIDUALS)]
+        found.append(leak)
+    return found
 
 
-def table_columns(encoder: TableEncoder, inputs: DataTable, rows: NDArray[np.intp]) -> list[Column]:
-    """Return the columns of some rows of a table, for `diagnose`, and the order of the rows."""
-    part = inputs.part(rows)
+def table_columns(encoder: TableEncoder, inputs: DataTable) -> list[Column]:
+    """Return the columns of a table, for `diagnose`."""
     columns = []
     for column in encoder.columns:
         if column.kind == "words":
-            values = np.array([str(s) for s in part.strings(column.name)])
+            values = np.array([str(s) for s in inputs.strings(column.name)])
         else:
-            values = column.encode(part, impute=True)[:, 0]
+            values = column.encode(inputs, impute=True)[:, 0]
         columns.append(Column(column.name, column.kind, values))
-    return [*columns, Column("", "order", rows.astype(np.float64))]
+    return columns
 
 
 @contextmanager
@@ -98,51 +112,40 @@ def recorded_alarms() -> Iterator[list[FitWarning]]:
 
 
 def _regression_alarms(
-    model: SparseGPRegressor, X: Values, y: Values, y_train: Values, columns: Sequence[Column]
-) -> list[FitWarning]:
-    observation = predictive(model, X)
-    nats = model.log_density(X, y)
+    model: Any, X: Values, y: Values, y_train: Values, columns: Sequence[Column]
+) -> tuple[float, list[FitWarning]]:
+    """Return R² on held-out rows, and alarms."""
+    observation, counts = predictive(model, X), model.likelihood == "poisson"
     lower, upper = observation.interval(0.95)
-    counts = model.likelihood == "poisson"
-    # Normal scores: standard normal if the predictive distributions are right.
-    z = norm.ppf(observation.cdf(y)).clip(-_LARGEST_SCORE, _LARGEST_SCORE)
-    inputs = [column for column in columns if column.kind != "order"]
-    score = r_squared(y, observation.mean)
-    leak = alarms.leakage_alarm(inputs, y.astype(np.float64), score)
-    single = [
-        None
-        if model.n_inducing_ == 0
-        else alarms.constant_alarm(nats, constant_densities(model, y, y_train)),
-        alarms.coverage_alarm((y >= lower) & (y <= upper), counts=counts),
-        leak,
-    ]
-    found = [alarm for alarm in single if alarm is not None]
-    if leak is None and model.n_inducing_ > 0:
-        positive = bool((y > 0).all() and (y_train > 0).all())
-        found += alarms.residual_alarms(
-            z, columns, predicted=observation.mean, positive=positive and not counts
-        )
-    return found
+    coverage = alarms.coverage_alarm((y >= lower) & (y <= upper), counts=counts)
+    found = [] if coverage is None else [coverage]
+    if model.n_inducing_ > 0:
+        constant = constant_densities(model, y, y_train)
+        worse = alarms.constant_alarm(model.log_density(X, y), constant)
+        found += [] if worse is None else [worse]
+        # Normal scores: standard normal if the predictive distributions are right.
+        z = norm.ppf(observation.cdf(y)).clip(-_LARGEST_SCORE, _LARGEST_SCORE)
+        positive = bool((y > 0).all() and (y_train > 0).all()) and not counts
+        found += alarms.residual_alarms(z, columns, predicted=observation.mean, positive=positive)
+    return r_squared(y, observation.mean), found
 
 
 def _class_alarms(
-    model: SparseGPClassifier,
+    model: Any,
     X: Values,
     labels: NDArray[Any],
     train_labels: NDArray[Any],
     columns: Sequence[Column],
-) -> list[FitWarning]:
+) -> tuple[float, list[FitWarning]]:
+    """Return the accuracy on held-out rows, and alarms."""
     classes, probability = model.classes_, model.predict_proba(X)
     accuracy = float((classes[probability.argmax(1)] == labels).mean())
-    nats = class_densities(model, X, labels)
+    if model.n_inducing_ == 0:
+        return accuracy, []
     constant = constant_class_densities(classes, labels, train_labels)
-    inputs = [column for column in columns if column.kind != "order"]
-    names = [str(c) for c in classes]
+    truth, names = labels[:, None] == classes, [str(c) for c in classes]
     found = [
-        None if model.n_inducing_ == 0 else alarms.constant_alarm(nats, constant),
-        alarms.leakage_alarm(inputs, labels.astype(str), accuracy),
-        None
-        if model.n_inducing_ == 0
-        else alarms.class_alarm(probability, labels[:, None] == classes, names, columns),
+        alarms.constant_alarm(class_densities(model, X, labels), constant),
+        alarms.class_alarm(probability, truth, names, columns),
     ]
-    return [alarm for alarm in found if alarm is not None]
+    return accuracy, [alarm for alarm in found if alarm is not None]

@@ -128,9 +128,9 @@ def _short(
     scale: NDArray[np.float64],
     feature: int,
 ) -> list[float]:
-    """Return coordinates with five digits, which is enough for a plot."""
+    """Return coordinates with seven digits, which is enough for a plot of dates and hours."""
     values = points[:, feature] * scale[feature] + shift[feature]
-    return [float(f"{value:.5g}") for value in values]
+    return [float(f"{value:.7g}") for value in values]
 
 
 def choice(estimator: Any, rows: int, *, asked: str) -> Choice:

@@ -267,8 +267,8 @@ def fit_table(
     fit_seconds = perf_counter() - start
     if len(test):
         seen = {type(alarm) for alarm in found}
-        columns = table_columns(encoder, inputs, test)
-        more = diagnose(estimator, X[test], y[test], y_train=y[train], columns=columns)
+        columns = table_columns(encoder, inputs)
+        more = diagnose(estimator, X, y, held_out=test, columns=columns)
         found += [alarm for alarm in more if type(alarm) not in seen]
     if process_group is None or process_group.is_first:
         for alarm in found:
