@@ -104,7 +104,7 @@ def test_effect_grid_follows_lengthscales_and_periods() -> None:
     for component in kernel.modules():
         if hasattr(component, "period_length"):
             component.period_length = torch.tensor([0.1])
-            component.lengthscale = 100.0
+            component.lengthscale = torch.tensor(100.0)
     assert resolution(kernel, 0, 2, 3.0) == pytest.approx((3 / 6, None))
     assert resolution(kernel, 1, 2, 3.0) == pytest.approx((0.3 / 16, 0.3))
     assert resolution(kernel_from("linear", 2), 0, 2, 1.0) == (np.inf, None)
@@ -136,7 +136,8 @@ def test_categories_have_their_numbers_of_rows(
 
 
 def test_terms_add_up_to_the_latent_function_and_equal_dense_algebra(model: TabularModel) -> None:
-    """With dense matrices: E f_j = k_j K_uu⁻¹ m, var f_j = k_j(x, x) − k_j K⁻¹ (K − S) K⁻¹ k_j."""
+    """With dense matrices, E f_j = k_j K⁻¹ m and cov f_j = k_j(x, x') − k_j K⁻¹ (K − S) K⁻¹ k_j',
+    both after the projection H = I − 11ᵀ/n off the average."""
     terms = {(e["term"], e["column"]): e for e in model.summary["terms"]}
     names = ["rbf['when']", "periodic['when'](period=1)", "linear['u']"]
     assert list(terms) == [(names[0], "when"), (names[1], "when"), (names[2], "u")]
@@ -151,8 +152,10 @@ def test_terms_add_up_to_the_latent_function_and_equal_dense_algebra(model: Tabu
         X = estimator._inputs(np.stack([at, np.full_like(at, u)], 1))
         k = covariance(kernel, q.Z, X)
         solved = torch.linalg.solve(K, k)
-        mean = scale * (solved.mT @ m)
-        variance = covariance(kernel, X, X).diagonal() - (solved * ((K - S) @ solved)).sum(0)
+        H = torch.eye(len(at)).double() - 1 / len(at)
+        mean = scale * (H @ solved.mT @ m)
+        C = covariance(kernel, X, X) - solved.mT @ (K - S) @ solved
+        variance = (H @ C @ H).diagonal()
         curve = effect["curves"][0]
         np.testing.assert_allclose(curve["mean"], mean, atol=1e-3)
         width = 4 * scale * variance.clamp_min(0).sqrt()
@@ -160,9 +163,9 @@ def test_terms_add_up_to_the_latent_function_and_equal_dense_algebra(model: Tabu
             np.subtract(curve["upper"], curve["lower"]), width, rtol=1e-2, atol=5e-3
         )
     X = estimator._inputs(np.array([[19800.3, 0.4]]))
-    parts = sum(covariance(kernel, X, q.Z) @ q.weights for kernel in q.kernel.kernels)
+    parts = torch.stack([covariance(kernel, X, q.Z) @ q.weights for kernel in q.kernel.kernels])
     whole = q.predict_mean(X) - q.mean(X)[:, None]
-    assert parts.item() == pytest.approx(whole.item())
+    assert parts.sum().item() == pytest.approx(whole.item())
 
 
 def test_kernel_of_one_term_has_no_terms(classes: tuple[TabularModel, DataTable]) -> None:

@@ -8,14 +8,12 @@ how often well-specified fits set one off.
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from math import exp, isfinite, lgamma, log, pi, sqrt
+from math import isfinite, lgamma, log, sqrt
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
-from scipy.stats import binomtest, chi2, kruskal, kurtosistest, rankdata
-from scipy.stats import norm as normal
+from scipy.stats import binomtest, chi2, kruskal, kurtosistest, rankdata, spearmanr
 
 from winnowgp.errors import (
     AllCandidatesWarning,
@@ -29,6 +27,7 @@ from winnowgp.errors import (
     PeriodicResidualsWarning,
     WorseThanConstantWarning,
 )
+from winnowgp.estimators.periodogram import FEWEST, largest_peak
 
 Values = NDArray[np.float64]
 
@@ -41,12 +40,8 @@ NOTICEABLE = 0.03
 PERFECT = 0.999
 """R², accuracy and rank correlation from which predictions are suspiciously good."""
 
-FEWEST = 24
-"""Fewest rows whose residuals are tested."""
-
 _BINS = 5
 _MANY_ROWS = 50
-_MOST_ROWS, _MOST_FREQUENCIES, _OVERSAMPLED = 1000, 20_000, 3
 
 
 @final
@@ -77,12 +72,19 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
     """Return the alarms about the number of inducing points of a fitted sparse estimator."""
     M, frontier = estimator.n_inducing_, estimator.frontier_
     if M == 0:
+        constant = "no inducing points were selected: the model predicts the same for every row"
+        if estimator.alpha != "auto":
+            return [
+                NoInducingPointsWarning(
+                    f"{constant}, because the prior outweighs what they gain. Lower `alpha` "
+                    f"(`--alpha`), which is {estimator.alpha:g}."
+                )
+            ]
         return [
             NoInducingPointsWarning(
-                "no inducing points were selected: the model predicts the same for every row, "
-                "because no kernel explains the target better than a constant does. Check that the "
-                "inputs have to do with the target, add columns or rows, or name a kernel such as "
-                "`kernel='rbf + linear'` (`--kernel`)."
+                f"{constant}, because no kernel explains the target better than a constant does. "
+                "Check that the inputs have to do with the target, add columns or rows, or name a "
+                "kernel such as `kernel='rbf + linear'` (`--kernel`)."
             )
         ]
     goals = (estimator.max_points, estimator.max_predict_us)
@@ -200,12 +202,14 @@ def residual_alarms(
     """
     if len(z) < FEWEST:
         return []
-    alarms = [periodic_alarm(z, columns) or _mean_alarm(z, columns)]
-    spread = _spread_alarm(
-        z, [Column("", "prediction", predicted), *columns], positive=positive and z.std() > 0
+    # A pattern of the level would be one of the size, and of the tails, as well.
+    alarm = (
+        periodic_alarm(z, columns)
+        or _mean_alarm(z, columns)
+        or _spread_alarm(z, columns, predicted, positive=positive)
+        or _tails_alarm(z, positive=positive)
     )
-    alarms.append(spread or _tails_alarm(z))
-    return [alarm for alarm in alarms if alarm is not None]
+    return [] if alarm is None else [alarm]
 
 
 def class_alarm(
@@ -234,8 +238,9 @@ def class_alarm(
             if found is None or value < found[0]:
                 found = (
                     value,
-                    f"class {labels[c]!r} is predicted with {100 * p[worst].mean():.0f} % and "
-                    f"observed in {100 * truth[worst, c].mean():.0f} % of the held-out rows "
+                    f"probabilities are wrong along {column.text}: class {labels[c]!r} is "
+                    f"predicted with {100 * p[worst].mean():.0f} % and observed in "
+                    f"{100 * truth[worst, c].mean():.0f} % of the held-out rows "
                     f"{_where(column, worst)}",
                 )
     if found is None or found[0] >= SIGNIFICANT:
@@ -252,8 +257,7 @@ def periodic_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
     The largest peak of the Lomb-Scargle periodogram of normal scores is compared with Baluev's
     bound on the probability that residuals without a period have a peak as large.
     """
-    tested = [c for c in columns if not c.is_categorical and len(np.unique(c.values)) > len(z) / 2]
-    peaks = [(largest_peak(column.values, z), column) for column in tested]
+    peaks = [(largest_peak(column.values, z), column) for column in columns if _is_time(column)]
     peaks = [(peak, column) for peak, column in peaks if peak is not None]
     if not peaks:
         return None
@@ -279,78 +283,6 @@ def periodic_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
         f"{seen} {unit} of column {column.name!r}, {share}. Add a periodic term: "
         f'`kernel="rbf + {term}"` (`--kernel`).'
     )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The largest peak of a periodogram."""
-
-    period: float
-    share: float
-    """Share of the variance that the best sinusoid of this period explains."""
-    probability: float
-    """Bound on the probability of such a peak without a period (Baluev 2008)."""
-
-
-def largest_peak(t: Values, z: Values) -> Peak | None:
-    """Return the largest peak of the Lomb-Scargle periodogram, or None if there are too few rows.
-
-    Each frequency f has P(f), the share of the variance of z that a constant and a sinusoid of that
-    frequency explain. Frequencies are those with three cycles or more within the rows, up to one
-    cycle in two of the small gaps between rows. For n rows, W = f_max √(4π var t) and
-    ψ(P) = (1 − P)^((n − 3)/2),
-
-        P(max P > p) ≲ ψ(p) + γ W (1 − p)^((n − 4)/2) √((n − 1) p / 2),
-        γ = √(2/(n − 1)) Γ((n − 1)/2) / Γ((n − 2)/2).
-
-    z is replaced by normal scores, so that a few large residuals are not a peak.
-    """
-    n = len(t)
-    gaps = np.diff(np.unique(t))
-    if n < FEWEST or len(gaps) < FEWEST // 2:
-        return None
-    span, highest = np.ptp(t), 0.5 / np.quantile(gaps, 0.1)
-    lowest = 3 / span
-    if highest <= lowest:
-        return None
-    if n > _MOST_ROWS:
-        used = np.sort(np.random.default_rng(0).choice(n, _MOST_ROWS, replace=False))
-        t, z, n = t[used], z[used], _MOST_ROWS
-    z = normal.ppf((rankdata(z) - 0.5) / n)
-    highest = min(highest, lowest + _MOST_FREQUENCIES / (_OVERSAMPLED * span))
-    frequencies = np.arange(lowest, highest, 1 / (_OVERSAMPLED * span))
-    shares = explained_shares(t, z, frequencies)
-    best = frequencies[shares.argmax()]
-    near = best + np.linspace(-1, 1, 21) / (_OVERSAMPLED * span)
-    fine = explained_shares(t, z, near)
-    share, frequency = float(fine.max()), float(near[fine.argmax()])
-    width = highest * sqrt(4 * pi * t.var())
-    scale = sqrt(2 / (n - 1)) * exp(gammaln((n - 1) / 2) - gammaln((n - 2) / 2))
-    rest = log(max(1 - share, 1e-300))
-    one = exp(0.5 * (n - 3) * rest)
-    many = scale * width * exp(0.5 * (n - 4) * rest) * sqrt(0.5 * (n - 1) * share)
-    return Peak(1 / frequency, share, min(one + many, 1.0))
-
-
-def explained_shares(t: Values, z: Values, frequencies: Values) -> Values:
-    """Return the share of the variance of z that a sinusoid of each frequency explains.
-
-    Constant, sine and cosine are fitted by least squares.
-    """
-    centred, total = z - z.mean(), float(((z - z.mean()) ** 2).sum())
-    shares = []
-    for part in np.array_split(frequencies, max(1, len(frequencies) * len(t) // 500_000)):
-        angles = 2 * pi * part[:, None] * (t - t.mean())
-        c, s = np.cos(angles), np.sin(angles)
-        c -= c.mean(1, keepdims=True)
-        s -= s.mean(1, keepdims=True)
-        cc, ss, cs = (c * c).sum(1), (s * s).sum(1), (c * s).sum(1)
-        zc, zs = c @ centred, s @ centred
-        # A sine that vanishes at all rows has no share of its own.
-        determinant = np.maximum(cc * ss - cs**2, 1e-9 * len(t) ** 2)
-        shares.append((zc**2 * ss - 2 * zc * zs * cs + zs**2 * cc) / (determinant * total))
-    return np.clip(np.concatenate(shares), 0, 1)
 
 
 @final
@@ -422,17 +354,18 @@ def _mean_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
     )
 
 
-def _spread_alarm(z: Values, columns: Sequence[Column], *, positive: bool) -> FitWarning | None:
-    """Return an alarm if the spread of the residuals depends on a column or the prediction."""
+def _spread_alarm(
+    z: Values, columns: Sequence[Column], predicted: Values, *, positive: bool
+) -> FitWarning | None:
+    """Return an alarm if the size of the residuals depends on the prediction or a column."""
     size = np.abs(z - np.median(z))
-    found = _dependence(size, columns)
+    found = _dependence(size, [Column("", "prediction", predicted)]) or _dependence(size, columns)
     if found is None:
         return None
     column, rows = found
-    grows = column.kind == "prediction" and positive
     advice = (
         "Fit the logarithm of the target (`--log-target`): its noise is then the same everywhere."
-        if grows
+        if column.kind == "prediction" and positive
         else "Intervals are too narrow there and too wide elsewhere: transform the target, or try "
         "`likelihood='student-t'` (`--likelihood student-t`)."
     )
@@ -443,16 +376,20 @@ def _spread_alarm(z: Values, columns: Sequence[Column], *, positive: bool) -> Fi
     )
 
 
-def _tails_alarm(z: Values) -> FitWarning | None:
+def _tails_alarm(z: Values, *, positive: bool) -> FitWarning | None:
     """Return an alarm if the kurtosis of the residuals is above that of a normal distribution."""
     test = kurtosistest(z, alternative="greater")
-    kurtosis = float(((z - z.mean()) ** 4).mean() / z.var() ** 2 - 3)
+    centred = z - z.mean()
+    kurtosis = float((centred**4).mean() / z.var() ** 2 - 3)
     if not isfinite(kurtosis) or test.pvalue >= SIGNIFICANT or kurtosis < 1.5:
         return None
+    skewed = positive and float((centred**3).mean() / z.var() ** 1.5) > 1
+    logarithm = ", or the logarithm of the target (`--log-target`)" if skewed else ""
     return HeavyTailsWarning(
         f"residuals of held-out rows have heavy tails (excess kurtosis {kurtosis:.1f}; the largest "
         f"is {np.abs(z).max():.1f} predicted standard deviations). Check these rows for errors, or "
-        "fit `likelihood='student-t'` (`--likelihood student-t`), which is robust to outliers."
+        "fit `likelihood='student-t'` (`--likelihood student-t`), which is robust to "
+        f"outliers{logarithm}."
     )
 
 
@@ -461,7 +398,8 @@ def _dependence(
 ) -> tuple[Column, NDArray[np.intp]] | None:
     """Return the column that the values depend on most, and the rows that differ most.
 
-    Each column is tested by Kruskal and Wallis' test of groups of rows with similar entries.
+    Each column is tested by Kruskal and Wallis' test of groups of rows with similar entries;
+    numbers also by Spearman's rank correlation, which sees a trend in fewer rows.
     """
     best: tuple[float, Column, list[NDArray[np.intp]]] | None = None
     for column in columns:
@@ -469,6 +407,8 @@ def _dependence(
         if len(groups) < 2 or np.ptp(values) == 0:
             continue
         p = float(kruskal(*(values[g] for g in groups)).pvalue)
+        if not column.is_categorical:
+            p = 2 * min(p, float(spearmanr(column.values, values).pvalue))
         if best is None or p < best[0]:
             best = (p, column, groups)
     if best is None or best[0] * len(columns) >= SIGNIFICANT:
@@ -479,6 +419,19 @@ def _dependence(
     if between < NOTICEABLE * ((values - values.mean()) ** 2).sum():
         return None
     return column, groups[int(np.argmax(np.abs(offsets)))]
+
+
+def _is_time(column: Column) -> bool:
+    """Return whether a column may be a time: a date, in the order of the rows, or on a grid."""
+    values = column.values
+    if column.is_categorical or len(np.unique(values)) <= len(values) / 2:
+        return False
+    steps = np.diff(values)
+    if column.kind != "number" or (steps >= 0).all() or (steps <= 0).all():
+        return True
+    gaps = np.diff(np.unique(values))
+    multiples = gaps / np.quantile(gaps, 0.1)
+    return bool((np.abs(multiples - np.round(multiples)) < 0.05).all())
 
 
 def _groups(column: Column) -> list[NDArray[np.intp]]:

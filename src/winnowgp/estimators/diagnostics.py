@@ -32,6 +32,7 @@ from winnowgp.estimators.regression import SparseGPRegressor
 Values = NDArray[np.float64]
 
 _LARGEST_SCORE = 8.0
+_COUNTS = ("poisson", "negative-binomial")
 _OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResidualsWarning)
 
 
@@ -115,7 +116,7 @@ def _regression_alarms(
     model: Any, X: Values, y: Values, y_train: Values, columns: Sequence[Column]
 ) -> tuple[float, list[FitWarning]]:
     """Return R² on held-out rows, and alarms."""
-    observation, counts = predictive(model, X), model.likelihood == "poisson"
+    observation, counts = predictive(model, X), model.likelihood in _COUNTS
     lower, upper = observation.interval(0.95)
     coverage = alarms.coverage_alarm((y >= lower) & (y <= upper), counts=counts)
     found = [] if coverage is None else [coverage]

@@ -19,7 +19,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.models.kernels import cross_covariance
+from winnowgp.models.kernels import covariance
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 
 if TYPE_CHECKING:
@@ -231,10 +231,11 @@ def term_effects(
 
     With k = Σ_j k_j, the terms are independent a priori and f = m + Σ_j f_j. Given q(u),
 
-        E f_j(x) = k_j(x, Z) K_uu⁻¹ E u,   var f_j(x) = k_j(x, x) − Σ_m s_m (A k_j(Z, x))_m²,
+        E f_j(x) = k_j(x, Z) K_uu⁻¹ E u,
+        cov(f_j(x), f_j(x')) = k_j(x, x') − Σ_m s_m (A k_j(Z, x))_m (A k_j(Z, x'))_m,
 
-    as for f itself (see `Posterior`). Means of the terms add up to that of f; their variances do
-    not, since the terms are correlated a posteriori.
+    as for f itself (see `Posterior`). The data hardly say which term has which level: only their
+    sum is known. So curves show f_j minus its average over the grid, and the uncertainty of that.
 
     Args:
         name: the kernel as an expression, whose terms give the names.
@@ -361,7 +362,8 @@ def _grid(
         # A whole number of periods is readable; all of them together would be a solid band.
         cycles = 3 if term is not None else max(3, int((MOST_STEPS - 1) * spacing / period))
         shown = min(cycles * period, high - low)
-        note = f"the last {shown:.4g} of {high - low:.4g}{unit} are shown"
+        shares = [f"{v:.0f}" if v >= 100 else f"{v:.2g}" for v in (shown, high - low)]
+        note = f"the last {shares[0]} of {shares[1]}{unit} are shown"
         low, needed = high - shown, shown / spacing
     else:
         note = ""
@@ -434,15 +436,19 @@ def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
 
 @torch.no_grad()
 def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: Values) -> Curve:
-    """Return mean and ± 2 sd of one term of the latent function, the first one of several.
+    """Return mean and ± 2 sd of a term of the latent function, minus its average over the rows.
 
-    In regression with noise it is in the units of the target, otherwise in those of the function.
+    It is that of the first of several functions. In regression with noise it is in the units of the
+    target, otherwise in those of the function.
     """
-    posterior = model.posterior_
-    k, prior = cross_covariance(term, posterior.Z)(model._inputs(X))
+    posterior, rows = model.posterior_, model._inputs(X)
+    k = covariance(term, rows, posterior.Z)
     mean = (k @ posterior.weights)[:, 0].numpy()
-    explained = (k @ posterior.gain[0]).square() @ posterior.signs[0]
-    sd = (prior - explained).clamp_min(0).sqrt().numpy()
+    mean = mean - mean.mean()
+    G = k @ posterior.gain[0]
+    C = covariance(term, rows, rows) - (G * posterior.signs[0]) @ G.mT
+    variance = C.diagonal() - 2 * C.mean(1) + C.mean()
+    sd = variance.clamp_min(0).sqrt().numpy()
     scale = 1.0
     if isinstance(model, SparseGPRegressor):
         scale = model._y_scaler.columns.scale[0].item()

@@ -21,7 +21,7 @@ from winnowgp.report.sentences import counted
 _COLOUR_MAP, _LEVELS = "cividis", 12
 _CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Characters of a label beside an axis of a panel.
-_LONGEST_LABEL = 28
+_LONGEST_LABEL = 24
 _CALIBRATION_LABELS = {
     "interval": ("nominal level of the interval", "share of held-out rows within it"),
     "class": ("predicted probability", "observed frequency"),
@@ -237,7 +237,7 @@ def shortened(text: str, most: int = _LONGEST_LABEL) -> str:
     """Return a text that fits beside an axis.
 
     >>> shortened("a" * 40)
-    'aaaaaaaaaaaaaaaaaaaaaaaaaaa…'
+    'aaaaaaaaaaaaaaaaaaaaaaa…'
     """
     return plain(text if len(text) <= most else f"{text[: most - 1]}…")
 
@@ -282,7 +282,7 @@ def _draw_effect(effect: Any, *, ax: Axes) -> None:
     if effect["term"]:
         ax.set_title(shortened(effect["term"]))
     note = f"\n({effect['note']})" if effect["note"] else ""
-    ax.set_xlabel(f"{shortened(effect['column'])}{note}")
+    ax.set_xlabel(f"{shortened(effect['column'], 34)}{note}")
 
 
 def _draw_density(counts: Sequence[int], ends: tuple[float, float], *, ax: Axes) -> None:

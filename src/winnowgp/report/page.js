@@ -93,6 +93,13 @@
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9 * step; v += step) values.push(Number(v.toPrecision(12)));
     return values;
   }
+  // Numbers with as many digits as it takes to tell them apart.
+  function labelled(values) {
+    for (let n = 4; ; n++) {
+      const texts = values.map((v) => digits(v, n));
+      if (n === 10 || new Set(texts).size === texts.length) return values.map((v, i) => [v, texts[i]]);
+    }
+  }
   function range(values, given, log) {
     if (given) return given;
     const finite = values.filter(Number.isFinite);
@@ -108,7 +115,7 @@
     const xs = all.flatMap((s) => s.x), ys = all.flatMap((s) => [...(s.y || []), ...(s.lower || []), ...(s.upper || [])]);
     const [x0, x1] = range(xs, o.xrange, o.xlog), [y0, y1] = range(ys, o.yrange, o.ylog);
     // Labels decide the margins: wide numbers on the left, long categories below.
-    const ylabels = o.ydates ? dateTicks(y0, y1, 5) : ticks(y0, y1, o.ylog).map((v) => [v, o.yformat ? o.yformat(v) : digits(v)]);
+    const ylabels = o.ydates ? dateTicks(y0, y1, 5) : o.yformat ? ticks(y0, y1, o.ylog).map((v) => [v, o.yformat(v)]) : labelled(ticks(y0, y1, o.ylog));
     const widest = ylabels.reduce((most, [, text]) => Math.max(most, text.length), 0);
     const longest = o.names ? o.names.reduce((most, name) => Math.max(most, name.length), 0) : 0;
     const left = Math.max(40, 26 + CHARACTER * widest);
@@ -128,7 +135,7 @@
       svg.append(el("text", { x: M.left - 7, y: py(v) + 4, "text-anchor": "end" }, text));
     }
     let marks = o.names ? o.names.map((name, i) => [i, cut(name, most)]).filter(([i]) => i % every === 0)
-      : o.dates ? dateTicks(x0, x1, 5) : ticks(x0, x1, o.xlog).map((v) => [v, digits(v)]);
+      : o.dates ? dateTicks(x0, x1, 5) : labelled(ticks(x0, x1, o.xlog));
     const space = (W - M.left - M.right) / Math.max(marks.length, 1);
     if (!o.names && marks.some(([, text]) => CHARACTER * text.length > space)) marks = marks.filter((_, i) => i % 2 === 0);
     for (const [v, text] of marks) {
@@ -217,8 +224,9 @@
   $("theme").addEventListener("click", () => { root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; });
 
   if (F.alarms.length) {
-    const sentence = (text) => text[0].toUpperCase() + text.slice(1);
-    $("alarms").append(el("b", {}, `${plural(F.alarms.length, "thing")} to look at before you use this model`), el("ul", {}, ...F.alarms.map((a) => el("li", {}, sentence(a.message)))));
+    // Code stands between backticks.
+    const sentence = (text) => el("li", {}, ...(text[0].toUpperCase() + text.slice(1)).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)));
+    $("alarms").append(el("b", {}, `${plural(F.alarms.length, "thing")} to look at before you use this model`), el("ul", {}, ...F.alarms.map((a) => sentence(a.message))));
     $("alarms").hidden = false;
   }
   const tile = (value, what) => $("tiles").append(el("div", { class: "tile" }, el("b", {}, value), el("span", {}, what)));
@@ -324,7 +332,7 @@
     const heights = (effects) => range(effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper])));
     curves(cards(here), F.effects, F.task === "classification" ? [0, 1] : heights(F.effects), F.task === "classification" ? "probability" : F.target);
     if (F.terms.length) {
-      here.append(el("h3", {}, "Terms of the kernel"), el("p", { class: "note" }, "What each term of the sum contributes to the latent function along a column, with all others as above; the contributions of all terms and a constant add up to it."));
+      here.append(el("h3", { class: "part" }, "Terms of the kernel"), el("p", { class: "note" }, "What each term of the sum contributes to the latent function along a column, relative to its average over the curve, with all other columns as above. The band is ± 2 sd."));
       curves(cards(here), F.terms, heights(F.terms), F.task === "regression" ? `part of ${F.target}` : "part of the latent function");
     }
   }
