@@ -154,7 +154,7 @@ def summary() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--draws", type=int, default=40)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=3, help="draws of each fault")

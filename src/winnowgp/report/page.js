@@ -94,7 +94,7 @@
     return values;
   }
   // Numbers with as many digits as it takes to tell them apart.
-  function labelled(values) {
+  function distinct(values) {
     for (let n = 4; ; n++) {
       const texts = values.map((v) => digits(v, n));
       if (n === 10 || new Set(texts).size === texts.length) return values.map((v, i) => [v, texts[i]]);
@@ -115,7 +115,7 @@
     const xs = all.flatMap((s) => s.x), ys = all.flatMap((s) => [...(s.y || []), ...(s.lower || []), ...(s.upper || [])]);
     const [x0, x1] = range(xs, o.xrange, o.xlog), [y0, y1] = range(ys, o.yrange, o.ylog);
     // Labels decide the margins: wide numbers on the left, long categories below.
-    const ylabels = o.ydates ? dateTicks(y0, y1, 5) : o.yformat ? ticks(y0, y1, o.ylog).map((v) => [v, o.yformat(v)]) : labelled(ticks(y0, y1, o.ylog));
+    const ylabels = o.ydates ? dateTicks(y0, y1, 5) : o.yformat ? ticks(y0, y1, o.ylog).map((v) => [v, o.yformat(v)]) : distinct(ticks(y0, y1, o.ylog));
     const widest = ylabels.reduce((most, [, text]) => Math.max(most, text.length), 0);
     const longest = o.names ? o.names.reduce((most, name) => Math.max(most, name.length), 0) : 0;
     const left = Math.max(40, 26 + CHARACTER * widest);
@@ -135,7 +135,7 @@
       svg.append(el("text", { x: M.left - 7, y: py(v) + 4, "text-anchor": "end" }, text));
     }
     let marks = o.names ? o.names.map((name, i) => [i, cut(name, most)]).filter(([i]) => i % every === 0)
-      : o.dates ? dateTicks(x0, x1, 5) : labelled(ticks(x0, x1, o.xlog));
+      : o.dates ? dateTicks(x0, x1, 5) : distinct(ticks(x0, x1, o.xlog));
     const space = (W - M.left - M.right) / Math.max(marks.length, 1);
     if (!o.names && marks.some(([, text]) => CHARACTER * text.length > space)) marks = marks.filter((_, i) => i % 2 === 0);
     for (const [v, text] of marks) {
