@@ -41,7 +41,7 @@ PERFECT = 0.999
 """R², accuracy and rank correlation from which predictions are suspiciously good."""
 
 _BINS = 5
-_MANY_ROWS = 50
+_FEW_ROWS, _MANY_ROWS = 10, 50
 
 
 @final
@@ -70,7 +70,9 @@ class Column:
 
 def selection_alarms(estimator: Any) -> list[FitWarning]:
     """Return the alarms about the number of inducing points of a fitted sparse estimator."""
-    M, frontier = estimator.n_inducing_, estimator.frontier_
+    M, rows = estimator.n_inducing_, 0 if estimator.frontier_ is None else estimator.frontier_.N
+    if M == 0 and (rows < _FEW_ROWS or _has_no_noise(estimator)):
+        return []  # Of so few rows, or of a constant target, a constant is the model to expect.
     if M == 0:
         constant = "no inducing points were selected: the model predicts the same for every row"
         if estimator.alpha != "auto":
@@ -92,14 +94,14 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
         return []
     given = estimator.candidates if not isinstance(estimator.candidates, str) else None
     offered = estimator.n_candidates if given is None else len(given)
-    if offered is not None and offered <= M:
+    # With a tolerance, a `GrowthLimitWarning` says so where more candidates would pay.
+    if estimator.alpha != "auto" and offered is not None and offered <= M:
         return [
             AllCandidatesWarning(
                 f"all {M} candidates were selected, so more inducing points may pay. Raise "
                 "`n_candidates`, or give more `candidates`."
             )
         ]
-    rows = 0 if frontier is None else frontier.N
     if rows >= _MANY_ROWS and 0.95 * rows <= M:
         return [
             AllCandidatesWarning(
@@ -110,6 +112,12 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
             )
         ]
     return []
+
+
+def _has_no_noise(estimator: Any) -> bool:
+    """Return whether a constant explains standardised targets without noise: they are constant."""
+    noise = getattr(estimator.posterior_.likelihood, "noise", None)
+    return noise is not None and bool(noise.max() < 0.01)
 
 
 def constant_alarm(nats: Values, constant: Values) -> FitWarning | None:

@@ -312,10 +312,13 @@ class FastSteps(Generic[Model]):
         if isinstance(moved, SparseGP) and isinstance(model, SparseGP):
             moved.precision = model.precision
         self.budget.spend(1.15 * maximum.iterations * cost)
-        if maximum.last_gain > _UNSETTLED * rows.observations:
-            self._unsettled.append((moved, maximum.last_gain / rows.observations))
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
-        return (moved, after) if after > before else (model, before)
+        best, elbo = (moved, after) if after > before else (model, before)
+        # An earlier run may have ended at this model by its own limit.
+        self._unsettled = [each for each in self._unsettled if each[0] is not best]
+        if maximum.last_gain > _UNSETTLED * rows.observations:
+            self._unsettled.append((best, maximum.last_gain / rows.observations))
+        return best, elbo
 
     def warn_unless_settled(self, model: Model) -> None:
         """Warn if the optimisation that led to a model ended while it still gained."""
