@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,8 @@ def test_draw_effects_shows_density_and_shortens_labels() -> None:
     words = {**EFFECT, "kind": "words", "at": ["a", "b" * 30, "c"], "counts": [5, 2, 1]}
     term = {**EFFECT, "term": "periodic", "note": "the last 3 of 9 days are shown", "kind": "date"}
     figure = draw_effects([EFFECT, words, term], target="height")
-    first, second, third = figure.axes
+    axes: Any = figure.axes
+    first, second, third = axes
     heights = [bar.get_height() for bar in first.containers[0]]
     np.testing.assert_allclose(heights, np.array([3, 0, 1, 6]) / 36)
     assert len(second.containers[-1]) == 3
@@ -115,7 +117,7 @@ def test_draw_importance_shows_two_standard_errors() -> None:
         {"column": "u", "loss": 0.0, "standard_error": 0.02},
     ]
     importance = {"measure": "R²", "rows": 30, "columns": columns}
-    ax = draw_importance(importance, ax=Figure().subplots())
+    ax: Any = draw_importance(importance, ax=Figure().subplots())
     assert [bar.get_width() for bar in ax.patches] == [0.8, 0.0]
     (errors,) = (c for c in ax.collections)
     ends = [segment[:, 0].tolist() for segment in errors.get_segments()]

@@ -141,11 +141,13 @@ def print_summary(summary: Summary) -> None:
 
 
 def _inputs(summary: Summary) -> str:
-    ranked = sorted(summary["columns"], key=lambda c: -(c["relevance"] or 0.0))
-    shown = ", ".join(c["name"] for c in ranked[:8])
-    more = f" and {len(ranked) - 8} more" if len(ranked) > 8 else ""
-    order = "most relevant first" if ranked[0]["relevance"] is not None else "in no order"
-    return f"{shown}{more} ({order})" if len(ranked) > 1 else shown
+    names, order = [column["name"] for column in summary["columns"]], "in no order"
+    if summary["importance"] is not None:
+        names = [column["column"] for column in summary["importance"]["columns"]]
+        order = "most important first"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    shown = ", ".join(names[:8])
+    return f"{shown}{more} ({order})" if len(names) > 1 else shown
 
 
 def _held_out(summary: Summary) -> int:
