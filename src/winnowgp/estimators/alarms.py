@@ -70,8 +70,9 @@ class Column:
 
 def selection_alarms(estimator: Any) -> list[FitWarning]:
     """Return the alarms about the number of inducing points of a fitted sparse estimator."""
-    M, rows = estimator.n_inducing_, 0 if estimator.frontier_ is None else estimator.frontier_.N
-    if M == 0 and (rows < _FEW_ROWS or _has_no_noise(estimator)):
+    M, frontier = estimator.n_inducing_, estimator.frontier_
+    few = frontier is not None and frontier.N < _FEW_ROWS
+    if M == 0 and (few or _has_no_noise(estimator)):
         return []  # Of so few rows, or of a constant target, a constant is the model to expect.
     if M == 0:
         constant = "no inducing points were selected: the model predicts the same for every row"
@@ -102,6 +103,7 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
                 "`n_candidates`, or give more `candidates`."
             )
         ]
+    rows = 0 if frontier is None else frontier.N
     if rows >= _MANY_ROWS and 0.95 * rows <= M:
         return [
             AllCandidatesWarning(
@@ -177,13 +179,12 @@ def leakage_alarm(columns: Sequence[Column], y: NDArray[Any], score: float) -> F
 
     Args:
         columns: at least two inputs; with one, it is no surprise that it determines the target.
-        y: targets of all rows: numbers, or class labels.
+        y: targets of all rows: numbers, or class labels as strings.
         score: R² or accuracy on held-out rows.
     """
     if score < PERFECT or len(columns) < 2 or len(y) < FEWEST:
         return None
-    # Integers are classes too, but then a column that separates them explains them.
-    classes = y.dtype.kind not in "fiu"
+    classes = y.dtype.kind == "U"
     for column in columns:
         determines = _separates if classes else _explains
         if determines(column, y):
@@ -416,7 +417,8 @@ def _dependence(
             continue
         p = float(kruskal(*(values[g] for g in groups)).pvalue)
         if not column.is_categorical:
-            p = 2 * min(p, float(spearmanr(column.values, values).pvalue))
+            trend: Any = spearmanr(column.values, values)
+            p = 2 * min(p, float(trend.pvalue))
         if best is None or p < best[0]:
             best = (p, column, groups)
     if best is None or best[0] * len(columns) >= SIGNIFICANT:

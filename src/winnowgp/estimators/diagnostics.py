@@ -72,10 +72,11 @@ def diagnose(
     used[held_out] = False
     tested = [replace(column, values=column.values[held_out]) for column in columns]
     tested.append(Column("", "order", held_out.astype(np.float64)))
-    alarms_of = _class_alarms if isinstance(model, SparseGPClassifier) else _regression_alarms
+    classes = isinstance(model, SparseGPClassifier)
+    alarms_of = _class_alarms if classes else _regression_alarms
     score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested)
     found = [*selection_alarms(model), *more]
-    leak = leakage_alarm(columns, y, score)
+    leak = leakage_alarm(columns, y.astype(str if classes else np.float64), score)
     if leak is not None:
         # What residuals of nearly perfect predictions look like is of no interest.
         found = [a for a in found if not isinstance(a, _OF_RESIDUALS)]
