@@ -19,6 +19,7 @@ PAGES = {page.name: page for page in sorted(DOCS.glob("*.md"))}
 PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
 # Pages that take more than a few seconds.
 SLOW = {
+    "alarms.md",
     "botorch.md",
     "checkpoints.md",
     "choosing-the-number.md",

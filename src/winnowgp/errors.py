@@ -48,25 +48,69 @@ class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues, and the previous one is kept."""
 
 
-class ConvergenceWarning(UserWarning):
+class FitWarning(UserWarning):
+    """Base class of the warnings that the result of a fit may be worse than it looks.
+
+    Each message says what was seen and what to try. `warnings.simplefilter("error", FitWarning)`
+    makes exceptions of all of them.
+    """
+
+
+class ConvergenceWarning(FitWarning):
     """A search ended before it reached its tolerance; the result is the best one found."""
 
 
-class GrowthLimitWarning(UserWarning):
+class GrowthLimitWarning(FitWarning):
     """A limit ended the growth of the candidates, and more inducing points may still pay."""
 
 
-class MissingGlyphWarning(UserWarning):
-    """No installed font has a character of a label; the figure shows its code instead."""
+class NoInducingPointsWarning(FitWarning):
+    """No inducing points were selected: the model predicts the same for every row."""
+
+
+class AllCandidatesWarning(FitWarning):
+    """All candidates were selected: more may pay, or the model is no smaller than the data."""
+
+
+class WorseThanConstantWarning(FitWarning):
+    """The held-out log density is not above that of a constant prediction."""
+
+
+class CoverageWarning(FitWarning):
+    """Intervals of 95 % hold far fewer or far more than 95 % of the held-out rows."""
+
+
+class LeakageWarning(FitWarning):
+    """Predictions are nearly perfect because one column determines the target."""
+
+
+class DependentResidualsWarning(FitWarning):
+    """Residuals of held-out rows, or their spread, depend on an input or on the order of rows."""
+
+
+class PeriodicResidualsWarning(FitWarning):
+    """Residuals of held-out rows repeat with a period."""
+
+
+class HeavyTailsWarning(FitWarning):
+    """Residuals of held-out rows have heavier tails than the likelihood."""
+
+
+class ExtrapolationWarning(FitWarning):
+    """Rows to predict lie far outside the training rows."""
 
 
 class NotShardedWarning(UserWarning):
     """Several processes were started, and each of them repeats the work of the whole fit."""
 
 
-class LikelihoodWarning(UserWarning):
+class LikelihoodWarning(FitWarning):
     """The target has counts or outliers, for which another likelihood may be better."""
 
 
-class RandomSplitWarning(UserWarning):
+class RandomSplitWarning(FitWarning):
     """Rows of a series were held out at random, between the rows that the model was fitted to."""
+
+
+class MissingGlyphWarning(UserWarning):
+    """No installed font has a character of a label; the figure shows its code instead."""

@@ -39,6 +39,7 @@ def test_fit_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
     assert [model.estimator.random_state for model in models] == [1, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.FitWarning")
 @pytest.mark.usefixtures("quickly")
 def test_fit_ignores_held_out_rows() -> None:
     """Whatever stands in them, the model is the same, and its quality another."""

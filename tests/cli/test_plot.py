@@ -8,7 +8,9 @@ import pytest
 from winnowgp.cli.app import run
 
 
-@pytest.mark.parametrize("what", ["effects", "frontier", "inclusion", "trace", "calibration"])
+@pytest.mark.parametrize(
+    "what", ["effects", "importance", "frontier", "inclusion", "trace", "calibration"]
+)
 @pytest.mark.parametrize("target", ["y", "up", "visits"])
 def test_plot_draws_every_kind_for_every_task(
     what: str, target: str, models: dict[str, Path], tmp_path: Path

@@ -274,6 +274,7 @@ def test_predict_missing_value_is_named(tmp_path: Path, capfd: Any) -> None:
     rows, model = tmp_path / "rows.csv", str(tmp_path / "m.winnow")
     rows.write_text("x,y\n" + "".join(f"{i / 8},{i % 5}\n" for i in range(40)))
     assert run(["fit", str(rows), "-t", "y", "-o", model, "-q", "--tolerance", "1"]) == 0
+    capfd.readouterr()
     x = np.linspace(0, 1, ROWS)
     x[[1_199, 1_210]] = np.nan
     path = parts(tmp_path / "bad.parquet", ROWS, x=x)
@@ -292,7 +293,7 @@ def test_predict_failure_keeps_the_existing_file(
     monkeypatch: pytest.MonkeyPatch,
     capfd: Any,
 ) -> None:
-    real = winnowgp.TabularModel.predict
+    real = winnowgp.TabularModel._predicted
     for kind in ("csv", "csv.gz", "parquet"):
         for problem, code in ((KeyboardInterrupt(), 130), (OSError(28, "No space left"), 2)):
             calls = 0
@@ -304,7 +305,7 @@ def test_predict_failure_keeps_the_existing_file(
                     raise problem
                 return real(*args, **words)
 
-            monkeypatch.setattr(winnowgp.TabularModel, "predict", second)
+            monkeypatch.setattr(winnowgp.TabularModel, "_predicted", second)
             out = tmp_path / f"out.{kind}"
             out.write_text("precious")
             assert run(["predict", str(models["y"]), str(new), "-o", str(out)]) == code

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,15 +41,20 @@ def test_resize_writes_the_model_of_that_size(
     text = " ".join(capsys.readouterr().out.split())
     assert "The quality of the resized model was not measured" in text
     assert "48 for training, 12 held out" in text
-    # Effects are those of the smaller model, along the same values.
+    # Effects are those of the smaller model, over the same range.
     for before, after in zip(large.summary["effects"], small.summary["effects"], strict=True):
         assert (after["column"], after["kind"]) == (before["column"], before["kind"])
         if after["kind"] == "words":
             assert after["at"] == before["at"]
         else:
-            np.testing.assert_allclose(after["at"], before["at"])
-    curves = [m.summary["effects"][0]["curves"][0]["mean"] for m in (large, small)]
-    assert not np.allclose(*curves)
+            np.testing.assert_allclose(after["at"][:: len(after["at"]) - 1], _ends(before))
+        assert after["counts"] == before["counts"]
+    first, second = (m.summary["effects"][0]["curves"][0]["mean"] for m in (large, small))
+    assert not np.allclose(first[0], second[0]) or not np.allclose(first[-1], second[-1])
+
+
+def _ends(effect: Any) -> list[float]:
+    return [effect["at"][0], effect["at"][-1]]
 
 
 def test_resize_without_points_lists_the_sizes(
@@ -121,9 +127,11 @@ def test_fit_shows_the_limit_that_ended_growth(
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,id", "--missing", "impute"]
     assert run([*words, "-o", str(tmp_path / "m.winnow")]) == 0
     said = capsys.readouterr()
-    assert "(limit: work)" in " ".join(said.err.split())
-    assert "max_fit_seconds" in said.err
+    assert "note: more inducing points" in said.out
+    assert "max_fit_seconds" in said.out
     assert "(limit: work)" in " ".join(said.out.split())
+    assert run([*words, "-q", "-o", str(tmp_path / "m.winnow")]) == 0
+    assert "(limit: work)" in capsys.readouterr().err
 
 
 def test_fit_refuses_an_unknown_criterion(

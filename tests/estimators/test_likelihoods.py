@@ -38,6 +38,7 @@ def brief(likelihood) -> SparseGPRegressor:
     )
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")  # of the plain one
 @pytest.mark.parametrize(
     "likelihood", ["student-t", pytest.param(StudentTLikelihood(), marks=pytest.mark.slow)]
 )

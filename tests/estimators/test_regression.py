@@ -81,6 +81,7 @@ def test_elbo_gap_is_within_tolerance_without_noise(seed: int) -> None:
     assert model.elbo_gap_ <= 0.01
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 def test_goals_set_the_number_of_points() -> None:
     X, y = wave()
     assert regressor(max_points=4).fit(X, y).n_inducing_ == 4
@@ -181,6 +182,7 @@ def test_same_seed_gives_the_same_fit(fitted: SparseGPRegressor) -> None:
     np.testing.assert_array_equal(first.inducing_points_, second.inducing_points_)
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 def test_kernels_by_name_and_as_objects() -> None:
     X, y = wave(30)
     for kernel in ("matern12", "matern32", "matern52", ScaleKernel(PeriodicKernel())):

@@ -95,6 +95,7 @@ def test_auto_kernel_of_the_paper_schedule_is_rbf() -> None:
     ("kernel", "name"),
     [("matern12[0]", "matern12[0]"), (ScaleKernel(RBFKernel()), "ScaleKernel")],
 )
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 def test_kernel_name_of_a_given_kernel(kernel: Any, name: str) -> None:
     with short_fits():
         model = SparseGPRegressor(kernel, random_state=0, tolerance=0.3).fit(X[::4], y[::4])
@@ -215,6 +216,7 @@ def test_fit_within_tolerance_of_the_full_gp_does_not_warn() -> None:
     model._warn_of_limits()
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.parametrize("goal", [{"max_points": 3}, {"alpha": 0.5}])
 def test_fit_with_another_goal_does_not_warn(goal: dict[str, Any]) -> None:
     model = SparseGPRegressor(n_candidates=4, random_state=0, **goal).fit(X, y)

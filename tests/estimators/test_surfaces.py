@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from helpers.short_fits import shortest_fits
 from winnowgp import DataTable, fit_table
 from winnowgp.errors import InputError
 from winnowgp.estimators.surfaces import surface, surface_rows
-from winnowgp.plots.predictions import ClassMap, Surface
+from winnowgp.plots.predictions import ClassMap, Surface, date_axis
 
 rng = np.random.default_rng(0)
 x, z = rng.uniform(0, 6, 40), rng.uniform(10, 20, 40)
@@ -34,6 +36,7 @@ def test_surface_equals_predict() -> None:
     np.testing.assert_array_equal(targets, height[np.arange(40) != 3])
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.usefixtures("quickly")
 def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:
     sides = np.where(height + np.random.default_rng(1).normal(size=40) > 4.5, "over", "under")
@@ -49,3 +52,20 @@ def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:
     estimator.classes_ = np.array(["east", "over", "under"])
     with pytest.raises(InputError, match="two classes; this model has 3"):
         surface(replace(model, estimator=estimator))
+
+
+def test_surface_of_a_date_has_days() -> None:
+    days = [str(np.datetime64("2024-03-01") + i) for i in range(40)]
+    table = DataTable.of({"day": days, "z": z, "height": height})
+    with shortest_fits():
+        model = fit_table(table, "height", kernel="rbf", max_points=4, test_size=0)
+    found = surface(model, side=5)
+    first = float((np.datetime64("2024-03-01") - np.datetime64("1970-01-01")).astype(int))
+    assert (found.x[0], found.x[-1]) == (first, first + 39)
+    X, _ = surface_rows(model, table)
+    np.testing.assert_array_equal(X[:, 0], first + np.arange(40))
+    ax = Figure().subplots()
+    ax.plot(found.x, found.x)
+    date_axis(ax.xaxis)
+    labels = [ax.xaxis.get_major_formatter()(tick) for tick in ax.get_xticks()]
+    assert any("Mar" in label or label.isdigit() for label in labels)

@@ -9,8 +9,9 @@ import pytest
 from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
-from winnowgp.training import FastSchedule
+from winnowgp.training import FastSchedule, fast_sparse
 from winnowgp.training import hyperparameters as warm_up
+from winnowgp.training.fast_steps import FastSteps
 
 
 @contextmanager
@@ -27,4 +28,13 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
         patch.setattr(
             training, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
+        yield
+
+
+@contextmanager
+def shortest_fits() -> Iterator[None]:
+    """In it, in addition, estimators do not compare starts, and keep no smaller models."""
+    with short_fits(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])
+        patch.setattr(fast_sparse, "_sized_models", lambda *_: ((), []))
         yield

@@ -1,13 +1,15 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.contour import QuadContourSet
+from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from helpers.figures import scattered
-from winnowgp.plots import Curve, draw_posterior_1d
+from winnowgp.plots import Curve, draw_effects, draw_importance, draw_posterior_1d
 from winnowgp.plots.predictions import (
     ClassMap,
     Surface,
@@ -79,3 +81,45 @@ def test_draw_surface_2d_shows_contours_rows_and_points(N: int) -> None:
     rows = [c for c in ax.collections if c.get_label() == "data"]
     assert [np.shape(c.get_offsets()) for c in rows] == ([(N, 2)] if N else [])
     assert all(c.get_clim() == contours.get_clim() for c in rows)
+
+
+EFFECT = {
+    "column": "a name that is much too long for the axis of a panel",
+    "kind": "number",
+    "at": [0.0, 1.0, 2.0],
+    "curves": [{"label": "", "mean": [1, 2, 3], "lower": [0, 1, 2], "upper": [2, 3, 4]}],
+    "counts": [3, 0, 1, 6],
+    "term": "",
+    "note": "",
+}
+
+
+def test_draw_effects_shows_density_and_shortens_labels() -> None:
+    words = {**EFFECT, "kind": "words", "at": ["a", "b" * 30, "c"], "counts": [5, 2, 1]}
+    term = {**EFFECT, "term": "periodic", "note": "the last 3 of 9 days are shown", "kind": "date"}
+    figure = draw_effects([EFFECT, words, term], target="height")
+    axes: Any = figure.axes
+    first, second, third = axes
+    heights = [bar.get_height() for bar in first.containers[0]]
+    np.testing.assert_allclose(heights, np.array([3, 0, 1, 6]) / 36)
+    assert len(second.containers[-1]) == 3
+    assert first.get_xlabel().endswith("…")
+    assert len(first.get_xlabel()) == 34
+    assert second.get_xticklabels()[1].get_text() == "b" * 13 + "…"
+    assert third.get_title(loc="left") == "periodic"
+    assert "(the last 3 of 9 days are shown)" in third.get_xlabel()
+    assert isinstance(third.xaxis.get_major_formatter(), ConciseDateFormatter)
+
+
+def test_draw_importance_shows_two_standard_errors() -> None:
+    columns = [
+        {"column": "x", "loss": 0.8, "standard_error": 0.1},
+        {"column": "u", "loss": 0.0, "standard_error": 0.02},
+    ]
+    importance = {"measure": "R²", "rows": 30, "columns": columns}
+    ax: Any = draw_importance(importance, ax=Figure().subplots())
+    assert [bar.get_width() for bar in ax.patches] == [0.8, 0.0]
+    (errors,) = (c for c in ax.collections)
+    ends = [segment[:, 0].tolist() for segment in errors.get_segments()]
+    np.testing.assert_allclose(ends, [[0.6, 1.0], [-0.04, 0.04]])
+    assert ax.get_xlabel() == "loss of R²"

@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,45 @@ def test_report_page_shows_a_tooltip_under_the_pointer(
         assert text.startswith(f"{len(choice['frontier']) - 1} inducing points: ")
         browser.command("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
         assert browser.run(tip) is True
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_report_page_shows_alarms_importance_terms_and_dates(
+    models: dict[str, TabularModel], width: int, tmp_path: Path
+) -> None:
+    """The box is first; every label fits; inducing points along a date have dates on their axis."""
+    summary = deepcopy(models["regression"].summary)
+    message = f"residuals repeat every 7 days of column {EVIL!r}. Add a periodic term."
+    summary["alarms"] = [{"warning": "PeriodicResidualsWarning", "message": message}]
+    summary["terms"] = [{**summary["effects"][0], "term": "rbf", "note": "the last 3 are shown"}]
+    summary["training"]["inputs"] = ["day", EVIL]
+    with Browser(width=width) as browser:
+        browser.open(save_report(summary, tmp_path / "report.html"))
+        assert browser.complaints() == []
+        assert browser.run("return document.documentElement.scrollWidth") == width
+        box = browser.run("return document.getElementById('alarms').innerText")
+        assert "1 thing to look at" in box
+        assert message[0].upper() + message[1:] in box
+        text = browser.run("return document.getElementById('inputs').innerText")
+        for title in ("Importance", "Inverse lengthscales", "Terms of the kernel", "rbf, along"):
+            assert title in text
+        bars = browser.run("return document.querySelectorAll('#inputs rect.density').length")
+        assert bars >= 40
+        # No label reaches beyond its figure.
+        beyond = browser.run(
+            "return [...document.querySelectorAll('svg')].flatMap((svg) => {"
+            "const outer = svg.getBoundingClientRect();"
+            "return [...svg.querySelectorAll('text')].filter((t) => {"
+            "const b = t.getBoundingClientRect();"
+            "return b.left < outer.left - 3 || b.right > outer.right + 3"
+            " || b.bottom > outer.bottom + 3; }).map((t) => t.textContent); })"
+        )
+        assert beyond == []
+        axis = "return document.querySelector('#training svg').textContent"
+        assert re.search(r"20\d\d-\d\d|\d\d-\d\d", browser.run(axis))
+
+
+def test_report_page_without_alarms_has_no_box(models: dict[str, TabularModel]) -> None:
+    assert models["regression"].summary["alarms"] == []
+    assert '<div id="alarms" role="note" hidden></div>' in report_page(models["regression"].summary)

@@ -24,11 +24,9 @@ from winnowgp.cli.reproduce import reproduce
 from winnowgp.cli.resize import resize
 from winnowgp.errors import (
     CheckpointWarning,
-    GrowthLimitWarning,
-    LikelihoodWarning,
+    FitWarning,
     MissingGlyphWarning,
     NotShardedWarning,
-    RandomSplitWarning,
     WinnowError,
 )
 
@@ -109,12 +107,8 @@ def run(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             # Warnings of other libraries about themselves are hidden; ours are shown.
             warnings.simplefilter("ignore")
-            warnings.simplefilter("always", CheckpointWarning)
-            warnings.simplefilter("always", GrowthLimitWarning)
-            warnings.simplefilter("always", MissingGlyphWarning)
-            warnings.simplefilter("always", NotShardedWarning)
-            warnings.simplefilter("always", LikelihoodWarning)
-            warnings.simplefilter("always", RandomSplitWarning)
+            for ours in (CheckpointWarning, FitWarning, MissingGlyphWarning, NotShardedWarning):
+                warnings.simplefilter("always", ours)
             warnings.showwarning = _show_warning
             app(arguments, prog_name="winnow")
     except SystemExit as end:

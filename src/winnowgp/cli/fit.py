@@ -4,6 +4,7 @@ import hashlib
 import json as json_format
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from winnowgp.cli.options import (
     is_main_process,
     launched,
 )
-from winnowgp.errors import InputError
+from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
@@ -217,6 +218,9 @@ def fit(
     from winnowgp.data import read_table
     from winnowgp.estimators import cross_validate_table, fit_table
 
+    if not quiet and not json:
+        # The summary that is printed has these notes.
+        warnings.simplefilter("ignore", FitWarning)
     table = read_table(data, encoding=encoding)
     test_table = None if test_file is None else read_table(test_file, encoding=encoding)
     options: dict[str, Any] = {

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from winnowgp.report.summary import Choice
 
 
-KINDS = ("effects", "frontier", "inclusion", "trace", "calibration", "surface")
+KINDS = (
+    "effects",
+    "terms",
+    "importance",
+    "frontier",
+    "inclusion",
+    "trace",
+    "calibration",
+    "surface",
+)
 
 
 def plot(
@@ -33,8 +42,8 @@ def plot(
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,
 ) -> None:
-    """Plot effects, frontier, inclusion probabilities, training history, calibration, or a surface
-    over two numeric inputs.
+    """Plot effects of columns, terms of a sum kernel, importance of columns, frontier, inclusion
+    probabilities, training history, calibration, or a surface over two numeric inputs.
 
     A model file does not contain its training rows; give their file with `--data` to show them on a
     surface.
@@ -60,8 +69,7 @@ def plot(
 
 
 def _plot_of(summary: "Summary", what: str) -> "Figure":
-    from winnowgp.plots import draw_inclusion
-    from winnowgp.plots.predictions import draw_effects
+    from winnowgp.plots import draw_effects, draw_importance, draw_inclusion
     from winnowgp.plots.selection import draw_trace
 
     if what == "frontier":
@@ -70,6 +78,20 @@ def _plot_of(summary: "Summary", what: str) -> "Figure":
         return _calibration(summary)
     if what == "effects":
         return draw_effects(summary["effects"], target=summary["target"])
+    if what == "terms":
+        if not summary["terms"]:
+            raise InputError(
+                "`--what terms` needs a model whose kernel is a sum, such as `--kernel 'rbf + "
+                "linear'`; this one has one term, or was resized. Plot effects instead."
+            )
+        return draw_effects(summary["terms"], target=f"part of {summary['target']}")
+    if what == "importance":
+        if (importance := summary["importance"]) is None:
+            raise InputError(
+                "`--what importance` needs a model with held-out rows; this one has none, or was "
+                "resized. Fit it with `--test-size` above 0."
+            )
+        return _single_panel(lambda ax: draw_importance(importance, ax=ax))
     if what == "inclusion":
         choice = summary["choice"]
         if not choice["inclusion"]:
@@ -108,7 +130,13 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     import torch
 
     from winnowgp.estimators.surfaces import numeric_inputs, surface, surface_rows
-    from winnowgp.plots.predictions import Surface, draw_classes_2d, draw_surface_2d
+    from winnowgp.plots.predictions import (
+        Surface,
+        date_axis,
+        draw_classes_2d,
+        draw_surface_2d,
+        shortened,
+    )
     from winnowgp.plots.style import plain
     from winnowgp.report.sentences import counted
 
@@ -126,7 +154,10 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
         title = (
             f"{plain(model.target)}: {size}" if isinstance(drawn, Surface) else _class_title(model)
         )
-        ax.set(xlabel=plain(names[0]), ylabel=plain(names[1]), title=title)
+        ax.set(xlabel=shortened(names[0]), ylabel=shortened(names[1]), title=title)
+        for axis, column in zip((ax.xaxis, ax.yaxis), model.encoder.columns, strict=True):
+            if column.kind == "date":
+                date_axis(axis)
 
     return _single_panel(draw)
 

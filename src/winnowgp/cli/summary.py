@@ -101,6 +101,8 @@ def as_json(summary: Summary, *, file: str) -> str:
             "available_sizes": choice["sizes"],
             "resized_from": choice["resized_from"],
             "held_out": None if quality is None else held_out_json(quality),
+            "alarms": summary["alarms"],
+            "importance": summary["importance"],
             "timings": summary["timings"],
             "settings": summary["settings"],
         },
@@ -150,6 +152,8 @@ def print_summary(summary: Summary) -> None:
     )
     console.print(table)
     console.print(_columns(summary))
+    for alarm in summary["alarms"]:
+        console.print(f"note: {alarm['message']}", style="bold", soft_wrap=True, highlight=False)
     if quality is None:
         if summary["choice"]["resized_from"] is not None and _held_out(summary):
             console.print(
@@ -203,11 +207,13 @@ def _date(days: float) -> str:
 
 
 def _inputs(summary: Summary) -> str:
-    ranked = sorted(summary["columns"], key=lambda c: -(c["relevance"] or 0.0))
-    shown = ", ".join(c["name"] for c in ranked[:8])
-    more = f" and {len(ranked) - 8} more" if len(ranked) > 8 else ""
-    order = "most relevant first" if ranked[0]["relevance"] is not None else "in no order"
-    return f"{shown}{more} ({order})" if len(ranked) > 1 else shown
+    names, order = [column["name"] for column in summary["columns"]], "in no order"
+    if summary["importance"] is not None:
+        names = [column["column"] for column in summary["importance"]["columns"]]
+        order = "most important first"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    shown = ", ".join(names[:8])
+    return f"{shown}{more} ({order})" if len(names) > 1 else shown
 
 
 def _likelihood(settings: dict[str, str]) -> str:

@@ -3,6 +3,8 @@
 from winnowgp.estimators import serialization  # noqa: F401  it registers the estimators
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
+from winnowgp.estimators.diagnostics import diagnose
+from winnowgp.estimators.effects import column_effect, permutation_importance
 from winnowgp.estimators.evaluation import (
     CrossValidation,
     PairedDifference,
@@ -25,11 +27,14 @@ __all__ = [
     "SparseGPClassifier",
     "SparseGPRegressor",
     "TabularModel",
+    "column_effect",
     "compare_models",
     "cross_validate_table",
+    "diagnose",
     "evaluate_model",
     "export_numpy",
     "export_onnx",
     "fit_table",
     "kernel_from",
+    "permutation_importance",
 ]

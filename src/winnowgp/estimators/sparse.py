@@ -23,6 +23,7 @@ from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import GrowthLimitWarning, InputError
 from winnowgp.estimators import validation
+from winnowgp.estimators.alarms import selection_alarms
 from winnowgp.estimators.base import BaseGP, check_kernel_columns
 from winnowgp.estimators.kernels import (
     AUTO,
@@ -361,6 +362,9 @@ class SparseEstimator(BaseGP, ABC):
         return {name: nats - best for name, nats in zip(AUTO_KERNELS, evidence, strict=True)}
 
     def _warn_of_limits(self) -> None:
+        if ProcessGroup.from_environment().is_first:
+            for alarm in selection_alarms(self):
+                warnings.warn(alarm, stacklevel=3)
         goals = (self.max_points, self.max_predict_us)
         tolerance = self.alpha == "auto" and all(goal is None for goal in goals)
         if self.growth_limit_ is None or not tolerance:

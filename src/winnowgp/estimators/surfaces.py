@@ -16,7 +16,7 @@ SIDE = 80
 
 
 def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
-    """Return predictions on a grid over the range of the table's two numeric inputs.
+    """Return predictions on a grid over the range of the table's two inputs, numbers or dates.
 
     They are means, or probabilities of the second of two classes.
 
@@ -26,15 +26,17 @@ def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
     first, second = numeric_inputs(model)
     axes = [_axis(model, name, side) for name in (first, second)]
     x, y = np.meshgrid(*axes)
-    predictions = model.predict(DataTable({first: x.ravel(), second: y.ravel()}))
-    grid = [torch.from_numpy(axis) for axis in axes]
     features = [model.encoder.features.index(name) for name in (first, second)]
+    # Columns with missing values have another feature, which is zero where a value is known.
+    X = np.zeros((x.size, len(model.encoder.features)))
+    X[:, features] = np.stack([x.ravel(), y.ravel()], 1)
+    grid = [torch.from_numpy(axis) for axis in axes]
     points = torch.from_numpy(model.estimator.inducing_points_[:, features])
     if isinstance(model.estimator, SparseGPClassifier):
-        _, other = model.estimator.classes_
-        probability = torch.from_numpy(predictions[f"p_{other}"].reshape(x.shape))
+        probability = torch.from_numpy(model.estimator.predict_proba(X)[:, 1].reshape(x.shape))
         return ClassMap(grid[0], grid[1], probability, points[:0], points)
-    return Surface(grid[0], grid[1], torch.from_numpy(predictions["mean"].reshape(x.shape)), points)
+    mean = torch.from_numpy(model.estimator.predict(X).reshape(x.shape))
+    return Surface(grid[0], grid[1], mean, points)
 
 
 def surface_rows(
@@ -54,13 +56,13 @@ def surface_rows(
 
 
 def numeric_inputs(model: TabularModel) -> tuple[str, str]:
-    """Return the names of the two numeric inputs.
+    """Return the names of the two inputs, numbers or dates.
 
     Raises:
         InputError: the model has other inputs, or more than two classes.
     """
     columns = model.encoder.columns
-    if len(columns) != 2 or any(column.kind != "number" for column in columns):
+    if len(columns) != 2 or any(column.kind == "words" for column in columns):
         kinds = ", ".join(
             f"{column.name!r} ({'categorical' if column.kind == 'words' else column.kind})"
             for column in columns[:6]

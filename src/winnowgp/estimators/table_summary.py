@@ -13,13 +13,20 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable, Standardiser, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.effects import column_effect, relevances
+from winnowgp.estimators.effects import (
+    RankedColumn,
+    column_features,
+    effect_curves,
+    relevances,
+    term_effects,
+)
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Choice,
     ColumnSummary,
     Effect,
     IgnoredColumn,
+    Importance,
     Moment,
     Summary,
     Training,
@@ -122,9 +129,9 @@ def _short(
     scale: NDArray[np.float64],
     feature: int,
 ) -> list[float]:
-    """Return coordinates with five digits, which is enough for a plot."""
+    """Return coordinates with seven digits, which is enough for a plot of dates and hours."""
     values = points[:, feature] * scale[feature] + shift[feature]
-    return [float(f"{value:.5g}") for value in values]
+    return [float(f"{value:.7g}") for value in values]
 
 
 def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
@@ -183,11 +190,19 @@ def resized(
         ],
         "noise_sd": noise_sd(estimator),
         "choice": {**after, "resized_from": largest},
+        "alarms": [],
         "quality": None,
+        "importance": None,
         "effects": [
-            column_effect(estimator, encoder, columns[effect["column"]], between=_ends(effect))
+            {
+                **effect_curves(
+                    estimator, encoder, columns[effect["column"]], between=_ends(effect)
+                ),
+                "counts": effect["counts"],
+            }
             for effect in summary["effects"]
         ],
+        "terms": [],
         "training": {"inputs": summary["training"]["inputs"], "moments": []},
         "timings": {
             **summary["timings"],
@@ -289,30 +304,45 @@ def _spread(values: NDArray[np.float64]) -> list[float]:
     return np.nanquantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
 
 
-def effects(
-    estimator: Any,
+def ranked_columns(
     encoder: TableEncoder,
     summaries: list[ColumnSummary],
     X: NDArray[np.float64],
-) -> list[Effect]:
-    """Return the effects of the most relevant columns, between their 1st and 99th percentile."""
-    ranked = sorted(
-        zip(encoder.columns, summaries, strict=True),
-        key=lambda pair: -(pair[1]["relevance"] or 0.0),
-    )
-    starts: dict[str, int] = {}
-    number = 0
-    for column in encoder.columns:
-        starts[column.name] = number
-        number += len(column.features)
-    curves = []
-    for column, _ in ranked[:MOST_EFFECTS]:
-        between = None
-        if column.kind != "words":
-            low, high = np.quantile(X[:, starts[column.name]], [0.01, 0.99])
-            between = (float(low), float(high))
-        curves.append(column_effect(estimator, encoder, column, between=between))
-    return curves
+    importance: Importance | None,
+) -> list[RankedColumn]:
+    """Return columns, the most important or relevant first, for `effects`.
+
+    Curves are drawn between the 1st and the 99th percentile of a column.
+    """
+    weights = {each["name"]: each["relevance"] or 0.0 for each in summaries}
+    if importance is not None:
+        weights = {each["column"]: each["loss"] for each in importance["columns"]}
+    ranked: list[RankedColumn] = []
+    for column, features in zip(encoder.columns, column_features(encoder), strict=True):
+        values = X[:, features]
+        if column.kind == "words":
+            names = np.array(["", *column.categories])
+            number = np.where(values.any(1), values.argmax(1) + 1, 0)
+            ranked.append(RankedColumn(column, None, names[number]))
+        else:
+            low, high = np.quantile(values[:, 0], [0.01, 0.99]).tolist()
+            ranked.append(RankedColumn(column, (low, high), values[:, 0]))
+    return sorted(ranked, key=lambda each: -weights[each.column.name])
+
+
+def effects(
+    estimator: Any, encoder: TableEncoder, ranked: list[RankedColumn], kernel: str
+) -> tuple[list[Effect], list[Effect]]:
+    """Return the effects of the most important columns, and those of the terms of a sum kernel.
+
+    Args:
+        kernel: the kernel as an expression.
+    """
+    curves = [
+        effect_curves(estimator, encoder, each.column, between=each.between, values=each.values)
+        for each in ranked[:MOST_EFFECTS]
+    ]
+    return curves, term_effects(estimator, encoder, kernel, ranked=ranked)
 
 
 def training(

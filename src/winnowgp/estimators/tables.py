@@ -22,11 +22,13 @@ from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
-from winnowgp.errors import InputError
+from winnowgp.errors import FitWarning, InputError
 from winnowgp.estimators import table_summary
+from winnowgp.estimators.alarms import FarRows
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.effects import relevances
+from winnowgp.estimators.diagnostics import diagnose, recorded_alarms, table_columns
+from winnowgp.estimators.effects import column_features, importance, relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
@@ -90,7 +92,8 @@ class TabularModel:
         """Return columns of predictions, after the id column if there is one.
 
         They are mean, standard deviation and a central interval of a new observation; or the most
-        probable class and the probability of each class.
+        probable class and the probability of each class. An `ExtrapolationWarning` says that rows
+        lie far outside the training rows.
 
         Args:
             table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
@@ -98,8 +101,23 @@ class TabularModel:
             level: probability that the interval contains the observation.
             quantiles: probabilities of further columns: the 0.05-quantile is called `q0.05`.
         """
-        table = DataTable.of(table)
+        far = self._far_rows()
+        predictions = self._predicted(DataTable.of(table), level, quantiles, far)
+        _warn(far.alarm())
+        return predictions
+
+    def _far_rows(self) -> FarRows:
+        """Return a count of the rows to predict that lie far outside the training rows."""
+        columns = [column for column in self.summary["columns"] if column["spread"]]
+        ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
+        return FarRows(ranges, {c["name"] for c in columns if c["kind"] == "date"})
+
+    def _predicted(
+        self, table: DataTable, level: float, quantiles: Sequence[float], far: FarRows
+    ) -> dict[str, np.ndarray[Any, Any]]:
         X = self.encoder.encode(table)
+        numbers = zip(self.encoder.columns, column_features(self.encoder), strict=True)
+        far.add({c.name: X[:, f[0]] for c, f in numbers if c.kind != "words"}, table.N)
         columns: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
             columns[self.id_column] = table.strings(self.id_column, literal=True)
@@ -142,8 +160,10 @@ class TabularModel:
             device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
         """
         moved = replace(self, estimator=predicting_on(device, self.estimator))
+        far = self._far_rows()
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
-            yield moved.predict(rows, level=level, quantiles=quantiles)
+            yield moved._predicted(rows, level, quantiles, far)
+        _warn(far.alarm())
 
     def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
         """Return the model with fewer inducing points, from what the fit kept.
@@ -202,6 +222,9 @@ def fit_table(
     process_group: ProcessGroup | None = None,
 ) -> TabularModel:
     """Fit a model that predicts one column of a table from the others, and measure its quality.
+
+    Warnings, each a `winnowgp.errors.FitWarning`, say what the held-out rows and the selection show
+    to be wrong, and what to try; `summary["alarms"]` has them too.
 
     Args:
         table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of columns.
@@ -308,15 +331,24 @@ def fit_table(
     )
     X = encoder.encode(inputs)
     start = perf_counter()
-    if process_group is None:
-        estimator.fit(X[train], y[train])
-    elif task == "regression" and noise == "gaussian" and not log_target:
-        data = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
-        estimator.fit(ShardedSource(data, process_group))
-    else:
-        estimator.checkpoint = checkpoint if process_group.is_first else None
-        estimator.fit(X[train], y[train])
+    with recorded_alarms() as found:
+        if process_group is None:
+            estimator.fit(X[train], y[train])
+        elif task == "regression" and noise == "gaussian" and not log_target:
+            data = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
+            estimator.fit(ShardedSource(data, process_group))
+        else:
+            estimator.checkpoint = checkpoint if process_group.is_first else None
+            estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
+    if len(test):
+        seen = {type(alarm) for alarm in found}
+        columns = table_columns(encoder, inputs)
+        more = diagnose(estimator, X, y, held_out=test, columns=columns)
+        found += [alarm for alarm in more if type(alarm) not in seen]
+    if process_group is None or process_group.is_first:
+        for alarm in found:
+            warnings.warn(alarm, stacklevel=2)
     # The estimator sees features, which have numbers and no names.
     estimator.kernel, estimator.callbacks, estimator.checkpoint = str(expression), None, None
     relevant = relevances(estimator.kernel_, encoder)
@@ -324,6 +356,10 @@ def fit_table(
         table_summary.column_summary(inputs, column, relevant, note=notes[column.name])
         for column in encoder.columns
     ]
+    lost = importance(estimator, encoder, X[test], y[test]) if len(test) > 1 else None
+    ranked = table_summary.ranked_columns(encoder, summaries, X, lost)
+    expression = estimator.kernel_name_ if kernel == AUTO else kernel
+    curves, terms = table_summary.effects(estimator, encoder, ranked, expression)
     summary: Summary = {
         "target": target,
         "task": task,
@@ -339,8 +375,11 @@ def fit_table(
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
+        "alarms": [{"warning": type(each).__name__, "message": str(each)} for each in found],
         "quality": _quality(estimator, X, y, train, test),
-        "effects": table_summary.effects(estimator, encoder, summaries, X),
+        "importance": lost,
+        "effects": curves,
+        "terms": terms,
         "training": table_summary.training(history, estimator, encoder, relevant),
         "timings": {"fit_s": fit_seconds, "predict_us": table_summary.predict_us(estimator, X)},
         "settings": {
@@ -358,6 +397,11 @@ def fit_table(
         },
     }
     return TabularModel(encoder, estimator, id_column, summary)
+
+
+def _warn(alarm: FitWarning | None) -> None:
+    if alarm is not None:
+        warnings.warn(alarm, stacklevel=3)
 
 
 def _with_target(
@@ -487,11 +531,6 @@ def _check_test_rows(train: NDArray[Any], test: NDArray[Any]) -> None:
 def date_columns(encoder: TableEncoder) -> list[str]:
     """Return the names of the columns that hold dates."""
     return [column.name for column in encoder.columns if column.kind == "date"]
-
-
-def _warn(warning: Warning | None) -> None:
-    if warning is not None:
-        warnings.warn(warning, stacklevel=3)
 
 
 def _target_settings(task: str, likelihood: str, *, log_target: bool) -> dict[str, str]:

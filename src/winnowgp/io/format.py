@@ -34,9 +34,9 @@ from torch import Tensor
 
 from winnowgp import __version__
 from winnowgp.errors import InputError, ModelFileError
-from winnowgp.io import version1, version2, version3
+from winnowgp.io import version1, version2, version3, version4
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -103,6 +103,8 @@ def read_archive(path: Path) -> Archive:
             outline = {**outline, "value": version2.upgraded(outline["value"])}
         if version <= 3:
             outline = {**outline, "value": version3.upgraded(outline["value"])}
+        if version <= 4:
+            outline = {**outline, "value": version4.upgraded(outline["value"])}
         return Archive(outline["kind"], outline["value"], tensors)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise unreadable(path) from error

@@ -4,13 +4,20 @@ Functions named `draw_*` draw on the axes they are given and compute nothing.
 """
 
 from winnowgp.plots.latent import LatentMap, draw_latent_map, save_animation
-from winnowgp.plots.predictions import Curve, draw_posterior_1d
+from winnowgp.plots.predictions import (
+    Curve,
+    draw_effects,
+    draw_importance,
+    draw_posterior_1d,
+)
 from winnowgp.plots.selection import draw_frontier, draw_inclusion
 
 __all__ = [
     "Curve",
     "LatentMap",
+    "draw_effects",
     "draw_frontier",
+    "draw_importance",
     "draw_inclusion",
     "draw_latent_map",
     "draw_posterior_1d",

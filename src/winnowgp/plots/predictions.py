@@ -7,8 +7,9 @@ from typing import Any
 
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.dates import ConciseDateFormatter
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from torch import Tensor
@@ -19,6 +20,8 @@ from winnowgp.report.sentences import counted
 # Uniform in lightness, and the same to every common colour vision.
 _COLOUR_MAP, _LEVELS = "cividis", 12
 _CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Characters of a label beside an axis of a panel.
+_LONGEST_LABEL = 24
 _CALIBRATION_LABELS = {
     "interval": ("nominal level of the interval", "share of held-out rows within it"),
     "class": ("predicted probability", "observed frequency"),
@@ -186,8 +189,10 @@ def draw_calibration(pairs: Sequence[Sequence[float]], *, kind: str, ax: Axes) -
 def draw_effects(effects: Sequence[Any], *, target: str) -> Figure:
     """Draw the effect of each input on the prediction, one panel per input.
 
+    Grey bars below the curves show where the rows of the table are.
+
     Args:
-        effects: `Summary["effects"]`.
+        effects: `Summary["effects"]`, or `Summary["terms"]`.
         target: the name of the target.
     """
     across = min(len(effects), 3)
@@ -200,10 +205,48 @@ def draw_effects(effects: Sequence[Any], *, target: str) -> Figure:
         for ax in panels[len(effects) :]:
             ax.set_visible(False)
         for ax in panels[::across]:
-            ax.set_ylabel(plain(target))
+            ax.set_ylabel(shortened(target))
         if len(effects[0]["curves"]) > 1:
             panels[0].legend()
     return figure
+
+
+def draw_importance(importance: Any, *, ax: Axes, most: int = 20) -> Axes:
+    """Draw the importance of each column by permutation, with two standard errors.
+
+    Args:
+        importance: `Summary["importance"]`, or the result of `permutation_importance`.
+        most: largest number of columns that are drawn.
+    """
+    columns = importance["columns"][:most]
+    names = [shortened(column["column"]) for column in columns]
+    rows = range(len(columns))
+    errors = [2 * column["standard_error"] for column in columns]
+    ax.barh(rows, [c["loss"] for c in columns], xerr=errors, color=COLOURS["posterior"], height=0.6)
+    ax.axvline(0, color=COLOURS["data"], linewidth=0.8)
+    ax.set_yticks(rows, names)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"loss of {importance['measure']}")
+    title = f"Columns permuted on {importance['rows']} held-out rows (± 2 standard errors)"
+    # To the left of the axis, above the names: long names leave the axes little width.
+    ax.set_title(title, x=0, ha="left", wrap=True)
+    return ax
+
+
+def shortened(text: str, most: int = _LONGEST_LABEL) -> str:
+    """Return a text that fits beside an axis.
+
+    >>> shortened("a" * 40)
+    'aaaaaaaaaaaaaaaaaaaaaaa…'
+    """
+    return plain(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def date_axis(axis: Axis) -> None:
+    """Show days since 1970, which is matplotlib's convention too, as dates."""
+    locator = AutoDateLocator(minticks=3, maxticks=6)
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(ConciseDateFormatter(locator))
 
 
 def _draw_effect(effect: Any, *, ax: Axes) -> None:
@@ -225,14 +268,38 @@ def _draw_effect(effect: Any, *, ax: Axes) -> None:
                 at, curve["lower"], curve["upper"], color=colour, alpha=0.25, linewidth=0
             )
         ax.plot(at, mean, color=colour, linewidth=1.4, label=label)
+    ends = (-0.5, len(effect["at"]) - 0.5) if categorical else (at[0], at[-1])
     if categorical:
-        categories = [plain(category[:12]) for category in effect["at"]]
-        ax.set_xticks(list(at), categories, rotation=30, ha="right")
-        ax.set_xlim(-0.5, len(effect["at"]) - 0.5)
+        # All of up to 15 labels fit beside each other.
+        every = ceil(len(at) / 15)
+        categories = [shortened(category, 14) for category in effect["at"]]
+        ax.set_xticks(list(at)[::every], categories[::every], rotation=35, ha="right")
+        ax.set_xlim(ends)
     if effect["kind"] == "date":
-        ax.xaxis_date()  # dates are days since 1970, which is matplotlib's convention too
-        ax.xaxis.set_major_formatter(ConciseDateFormatter(ax.xaxis.get_major_locator()))
-    ax.set_xlabel(plain(effect["column"]))
+        date_axis(ax.xaxis)
+    if effect["counts"]:
+        _draw_density(effect["counts"], ends, ax=ax)
+    if effect["term"]:
+        ax.set_title(shortened(effect["term"]))
+    note = f"\n({effect['note']})" if effect["note"] else ""
+    ax.set_xlabel(f"{shortened(effect['column'], 34)}{note}")
+
+
+def _draw_density(counts: Sequence[int], ends: tuple[float, float], *, ax: Axes) -> None:
+    """Draw grey bars from the lower edge of the panel, up to a sixth of its height."""
+    width = (ends[1] - ends[0]) / len(counts)
+    most = max(*counts, 1)
+    ax.bar(
+        [ends[0] + i * width for i in range(len(counts))],
+        [n / most / 6 for n in counts],
+        width=0.95 * width,
+        align="edge",
+        color=COLOURS["data"],
+        alpha=0.3,
+        linewidth=0,
+        zorder=0,
+        transform=ax.get_xaxis_transform(),
+    )
 
 
 def _draw_inducing_points(points: Float[Tensor, "M 2"], *, ax: Axes, fill: str = "none") -> None:

@@ -7,7 +7,7 @@
 
   // Elements and numbers -------------------------------------------------------------
   function el(tag, attributes = {}, ...children) {
-    const svg = ["svg", "g", "path", "line", "circle", "rect", "text"].includes(tag);
+    const svg = ["svg", "g", "path", "line", "circle", "rect", "text", "title"].includes(tag);
     const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
     for (const child of children) made.append(child);
@@ -19,7 +19,12 @@
     return String(Number(v.toPrecision(n)));
   };
   const percent = (v) => `${(100 * v).toFixed(1)} %`;
-  const date = (days) => new Date(days * 864e5).toISOString().slice(0, 10);
+  const moment = (days) => new Date(Math.round(days * 1440) * 6e4).toISOString();
+  // Dates that have a time of day are shown with it.
+  const date = (days) => (Math.abs(days - Math.round(days)) < 1 / 2880 ? moment(days).slice(0, 10) : moment(days).slice(0, 16).replace("T", " "));
+  const isDate = (name) => F.columns.some((c) => c.name === name && c.kind === "date");
+  const value = (name, v) => (isDate(name) ? date(v) : digits(v));
+  const cut = (text, most) => (text.length > most ? `${text.slice(0, Math.max(1, most - 1))}…` : text);
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
   function showTip(text, event) {
@@ -50,7 +55,30 @@
   }
 
   // Charts -------------------------------------------------------------------
-  const W = 390, H = 245, M = { left: 58, right: 12, top: 10, bottom: 40 };
+  const W = 390, H = 245;
+  const CHARACTER = 6;  // average width of a character of an axis label
+
+  // Days since 1970 at whole hours, days, months or years, at most `most` of them, with short labels.
+  function dateTicks(low, high, most) {
+    const span = high - low;
+    const hours = [1, 2, 3, 6, 12].map((h) => h / 24), days = [1, 2, 4, 7, 14];
+    const step = [...hours, ...days].find((s) => span / s <= most);
+    if (step) {
+      const first = Math.ceil(low / step - 1e-9) * step, values = [];
+      for (let v = first; v <= high + 1e-9; v += step) values.push(v);
+      const label = step < 1 ? (v) => (values.length && Math.abs(v - Math.round(v)) < 1e-6 ? moment(v).slice(5, 10) : moment(v).slice(11, 16)) : (v) => moment(v).slice(5, 10);
+      return values.map((v, i) => [v, i === 0 ? (step < 1 ? moment(v).slice(5, 16).replace("T", " ") : moment(v).slice(0, 10)) : label(v)]);
+    }
+    const months = [1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200].find((m) => span / (30.4 * m) <= most) || 6000;
+    const start = new Date(low * 864e5), values = [];
+    let index = Math.ceil((12 * start.getUTCFullYear() + start.getUTCMonth()) / months) * months;
+    for (; ; index += months) {
+      const v = Date.UTC(Math.floor(index / 12), index % 12, 1) / 864e5;
+      if (v > high + 1e-9) break;
+      if (v >= low - 1e-9) values.push([v, months >= 12 ? String(Math.floor(index / 12)) : moment(v).slice(0, 7)]);
+    }
+    return values;
+  }
 
   function ticks(low, high, log) {
     if (log) {
@@ -64,6 +92,13 @@
     const values = [];
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9 * step; v += step) values.push(Number(v.toPrecision(12)));
     return values;
+  }
+  // Numbers with as many digits as it takes to tell them apart.
+  function distinct(values) {
+    for (let n = 4; ; n++) {
+      const texts = values.map((v) => digits(v, n));
+      if (n === 10 || new Set(texts).size === texts.length) return values.map((v, i) => [v, texts[i]]);
+    }
   }
   function range(values, given, log) {
     if (given) return given;
@@ -79,25 +114,52 @@
     const all = o.series.filter((s) => !s.quiet);
     const xs = all.flatMap((s) => s.x), ys = all.flatMap((s) => [...(s.y || []), ...(s.lower || []), ...(s.upper || [])]);
     const [x0, x1] = range(xs, o.xrange, o.xlog), [y0, y1] = range(ys, o.yrange, o.ylog);
+    // Labels decide the margins: wide numbers on the left, long categories below.
+    const ylabels = o.ydates ? dateTicks(y0, y1, 5) : o.yformat ? ticks(y0, y1, o.ylog).map((v) => [v, o.yformat(v)]) : distinct(ticks(y0, y1, o.ylog));
+    const widest = ylabels.reduce((most, [, text]) => Math.max(most, text.length), 0);
+    const longest = o.names ? o.names.reduce((most, name) => Math.max(most, name.length), 0) : 0;
+    const left = Math.max(40, 26 + CHARACTER * widest);
+    const room = o.names ? (W - left - 12) / o.names.length : 0;
+    const slanted = o.names && CHARACTER * longest > room - 4;
+    // More categories than lines of text fit beside each other are labelled in part.
+    const every = o.names ? Math.ceil(11 / room) : 1, most = slanted ? 14 : Math.floor(room / CHARACTER);
+    const below = slanted ? Math.round(0.6 * CHARACTER * Math.min(longest, 14)) + 4 : 0;
+    const M = { left, right: 12, top: 10, bottom: 40 + below };
+    const H = 245 + below;
     const f = (v, log) => (log ? Math.log10(Math.max(v, 1e-300)) : v);
     const px = (v) => M.left + ((f(v, o.xlog) - f(x0, o.xlog)) / (f(x1, o.xlog) - f(x0, o.xlog))) * (W - M.left - M.right);
     const py = (v) => H - M.bottom - ((f(v, o.ylog) - f(y0, o.ylog)) / (f(y1, o.ylog) - f(y0, o.ylog))) * (H - M.top - M.bottom);
     const svg = el("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": o.label });
-    for (const v of ticks(y0, y1, o.ylog)) {
+    for (const [v, text] of ylabels) {
       svg.append(el("line", { class: "grid", x1: M.left, x2: W - M.right, y1: py(v), y2: py(v) }));
-      svg.append(el("text", { x: M.left - 7, y: py(v) + 4, "text-anchor": "end" }, o.yformat ? o.yformat(v) : digits(v)));
+      svg.append(el("text", { x: M.left - 7, y: py(v) + 4, "text-anchor": "end" }, text));
     }
-    const marks = o.names ? o.names.map((_, i) => i) : ticks(x0, x1, o.xlog);
-    const shown = o.dates ? marks.filter((_, i) => i % 2 === 0) : marks;
-    for (const v of shown) {
-      const name = o.names ? o.names[v].slice(0, o.names.length > 5 ? 7 : 12) : o.dates ? date(v) : digits(v);
-      svg.append(el("text", { x: px(v), y: H - M.bottom + 17, "text-anchor": "middle" }, name));
+    let marks = o.names ? o.names.map((name, i) => [i, cut(name, most)]).filter(([i]) => i % every === 0)
+      : o.dates ? dateTicks(x0, x1, 5) : distinct(ticks(x0, x1, o.xlog));
+    const space = (W - M.left - M.right) / Math.max(marks.length, 1);
+    if (!o.names && marks.some(([, text]) => CHARACTER * text.length > space)) marks = marks.filter((_, i) => i % 2 === 0);
+    for (const [v, text] of marks) {
+      const x = px(v), y = H - M.bottom + (slanted ? 12 : 17);
+      // A label at an end would leave the figure.
+      const half = (CHARACTER * text.length) / 2, inside = slanted ? x : Math.max(half, Math.min(x, W - half));
+      const mark = el("text", { x: inside, y, "text-anchor": slanted ? "end" : "middle" }, text);
+      if (slanted) mark.setAttribute("transform", `rotate(-35 ${x} ${y})`);
+      if (o.names) mark.append(el("title", {}, o.names[v]));
+      svg.append(mark);
     }
     svg.append(el("line", { class: "axis", x1: M.left, x2: W - M.right, y1: H - M.bottom, y2: H - M.bottom }));
-    svg.append(el("text", { x: (M.left + W - M.right) / 2, y: H - 6, "text-anchor": "middle" }, o.xlabel));
-    const side = el("text", { x: 11, y: (H - M.bottom + M.top) / 2, "text-anchor": "middle" }, o.ylabel);
+    svg.append(el("text", { x: (M.left + W - M.right) / 2, y: H - 6, "text-anchor": "middle" }, cut(o.xlabel, Math.floor((W - M.left - M.right) / CHARACTER))));
+    const side = el("text", { x: 11, y: (H - M.bottom + M.top) / 2, "text-anchor": "middle" }, cut(o.ylabel, Math.floor((H - M.top - M.bottom) / CHARACTER)));
     side.setAttribute("transform", `rotate(-90 11 ${(H - M.bottom + M.top) / 2})`);
     svg.append(side);
+    if (o.density && o.density.length) {
+      // Rows of the table under the curves, up to a sixth of the height.
+      const top = Math.max(...o.density, 1), width = (W - M.left - M.right) / o.density.length;
+      o.density.forEach((n, i) => {
+        const height = (n / top) * (H - M.top - M.bottom) / 6;
+        svg.append(el("rect", { class: "density", x: M.left + i * width, width: Math.max(width - 0.6, 0.4), y: H - M.bottom - height, height }));
+      });
+    }
     const path = (x, y) => x.map((v, i) => `${i ? "L" : "M"}${px(v).toFixed(1)} ${py(y[i]).toFixed(1)}`).join("");
     for (const s of o.series) {
       const colour = s.colour || COLOURS[0];
@@ -161,6 +223,12 @@
   root.dataset.theme = preferred.matches ? "dark" : "light";
   $("theme").addEventListener("click", () => { root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; });
 
+  if (F.alarms.length) {
+    // Code stands between backticks.
+    const sentence = (text) => el("li", {}, ...(text[0].toUpperCase() + text.slice(1)).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)));
+    $("alarms").append(el("b", {}, `${plural(F.alarms.length, "thing")} to look at before you use this model`), el("ul", {}, ...F.alarms.map((a) => sentence(a.message))));
+    $("alarms").hidden = false;
+  }
   const tile = (value, what) => $("tiles").append(el("div", { class: "tile" }, el("b", {}, value), el("span", {}, what)));
   if (Q) {
     tile(F.task === "classification" ? percent(Q.metrics[0].value) : digits(Q.metrics[1].value, 3), `${F.task === "classification" ? "accuracy" : "R²"} on held-out rows`);
@@ -235,23 +303,42 @@
     }
   }
 
+  // entries: {name, value, error, text}, in falling order
+  function bars(parent, entries) {
+    const most = Math.max(...entries.map((e) => e.value + (e.error || 0)), 1e-300), grid = el("div", { class: "bars" });
+    const share = (v) => 100 * Math.max(0, Math.min(1, v / most));
+    for (const e of entries.slice(0, 20)) {
+      const track = el("div", { class: "track" }, el("div", { class: "bar", style: `width:${share(e.value)}%` }));
+      if (e.error) track.append(el("div", { class: "error", style: `left:${share(e.value - e.error)}%;width:${share(e.value + e.error) - share(e.value - e.error)}%` }));
+      grid.append(el("span", { class: "name" }, e.name), track, el("span", {}, e.text));
+    }
+    parent.append(grid);
+    if (entries.length > 20) parent.append(el("p", { class: "note" }, `${entries.length - 20} more columns are not shown.`));
+  }
+
   function inputs() {
     const here = $("inputs");
     const ranked = F.columns.filter((c) => c.relevance !== null).sort((a, b) => b.relevance - a.relevance);
-    if (ranked.length) {
-      const box = card(here, "Relevance", "1 / lengthscale of standardised inputs. Predictions change most along columns of high relevance, and ignore a column of relevance near zero.");
-      const most = ranked[0].relevance || 1, bars = el("div", { class: "bars" });
-      for (const c of ranked.slice(0, 20)) {
-        bars.append(el("span", { class: "name" }, c.name), el("div", {}, el("div", { class: "bar", style: `width:${(100 * c.relevance) / most}%` })), el("span", {}, digits(c.relevance, 3)));
-      }
-      box.append(bars);
-      if (ranked.length > 20) box.append(el("p", { class: "note" }, `${ranked.length - 20} columns of lower relevance are not shown.`));
+    const I = F.importance, both = cards(here);
+    if (I) {
+      const box = card(both, "Importance", `Loss of ${I.measure} on ${plural(I.rows, "held-out row")} if a column is permuted; the dark line is ± one standard error. Columns that carry the same information share their importance.`);
+      bars(box, I.columns.map((c) => ({ name: c.column, value: c.loss, error: c.standard_error, text: `${digits(c.loss, 2)} ± ${digits(c.standard_error, 1)}` })));
     }
-    here.append(el("p", { class: "note" }, `How ${F.task === "classification" ? "the probability" : "the prediction"} depends on one column, with all others at their medians or most frequent categories${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the latent function, without noise" : ""}.`));
-    const grid = cards(here);
-    const heights = F.effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper]));
-    const yrange = F.task === "classification" ? [0, 1] : range(heights);
-    for (const e of F.effects) {
+    if (ranked.length) {
+      const box = card(both, "Inverse lengthscales", "1 / lengthscale of standardised inputs: how quickly predictions change along a column, not how much they depend on it. Near zero: not at all, or linearly.");
+      bars(box, ranked.map((c) => ({ name: c.name, value: c.relevance, text: digits(c.relevance, 3) })));
+    }
+    here.append(el("p", { class: "note" }, `How ${F.task === "classification" ? "the probability" : "the prediction"} depends on one column, with all others at their medians or most frequent categories${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the latent function, without noise" : ""}${F.effects.some((e) => e.counts.length) ? ". Grey bars: where the rows of the table are" : ""}.`));
+    const heights = (effects) => range(effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper])));
+    curves(cards(here), F.effects, F.task === "classification" ? [0, 1] : heights(F.effects), F.task === "classification" ? "probability" : F.target);
+    if (F.terms.length) {
+      here.append(el("h3", { class: "part" }, "Terms of the kernel"), el("p", { class: "note" }, "What each term of the sum contributes to the latent function along a column, relative to its average over the curve, with all other columns as above. The band is ± 2 sd."));
+      curves(cards(here), F.terms, heights(F.terms), F.task === "regression" ? `part of ${F.target}` : "part of the latent function");
+    }
+  }
+
+  function curves(grid, effects, yrange, ylabel) {
+    for (const e of effects) {
       const words = e.kind === "words", x = words ? e.at.map((_, i) => i) : e.at, series = [];
       e.curves.forEach((c, k) => {
         const colour = COLOURS[k], at = (i) => (words ? e.at[i] : e.kind === "date" ? date(e.at[i]) : digits(e.at[i]));
@@ -264,8 +351,9 @@
           series.push({ kind: "line", x, y: c.mean, colour, tooltip, label: c.label });
         }
       });
-      chart(card(grid, e.column), {
-        label: `Effect of ${e.column}`, xlabel: e.column, ylabel: F.task === "classification" ? "probability" : F.target, yrange, along: e.curves.length === 1,
+      const note = e.note ? `${e.note[0].toUpperCase()}${e.note.slice(1)}.` : "";
+      chart(card(grid, e.term ? `${e.term}, along ${e.column}` : e.column, note), {
+        label: `Effect of ${e.column}`, xlabel: e.column, ylabel, yrange, along: e.curves.length === 1, density: e.counts,
         names: words ? e.at : null, dates: e.kind === "date", xrange: words ? [-0.5, x.length - 0.5] : [x[0], x[x.length - 1]], series,
       });
     }
@@ -323,7 +411,8 @@
       const y = two ? m.y : m.x.map((_, k) => (k + 0.5) / m.x.length);
       chart(left, {
         label: "Inducing points", xlabel: T.inputs[0], ylabel: two ? T.inputs[1] : "", xrange: xr, yrange: yr, yformat: two ? null : () => "",
-        series: [{ kind: "dots", x: m.x, y, open: true, r: 4, tooltip: (k) => `${T.inputs[0]} ${digits(m.x[k])}${two ? `\n${T.inputs[1]} ${digits(m.y[k])}` : ""}` }],
+        dates: isDate(T.inputs[0]), ydates: two && isDate(T.inputs[1]),
+        series: [{ kind: "dots", x: m.x, y, open: true, r: 4, tooltip: (k) => `${T.inputs[0]} ${value(T.inputs[0], m.x[k])}${two ? `\n${T.inputs[1]} ${value(T.inputs[1], m.y[k])}` : ""}` }],
       });
       const clamp = (v) => Math.max(v, orange[0]);
       const here2 = m.objective === null ? [] : [{ kind: "dots", x: [m.step], y: [clamp(m.objective)], r: 6, open: true, colour: COLOURS[1], label: "this step" }];

@@ -130,6 +130,31 @@ class Quality(TypedDict):
     confusion: Confusion | None
 
 
+class Alarm(TypedDict):
+    """A warning about the result of the fit."""
+
+    warning: str
+    """Name of the class of the warning, one of those in `winnowgp.errors`."""
+    message: str
+
+
+class ColumnImportance(TypedDict):
+    """How much worse predictions of held-out rows become if a column is permuted."""
+
+    column: str
+    loss: float
+    standard_error: float
+
+
+class Importance(TypedDict):
+    """The importance of each column by permutation, the largest first."""
+
+    measure: str
+    """What is lost: R², or log probability in nats per observation."""
+    rows: int
+    columns: list[ColumnImportance]
+
+
 class Curve(TypedDict):
     """Predictions along one input."""
 
@@ -146,6 +171,13 @@ class Effect(TypedDict):
     kind: str
     at: list[float] | list[str]
     curves: list[Curve]
+    # Files of earlier versions do not have what follows; it is empty there.
+    counts: list[int]
+    """Rows of the table in intervals of equal width between the ends, or with each category."""
+    term: str
+    """The term of a sum kernel that the curves show; empty if they show predictions."""
+    note: str
+    """What to know about the range that is shown, if anything."""
 
 
 class Moment(TypedDict):
@@ -183,8 +215,12 @@ class Summary(TypedDict):
     kernel: str
     noise_sd: float | None
     choice: Choice
+    alarms: list[Alarm]
     quality: Quality | None
+    importance: Importance | None
     effects: list[Effect]
+    terms: list[Effect]
+    """Contributions of the terms of a sum kernel along the columns that they depend on."""
     training: Training
     timings: dict[str, float]
     settings: dict[str, str]

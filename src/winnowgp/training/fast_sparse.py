@@ -90,6 +90,7 @@ def fit_sparse(
         )
     chosen = _select(steps, training)
     data, fitted, goal = steps.data, chosen.model, training.goal
+    steps.warn_unless_settled(fitted)
     pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
     statistics = pool.subset_statistics(data)
     affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))

@@ -1,5 +1,6 @@
 """The steps of the fast schedule of models with one candidate set."""
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from math import inf
@@ -12,7 +13,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source
 from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.errors import TrainingError
+from winnowgp.errors import ConvergenceWarning, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
@@ -47,6 +48,8 @@ SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
 HELD = SAMPLE
 # Fewest L-BFGS iterations of a run that the budget limits.
 _LEAST = 10
+# Nats per observation gained by the last iterations from which an optimisation has not settled.
+_UNSETTLED = 1e-3
 # A sample of so many rows resolves the structure that inducing points could represent.
 _MANY_ROWS = 10_000
 # Elements of K_uf from which float32 saves time: half of it on a CPU, 128 points and 7,000 rows.
@@ -98,6 +101,7 @@ class FastSteps(Generic[Model]):
         if self.earlier is not None:
             self._given = self._given[:0]
         self._latents = observation_model(model.likelihood).num_latents(data.P)
+        self._unsettled: list[tuple[Model, float]] = []
 
     @property
     def _process_group(self) -> ProcessGroup:
@@ -354,12 +358,30 @@ class FastSteps(Generic[Model]):
         self.budget.spend(1.15 * maximum.iterations * cost)
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
         better = self.objective(moved, after) > self.objective(model, before)
-        return (moved, after) if better else (model, before)
+        best, elbo = (moved, after) if better else (model, before)
+        # An earlier run may have ended at this model by its own limit.
+        self._unsettled = [each for each in self._unsettled if each[0] is not best]
+        if maximum.last_gain > _UNSETTLED * rows.observations:
+            self._unsettled.append((best, maximum.last_gain / rows.observations))
+        return best, elbo
 
     def objective(self, model: Model, elbo: float) -> float:
         """Return an ELBO with the priors of the hyper-parameters, to compare models of one size."""
         with torch.no_grad():
             return elbo + self.shared(log_prior(model).item())
+
+    def warn_unless_settled(self, model: Model) -> None:
+        """Warn if the optimisation that led to a model ended while it still gained."""
+        gains = [gain for other, gain in self._unsettled if other is model]
+        if gains and self._process_group.is_first:
+            warnings.warn(
+                "the optimisation of the inducing points did not settle: its last iterations still "
+                f"gained {gains[0]:.2g} nats per observation when their number reached its limit. "
+                "Fit with fewer points (`max_points`), give it more time with `max_fit_seconds`, "
+                "or use a GPU with `device='cuda'`.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
 
     def starts(self, M: int) -> list[Model]:
         """Return initial models with M points, the most reliable first; more where M is small.

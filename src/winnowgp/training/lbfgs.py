@@ -59,6 +59,9 @@ class Maximum:
     iterations: int
     rejected: int
     """Number of evaluations that failed or were not finite."""
+    last_gain: float = 0.0
+    """Nats that the last `Stop.window` iterations gained, if the largest number of iterations ended
+    the optimisation; 0 if it converged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,10 @@ def maximise(
             break
         stage.save()
     stage.end()
-    return Maximum(path.point.x, path.point.value, len(path.trace) - 1, line.rejected)
+    trace, last_gain = path.trace, 0.0
+    if len(trace) > max(stop.iterations, 1):
+        last_gain = trace[-1] - trace[max(0, len(trace) - 1 - stop.window)]
+    return Maximum(path.point.x, path.point.value, len(trace) - 1, line.rejected, last_gain)
 
 
 @final

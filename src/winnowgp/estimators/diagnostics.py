@@ -1,0 +1,153 @@
+"""`diagnose`: what a fitted model's predictions of held-out rows say about the fit."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from winnowgp.data import DataTable, TableEncoder
+from winnowgp.errors import (
+    DependentResidualsWarning,
+    FitWarning,
+    HeavyTailsWarning,
+    PeriodicResidualsWarning,
+)
+from winnowgp.estimators import alarms
+from winnowgp.estimators.alarms import Column, leakage_alarm, selection_alarms
+from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.quality import (
+    class_densities,
+    constant_class_densities,
+    constant_densities,
+    predictive,
+    r_squared,
+)
+from winnowgp.estimators.regression import SparseGPRegressor
+
+Values = NDArray[np.float64]
+
+_LARGEST_SCORE = 8.0
+_COUNTS = ("poisson", "negative-binomial")
+_OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResidualsWarning)
+
+
+def diagnose(
+    model: SparseGPRegressor | SparseGPClassifier,
+    X: Values,
+    y: NDArray[Any],
+    *,
+    held_out: NDArray[np.intp],
+    columns: Sequence[Column] | None = None,
+) -> list[FitWarning]:
+    """Return warnings about a fitted model, from rows that were not used for training.
+
+    They say that predictions are no better than a constant, that 95 % intervals hold far fewer or
+    more rows, that one column determines the target, that residuals depend on a column or on the
+    order of the rows, repeat with a period, or have heavy tails; and that no inducing points or all
+    candidates were selected. `fit_table` does this after every fit. At most one well-specified fit
+    in twenty has a warning.
+
+    Args:
+        X: inputs of all rows, in their order.
+        y: their targets.
+        held_out: numbers of the rows that were not used for training.
+        columns: columns to test residuals against; by default the columns of X.
+
+    >>> X = np.linspace(0, 6, 120)[:, None]
+    >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=120)
+    >>> model = SparseGPRegressor(max_points=12, random_state=0).fit(X[::2], y[::2])
+    >>> diagnose(model, X, y, held_out=np.arange(1, 120, 2))
+    []
+    """
+    X, y = np.asarray(X, dtype=np.float64), np.asarray(y)
+    if columns is None:
+        names = getattr(model, "feature_names_in_", range(X.shape[1]))
+        columns = [Column(str(name), "number", v) for name, v in zip(names, X.T, strict=True)]
+    used = np.ones(len(y), dtype=bool)
+    used[held_out] = False
+    tested = [replace(column, values=column.values[held_out]) for column in columns]
+    tested.append(Column("", "order", held_out.astype(np.float64)))
+    classes = isinstance(model, SparseGPClassifier)
+    alarms_of = _class_alarms if classes else _regression_alarms
+    score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested)
+    found = [*selection_alarms(model), *more]
+    leak = leakage_alarm(columns, y.astype(str if classes else np.float64), score)
+    if leak is not None:
+        # What residuals of nearly perfect predictions look like is of no interest.
+        found = [a for a in found if not isinstance(a, _OF_RESIDUALS)]
+        found.append(leak)
+    return found
+
+
+def table_columns(encoder: TableEncoder, inputs: DataTable) -> list[Column]:
+    """Return the columns of a table, for `diagnose`."""
+    columns = []
+    for column in encoder.columns:
+        if column.kind == "words":
+            values = np.array([str(s) for s in inputs.strings(column.name)])
+        else:
+            values = column.encode(inputs, impute=True)[:, 0]
+        columns.append(Column(column.name, column.kind, values))
+    return columns
+
+
+@contextmanager
+def recorded_alarms() -> Iterator[list[FitWarning]]:
+    """Yield a list that has the alarms which the block has issued, once it ends.
+
+    They are issued by the caller; other warnings are issued when the block ends.
+    """
+    found: list[FitWarning] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FitWarning)
+        yield found
+    for each in caught:
+        if isinstance(each.message, FitWarning):
+            found.append(each.message)
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def _regression_alarms(
+    model: Any, X: Values, y: Values, y_train: Values, columns: Sequence[Column]
+) -> tuple[float, list[FitWarning]]:
+    """Return R² on held-out rows, and alarms."""
+    observation, counts = predictive(model, X), model.likelihood in _COUNTS
+    lower, upper = observation.interval(0.95)
+    coverage = alarms.coverage_alarm((y >= lower) & (y <= upper), counts=counts)
+    found = [] if coverage is None else [coverage]
+    if model.n_inducing_ > 0:
+        constant = constant_densities(model, y, y_train)
+        worse = alarms.constant_alarm(model.log_density(X, y), constant)
+        found += [] if worse is None else [worse]
+        # Normal scores: standard normal if the predictive distributions are right.
+        z = norm.ppf(observation.cdf(y)).clip(-_LARGEST_SCORE, _LARGEST_SCORE)
+        positive = bool((y > 0).all() and (y_train > 0).all()) and not counts
+        found += alarms.residual_alarms(z, columns, predicted=observation.mean, positive=positive)
+    return r_squared(y, observation.mean), found
+
+
+def _class_alarms(
+    model: Any,
+    X: Values,
+    labels: NDArray[Any],
+    train_labels: NDArray[Any],
+    columns: Sequence[Column],
+) -> tuple[float, list[FitWarning]]:
+    """Return the accuracy on held-out rows, and alarms."""
+    classes, probability = model.classes_, model.predict_proba(X)
+    accuracy = float((classes[probability.argmax(1)] == labels).mean())
+    if model.n_inducing_ == 0:
+        return accuracy, []
+    constant = constant_class_densities(classes, labels, train_labels)
+    truth, names = labels[:, None] == classes, [str(c) for c in classes]
+    found = [
+        alarms.constant_alarm(class_densities(model, X, labels), constant),
+        alarms.class_alarm(probability, truth, names, columns),
+    ]
+    return accuracy, [alarm for alarm in found if alarm is not None]

@@ -1,0 +1,73 @@
+"""Alarms on the command line: notes, JSON, warnings on stderr, and the report."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.short_fits import shortest_fits
+from winnowgp.cli.app import run
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with a column that is the target in other units."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0, 6, 80)
+    y = np.sin(x) + 0.2 * rng.normal(size=80)
+    lines = [f"{a:.4f},{100 * b:.1f},{b:.4f}" for a, b in zip(x, y, strict=True)]
+    path = tmp_path_factory.mktemp("leak") / "leak.csv"
+    path.write_text("\n".join(["x,cents,y", *lines]))
+    return path
+
+
+def fit(table: Path, *words: str) -> Path:
+    out = table.parent / "m.winnow"
+    with shortest_fits():
+        settings = ["--max-points", "8", "--kernel", "rbf", "-o", str(out)]
+        assert run(["fit", str(table), "-t", "y", *settings, *words]) == 0
+    return out
+
+
+def test_fit_prints_alarms_once_as_notes(leaking: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = fit(leaking)
+    printed = capsys.readouterr()
+    assert printed.out.count("column 'cents' alone determines the target") == 1
+    assert "note: R² on held-out rows" in printed.out
+    assert "cents" not in printed.err
+    assert run(["info", str(model)]) == 0
+    assert "note: R² on held-out rows" in capsys.readouterr().out
+    page = leaking.parent / "report.html"
+    assert run(["report", str(model), "-o", str(page)]) == 0
+    assert "alone determines the target" in page.read_text(encoding="utf-8")
+
+
+def test_fit_json_has_alarms_and_importance_and_stderr_the_warnings(
+    leaking: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fit(leaking, "--json")
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    (alarm,) = summary["alarms"]
+    assert alarm["warning"] == "LeakageWarning"
+    assert alarm["message"] in printed.err
+    assert summary["importance"]["columns"][0]["column"] == "cents"
+    out = leaking.parent / "a.svg"
+    assert run(["plot", str(model), "--what", "importance", "-q", "-o", str(out)]) == 0
+    assert b"<svg" in out.read_bytes()[:1000]
+    assert run(["plot", str(model), "--what", "terms", "-o", str(out)]) == 2
+    assert "needs a model whose kernel is a sum" in capsys.readouterr().err
+
+
+def test_predict_warns_of_rows_far_outside(
+    leaking: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fit(leaking, "--quiet")
+    rows = leaking.parent / "new.csv"
+    rows.write_text("x,cents\n1,50\n900,50\n")
+    capsys.readouterr()
+    assert run(["predict", str(model), str(rows)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("\n") == 3
+    assert "winnow: 1 of 2 rows lie far outside the training rows: column 'x'" in printed.err

@@ -1,0 +1,305 @@
+"""Alarms: each sounds where it must, names what it saw, and is silent otherwise."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from helpers.short_fits import shortest_fits
+from winnowgp import DataTable, SparseGP, SparseGPRegressor, TabularModel, fit_table
+from winnowgp.data import Dataset
+from winnowgp.errors import (
+    AllCandidatesWarning,
+    ConvergenceWarning,
+    CoverageWarning,
+    DependentResidualsWarning,
+    ExtrapolationWarning,
+    FitWarning,
+    HeavyTailsWarning,
+    LeakageWarning,
+    NoInducingPointsWarning,
+    PeriodicResidualsWarning,
+    WorseThanConstantWarning,
+)
+from winnowgp.estimators import diagnose
+from winnowgp.estimators.alarms import (
+    Column,
+    class_alarm,
+    constant_alarm,
+    coverage_alarm,
+    leakage_alarm,
+    residual_alarms,
+)
+from winnowgp.estimators.periodogram import explained_shares, largest_peak
+from winnowgp.training import FastSchedule, MaxPoints, fit
+from winnowgp.training.fast_steps import FastSteps
+
+N = 160
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def plain_columns() -> dict[str, Any]:
+    draw = rng(4)
+    x, u = draw.uniform(0, 6, N), draw.uniform(0, 1, N)
+    town = draw.choice(["Oslo", "Rome"], N)
+    y = np.sin(x) + 0.5 * (town == "Oslo") + 0.2 * draw.normal(size=N) + 3
+    return {"x": x, "u": u, "town": town, "y": y}
+
+
+def fitted(columns: dict[str, Any], **settings: Any) -> tuple[TabularModel, list[Warning | str]]:
+    """Fit a table; return the model and the warnings that were issued."""
+    settings = {"max_points": 12, "kernel": "rbf", **settings}
+    with shortest_fits(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = fit_table(DataTable.of(columns), "y", **settings)
+    return model, [each.message for each in caught if issubclass(each.category, FitWarning)]
+
+
+@pytest.fixture(scope="module")
+def sound() -> TabularModel:
+    """A model of a table in which nothing is wrong."""
+    model, issued = fitted(plain_columns())
+    assert issued == []
+    return model
+
+
+def held_out(z: np.ndarray, **columns: np.ndarray) -> list[FitWarning]:
+    """Return the alarms of residuals along columns."""
+    named = [Column(name, "number", values) for name, values in columns.items()]
+    return residual_alarms(z, named, predicted=rng(9).normal(size=len(z)), positive=False)
+
+
+def test_sound_fit_has_no_alarm(sound: TabularModel) -> None:
+    assert sound.summary["alarms"] == []
+
+
+def test_warnings_have_one_base_and_summary_has_them_too() -> None:
+    columns = plain_columns() | {"cents": np.round(100 * plain_columns()["y"], 1)}
+    model, issued = fitted(columns)
+    (alarm,) = issued
+    assert isinstance(alarm, LeakageWarning)
+    assert isinstance(alarm, FitWarning)
+    assert "column 'cents' alone determines the target" in str(alarm)
+    assert model.summary["alarms"] == [{"warning": "LeakageWarning", "message": str(alarm)}]
+
+
+def test_leaking_column_is_named_for_numbers_categories_and_classes() -> None:
+    y = rng().normal(size=60)
+    other = Column("other", "number", rng(1).normal(size=60))
+    copy = Column("copy", "number", np.exp(y))
+    assert "'copy'" in str(leakage_alarm([other, copy], y, 1.0))
+    labels = np.where(y > 0, "yes", "no")
+    assert "'copy'" in str(leakage_alarm([other, copy], labels, 1.0))
+    code = Column("code", "words", np.where(y > 0, "J", "N"))
+    assert "'code'" in str(leakage_alarm([other, code], labels, 1.0))
+    levels = np.where(y > 0, 2.0, np.where(y > -1, 1.0, 0.0))
+    tier = Column("tier", "words", levels.astype(str))
+    assert "'tier'" in str(leakage_alarm([other, tier], levels, 1.0))
+
+
+def test_good_predictions_without_a_leak_have_no_alarm() -> None:
+    y = rng().normal(size=60)
+    one, two = (Column(name, "number", rng(i).normal(size=60)) for i, name in ((1, "a"), (2, "b")))
+    assert leakage_alarm([one, two], y, 1.0) is None
+    # The only input may determine the target, and a rough copy is not one.
+    assert leakage_alarm([Column("y", "number", y)], y, 1.0) is None
+    assert leakage_alarm([one, Column("y", "number", y)], y, 0.99) is None
+    # One positive among 30 rows is the largest of a column by chance.
+    labels = np.array(["no"] * 29 + ["yes"])
+    rank = Column("rank", "number", np.arange(30.0))
+    assert leakage_alarm([rank, one], labels, 1.0) is None
+
+
+def test_no_inducing_points_is_an_alarm() -> None:
+    draw = rng(1)
+    with pytest.warns(NoInducingPointsWarning, match="predicts the same for every row"):
+        model = SparseGPRegressor("rbf", random_state=0).fit(
+            draw.normal(size=(60, 1)), draw.normal(size=60)
+        )
+    assert model.n_inducing_ == 0
+
+
+def test_all_candidates_is_an_alarm() -> None:
+    X = rng(2).uniform(0, 6, (40, 1))
+    y = np.sin(3 * X[:, 0]) + 0.1 * rng(3).normal(size=40)
+    model = SparseGPRegressor("rbf", alpha=1e-6, candidates=X[:4], random_state=0)
+    with pytest.warns(AllCandidatesWarning, match="all 4 candidates were selected"):
+        model.fit(X, y)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_constant_alarm_compares_paired_densities(sign: int) -> None:
+    nats = -1 + 0.1 * rng().normal(size=50)
+    constant = nats - sign * 0.2
+    alarm = constant_alarm(nats, constant)
+    assert (alarm is None) == (sign > 0)
+    if alarm is not None:
+        assert isinstance(alarm, WorseThanConstantWarning)
+        assert "difference -0.2 ± " in str(alarm)
+
+
+def test_outliers_in_held_out_rows_are_worse_than_constant(sound: TabularModel) -> None:
+    """One gross outlier costs a confident model more than a constant prediction."""
+    table, rows = DataTable.of(plain_columns()), np.arange(40)
+    X, y = sound.encoder.encode(table), plain_columns()["y"]
+    assert diagnose(sound.estimator, X, y, held_out=rows) == []
+    y[[3, 9]] += 8
+    found = {type(alarm) for alarm in diagnose(sound.estimator, X, y, held_out=rows)}
+    assert WorseThanConstantWarning in found
+
+
+@pytest.mark.parametrize(
+    ("within", "rows", "sounds"),
+    [
+        (94, 100, False),
+        (80, 100, True),
+        (17, 20, False),
+        (12, 20, True),
+        (400, 400, True),
+        (40, 40, False),
+        # Significantly fewer than 95 %, and close to it all the same.
+        (9300, 10_000, False),
+    ],
+)
+def test_coverage_alarm_is_a_binomial_test(within: int, rows: int, sounds: bool) -> None:
+    alarm = coverage_alarm(np.arange(rows) < within, counts=False)
+    assert isinstance(alarm, CoverageWarning) == sounds
+    if alarm is not None:
+        assert ("too wide" if within == rows else "too narrow") in str(alarm)
+        assert f"{within} of {rows}" in str(alarm)
+
+
+def test_coverage_of_counts_may_exceed_its_level() -> None:
+    """Intervals that end at integers hold more than 95 %."""
+    assert coverage_alarm(np.ones(400, dtype=bool), counts=True) is None
+    assert "Poisson" in str(coverage_alarm(np.arange(100) < 80, counts=True))
+
+
+def test_normal_residuals_set_off_few_alarms() -> None:
+    """Of 200 sets of standard normal residuals; with p = 0.01, 8 have a probability of 0.001."""
+    draw = rng(5)
+    sounded = sum(
+        bool(held_out(draw.normal(size=60), a=draw.uniform(size=60), b=draw.normal(size=60)))
+        for _ in range(200)
+    )
+    assert sounded < 8
+
+
+def test_residuals_that_depend_on_a_column_are_an_alarm() -> None:
+    draw = rng(6)
+    a, b = draw.uniform(-1, 1, 80), draw.uniform(-1, 1, 80)
+    z = draw.normal(size=80)
+    assert held_out(z, a=a, b=b) == []
+    (alarm,) = held_out(z + 3 * a**2, a=a, b=b)
+    assert isinstance(alarm, DependentResidualsWarning)
+    assert "depend on column 'a'" in str(alarm)
+
+
+def test_residuals_that_drift_with_the_rows_are_an_alarm() -> None:
+    columns = plain_columns()
+    columns["y"] = columns["y"] + np.linspace(0, 3, N)
+    _, issued = fitted(columns)
+    assert [type(each) for each in issued] == [DependentResidualsWarning]
+    assert "depend on the order of the rows" in str(issued[0])
+
+
+def test_noise_that_grows_with_the_target_suggests_a_logarithm() -> None:
+    draw = rng(7)
+    mean = draw.uniform(1, 9, 120)
+    z = draw.normal(size=120) * mean / 5
+    (alarm,) = residual_alarms(z, [], predicted=mean, positive=True)
+    assert isinstance(alarm, DependentResidualsWarning)
+    assert "logarithm of the target" in str(alarm)
+    (alarm,) = residual_alarms(z, [], predicted=mean, positive=False)
+    assert "logarithm" not in str(alarm)
+
+
+def test_heavy_tails_suggest_student_t() -> None:
+    draw = rng(8)
+    u = draw.uniform(size=100)
+    assert held_out(draw.normal(size=100), u=u) == []
+    (alarm,) = held_out(draw.standard_t(1.5, 100), u=u)
+    assert isinstance(alarm, HeavyTailsWarning)
+    assert "student-t" in str(alarm)
+
+
+def test_class_frequencies_that_depart_along_a_column_are_an_alarm() -> None:
+    draw = rng(10)
+    a = Column("a", "number", draw.uniform(size=200))
+    p = np.stack([1 - a.values, a.values], 1)
+    truth = draw.uniform(size=200) < a.values
+    both = np.stack([~truth, truth], 1)
+    assert class_alarm(p, both, ["no", "yes"], [a]) is None
+    flat = np.full((200, 2), 0.5)
+    alarm = class_alarm(flat, both, ["no", "yes"], [a])
+    assert isinstance(alarm, DependentResidualsWarning)
+    assert "class 'yes' is predicted with 50 %" in str(alarm)
+
+
+def test_explained_shares_equal_least_squares() -> None:
+    draw = rng(11)
+    t, z = np.sort(draw.uniform(0, 10, 40)), draw.normal(size=40)
+    frequencies = np.array([0.31, 0.7, 1.9])
+    for f, share in zip(frequencies, explained_shares(t, z, frequencies), strict=True):
+        A = np.stack([np.ones(40), np.cos(2 * np.pi * f * t), np.sin(2 * np.pi * f * t)], 1)
+        residual = z - A @ np.linalg.lstsq(A, z, rcond=None)[0]
+        assert share == pytest.approx(1 - residual @ residual / ((z - z.mean()) ** 2).sum())
+
+
+def test_largest_peak_has_the_period_and_few_false_alarms() -> None:
+    draw = rng(12)
+    hours = np.sort(draw.choice(500, 100, replace=False)).astype(float)
+    peak = largest_peak(hours, np.sin(2 * np.pi * hours / 24) + draw.normal(size=100))
+    assert peak is not None
+    assert peak.period == pytest.approx(24, rel=0.02)
+    assert peak.probability < 1e-4
+    # 200 series without a period: with p = 0.05, a count above 20 has a probability below 0.002.
+    peaks = [largest_peak(hours, draw.normal(size=100)) for _ in range(200)]
+    assert sum(each is not None and each.probability < 0.05 for each in peaks) <= 20
+    assert largest_peak(hours[:10], hours[:10]) is None
+
+
+def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
+    draw = rng(13)
+    t = np.arange(160) / 16
+    y = 0.1 * t + np.sin(2 * np.pi * t) + 0.3 * draw.normal(size=160)
+    columns = {"t": t, "u": draw.normal(size=160), "y": y}
+    _, issued = fitted(columns, max_points=4)
+    (alarm,) = issued
+    assert isinstance(alarm, PeriodicResidualsWarning)
+    kernel = str(alarm).split('`kernel="')[1].split('"`')[0]
+    assert kernel.startswith("rbf + periodic['t'](period=")
+    _, issued = fitted(columns, kernel=kernel)
+    assert issued == []
+
+
+def test_optimisation_that_does_not_settle_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Comparing the starts optimises them; without that two iterations are not enough.
+    monkeypatch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])
+    X = torch.linspace(0, 6, 120).double()[:, None]
+    data = Dataset.of(X, torch.sin(X[:, 0] ** 2))
+    model = SparseGP(ScaleKernel(RBFKernel()), X[:0], noise=0.1)
+    settings: dict[str, Any] = {"rounds": 1, "inclusion_steps": 5}
+    short, whole = (FastSchedule(MaxPoints(6), iterations=i, **settings) for i in (2, 400))
+    with pytest.warns(ConvergenceWarning, match="did not settle"):
+        fit(model, data, schedule=short, generator=torch.Generator().manual_seed(0))
+    fit(model, data, schedule=whole, generator=torch.Generator().manual_seed(0))
+
+
+def test_rows_far_outside_the_training_rows_are_an_alarm(sound: TabularModel) -> None:
+    inside = DataTable.of({"x": [0.1, 7.0], "u": [0.2, 1.3], "town": ["Oslo", "Rome"]})
+    sound.predict(inside)
+    outside = DataTable.of({"x": [0.1, 70.0, 7], "u": [0.2, 1.3, 1], "town": ["Oslo"] * 3})
+    with pytest.warns(ExtrapolationWarning, match="1 of 3 rows .* column 'x' is 70 in row 2"):
+        whole = sound.predict(outside)
+    with pytest.warns(ExtrapolationWarning) as issued:
+        blocks = list(sound.predict_blocks([outside.part(slice(1)), outside.part(slice(1, 3))]))
+    assert len(issued) == 1
+    assert "1 of 3 rows" in str(issued[0].message)
+    np.testing.assert_allclose(np.concatenate([b["mean"] for b in blocks]), whole["mean"])
