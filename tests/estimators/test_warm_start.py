@@ -107,10 +107,12 @@ def test_warm_start_from_a_constant_is_a_cold_one() -> None:
     assert model.fit(steep, np.sin(9 * steep[:, 0])).score(steep, np.sin(9 * steep[:, 0])) > 0.99
 
 
-def test_warm_start_from_parameters_of_noise_searches_again(saved: Path) -> None:
-    model = loaded(saved)
-    model.fit(X, rng.normal(size=66))
-    assert model.fit(X, y).score(X, y) > 0.95
+def test_warm_start_keeps_new_rows_that_are_all_needed() -> None:
+    """Points of the earlier fit must not take the place of rows that it did not have."""
+    rows, wave = X[:11], np.sin(X[:11, 0]) * np.cos(0.5 * X[:11, 1])
+    model = SparseGPRegressor("rbf", random_state=0, warm_start=True).fit(rows[:10], wave[:10])
+    cold = SparseGPRegressor("rbf", random_state=0).fit(rows, wave)
+    assert model.fit(rows, wave).elbo_ > cold.elbo_ - 0.5
 
 
 def test_classifier_warm_start_has_fewer_evaluations(quickly: None) -> None:

@@ -151,6 +151,10 @@ class FastSteps(Generic[Model]):
         self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
         return self.initialization
 
+    def forget_earlier(self) -> None:
+        """Search for starts as if there were no earlier fit."""
+        self.warm_start, self.earlier = False, None
+
     def _continued(self, count: int) -> Initialization[Model] | None:
         """Return the optimum of the exact evidence of some rows next to that of an earlier fit.
 
@@ -179,7 +183,7 @@ class FastSteps(Generic[Model]):
             optima.append(Optimum(model, value, rows.observations, 0))
         optimum, fresh = optima
         if self.shared(optimum.evidence - fresh.evidence) < -_DISTINCT * rows.observations:
-            self.warm_start, self.earlier = False, None
+            self.forget_earlier()
             return None
         evidence = optimum.evidence / rows.observations
         return Initialization((optimum,), count, count == self.data.N, (evidence,))
