@@ -15,8 +15,8 @@ from winnowgp.errors import InputError
 from winnowgp.models import VariationalGP
 
 rng = np.random.default_rng(0)
-X = rng.uniform(0, 6, (110, 2))
-y = np.sin(3 * X[:, 0]) + 0.5 * X[:, 1] + 0.1 * rng.normal(size=110)
+X = rng.uniform(0, 6, (66, 2))
+y = np.sin(3 * X[:, 0]) + 0.5 * X[:, 1] + 0.1 * rng.normal(size=66)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def evaluations() -> Iterator[Counter[str]]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a default fit to some of the rows."""
-    model = SparseGPRegressor(random_state=0, warm_start=True).fit(X[:100], y[:100])
+    model = SparseGPRegressor(random_state=0, warm_start=True).fit(X[:60], y[:60])
     return model.save(tmp_path_factory.mktemp("models") / "model.winnow")
 
 
@@ -61,7 +61,7 @@ def test_warm_start_reaches_the_cold_fit_with_fewer_evaluations(saved: Path) -> 
         model.fit(X, y)
     with evaluations() as cold:
         again = SparseGPRegressor(random_state=0).fit(X, y)
-    assert 5 * warm["dense_bound"] < cold["dense_bound"]
+    assert 3 * warm["dense_bound"] < cold["dense_bound"]
     # Both refit models of smaller sizes, which takes most of the others.
     assert warm.total() < 0.7 * cold.total()
     assert model.kernel_name_ == again.kernel_name_
@@ -70,12 +70,12 @@ def test_warm_start_reaches_the_cold_fit_with_fewer_evaluations(saved: Path) -> 
     assert model.elbo_gap_ < 0.01
 
 
-@pytest.mark.parametrize("points", [5, 25])
+@pytest.mark.parametrize("points", [3, 18])
 def test_warm_start_with_another_number_of_points(saved: Path, points: int) -> None:
     with evaluations() as counts:
         model = loaded(saved, max_points=points).fit(X, y)
     assert model.n_inducing_ == points
-    assert counts["dense_bound"] < 60
+    assert counts["dense_bound"] < 120
 
 
 def test_warm_start_with_given_inducing_points(saved: Path) -> None:
@@ -97,6 +97,22 @@ def test_warm_start_without_an_earlier_fit_is_a_cold_one(quickly: None) -> None:
         for warm in (False, True)
     ]
     assert models[0].elbo_ == pytest.approx(models[1].elbo_, abs=0.1)
+
+
+def test_warm_start_from_a_constant_is_a_cold_one() -> None:
+    """A fit that explained its rows as noise must not keep later ones from the function."""
+    steep = np.linspace(0, 1, 40)[:, None]
+    model = SparseGPRegressor("rbf", random_state=0, warm_start=True)
+    model.fit(steep[:8], rng.normal(size=8))
+    assert model.fit(steep, np.sin(9 * steep[:, 0])).score(steep, np.sin(9 * steep[:, 0])) > 0.99
+
+
+def test_warm_start_keeps_new_rows_that_are_all_needed() -> None:
+    """Points of the earlier fit must not take the place of rows that it did not have."""
+    rows, wave = X[:11], np.sin(X[:11, 0]) * np.cos(0.5 * X[:11, 1])
+    model = SparseGPRegressor("rbf", random_state=0, warm_start=True).fit(rows[:10], wave[:10])
+    cold = SparseGPRegressor("rbf", random_state=0).fit(rows, wave)
+    assert model.fit(rows, wave).elbo_ > cold.elbo_ - 0.5
 
 
 def test_classifier_warm_start_has_fewer_evaluations(quickly: None) -> None:

@@ -114,9 +114,9 @@ class SparseEstimator(BaseGP, ABC):
         inducing_points: locations `[M D]` that are used as they are: none is removed, added or
             moved, and only the other parameters are learnt. By default they are selected.
         warm_start: whether to begin from the earlier fit of this estimator, if there is one: its
-            kernel, hyper-parameters and inducing points replace the search for a start. Meant for
-            rows that changed little, such as a few more of them; `winnowgp.load` returns an
-            estimator that can be fitted again in this way.
+            kernel, hyper-parameters and inducing points replace the search for a start, unless a
+            single fresh start is better. Meant for rows that changed little, such as a few more of
+            them; `winnowgp.load` returns an estimator that can be fitted again in this way.
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points; (200, 600, 200) by default.
@@ -239,7 +239,9 @@ class SparseEstimator(BaseGP, ABC):
     def _check_warm_start(self, params: Parameters) -> None:
         """Remember the earlier fit, if it is the start of this one."""
         params.earlier = getattr(self, "posterior_", None) if params.warm_start else None
-        if params.earlier is None:
+        if params.earlier is None or params.earlier.M == 0:
+            # A constant function is no start: its kernel has hardly any variance.
+            params.earlier = None
             return
         if isinstance(params.candidates, Tensor) or params.candidates not in ("auto", "greedy"):
             raise InputError(

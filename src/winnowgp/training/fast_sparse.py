@@ -295,6 +295,10 @@ def _select_by_goal(
             largest=pool.model,
             constant=constant[1],
         )
+    if reference < significant and steps.warm_start:
+        # The earlier parameters explain these rows as noise; others may not.
+        steps.forget_earlier()
+        return _select_by_goal(steps, goal, training)
     if reference < significant:
         tried, elbo = steps.best_start(min(16, most))
         if elbo < significant:
@@ -324,7 +328,8 @@ def _select_by_goal(
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
     if steps.earlier is not None:
-        points = torch.cat([steps.earlier, pool.model.candidates.detach()])[:most]
+        # Those of the pool first: it is large enough by itself.
+        points = torch.cat([pool.model.candidates.detach(), steps.earlier])[:most]
         candidates = pool.model.with_candidates(points)
     for index in range(training.rounds):
         frontier = steps.frontier(candidates.subset_statistics(data))

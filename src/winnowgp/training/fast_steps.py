@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from math import inf
 from typing import Generic, TypeVar, final
@@ -57,6 +58,8 @@ _MANY_ROWS = 10_000
 _LARGE = 200_000
 # Folds of held-out rows for other likelihoods, whose sites are inferred for each model anew.
 _SITE_FOLDS = 2
+# Nats per observation by which a fresh start must beat the parameters of an earlier fit.
+_DISTINCT = 2e-3
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -153,19 +156,26 @@ class FastSteps(Generic[Model]):
         self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
         return self.initialization
 
+    def forget_earlier(self) -> None:
+        """Search for starts as if there were no earlier fit."""
+        self.warm_start, self.earlier = False, None
+
     def _continued(self, count: int) -> Initialization[Model] | None:
         """Return the optimum of the exact evidence of some rows next to that of an earlier fit.
 
-        None if there is no earlier fit, or if the evidence cannot be computed there.
+        None if there is no earlier fit, or if one fresh start reaches a higher evidence: few rows
+        may have been explained as noise, and parameters stay where they are then.
         """
         if not self.warm_start:
             return None
-        model = self.model.with_candidates(self.sample.X[:0])
-        rows = representative_rows(model, self.sample, self._order, count)
-        rows = with_unit_weights(model, rows)
-        _lift_noise(model, rows)
-        try:
-            with threads_for(DENSE * rows.N**3):
+        bare = self.model.with_candidates(self.sample.X[:0])
+        rows = representative_rows(bare, self.sample, self._order, count)
+        rows = with_unit_weights(bare, rows)
+        _lift_noise(bare, rows)
+        optima = []
+        for model in (bare, starting_points(bare, self.sample)[1]):
+            value = -inf
+            with suppress(TrainingError), threads_for(DENSE * rows.N**3):
                 maximum = maximise_elbo(
                     model,
                     rows.X,
@@ -173,11 +183,14 @@ class FastSteps(Generic[Model]):
                     stop=Stop(3e-4 * rows.observations, 10, 60),
                     checkpoint_log=self._context.checkpoint_log,
                 )
-        except TrainingError:
+                value = maximum.value
+                self.budget.spend(1.15 * maximum.iterations * DENSE * rows.N**3)
+            optima.append(Optimum(model, value, rows.observations, 0))
+        optimum, fresh = optima
+        if self.shared(optimum.evidence - fresh.evidence) < -_DISTINCT * rows.observations:
+            self.forget_earlier()
             return None
-        self.budget.spend(1.15 * maximum.iterations * DENSE * rows.N**3)
-        optimum = Optimum(model, maximum.value, rows.observations, 0)
-        evidence = maximum.value / rows.observations
+        evidence = optimum.evidence / rows.observations
         return Initialization((optimum,), count, count == self.data.N, (evidence,))
 
     def dense_evidence(self, initial: Initialization[Model]) -> float:
