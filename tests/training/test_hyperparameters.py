@@ -381,3 +381,13 @@ def test_evidence_that_few_points_do_not_reach_is_maximised_itself(monkeypatch) 
     before = {name: value.clone() for name, value in gp.state_dict().items()}
     assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20)) is None
     assert all(torch.equal(gp.state_dict()[name], value) for name, value in before.items())
+
+
+def test_starting_points_keep_equal_terms_apart() -> None:
+    rows = data(N=20, D=2)
+    kernel = RBFKernel(ard_num_dims=2) + RBFKernel(ard_num_dims=2)
+    kernel.kernels[1].lengthscale = 0.1 * kernel.kernels[0].lengthscale
+    starts = starting_points(model(rows, kernel), rows)
+    for start in starts:
+        long, short = (part.lengthscale for part in trainable_lengthscales(start.kernel))
+        torch.testing.assert_close(short, 0.1 * long, rtol=1e-4, atol=0)

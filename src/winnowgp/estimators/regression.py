@@ -429,7 +429,10 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             )
         validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
         params.weak_priors = (
-            params.priors == "weak" and params.schedule == "fast" and self._collapsed(params)
+            params.priors == "weak"
+            and params.schedule == "fast"
+            and self._collapsed(params)
+            and not isinstance(self.kernel, Kernel)
         )
         if params.precision != "double" and not self._collapsed(params):
             raise InputError(

@@ -288,9 +288,9 @@ class SparseEstimator(BaseGP, ABC):
     def _kernel(
         self, kernel: Any, params: Parameters, D: int, *, scale: Tensor | None = None
     ) -> Kernel:
-        """Return the kernel that training begins with; weak priors only if its name was given."""
+        """Return the kernel that training begins with, and its priors."""
         initial = kernel_from(kernel, D, scale=scale)
-        if params.weak_priors and isinstance(self.kernel, str):
+        if params.weak_priors:
             add_weak_priors(initial)
         return initial
 

@@ -320,6 +320,15 @@ def _random_state(name: str, value: Any) -> Any:
     return value
 
 
+def _priors(name: str, value: Any) -> str | None:
+    if value is not None and value != "weak":
+        raise InputError(
+            f"`{name}` must be 'weak' or None; got {value!r}. Register priors of your own on a "
+            "GPyTorch kernel."
+        )
+    return value
+
+
 def _unchanged(name: str, value: Any) -> Any:
     """Accept a parameter whose validity depends on others; the estimator checks it itself."""
     del name
@@ -351,7 +360,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "noise": one_of("shared", "column"),
     "precision": one_of("double", "mixed"),
     "predict_samples": integer,
-    "priors": optional(one_of("weak")),
+    "priors": _priors,
     "random_state": _random_state,
     "samples": integer,
     "schedule": one_of("fast", "paper"),

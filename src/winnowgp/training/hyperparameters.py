@@ -338,7 +338,8 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     rows are √(2D) apart, so √D correlates them by e⁻¹), and a tenth with up to three columns, where
     rows are dense enough to distinguish a rapidly varying function from noise. The noise is a tenth
     or a hundredth of the targets' variance; a likelihood without noise has two kernel variances
-    instead. A constant mean is where the targets are most probable.
+    instead. A constant mean is where the targets are most probable. Several terms of a kernel keep
+    the ratios of their lengthscales: equal terms would stay equal.
     """
     bare = model.with_candidates(data.X[:0])
     starts = [bare]
@@ -353,14 +354,15 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     lengthscales = trainable_lengthscales(model.kernel)
+    ratios = _relative_lengthscales(lengthscales)
     columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
     factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
     for factor in factors if columns > 1 else factors[1:]:
         for scale in scales:
             start = deepcopy(bare)
-            for kernel in trainable_lengthscales(start.kernel):
+            for kernel, ratio in zip(trainable_lengthscales(start.kernel), ratios, strict=True):
                 times = sqrt(column_count(kernel, data)) if factor == "root" else factor
-                set_within(kernel, "lengthscale", times * column_spread(kernel, data))
+                set_within(kernel, "lengthscale", times * ratio * column_spread(kernel, data))
             if isinstance(start.mean, ConstantMean) and constant:
                 start.mean.initialize(constant=level)
             if noisy:
@@ -370,6 +372,17 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
                     set_within(kernel, "outputscale", data.X.new_tensor(scale))
             starts.append(start)
     return starts
+
+
+def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
+    """Return the lengthscales of each kernel, divided by those of the first on as many columns."""
+    first: dict[torch.Size, Tensor] = {}
+    ratios: list[Tensor | float] = []
+    for kernel in kernels:
+        own = kernel.lengthscale.detach()
+        known = first.setdefault(own.shape, own)
+        ratios.append(1.0 if known is own else (own / known).mean())
+    return ratios
 
 
 def _optimise(
