@@ -1,0 +1,202 @@
+"""Default fits of small tables: are they better than a constant, and are their intervals right?
+
+    python benchmarks/small_tables.py --seeds 5 6 --jobs 2
+    python benchmarks/small_tables.py --summary               # print the results as Markdown
+
+Tables of 16 to 800 training rows: those that come with scikit-learn, parts of the tables in
+$WINNOWGP_DATA, and made ones: pure noise, weak linear effects, and functions almost without noise.
+Each split is fitted by `SparseGPRegressor()`, by `SparseGPRegressor(priors=None)`, and by the exact
+GP with an RBF kernel at the maximum of its evidence. The weak priors were set on seeds 0 to 3.
+"""
+
+import argparse
+import warnings
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import Any
+
+import numpy as np
+import sklearn.datasets
+import torch
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from measure import RESULTS, Row, timed
+from right_number_dense import exact_gp
+from right_number_problems import Problem, table_path
+from winnowgp import SparseGPRegressor
+from winnowgp.experiments.runs import Runs
+
+Values = NDArray[np.float64]
+
+FILE = RESULTS / "small_tables.jsonl"
+METHODS = ("default", "priors=None", "exact GP")
+FRESH = 1000
+"""Largest number of test rows."""
+SIZES = {
+    "concrete": (30, 60, 120, 300),
+    "energy": (30, 60, 120),
+    "skillcraft": (50, 100, 200, 400),
+    "protein": (50, 100, 200, 400, 800),
+    "kin8nm": (50, 100, 200),
+    "kin40k": (50, 100, 200),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, and the number of rows to train with."""
+
+    X: Values
+    y: Values
+    train: int
+
+
+def real_tables() -> dict[str, Table]:
+    """Return the tables of scikit-learn, and parts of the tables in $WINNOWGP_DATA."""
+    sets: Any = sklearn.datasets
+    diabetes, linnerud = sets.load_diabetes(), sets.load_linnerud()
+    iris, wine, cancer = (
+        sets.load_iris().data,
+        sets.load_wine().data,
+        sets.load_breast_cancer().data,
+    )
+    rows = {
+        "diabetes": (diabetes.data, diabetes.target),
+        "linnerud": (linnerud.data, linnerud.target[:, 0]),
+        "iris": (iris[:, :3], iris[:, 3]),
+        "wine": (wine[:, 1:], wine[:, 0]),
+        "cancer": (cancer[:, [0, *range(2, 10)]], cancer[:, 1]),
+    }
+    tables = {name: Table(X, y, int(0.8 * len(y))) for name, (X, y) in rows.items()}
+    for name, sizes in SIZES.items():
+        if path := table_path(name):
+            values = np.loadtxt(path, delimiter=",", skiprows=1)
+            for n in sizes:
+                tables[f"{name}, {n}"] = Table(values[:, :-1], values[:, -1], n)
+    return tables
+
+
+def made_tables() -> dict[str, Table]:
+    """Return pure noise, weak linear effects, and functions of two columns without much noise."""
+    rng, tables = np.random.default_rng(5), {}
+    for n in (20, 50, 100, 200, 500):
+        for D in (1, 5, 10):
+            X = rng.normal(size=(n + FRESH, D))
+            tables[f"noise, {n} × {D}"] = Table(X, rng.normal(size=len(X)), n)
+    for n in (30, 60, 120, 300):
+        for D in (3, 8):
+            X = rng.normal(size=(n + FRESH, D))
+            weak = 0.4 * X @ rng.normal(size=D) / sqrt(D) + rng.normal(size=len(X))
+            clean = np.sin(2 * X[:, 0]) + X[:, 1] ** 2 / 2 + 0.01 * rng.normal(size=len(X))
+            tables[f"weak, {n} × {D}"] = Table(X, weak, n)
+            tables[f"clean, {n} × {D}"] = Table(X, clean, n)
+    return tables
+
+
+def run_fit(name: str, seed: int, method: str) -> Row:
+    """Return the test scores of one fit, in standardised units, beside those of a constant."""
+    torch.set_num_threads(1)
+    table = {**real_tables(), **made_tables()}[name]
+    order = np.random.default_rng([seed, 7]).permutation(len(table.y))
+    train, test = order[: table.train], order[table.train : table.train + FRESH]
+    problem = Problem(table.X[train], table.y[train], table.X[test], table.y[test])
+    n, y = problem.N, problem.y
+    sd = y.std(ddof=1) * sqrt(1 + 1 / n)
+    constant = norm.logpdf(problem.y_test, y.mean(), sd).mean() + log(problem.scale)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (density, mean, deviation, points), seconds = timed(
+            lambda: _predicted(problem, method, seed)
+        )
+    inside = np.abs(problem.y_test - mean) < norm.ppf(0.95) * deviation
+    return {
+        "name": name,
+        "seed": seed,
+        "method": method,
+        "N": n,
+        "test": len(test),
+        "points": points,
+        "log_density": density,
+        "constant": constant,
+        "coverage_90": inside.mean(),
+        **seconds.row(),
+    }
+
+
+def _predicted(problem: Problem, method: str, seed: int) -> tuple[float, Values, Values, int]:
+    """Return the standardised test log density, mean and deviation, and the number of points."""
+    if method == "exact GP":
+        standardised = problem.standardised()
+        exact = exact_gp(standardised, kernels=("rbf",), device="cpu", seed=seed)
+        density = exact.log_density(standardised.X_test, standardised.y_test).mean()
+        posterior = exact.model.with_candidates(exact.data.X).posterior(exact.data)
+        latent = posterior.predict(torch.from_numpy(standardised.X_test), observed=True)
+        mean, deviation = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
+        return (
+            float(density),
+            problem.y.mean() + problem.scale * mean,
+            problem.scale * deviation,
+            problem.N,
+        )
+    priors = "weak" if method == "default" else None
+    model = SparseGPRegressor(random_state=seed, priors=priors).fit(problem.X, problem.y)
+    density = model.log_density(problem.X_test, problem.y_test).mean() + log(problem.scale)
+    mean, deviation = model.predict(problem.X_test, return_std=True)
+    return float(density), mean, deviation, model.n_inducing_
+
+
+def summary(rows: list[Row]) -> str:
+    """Return a Markdown table: gains over the constant, and coverage, by group of tables."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        kind = row["name"].split(",")[0]
+        kind = kind if kind in ("noise", "weak", "clean") else "real tables"
+        for group in (kind, "all"):
+            groups[group, row["method"]].append(row)
+    lines = [
+        "| tables | method | fits | gain over a constant, mean | median | worst | below −0.05 "
+        "| coverage of 90 % | CPU s |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for group, method in sorted(groups, key=lambda key: (key[0] == "all", key)):
+        own = groups[group, method]
+        gain = np.array([row["log_density"] - row["constant"] for row in own])
+        lines.append(
+            f"| {group} | {method} | {len(own)} | {gain.mean():.3f} | {np.median(gain):.3f} "
+            f"| {gain.min():.3f} | {int((gain < -0.05).sum())} "
+            f"| {np.mean([row['coverage_90'] for row in own]):.3f} "
+            f"| {np.mean([row['cpu_s'] for row in own]):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse the command line; run fits that have no row yet, or print the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[5])
+    parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
+    parser.add_argument("--most", type=int, default=1000, help="largest number of training rows")
+    parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
+    arguments = parser.parse_args()
+    runs = Runs(FILE)
+    if arguments.summary:
+        print(summary(list(runs)))
+        return
+    done = {(row["name"], row["seed"], row["method"]) for row in runs}
+    tables = {**real_tables(), **made_tables()}
+    names = [name for name, table in tables.items() if table.train <= arguments.most]
+    names.sort(key=lambda name: tables[name].train)
+    fits = [(name, s, m) for s in arguments.seeds for name in names for m in METHODS]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for future in as_completed([pool.submit(run_fit, *fit) for fit in fits if fit not in done]):
+            row = runs.add(future.result())
+            print(
+                f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
