@@ -1,6 +1,6 @@
 """Priors on hyper-parameters, as GPyTorch registers them on kernels, means and likelihoods."""
 
-from math import inf, log, sqrt
+from math import inf, log, pi, sqrt
 
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
@@ -60,6 +60,11 @@ def _register(part: nn.Module, name: str, mode: float, width: float) -> None:
 
 def _log_density(prior: Distribution, value: Tensor) -> Tensor:
     """Return the log density of each value; −∞ outside the support, where PyTorch raises."""
+    if type(prior) is LogNormalPrior:
+        # Quicker than `log_prob`, and without synchronisation with a GPU.
+        log_value, scale = value.log(), prior.scale
+        z = (log_value - prior.loc) / scale
+        return -0.5 * z.square() - log_value - (scale * sqrt(2 * pi)).log()
     try:
         inside = prior.support.check(value)  # pyright: ignore[reportOptionalMemberAccess]
     except NotImplementedError:
