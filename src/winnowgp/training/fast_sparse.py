@@ -14,9 +14,9 @@ from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.selection import Frontier, SizeFrontier
+from winnowgp.selection import Frontier, Selection, SizeFrontier
 from winnowgp.training.budget import Budget, selection_work
-from winnowgp.training.cross_validation import CrossValidation
+from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 from winnowgp.training.fast_steps import FastSteps, scaled
 from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import Pool, grown_pool
@@ -89,45 +89,22 @@ def fit_sparse(
             "`criterion='predictive'` needs all rows in the memory of one process; use 'elbo'."
         )
     chosen = _select(steps, training)
-    data, fitted, goal = steps.data, chosen.model, training.goal
+    data, fitted = steps.data, chosen.model
     steps.warn_unless_settled(fitted)
-    pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
-    statistics = pool.subset_statistics(data)
-    affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
-    with threads_for(2.0 * pool.K**3):
-        selection = learn_inclusion(
-            statistics,
-            steps.frontier(statistics),
-            torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
-            goal=goal,
-            generator=context.generator,
-            max_steps=max(1, min(training.inclusion_steps, affordable)),
-        )
+    pool, selection = _inclusion(steps, fitted, training, context.generator)
     assert selection.frontier is not None
-    largest = fitted if chosen.largest is None else chosen.largest
-    held_out = steps.cross_validation(largest.K, share=_REPORTED)
+    held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
     with threads_for(10.0 * fitted.K**3):
         elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
         sized, frontiers = _sized_models(steps, fitted, training.kept_sizes, held_out)
-    frontiers = [*chosen.frontiers, selection.frontier, *frontiers]
-    frontier = SizeFrontier.of(*frontiers, N=data.observations)
-    frontier = frontier.with_model(0, elbo=chosen.constant)
-    gap = None
-    if held_out is None:
-        frontier = frontier.with_model(fitted.K, elbo=elbo)
-    else:
-        best = held_out.densities(largest)
-        own = best if fitted is largest else chosen.held_out_densities(held_out)
-        if chosen.largest is not None:
-            gap = held_out.gap(best, own)
-            frontier = frontier.with_model(
-                largest.K, elbo=largest.fixed_bound(data), log_density=held_out.mean(best)
-            )
-        frontier = frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own))
+    frontier = SizeFrontier.of(
+        *chosen.frontiers, selection.frontier, *frontiers, N=data.observations
+    )
     for other in sized:
         frontier = frontier.with_model(
             other.posterior.M, elbo=other.elbo, log_density=other.log_density
         )
+    frontier, gap = _compared(steps, chosen, frontier, elbo, held_out)
     initial = steps.initialization
     assert initial is not None
     evidence, reference = final_model.evidence(data), chosen.reference
@@ -153,6 +130,46 @@ def fit_sparse(
         sized=sized,
         predictive_gap=gap,
     )
+
+
+def _inclusion(
+    steps: FastSteps[Model], fitted: Model, training: SparseTraining, generator: torch.Generator
+) -> tuple[Model, Selection]:
+    """Return the selected points with fresh candidates, and the inclusion probability of each."""
+    pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
+    statistics = pool.subset_statistics(steps.data)
+    affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
+    with threads_for(2.0 * pool.K**3):
+        return pool, learn_inclusion(
+            statistics,
+            steps.frontier(statistics),
+            torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
+            goal=training.goal,
+            generator=generator,
+            max_steps=max(1, min(training.inclusion_steps, affordable)),
+        )
+
+
+def _compared(
+    steps: FastSteps[Model],
+    chosen: "_Choice[Model]",
+    frontier: SizeFrontier,
+    elbo: float,
+    held_out: CrossValidation | None,
+) -> tuple[SizeFrontier, PredictiveGap | None]:
+    """Return the frontier with the constant, the largest and the selected model, and their gap."""
+    frontier = frontier.with_model(0, elbo=chosen.constant)
+    fitted, largest = chosen.model, chosen.compared
+    if held_out is None:
+        return frontier.with_model(fitted.K, elbo=elbo), None
+    best, gap = held_out.densities(largest), None
+    own = best if fitted is largest else chosen.held_out_densities(held_out)
+    if chosen.largest is not None:
+        gap = held_out.gap(best, own)
+        frontier = frontier.with_model(
+            largest.K, elbo=largest.fixed_bound(steps.data), log_density=held_out.mean(best)
+        )
+    return frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own)), gap
 
 
 def _sized_models(
@@ -202,6 +219,11 @@ class _Choice(Generic[Model]):
     """ELBO of the constant model."""
     candidates: Model | None = None
     """The pool that the model is a subset of; None if its points have moved since."""
+
+    @property
+    def compared(self) -> Model:
+        """The model that the selected one is compared with: the largest, or itself."""
+        return self.model if self.largest is None else self.largest
 
     def held_out_densities(self, held_out: CrossValidation) -> Float[Tensor, " n"]:
         """Return log densities of held-out rows, without which the points are selected again."""
