@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.registry import listed, register
 from winnowgp.models.likelihoods import copy_likelihood
+from winnowgp.models.priors import LongLengthscalePrior
 
 Config = dict[str, Any]
 
@@ -62,6 +63,7 @@ _PRIORS = {
     priors.GammaPrior: ("concentration", "rate"),
     priors.NormalPrior: ("loc", "scale"),
     priors.LogNormalPrior: ("loc", "scale"),
+    LongLengthscalePrior: ("loc", "scale"),
     priors.HalfNormalPrior: ("scale",),
     priors.HalfCauchyPrior: ("scale",),
     priors.UniformPrior: ("a", "b"),

@@ -1,6 +1,7 @@
 """Priors on hyper-parameters, as GPyTorch registers them on kernels, means and likelihoods."""
 
 from math import inf, log, pi, sqrt
+from typing import final
 
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
@@ -34,37 +35,55 @@ _LENGTHSCALE, _VARIANCE, _NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)
 def add_weak_priors(module: nn.Module) -> None:
     """Register weak priors on lengthscales, kernel variances and noise that have none.
 
-    They are for standardised inputs and targets. The logarithm of a lengthscale, of a variance or
-    of the noise has a parabola around its mode: smooth functions with noise are more probable than
-    functions that interpolate the rows, and the prior costs a few nats at most where the rows say
-    otherwise. With few rows these nats decide; their share vanishes as rows are added.
+    They are for standardised inputs and targets. The log density of a variance or of the noise is a
+    parabola in its logarithm; that of a lengthscale is one below its mode and constant above, so
+    that irrelevant columns cost nothing. Smooth functions with noise are then more probable than
+    functions that interpolate the rows, by a few nats. With few rows these nats decide; their
+    share vanishes as rows are added.
     """
     for part in module.modules():
         if isinstance(part, RBFKernel | MaternKernel | RQKernel):
             mode, width = _LENGTHSCALE
             mode *= sqrt(part.lengthscale.shape[-1])
-            _register(part, "lengthscale", mode, width)
+            _register(part, "lengthscale", mode, width, LongLengthscalePrior)
         elif isinstance(part, ScaleKernel):
             _register(part, "outputscale", *_VARIANCE)
         elif isinstance(part, HomoskedasticNoise):
             _register(part, "noise", *_NOISE)
 
 
-def _register(part: nn.Module, name: str, mode: float, width: float) -> None:
+@final
+class LongLengthscalePrior(LogNormalPrior):
+    """A log-normal density below its mode exp(loc − scale²), and its largest value above it.
+
+    It is improper: only differences of its logarithm have a meaning.
+    """
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the log density of each value, up to a constant."""
+        return _log_normal(self, torch.minimum(x, (self.loc - self.scale.square()).exp()))
+
+
+def _register(
+    part: nn.Module,
+    name: str,
+    mode: float,
+    width: float,
+    kind: type[LogNormalPrior] = LogNormalPrior,
+) -> None:
     """Register a density of x that is largest at `mode`: log p(x) = c − log²(x/mode)/(2 width²)."""
     if f"{name}_prior" not in getattr(part, "_priors", {}):
         # The density of x, rather than of log x, has its mode at exp(loc − scale²).
-        prior = LogNormalPrior(log(mode) + width**2, width).to(getattr(part, name))
+        prior = kind(log(mode) + width**2, width).to(getattr(part, name))
         part.register_prior(f"{name}_prior", prior, name)  # pyright: ignore[reportCallIssue]
 
 
 def _log_density(prior: Distribution, value: Tensor) -> Tensor:
     """Return the log density of each value; −∞ outside the support, where PyTorch raises."""
+    if type(prior) is LongLengthscalePrior:
+        return prior.log_prob(value)
     if type(prior) is LogNormalPrior:
-        # Quicker than `log_prob`, and without synchronisation with a GPU.
-        log_value, scale = value.log(), prior.scale
-        z = (log_value - prior.loc) / scale
-        return -0.5 * z.square() - log_value - (scale * sqrt(2 * pi)).log()
+        return _log_normal(prior, value)
     try:
         inside = prior.support.check(value)  # pyright: ignore[reportOptionalMemberAccess]
     except NotImplementedError:
@@ -72,3 +91,10 @@ def _log_density(prior: Distribution, value: Tensor) -> Tensor:
     if bool(torch.all(inside)):
         return prior.log_prob(value)
     return value.new_tensor(-inf)
+
+
+def _log_normal(prior: LogNormalPrior, value: Tensor) -> Tensor:
+    """Return the log density; quicker than `log_prob`, without synchronisation with a GPU."""
+    log_value, scale = value.log(), prior.scale
+    z = (log_value - prior.loc) / scale
+    return -0.5 * z.square() - log_value - (scale * sqrt(2 * pi)).log()
