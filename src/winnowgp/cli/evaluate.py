@@ -102,7 +102,7 @@ def print_folds(validation: "CrossValidation") -> None:
     table.add_section()
     means = [validation.mean(name) for name in names]
     table.add_row("mean", "", *(rounded(mean) for mean, _ in means))
-    table.add_row("± error", "", *(f"{error:.2g}" for _, error in means))
+    table.add_row("± error", "", *(rounded(error, 2) for _, error in means))
     Console(markup=False).print(table)
 
 
@@ -136,8 +136,8 @@ def _print_comparison(
             measure.name,
             rounded(measure.first),
             rounded(measure.second),
-            f"{measure.difference:+.3g}",
-            f"{measure.standard_error:.2g}",
+            ("+" if measure.difference > 0 else "") + rounded(measure.difference, 3),
+            rounded(measure.standard_error, 2),
         )
     console.print(table)
     console.print(_verdict(measures[0], first, second), soft_wrap=True)
