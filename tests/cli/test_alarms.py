@@ -71,3 +71,21 @@ def test_predict_warns_of_rows_far_outside(
     printed = capsys.readouterr()
     assert printed.out.count("\n") == 3
     assert "winnow: 1 of 2 rows lie far outside the training rows: column 'x'" in printed.err
+
+
+@pytest.mark.parametrize("split", [(), ("--cv", "2")], ids=["held out", "folds"])
+def test_fit_notes_of_target_and_split_are_printed_and_saved(
+    split: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = np.datetime64("2024-01-01") + np.arange(60)
+    counts = np.random.default_rng(0).poisson(2.0, 60)
+    lines = [f"{day},{count}" for day, count in zip(days, counts, strict=True)]
+    table = tmp_path / "counts.csv"
+    table.write_text("\n".join(["day,y", *lines]))
+    model = fit(table, *split)
+    said = ("the target 'y' has integers from", "rows were held out at random")
+    printed = capsys.readouterr().out
+    assert [printed.count(f"note: {text}") for text in said] == [1, 1]
+    assert run(["info", str(model), "--json"]) == 0
+    kinds = {alarm["warning"] for alarm in json.loads(capsys.readouterr().out)["alarms"]}
+    assert {"LikelihoodWarning", "RandomSplitWarning"} <= kinds

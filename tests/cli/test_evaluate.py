@@ -162,13 +162,3 @@ def test_impossible_options_are_refused(
     line = words.format(shop=shop, y=models["y"], up=models["up"])
     assert run(line.split()) == 2
     assert message in capsys.readouterr().err
-
-
-def test_random_split_and_counts_are_noted(
-    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["fit", str(shop), "-t", "visits", "--missing", "impute", "--kernel", "nonsense"]
-    assert run([*words, "--drop", "y,up", "--id", "id", "-o", str(tmp_path / "m.winnow")]) == 2
-    text = capsys.readouterr().err
-    assert "'visits' has integers from 0" in text
-    assert "'day' says when they were observed" in text

@@ -8,6 +8,8 @@ import pytest
 
 import winnowgp
 from winnowgp.cli.app import run
+from winnowgp.data import example_table
+from winnowgp.data.examples import EXAMPLES
 
 
 def test_info_and_frontier_json_agree(
@@ -90,9 +92,28 @@ def test_data_lists_and_copies_tables(
     monkeypatch.chdir(tmp_path)
     assert run(["data", "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
-    assert names == ["concrete", "energy", "kin8nm", "protein", "qpcr"]
+    assert names[-5:] == ["concrete", "energy", "kin8nm", "protein", "qpcr"]
     assert run(["data", "energy"]) == 0
     assert winnowgp.read_table(tmp_path / "energy.csv.gz").N == 768
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_data_writes_made_tables(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["data", name]) == 0
+    table, made = winnowgp.read_table(tmp_path / f"{name}.csv"), example_table(name)
+    assert f"{made.N} rows of {len(made.names)} columns: {name}.csv" in capsys.readouterr().out
+    assert table.names == made.names
+    for column in made.names:
+        assert table.strings(column).tolist() == made.strings(column).tolist()
+
+
+def test_data_unknown_name_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "boston"]) == 2
+    assert "one of houses, churn" in (text := capsys.readouterr().err)
+    assert "energy" in text
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.py"])

@@ -1,5 +1,6 @@
 """Alarms: each sounds where it must, names what it saw, and is silent otherwise."""
 
+import re
 import warnings
 from typing import Any
 
@@ -34,6 +35,7 @@ from winnowgp.estimators.alarms import (
     residual_alarms,
 )
 from winnowgp.estimators.periodogram import explained_shares, largest_peak
+from winnowgp.estimators.quality import constant_densities
 from winnowgp.training import FastSchedule, MaxPoints, fit
 from winnowgp.training.fast_steps import FastSteps
 
@@ -72,7 +74,8 @@ def sound() -> TabularModel:
 def held_out(z: np.ndarray, **columns: np.ndarray) -> list[FitWarning]:
     """Return the alarms of residuals along columns."""
     named = [Column(name, "number", values) for name, values in columns.items()]
-    return residual_alarms(z, named, predicted=rng(9).normal(size=len(z)), positive=False)
+    predicted = rng(9).normal(size=len(z))
+    return residual_alarms(z, named, predicted=predicted, positive=False, likelihood="gaussian")
 
 
 def test_sound_fit_has_no_alarm(sound: TabularModel) -> None:
@@ -168,7 +171,7 @@ def test_outliers_in_held_out_rows_are_worse_than_constant(sound: TabularModel) 
     ],
 )
 def test_coverage_alarm_is_a_binomial_test(within: int, rows: int, sounds: bool) -> None:
-    alarm = coverage_alarm(np.arange(rows) < within, counts=False)
+    alarm = coverage_alarm(np.arange(rows) < within, likelihood="gaussian")
     assert isinstance(alarm, CoverageWarning) == sounds
     if alarm is not None:
         assert ("too wide" if within == rows else "too narrow") in str(alarm)
@@ -177,8 +180,10 @@ def test_coverage_alarm_is_a_binomial_test(within: int, rows: int, sounds: bool)
 
 def test_coverage_of_counts_may_exceed_its_level() -> None:
     """Intervals that end at integers hold more than 95 %."""
-    assert coverage_alarm(np.ones(400, dtype=bool), counts=True) is None
-    assert "Poisson" in str(coverage_alarm(np.arange(100) < 80, counts=True))
+    assert coverage_alarm(np.ones(400, dtype=bool), likelihood="poisson") is None
+    narrow = np.arange(100) < 80
+    assert "--likelihood negative-binomial" in str(coverage_alarm(narrow, likelihood="poisson"))
+    assert "--likelihood" not in str(coverage_alarm(narrow, likelihood="negative-binomial"))
 
 
 def test_normal_residuals_set_off_few_alarms() -> None:
@@ -213,11 +218,51 @@ def test_noise_that_grows_with_the_target_suggests_a_logarithm() -> None:
     draw = rng(7)
     mean = draw.uniform(1, 9, 120)
     z = draw.normal(size=120) * mean / 5
-    (alarm,) = residual_alarms(z, [], predicted=mean, positive=True)
+    (alarm,) = residual_alarms(z, [], predicted=mean, positive=True, likelihood="gaussian")
     assert isinstance(alarm, DependentResidualsWarning)
     assert "logarithm of the target" in str(alarm)
-    (alarm,) = residual_alarms(z, [], predicted=mean, positive=False)
+    (alarm,) = residual_alarms(z, [], predicted=mean, positive=False, likelihood="gaussian")
     assert "logarithm" not in str(alarm)
+
+
+def test_noise_that_is_small_somewhere_has_wide_intervals_there() -> None:
+    draw = rng(7)
+    a = np.arange(100.0)
+    (alarm,) = held_out(draw.normal(size=100) * np.where(a < 20, 0.02, 1.0), a=a)
+    assert "0.0 times as large as on average where it is 0 to 19" in str(alarm)
+    assert "too wide there and too narrow elsewhere" in str(alarm)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "suggested"),
+    [
+        ("laplace", "student-t"),
+        ("student-t", None),
+        ("poisson", "negative-binomial"),
+        ("negative-binomial", None),
+    ],
+)
+def test_heavy_tails_suggest_a_likelihood_for_the_same_targets(
+    likelihood: str, suggested: str | None
+) -> None:
+    z = rng(8).standard_t(2, size=200)
+    mean = rng(9).normal(size=200)
+    (alarm,) = residual_alarms(z, [], predicted=mean, positive=False, likelihood=likelihood)
+    found = re.findall(r"`--likelihood ([\w-]+)`", str(alarm))
+    assert found == ([] if suggested is None else [suggested])
+
+
+def test_constant_of_a_negative_binomial_model_has_the_mean_and_variance_of_the_rows() -> None:
+    y = np.array([0.0, 0.0, 1.0, 2.0, 9.0])
+    model = SparseGPRegressor(likelihood="negative-binomial")
+    counts = np.arange(2000.0)
+    p = np.exp(constant_densities(model, counts, y))
+    assert p.sum() == pytest.approx(1)
+    assert p @ counts == pytest.approx(y.mean())
+    assert p @ (counts - y.mean()) ** 2 == pytest.approx(y.var())
+    # Counts that vary less are Poisson counts.
+    p = np.exp(constant_densities(model, counts, np.array([2.0, 2.0, 3.0])))
+    assert p @ (counts - 7 / 3) ** 2 == pytest.approx(7 / 3)
 
 
 def test_heavy_tails_suggest_student_t() -> None:

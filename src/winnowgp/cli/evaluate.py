@@ -90,17 +90,19 @@ def print_folds(validation: "CrossValidation") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from winnowgp.report.sentences import rounded
+
     names = [metric["name"] for metric in validation.folds[0]["metrics"]]
     table = Table(title="Cross-validation", title_justify="left")
     for name in ("fold", "rows", *names):
         table.add_column(name, justify="right")
     for number, fold in enumerate(validation.folds, start=1):
-        values = [f"{metric['value']:.4g}" for metric in fold["metrics"]]
+        values = [rounded(metric["value"]) for metric in fold["metrics"]]
         table.add_row(str(number), str(fold["rows"]), *values)
     table.add_section()
     means = [validation.mean(name) for name in names]
-    table.add_row("mean", "", *(f"{mean:.4g}" for mean, _ in means))
-    table.add_row("± error", "", *(f"{error:.2g}" for _, error in means))
+    table.add_row("mean", "", *(rounded(mean) for mean, _ in means))
+    table.add_row("± error", "", *(rounded(error, 2) for _, error in means))
     Console(markup=False).print(table)
 
 
@@ -123,6 +125,8 @@ def _print_comparison(
     from rich.console import Console
     from rich.table import Table
 
+    from winnowgp.report.sentences import rounded
+
     console = Console(markup=False)
     table = Table(title=f"{measures[0].rows} rows of {data}", title_justify="left")
     for name in ("mean per row", first, second, "difference", "± error"):
@@ -130,10 +134,10 @@ def _print_comparison(
     for measure in measures:
         table.add_row(
             measure.name,
-            f"{measure.first:.4g}",
-            f"{measure.second:.4g}",
-            f"{measure.difference:+.3g}",
-            f"{measure.standard_error:.2g}",
+            rounded(measure.first),
+            rounded(measure.second),
+            ("+" if measure.difference > 0 else "") + rounded(measure.difference, 3),
+            rounded(measure.standard_error, 2),
         )
     console.print(table)
     console.print(_verdict(measures[0], first, second), soft_wrap=True)

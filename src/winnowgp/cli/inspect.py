@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_output
+from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp.report.summary import Choice
@@ -140,31 +141,37 @@ def _sizes(K: int, M: int) -> list[int]:
 
 def data(
     name: Annotated[
-        str | None, typer.Argument(help="A data set to copy; all are listed by default.")
+        str | None, typer.Argument(help="A data set to write; all are listed by default.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Where to copy it; ./NAME.csv.gz by default."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where to write it; ./NAME.csv, or ./NAME.csv.gz for the paper's, by default.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the paper's data sets, or copy one after checking its contents.
+    """List data sets, write a made one, or copy one of the paper's after checking its contents.
 
-    The command searches $WINNOWGP_DATA and winnowgp's cache folder, and downloads nothing. The list
-    shows where each data set can be obtained.
+    Made data sets are part of winnowgp. Those of the paper are searched in $WINNOWGP_DATA and
+    winnowgp's cache folder; nothing is downloaded. The list shows where each can be obtained.
     """
-    from winnowgp.data.catalogue import ORIGINS, find_table, load_table
+    from winnowgp.data.catalogue import ORIGINS
+    from winnowgp.data.examples import EXAMPLES
 
     if name is not None:
-        destination = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
-        table = load_table(name)
-        from winnowgp.io.format import atomic_write
-
-        with atomic_write(destination) as part:
-            shutil.copyfile(find_table(name), part)
-        typer.echo(f"{len(table.values)} rows of {len(table.columns)} columns: {destination}")
+        if name not in (known := (*EXAMPLES, *ORIGINS)):
+            raise InputError(f"`NAME` must be one of {', '.join(known)}; got {name!r}.")
+        written = _write_example if name in EXAMPLES else _copy_table
+        typer.echo(written(name, output))
         return
     rows = [
+        {"name": known, "origin": origin, "file": "part of winnowgp"}
+        for known, origin in EXAMPLES.items()
+    ]
+    rows += [
         {
             "name": known,
             "origin": origin,
@@ -180,6 +187,35 @@ def data(
     for row in rows:
         typer.echo(f"{row['name']:<10} {row['file'] or 'not found locally'}")
         typer.echo(f"{'':<10} {row['origin']}")
+
+
+def _write_example(name: str, output: Path | None) -> str:
+    """Write a made table as CSV, and return a line about it."""
+    import csv
+
+    from winnowgp.data import example_table
+    from winnowgp.io.format import atomic_write
+
+    destination = checked_output(output or Path(f"{name}.csv"), (".csv",))
+    table = example_table(name)
+    columns = [table.strings(column) for column in table.names]
+    with atomic_write(destination) as part, part.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(table.names)
+        writer.writerows(zip(*columns, strict=True))
+    return f"{table.N} rows of {len(columns)} columns: {destination}"
+
+
+def _copy_table(name: str, output: Path | None) -> str:
+    """Copy a table of the paper, and return a line about it."""
+    from winnowgp.data.catalogue import find_table, load_table
+    from winnowgp.io.format import atomic_write
+
+    destination = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
+    table = load_table(name)
+    with atomic_write(destination) as part:
+        shutil.copyfile(find_table(name), part)
+    return f"{len(table.values)} rows of {len(table.columns)} columns: {destination}"
 
 
 def _local_file(name: str) -> Path | None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from winnowgp.report import Summary
-from winnowgp.report.sentences import selection_lines
+from winnowgp.report.sentences import rounded, selection_lines
 from winnowgp.report.summary import ColumnSummary, Quality
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def print_quality(quality: Quality, *, title: str) -> None:
     for name in ("", "model", "constant"):
         scores.add_column(name, justify="left" if not name else "right")
     for metric in quality["metrics"]:
-        scores.add_row(metric["name"], f"{metric['value']:.4g}", f"{metric['baseline']:.4g}")
+        scores.add_row(metric["name"], rounded(metric["value"]), rounded(metric["baseline"]))
     for level, share in quality["coverage"]:
         if level == 0.95:
             scores.add_row("within the 95 % interval", f"{100 * share:.1f} %", "")

@@ -1,4 +1,4 @@
-"""Data in memory and out of core: sources, tables, scaling and the paper's data sets."""
+"""Data in memory and out of core: sources, tables, scaling, and data sets by name."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from winnowgp.data.catalogue import hills, load_table
     from winnowgp.data.dataset import Dataset, MaskedMatrix, Source
     from winnowgp.data.encoding import TableEncoder
+    from winnowgp.data.examples import example_table
     from winnowgp.data.out_of_core import ArraySource, BatchSource
     from winnowgp.data.parquet import ParquetSource
     from winnowgp.data.readers import read_blocks, read_table
@@ -24,6 +25,7 @@ _MODULES = {
     "Source": "dataset",
     "Standardiser": "scaling",
     "TableEncoder": "encoding",
+    "example_table": "examples",
     "hills": "catalogue",
     "load_table": "catalogue",
     "read_blocks": "readers",
@@ -42,6 +44,7 @@ __all__ = [
     "Source",
     "Standardiser",
     "TableEncoder",
+    "example_table",
     "hills",
     "load_table",
     "read_blocks",

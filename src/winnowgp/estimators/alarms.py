@@ -28,6 +28,7 @@ from winnowgp.errors import (
     WorseThanConstantWarning,
 )
 from winnowgp.estimators.periodogram import FEWEST, largest_peak
+from winnowgp.report.sentences import rounded
 
 Values = NDArray[np.float64]
 
@@ -39,6 +40,9 @@ NOTICEABLE = 0.03
 
 PERFECT = 0.999
 """R², accuracy and rank correlation from which predictions are suspiciously good."""
+
+COUNTS = ("poisson", "negative-binomial")
+"""Likelihoods of counts."""
 
 _BINS = 5
 _FEW_ROWS, _MANY_ROWS = 10, 50
@@ -141,27 +145,30 @@ def constant_alarm(nats: Values, constant: Values) -> FitWarning | None:
     )
 
 
-def coverage_alarm(inside: NDArray[np.bool_], *, counts: bool) -> FitWarning | None:
+def coverage_alarm(inside: NDArray[np.bool_], *, likelihood: str) -> FitWarning | None:
     """Return an alarm if 95 % intervals hold far fewer or more rows, by a binomial test.
 
     "Far" is a share of rows outside that is above 10 % or below 2.5 %.
 
     Args:
         inside: whether each held-out row lies in its interval.
-        counts: whether intervals end at integers, and so hold at least 95 %.
+        likelihood: of the model. Intervals of counts end at integers, and so hold at least 95 %.
     """
+    counts = likelihood in COUNTS
     n, within = len(inside), int(inside.sum())
     outside = 1 - within / n
     if binomtest(within, n, 0.95).pvalue >= 2.5 * SIGNIFICANT:
         return None
     held = f"the 95 % intervals hold {within} of {n} held-out rows ({100 * (1 - outside):.0f} %)"
     if outside > 0.1:
-        advice = (
-            "Counts vary more than Poisson counts do; fit `task='regression'` "
-            "(`--task regression`), or a negative binomial likelihood in Python."
-            if counts
-            else "Noise may depend on the inputs or have outliers: try `likelihood='student-t'` "
-            "(`--likelihood student-t`) or the logarithm of the target, or more rows."
+        advice = {
+            "poisson": "Counts vary more than Poisson counts do: fit "
+            "`likelihood='negative-binomial'` (`--likelihood negative-binomial`).",
+            "negative-binomial": "Look for outliers among the counts, or add columns or rows.",
+        }.get(
+            likelihood,
+            "Noise may depend on the inputs or have outliers: try `likelihood='student-t'` "
+            "(`--likelihood student-t`) or the logarithm of the target, or more rows.",
         )
         return CoverageWarning(
             f"{held}: they are too narrow, and predictions too certain. {advice}"
@@ -198,7 +205,7 @@ def leakage_alarm(columns: Sequence[Column], y: NDArray[Any], score: float) -> F
 
 
 def residual_alarms(
-    z: Values, columns: Sequence[Column], *, predicted: Values, positive: bool
+    z: Values, columns: Sequence[Column], *, predicted: Values, positive: bool, likelihood: str
 ) -> list[FitWarning]:
     """Return alarms about patterns in residuals: their mean, a period, their spread, their tails.
 
@@ -208,6 +215,7 @@ def residual_alarms(
         columns: the inputs and the order of the rows.
         predicted: predicted means.
         positive: whether the target is positive, so that it has a logarithm.
+        likelihood: of the model.
     """
     if len(z) < FEWEST:
         return []
@@ -216,7 +224,7 @@ def residual_alarms(
         periodic_alarm(z, columns)
         or _mean_alarm(z, columns)
         or _spread_alarm(z, columns, predicted, positive=positive)
-        or _tails_alarm(z, positive=positive)
+        or _tails_alarm(z, positive=positive, likelihood=likelihood)
     )
     return [] if alarm is None else [alarm]
 
@@ -372,20 +380,22 @@ def _spread_alarm(
     if found is None:
         return None
     column, rows = found
+    ratio = size[rows].mean() / max(size.mean(), 1e-12)
+    there, elsewhere = ("narrow", "wide") if ratio > 1 else ("wide", "narrow")
     advice = (
         "Fit the logarithm of the target (`--log-target`): its noise is then the same everywhere."
         if column.kind == "prediction" and positive
-        else "Intervals are too narrow there and too wide elsewhere: transform the target, or try "
-        "`likelihood='student-t'` (`--likelihood student-t`)."
+        else f"Intervals are too {there} there and too {elsewhere} elsewhere: transform the "
+        "target, or try `likelihood='student-t'` (`--likelihood student-t`)."
     )
     return DependentResidualsWarning(
-        f"the noise depends on {column.text}: residuals are "
-        f"{size[rows].mean() / max(size.mean(), 1e-12):.1f} times as large as on average "
+        f"the noise depends on {column.text}: residuals are {ratio:.1f} times as large as on "
+        "average "
         f"{_where(column, rows)}. {advice}"
     )
 
 
-def _tails_alarm(z: Values, *, positive: bool) -> FitWarning | None:
+def _tails_alarm(z: Values, *, positive: bool, likelihood: str) -> FitWarning | None:
     """Return an alarm if the kurtosis of the residuals is above that of a normal distribution."""
     test = kurtosistest(z, alternative="greater")
     centred = z - z.mean()
@@ -396,9 +406,22 @@ def _tails_alarm(z: Values, *, positive: bool) -> FitWarning | None:
     logarithm = ", or the logarithm of the target (`--log-target`)" if skewed else ""
     return HeavyTailsWarning(
         f"residuals of held-out rows have heavy tails (excess kurtosis {kurtosis:.1f}; the largest "
-        f"is {np.abs(z).max():.1f} predicted standard deviations). Check these rows for errors, or "
-        "fit `likelihood='student-t'` (`--likelihood student-t`), which is robust to "
-        f"outliers{logarithm}."
+        f"is {np.abs(z).max():.1f} predicted standard deviations). Check these rows for "
+        f"errors{_robust(likelihood)}{logarithm}."
+    )
+
+
+def _robust(likelihood: str) -> str:
+    """Return a clause that suggests a likelihood with heavier tails, if there is one."""
+    if likelihood in ("student-t", "negative-binomial"):
+        return ""
+    if likelihood == "poisson":
+        return (
+            ", or fit `likelihood='negative-binomial'` (`--likelihood negative-binomial`), whose "
+            "counts vary more"
+        )
+    return (
+        ", or fit `likelihood='student-t'` (`--likelihood student-t`), which is robust to outliers"
     )
 
 
@@ -466,7 +489,7 @@ def _where(column: Column, rows: NDArray[np.intp]) -> str:
     if column.kind == "date":
         days = np.array([low, high]).astype("datetime64[D]")
         return f"from {days[0]} to {days[1]}"
-    return f"where it is {low:.4g} to {high:.4g}" if low < high else f"where it is {low:.4g}"
+    return f"where it is {rounded(low)}" + (f" to {rounded(high)}" if low < high else "")
 
 
 def _explains(column: Column, y: Values) -> bool:

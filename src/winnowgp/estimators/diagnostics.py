@@ -18,7 +18,7 @@ from winnowgp.errors import (
     PeriodicResidualsWarning,
 )
 from winnowgp.estimators import alarms
-from winnowgp.estimators.alarms import Column, leakage_alarm, selection_alarms
+from winnowgp.estimators.alarms import COUNTS, Column, leakage_alarm, selection_alarms
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import (
     class_densities,
@@ -32,7 +32,6 @@ from winnowgp.estimators.regression import SparseGPRegressor
 Values = NDArray[np.float64]
 
 _LARGEST_SCORE = 8.0
-_COUNTS = ("poisson", "negative-binomial")
 _OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResidualsWarning)
 
 
@@ -117,9 +116,9 @@ def _regression_alarms(
     model: Any, X: Values, y: Values, y_train: Values, columns: Sequence[Column]
 ) -> tuple[float, list[FitWarning]]:
     """Return R² on held-out rows, and alarms."""
-    observation, counts = predictive(model, X), model.likelihood in _COUNTS
+    observation, likelihood = predictive(model, X), model.likelihood
     lower, upper = observation.interval(0.95)
-    coverage = alarms.coverage_alarm((y >= lower) & (y <= upper), counts=counts)
+    coverage = alarms.coverage_alarm((y >= lower) & (y <= upper), likelihood=likelihood)
     found = [] if coverage is None else [coverage]
     if model.n_inducing_ > 0:
         constant = constant_densities(model, y, y_train)
@@ -127,8 +126,10 @@ def _regression_alarms(
         found += [] if worse is None else [worse]
         # Normal scores: standard normal if the predictive distributions are right.
         z = norm.ppf(observation.cdf(y)).clip(-_LARGEST_SCORE, _LARGEST_SCORE)
-        positive = bool((y > 0).all() and (y_train > 0).all()) and not counts
-        found += alarms.residual_alarms(z, columns, predicted=observation.mean, positive=positive)
+        positive = bool((y > 0).all() and (y_train > 0).all()) and likelihood not in COUNTS
+        found += alarms.residual_alarms(
+            z, columns, predicted=observation.mean, positive=positive, likelihood=likelihood
+        )
     return r_squared(y, observation.mean), found
 
 

@@ -20,6 +20,7 @@ from winnowgp.estimators.quality import (
     regression_quality,
 )
 from winnowgp.estimators.splits import cross_validation_splits, random_split_warning
+from winnowgp.estimators.table_summary import alarm_summary
 from winnowgp.estimators.tables import TabularModel, date_columns, fit_table
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
 
@@ -127,10 +128,12 @@ def cross_validate_table(
     splits = cross_validation_splits(labelled, folds, split_by=split_by, seed=seed, dates=dates)
     # First, so that an error about a cell gives its row in the whole table.
     model = fit_table(table, target, test_size=0, seed=seed, **options)
+    alarms = list(model.summary["alarms"])
     if split_by is None:
         warning = random_split_warning(table.without([target]), date_columns(model.encoder))
         if warning is not None:
             warnings.warn(warning, stacklevel=2)
+            alarms.append(alarm_summary(warning))
     options = options | {"task": model.task, "settings": None}
     qualities = []
     for train, test in splits:
@@ -149,6 +152,7 @@ def cross_validate_table(
         model,
         summary={
             **summary,
+            "alarms": alarms,
             "quality": pooled_quality(qualities),
             "settings": {**summary["settings"], **settings},
         },

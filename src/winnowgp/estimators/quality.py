@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gpytorch.likelihoods import Likelihood, NegativeBinomialLikelihood, PoissonLikelihood
 from numpy.typing import NDArray
-from scipy.stats import norm, poisson
+from scipy.stats import nbinom, norm, poisson
 from torch import Tensor
 
 from winnowgp.errors import InputError
@@ -188,13 +188,20 @@ def r_squared(y: Values, predicted: Any) -> float:
 
 
 def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> Values:
-    """Return the log density of each row under one Gaussian or Poisson distribution for all.
+    """Return the log density of each row under one distribution for all.
 
+    It is Gaussian, or Poisson for counts. For a model with a negative binomial likelihood it is
+    negative binomial with the mean and the variance of the training rows, if they vary more than
+    Poisson counts.
     The Gaussian is no narrower than the least noise of the model, because a constant target would
     have a baseline of infinite density.
     """
     if model.likelihood in ("poisson", "negative-binomial"):
-        return poisson.logpmf(y, max(y_train.mean(), 1e-12))
+        mean, variance = max(y_train.mean(), 1e-12), y_train.var()
+        if model.likelihood == "negative-binomial" and variance > mean:
+            # A variance of mean + mean²/r, and a probability of mean/variance.
+            return nbinom.logpmf(y, mean**2 / (variance - mean), mean / variance)
+        return poisson.logpmf(y, mean)
     scale = model._y_scaler.columns.scale.item()
     # A deviation of log y is relative to the level of y.
     least = sqrt(LEAST_NOISE) * scale * (abs(y_train.mean()) if model.log_target else 1.0)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from winnowgp.data import DataTable, Standardiser, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
+from winnowgp.errors import FitWarning
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import (
     RankedColumn,
@@ -22,6 +23,7 @@ from winnowgp.estimators.effects import (
 )
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
+    Alarm,
     Choice,
     ColumnSummary,
     Effect,
@@ -217,6 +219,11 @@ def _ends(effect: Effect) -> tuple[float, float] | None:
     if effect["kind"] == "words":
         return None
     return float(effect["at"][0]), float(effect["at"][-1])
+
+
+def alarm_summary(alarm: FitWarning) -> Alarm:
+    """Return a warning's class and message."""
+    return {"warning": type(alarm).__name__, "message": str(alarm)}
 
 
 def column_summary(

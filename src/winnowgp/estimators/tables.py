@@ -304,10 +304,14 @@ def fit_table(
     y = _targets(table, target, task, train, number)
     if log_target:
         check_positive(y, target, number)
-    elif task == "regression" and likelihood == "auto":
-        _warn(likelihood_warning(y[train], target))
+    # What is known before the fit is said before it.
+    early: list[FitWarning | None] = []
+    if task == "regression" and likelihood == "auto" and not log_target:
+        early.append(likelihood_warning(y[train], target))
     if split_by is None and test_table is None and len(test):
-        _warn(random_split_warning(inputs, date_columns(encoder)))
+        early.append(random_split_warning(inputs, date_columns(encoder)))
+    for alarm in early:
+        _warn(alarm)
     history = table_summary.TrainingHistory()
     points: dict[str, Any] = {
         "alpha": alpha,
@@ -375,7 +379,7 @@ def fit_table(
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
-        "alarms": [{"warning": type(each).__name__, "message": str(each)} for each in found],
+        "alarms": [table_summary.alarm_summary(a) for a in (*early, *found) if a is not None],
         "quality": _quality(estimator, X, y, train, test),
         "importance": lost,
         "effects": curves,

@@ -48,6 +48,16 @@ def counted(number: int, noun: str = "inducing point") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def rounded(value: float, digits: int = 4) -> str:
+    """Return a number with so many significant digits, without an exponent below ten million.
+
+    >>> rounded(0.84991), rounded(396412.0), rounded(-4451.0, 3), rounded(1.25e9)
+    ('0.8499', '396400', '-4450', '1.25e+09')
+    """
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e7 else text
+
+
 def kernel_sentence(name: str, evidence: Mapping[str, float | None]) -> str:
     """Return the name of the kernel, and how far other kernels were behind.
 
