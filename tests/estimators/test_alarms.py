@@ -314,12 +314,12 @@ def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
     draw = rng(13)
     t = np.arange(160) / 16
     y = 0.1 * t + np.sin(2 * np.pi * t) + 0.3 * draw.normal(size=160)
-    columns = {"t": t, "u": draw.normal(size=160), "y": y}
+    columns = {"place": t, "u": draw.normal(size=160), "y": y}
     _, issued = fitted(columns, max_points=4)
     (alarm,) = issued
     assert isinstance(alarm, PeriodicResidualsWarning)
     kernel = str(alarm).split('`kernel="')[1].split('"`')[0]
-    assert kernel.startswith("rbf + periodic['t'](period=")
+    assert kernel.startswith("rbf + periodic['place'](period=")
     _, issued = fitted(columns, kernel=kernel)
     assert issued == []
 

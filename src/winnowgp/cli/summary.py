@@ -197,7 +197,7 @@ def _values(column: ColumnSummary) -> str:
     low, high = column["spread"][0], column["spread"][-1]
     if column["kind"] == "date":
         return f"{_date(low)} to {_date(high)}"
-    return f"{low:.6g} to {high:.6g}"
+    return f"{rounded(low, 6)} to {rounded(high, 6)}"
 
 
 def _date(days: float) -> str:
