@@ -45,7 +45,7 @@ from winnowgp.errors import CheckpointWarning, InputError
         ("predict posterior.winnow SHOP", "holds a SparseGPRegressor, saved from Python"),
         ("plot y.winnow --what art", "`--what` must be one of"),
         ("plot y.winnow -o a.doc", r"must end in one of \.png"),
-        ("data moon", "`name` must be one of"),
+        ("data moon", "`NAME` must be one of"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(

@@ -17,6 +17,8 @@ from winnowgp import TabularModel, fit_table, load
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore::winnowgp.errors.RandomSplitWarning")
+
 N = 60
 QUICK = "--kernel rbf --max-points 5 --test-size 0.1"
 

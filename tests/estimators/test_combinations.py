@@ -102,7 +102,7 @@ def test_deep_tolerance_with_max_cost_means_both() -> None:
     assert plenty.n_inducing_ == DeepGPRegressor(tolerance=0.5, **settings).fit(X, y).n_inducing_
 
 
-@pytest.mark.filterwarnings("ignore::winnowgp.errors.GrowthLimitWarning")
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.FitWarning")
 def test_n_candidates_is_the_most_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     # The exact evidence of all rows is not affordable, and five rows explain nothing.
     monkeypatch.setitem(budget.WORK, "cpu", 3e9)

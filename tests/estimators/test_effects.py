@@ -14,6 +14,8 @@ from winnowgp.estimators.effects import resolution
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models.kernels import covariance
 
+pytestmark = pytest.mark.filterwarnings("ignore::winnowgp.errors.RandomSplitWarning")
+
 DAYS = 40
 
 

@@ -188,6 +188,7 @@ def test_pooled_classes_add_up() -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.FitWarning")
 @pytest.mark.usefixtures("quickly")
 def test_test_table_and_split_by_decide_what_is_held_out() -> None:
     model = fit_table(TRAIN, "y", drop=("up", "row"), test_table=TEST.without(["up"]), **QUICK)

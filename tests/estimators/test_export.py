@@ -77,6 +77,7 @@ def test_export_agrees_with_predict_for_each_kernel(
     np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.AllCandidatesWarning")
 @pytest.mark.parametrize(("D", "M"), [(1, 6), (2, 1), (1, 1)])
 def test_onnx_is_in_double_precision_with_one_input_or_point(
     D: int, M: int, tmp_path: Path

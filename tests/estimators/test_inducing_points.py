@@ -13,6 +13,7 @@ from winnowgp import SparseGP, SparseGPClassifier, SparseGPRegressor, fit
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import Latents, LatentVariableGP
+from winnowgp.models.priors import add_weak_priors, log_prior
 from winnowgp.training import AllCandidates, FastSchedule
 
 rng = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def test_regressor_neither_moves_nor_prunes_given_inducing_points(
 
 
 def test_regressor_learns_the_other_parameters(fitted: SparseGPRegressor) -> None:
-    """The gradient of the collapsed bound, computed directly, is small in all of them."""
+    """The gradient of the collapsed bound and the priors, computed directly, is small."""
     data = Dataset.of(
         fitted._x_scaler.forward(torch.tensor(X)),
         fitted._y_scaler.columns.forward(torch.tensor(y)[:, None]),
@@ -46,9 +47,10 @@ def test_regressor_learns_the_other_parameters(fitted: SparseGPRegressor) -> Non
     model = SparseGP(fitted.kernel_, fitted.posterior_.Z, noise=fitted.likelihood_.noise.item())
     for parameter in (*model.kernel.parameters(), *model.likelihood.parameters()):
         parameter.requires_grad_(True)
+    add_weak_priors(model)
     bound = model.bound(data)
     parameters = [*model.kernel.parameters(), *model.likelihood.parameters()]
-    gradients = torch.autograd.grad(bound, parameters)
+    gradients = torch.autograd.grad(bound + log_prior(model), parameters)
     assert bound.item() == pytest.approx(fitted.elbo_, abs=1e-3)
     assert max(gradient.abs().max().item() for gradient in gradients) < 0.1
 

@@ -171,6 +171,7 @@ def fitted() -> SparseGPRegressor:
     return seasons().fit(X[:72], y[:72])
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.FitWarning")
 def test_periodic_kernel_extrapolates_a_season_on_a_trend(
     fitted: SparseGPRegressor, tmp_path: Path
 ) -> None:

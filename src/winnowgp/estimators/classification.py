@@ -121,10 +121,10 @@ class ClassTargets(ClassifierMixin, BaseGP):
 
         A probability of 1e-20 is the complement of one that a float64 cannot distinguish from 1.
         """
+        inputs = self._inputs(X)
         if len(self.classes_) > 2:
             with np.errstate(divide="ignore"):
                 return np.log(self.predict_proba(X))
-        inputs = self._inputs(X)
         targets = torch.zeros(len(inputs), 1, dtype=torch.float64)
         nats = [self._log_density(inputs, targets + number) for number in range(2)]
         return torch.cat(nats, 1).numpy()

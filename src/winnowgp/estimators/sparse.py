@@ -390,7 +390,8 @@ class SparseEstimator(BaseGP, ABC):
 def check_same_structure(name: str, new: torch.nn.Module, earlier: torch.nn.Module) -> None:
     """Raise an error if a fit cannot begin from the parameters of an earlier one."""
     shapes = [{k: v.shape for k, v in part.state_dict().items()} for part in (new, earlier)]
-    kinds = [[type(part) for part in module.modules()] for module in (new, earlier)]
+    # By name: a loaded module has its parts in another order.
+    kinds = [{n: type(part) for n, part in each.named_modules()} for each in (new, earlier)]
     if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
         raise InputError(
             f"`warm_start` needs the {name} of the earlier fit, {type(earlier).__name__}, for as "

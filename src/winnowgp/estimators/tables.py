@@ -304,14 +304,12 @@ def fit_table(
     y = _targets(table, target, task, train, number)
     if log_target:
         check_positive(y, target, number)
-    # What is known before the fit is said before it.
+    # Said after the fit: an error about the input stands alone.
     early: list[FitWarning | None] = []
     if task == "regression" and likelihood == "auto" and not log_target:
         early.append(likelihood_warning(y[train], target))
     if split_by is None and test_table is None and len(test):
         early.append(random_split_warning(inputs, date_columns(encoder)))
-    for alarm in early:
-        _warn(alarm)
     history = table_summary.TrainingHistory()
     points: dict[str, Any] = {
         "alpha": alpha,
@@ -350,6 +348,7 @@ def fit_table(
         columns = table_columns(encoder, inputs)
         more = diagnose(estimator, X, y, held_out=test, columns=columns)
         found += [alarm for alarm in more if type(alarm) not in seen]
+    found = [*(alarm for alarm in early if alarm is not None), *found]
     if process_group is None or process_group.is_first:
         for alarm in found:
             warnings.warn(alarm, stacklevel=2)
@@ -379,7 +378,7 @@ def fit_table(
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
-        "alarms": [table_summary.alarm_summary(a) for a in (*early, *found) if a is not None],
+        "alarms": [table_summary.alarm_summary(alarm) for alarm in found],
         "quality": _quality(estimator, X, y, train, test),
         "importance": lost,
         "effects": curves,
