@@ -153,17 +153,25 @@ def test_resized_predictive_gap_has_the_same_reference(fitted: SparseGPRegressor
     densities = fitted.frontier_.log_densities
     small = fitted.resized(fitted.available_sizes_[0])
     reference = densities[fitted.n_inducing_].item() + fitted.predictive_gap_
-    assert small.predictive_gap_ == pytest.approx(reference - small_density(small))
+    held_out = densities[small.n_inducing_].item()
+    assert small.predictive_gap_ == pytest.approx(reference - held_out)
+    # Tenths of the rows are left out at once, single rows by the oracle.
+    assert held_out == pytest.approx(small_density(small), abs=0.02)
     assert np.isnan(small.predictive_gap_se_)
     assert fitted.predictive_gap_se_ > 0
 
 
 def small_density(model: Any) -> float:
-    """The mean held-out log density, each row left out of the dense posterior."""
+    """The mean held-out log density, each row left out of the dense posterior.
+
+    An inducing point at the row is left out, too.
+    """
     Kuu, Kuf, kff, Y, noise = blocks(model)
-    Q = Kuf.mT @ torch.linalg.solve(Kuu, Kuf)
+    inputs, Z = standardised(model)[0], model.posterior_.Z
     nats = []
     for i in range(N):
+        other = (Z != inputs[i]).any(1)
+        Q = Kuf[other].mT @ torch.linalg.solve(Kuu[other][:, other], Kuf[other])
         rest = [j for j in range(N) if j != i]
         K = Q[rest][:, rest] + noise * torch.eye(N - 1).double()
         weights = torch.linalg.solve(K, Q[rest, i])
@@ -195,7 +203,7 @@ def test_resized_to_another_size_names_the_sizes(fitted: SparseGPRegressor, poin
 
 def test_fit_that_a_limit_ended_warns_what_to_do() -> None:
     with short_fits(), pytest.warns(GrowthLimitWarning) as warned:
-        model = SparseGPRegressor(n_candidates=4, random_state=0).fit(X, y)
+        model = SparseGPRegressor(n_candidates=10, random_state=0).fit(X, y)
     assert model.growth_limit_ == "n_candidates"
     (warning,) = (each for each in warned if each.category is GrowthLimitWarning)
     message = str(warning.message)

@@ -19,7 +19,17 @@ NOWHERE = "\U0010fff0"
 
 def effects(name: str) -> list[dict[str, Any]]:
     curves = [{"label": "", "mean": [1.0, 2.0], "lower": [], "upper": []}]
-    return [{"column": name, "kind": "words", "at": [name, "b"], "curves": curves, "counts": []}]
+    return [
+        {
+            "column": name,
+            "kind": "words",
+            "at": [name, "b"],
+            "curves": curves,
+            "counts": [],
+            "term": "",
+            "note": "",
+        }
+    ]
 
 
 def test_font_for_finds_a_font_that_has_the_character() -> None:

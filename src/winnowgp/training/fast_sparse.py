@@ -332,7 +332,8 @@ def _select_by_goal(
                 constant=constant[1],
             )
         pool, reference = Pool(tried, elbo, pool.growth), elbo
-    if data.N <= _FEW_ROWS and not _predicts(steps, pool.model, constant[0]):
+    confirm = data.N <= _FEW_ROWS and not pool.limited
+    if confirm and not _predicts(steps, pool.model, constant[0]):
         return _Choice(constant[0], max(reference, constant[1]), pool.growth, constant=constant[1])
     if isinstance(goal, Tolerance):
         goal = goal.within(reference - constant[1], N=data.observations)
