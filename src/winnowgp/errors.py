@@ -96,6 +96,14 @@ class HeavyTailsWarning(FitWarning):
     """Residuals of held-out rows have heavier tails than the likelihood."""
 
 
+class UnseenGroupsWarning(FitWarning):
+    """Whole groups were held out, and the group itself is an input of the model."""
+
+
+class CopiedRowsWarning(FitWarning):
+    """Held-out rows are copies of training rows, so that their quality is too good."""
+
+
 class ExtrapolationWarning(FitWarning):
     """Rows to predict lie far outside the training rows."""
 

@@ -9,7 +9,12 @@ from scipy.stats import lognorm, norm
 
 from helpers.short_fits import short_fits
 from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
-from winnowgp.errors import InputError, LikelihoodWarning, RandomSplitWarning
+from winnowgp.errors import (
+    InputError,
+    LikelihoodWarning,
+    RandomSplitWarning,
+    WorseThanConstantWarning,
+)
 from winnowgp.estimators import compare_models, cross_validate_table, evaluate_model
 from winnowgp.estimators.evaluation import pooled_quality
 from winnowgp.estimators.table_targets import implied_task, likelihood_warning
@@ -287,3 +292,13 @@ def test_quantiles_of_predictions(fits: dict[str, TabularModel]) -> None:
         fits["classes"].predict(TEST, quantiles=levels)
     with pytest.raises(InputError, match="`quantiles` must differ"):
         fits["log"].predict(TEST, quantiles=(0.5, 0.5))
+
+
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.CoverageWarning")
+def test_cross_validation_notes_that_folds_are_worse_than_a_constant() -> None:
+    t = np.arange(90.0)
+    table = {"t": t, "y": 2 * np.sin(t / 3) + t / 10}
+    settings: dict[str, Any] = {"kernel": "rbf", "max_points": 8}
+    with pytest.warns(WorseThanConstantWarning, match="log density per observation of the folds"):
+        result = cross_validate_table(table, "y", folds=3, split_by="t", **settings)
+    assert "WorseThanConstantWarning" in str(result.model.summary["alarms"])

@@ -170,7 +170,7 @@ def small_density(model: Any) -> float:
     inputs, Z = standardised(model)[0], model.posterior_.Z
     nats = []
     for i in range(N):
-        other = (Z != inputs[i]).any(1)
+        other = (inputs[i] != Z).any(1)
         Q = Kuf[other].mT @ torch.linalg.solve(Kuu[other][:, other], Kuf[other])
         rest = [j for j in range(N) if j != i]
         K = Q[rest][:, rest] + noise * torch.eye(N - 1).double()

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
-from winnowgp import DataTable
-from winnowgp.errors import InputError
-from winnowgp.estimators.splits import cross_validation_splits, held_out_split, time_column
+from winnowgp import DataTable, fit_table
+from winnowgp.errors import InputError, UnseenGroupsWarning
+from winnowgp.estimators.splits import (
+    copied_rows_warning,
+    cross_validation_splits,
+    held_out_split,
+    time_column,
+)
 
 N = 40
 DAYS = [f"2024-{1 + (7 * i) % 12:02d}-{1 + i % 28:02d}" for i in range(N)]
@@ -113,3 +118,30 @@ def test_time_column_is_a_date_or_sorted_times() -> None:
 def test_impossible_splits_are_refused(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_copied_rows_are_counted() -> None:
+    X = np.array([[0.5], [1.5], [0.5], [2.5], [1.5]])
+    y = np.array([0.1, 0.2, 0.1, 0.3, 0.9])
+    train, test = np.array([0, 1]), np.array([2, 3, 4])
+    warning = copied_rows_warning(X, y, train, test)
+    assert warning is not None
+    assert "1 of 3 held-out rows are copies of training rows" in str(warning)
+    assert copied_rows_warning(X, y, train, test[1:]) is None
+    # Integers are often equal by chance.
+    assert copied_rows_warning(X.round(), y, train, test) is None
+
+
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.CoverageWarning")
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.WorseThanConstantWarning")
+def test_groups_that_are_an_input_are_noted() -> None:
+    rng = np.random.default_rng(0)
+    group = np.repeat([f"p{i}" for i in range(12)], 10)
+    level = np.repeat(rng.normal(size=12), 10)
+    table = {"patient": group, "x": rng.uniform(size=120), "y": level + rng.normal(size=120)}
+    settings = {"split_by": "patient", "kernel": "rbf", "max_points": 3}
+    with pytest.warns(UnseenGroupsWarning, match="no held-out value of it was seen"):
+        fit_table(table, "y", **settings)
+    # Rows of a group are neighbours in the table: their order is not tested for periods.
+    dropped = fit_table(table, "y", drop=("patient",), **settings)
+    assert "PeriodicResidualsWarning" not in str(dropped.summary["alarms"])

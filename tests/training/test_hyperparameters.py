@@ -385,8 +385,9 @@ def test_evidence_that_few_points_do_not_reach_is_maximised_itself(monkeypatch) 
 
 def test_starting_points_keep_equal_terms_apart() -> None:
     rows = data(N=20, D=2)
-    kernel = RBFKernel(ard_num_dims=2) + RBFKernel(ard_num_dims=2)
-    kernel.kernels[1].lengthscale = 0.1 * kernel.kernels[0].lengthscale
+    first, second = RBFKernel(ard_num_dims=2), RBFKernel(ard_num_dims=2)
+    second.lengthscale = 0.1 * first.lengthscale
+    kernel = first + second
     starts = starting_points(model(rows, kernel), rows)
     for start in starts:
         long, short = (part.lengthscale for part in trainable_lengthscales(start.kernel))

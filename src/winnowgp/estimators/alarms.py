@@ -87,11 +87,14 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
                     f"(`--alpha`), which is {estimator.alpha:g}."
                 )
             ]
+        kernel = "name a kernel such as `kernel='rbf + linear'` (`--kernel`)"
+        if estimator.kernel != "auto":
+            kernel = "compare kernels with `kernel='auto'`"
         return [
             NoInducingPointsWarning(
-                f"{constant}, because no kernel explains the target better than a constant does. "
-                "Check that the inputs have to do with the target, add columns or rows, or name a "
-                "kernel such as `kernel='rbf + linear'` (`--kernel`)."
+                f"{constant}, because models with inducing points gain no more than they would by "
+                "chance. Check that the inputs have to do with the target, add columns or rows, or "
+                f"{kernel}."
             )
         ]
     goals = (estimator.max_points, estimator.max_predict_us)

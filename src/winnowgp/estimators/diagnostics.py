@@ -42,6 +42,7 @@ def diagnose(
     *,
     held_out: NDArray[np.intp],
     columns: Sequence[Column] | None = None,
+    ordered: bool = True,
 ) -> list[FitWarning]:
     """Return warnings about a fitted model, from rows that were not used for training.
 
@@ -56,6 +57,7 @@ def diagnose(
         y: their targets.
         held_out: numbers of the rows that were not used for training.
         columns: columns to test residuals against; by default the columns of X.
+        ordered: whether residuals are tested against the order of the rows, too.
 
     >>> X = np.linspace(0, 6, 120)[:, None]
     >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=120)
@@ -70,7 +72,8 @@ def diagnose(
     used = np.ones(len(y), dtype=bool)
     used[held_out] = False
     tested = [replace(column, values=column.values[held_out]) for column in columns]
-    tested.append(Column("", "order", held_out.astype(np.float64)))
+    if ordered:
+        tested.append(Column("", "order", held_out.astype(np.float64)))
     classes = isinstance(model, SparseGPClassifier)
     alarms_of = _class_alarms if classes else _regression_alarms
     score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested)

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
-from winnowgp.errors import InputError
+from winnowgp.data.tables import TableLike
+from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
+from winnowgp.estimators.alarms import coverage_alarm
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import (
     BINS,
@@ -27,7 +29,7 @@ from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Res
 Values = NDArray[np.float64]
 
 
-def evaluate_model(model: TabularModel, table: DataTable) -> Quality:
+def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
     """Return the quality of a model on rows whose target is known.
 
     Rows without a target are left out. The baseline of each metric is the best constant prediction
@@ -58,7 +60,7 @@ class PairedDifference:
 
 
 def compare_models(
-    first: TabularModel, second: TabularModel, table: DataTable
+    first: TabularModel, second: TabularModel, table: TableLike
 ) -> tuple[PairedDifference, ...]:
     """Return how much better a second model predicts labelled rows than a first one.
 
@@ -102,7 +104,7 @@ class CrossValidation:
 
 
 def cross_validate_table(
-    table: DataTable,
+    table: TableLike,
     target: str,
     *,
     folds: int = 5,
@@ -146,6 +148,10 @@ def cross_validate_table(
         quality = part.summary["quality"]
         assert quality is not None
         qualities.append(quality)
+    pooled = pooled_quality(qualities)
+    for alarm in _fold_alarms(pooled, model):
+        warnings.warn(alarm, stacklevel=2)
+        alarms.append(alarm_summary(alarm))
     settings = {"folds": str(folds)} | ({} if split_by is None else {"split_by": split_by})
     summary = model.summary
     model = replace(
@@ -153,11 +159,33 @@ def cross_validate_table(
         summary={
             **summary,
             "alarms": alarms,
-            "quality": pooled_quality(qualities),
+            "quality": pooled,
             "settings": {**summary["settings"], **settings},
         },
     )
     return CrossValidation(tuple(qualities), model)
+
+
+def _fold_alarms(quality: Quality, model: TabularModel) -> list[FitWarning]:
+    """Return alarms about the quality on the rows of all folds together."""
+    found: list[FitWarning] = []
+    densities = [m for m in quality["metrics"] if m["name"].startswith("log ")]
+    for metric in densities:
+        if metric["value"] <= metric["baseline"]:
+            found.append(
+                WorseThanConstantWarning(
+                    f"the {metric['name']} of the folds, {metric['value']:.3g}, is not above that "
+                    f"of a constant prediction, {metric['baseline']:.3g}. Check that the inputs "
+                    "have to do with the target, add columns or rows, or name another kernel."
+                )
+            )
+    likelihood = getattr(model.estimator, "likelihood", None)
+    for level, share in quality["coverage"]:
+        if level == 0.95 and isinstance(likelihood, str):
+            inside = np.arange(quality["rows"]) < round(share * quality["rows"])
+            alarm = coverage_alarm(inside, likelihood=likelihood)
+            found += [] if alarm is None else [alarm]
+    return found
 
 
 def pooled_quality(folds: Sequence[Quality]) -> Quality:
@@ -240,7 +268,8 @@ def _pooled_confusion(folds: list[Confusion]) -> Confusion | None:
     return {"labels": labels, "counts": counts.tolist()}
 
 
-def _labelled_rows(model: TabularModel, table: DataTable) -> DataTable:
+def _labelled_rows(model: TabularModel, table: TableLike) -> DataTable:
+    table = DataTable.of(table)
     if model.target not in table.values:
         raise InputError(
             f"the table must have the target {model.target!r} of the model, to be compared with "

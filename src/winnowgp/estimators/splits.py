@@ -8,7 +8,12 @@ from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
 from winnowgp.data.columns import column_kinds
-from winnowgp.errors import InputError, RandomSplitWarning
+from winnowgp.errors import (
+    CopiedRowsWarning,
+    InputError,
+    RandomSplitWarning,
+    UnseenGroupsWarning,
+)
 
 Rows: TypeAlias = NDArray[np.intp]
 Split: TypeAlias = tuple[Rows, Rows]
@@ -114,6 +119,41 @@ def time_column(table: DataTable, dates: Iterable[str]) -> str | None:
         if values is not None and len(values) > 2 and bool((np.diff(values) >= 0).all()):
             return name
     return None
+
+
+def has_groups(table: DataTable, name: str, *, dates: str = "auto") -> bool:
+    """Return whether a column of `split_by` holds groups, rather than numbers or dates."""
+    return _times(table, name, dates=dates) is None
+
+
+def unseen_groups_warning(name: str) -> UnseenGroupsWarning:
+    """Return a warning that the groups which are held out are also an input."""
+    return UnseenGroupsWarning(
+        f"column {name!r} is an input, and no held-out value of it was seen in training: it says "
+        "nothing about new groups, and their intervals are too narrow. Leave it out of the inputs "
+        f"with `drop` (`--drop {name}`); rows are still split by it."
+    )
+
+
+def copied_rows_warning(
+    X: NDArray[np.float64], y: NDArray[np.float64], train: Rows, test: Rows
+) -> CopiedRowsWarning | None:
+    """Return a warning if at least a tenth of the test rows equal training rows.
+
+    Integers and categories alone are often equal by chance, and are not tested.
+    """
+    fractional = [bool((v != np.round(v)).any()) for v in (X, y)]
+    if not len(test) or not all(fractional):
+        return None
+    known = {row.tobytes() for row in np.column_stack([X[train], y[train]])}
+    copies = sum(row.tobytes() in known for row in np.column_stack([X[test], y[test]]))
+    if copies < 0.1 * len(test):
+        return None
+    return CopiedRowsWarning(
+        f"{copies} of {len(test)} held-out rows are copies of training rows, so that the quality "
+        "is better than that of new rows. Remove copies from the table, or hold them out together "
+        "with a column of groups and `split_by` (`--split-by`)."
+    )
 
 
 def random_split_warning(table: DataTable, dates: Iterable[str]) -> RandomSplitWarning | None:

@@ -32,7 +32,13 @@ from winnowgp.estimators.effects import column_features, importance, relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.splits import held_out_split, random_split_warning
+from winnowgp.estimators.splits import (
+    copied_rows_warning,
+    has_groups,
+    held_out_split,
+    random_split_warning,
+    unseen_groups_warning,
+)
 from winnowgp.estimators.table_targets import (
     check_positive,
     implied_task,
@@ -310,6 +316,9 @@ def fit_table(
         early.append(likelihood_warning(y[train], target))
     if split_by is None and test_table is None and len(test):
         early.append(random_split_warning(inputs, date_columns(encoder)))
+    groups = split_by is not None and has_groups(table, split_by, dates=dates)
+    if split_by is not None and groups and split_by in inputs.values and len(test):
+        early.append(unseen_groups_warning(split_by))
     history = table_summary.TrainingHistory()
     points: dict[str, Any] = {
         "alpha": alpha,
@@ -332,6 +341,8 @@ def fit_table(
         **points,
     )
     X = encoder.encode(inputs)
+    if task == "regression":
+        early.append(copied_rows_warning(X, y, train, test))
     start = perf_counter()
     with recorded_alarms() as found:
         if process_group is None:
@@ -346,7 +357,7 @@ def fit_table(
     if len(test):
         seen = {type(alarm) for alarm in found}
         columns = table_columns(encoder, inputs)
-        more = diagnose(estimator, X, y, held_out=test, columns=columns)
+        more = diagnose(estimator, X, y, held_out=test, columns=columns, ordered=not groups)
         found += [alarm for alarm in more if type(alarm) not in seen]
     found = [*(alarm for alarm in early if alarm is not None), *found]
     if process_group is None or process_group.is_first:
