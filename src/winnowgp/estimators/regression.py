@@ -316,7 +316,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` and the
             fast schedule): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
-        priors: "weak" adds log-normal priors of lengthscales, kernel variances and noise to the
+        priors: "weak" adds priors of short lengthscales, kernel variances and noise to the
             objective of the fast schedule, if noise is Gaussian and the kernel is a string. They
             prevent overfitting of few rows, and have hardly any effect with a thousand. None adds
             none. Priors that are registered on a GPyTorch kernel are always used.
