@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def test_resize_without_points_lists_the_sizes(
     rows = json.loads(capsys.readouterr().out)["available"]
     estimator = winnowgp.load(models["y"]).estimator
     assert tuple(row["inducing_points"] for row in rows) == estimator.available_sizes_
-    assert [row["elbo_nats"] for row in rows] == sorted(row["elbo_nats"] for row in rows)
+    # Rising, up to the tolerance: hyper-parameters of each size maximise ELBO and priors together.
+    elbos, N = [row["elbo_nats"] for row in rows], estimator.frontier_.N
+    assert all(larger > smaller - 0.01 * N for smaller, larger in pairwise(elbos))
     assert run(["resize", str(models["y"])]) == 0
     assert f"{estimator.elbo_:.2f}" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
