@@ -332,9 +332,6 @@ def _select_by_goal(
                 constant=constant[1],
             )
         pool, reference = Pool(tried, elbo, pool.growth), elbo
-    confirm = data.N <= _FEW_ROWS and not pool.limited
-    if confirm and not _predicts(steps, pool.model, constant[0]):
-        return _Choice(constant[0], max(reference, constant[1]), pool.growth, constant=constant[1])
     if isinstance(goal, Tolerance):
         goal = goal.within(reference - constant[1], N=data.observations)
     choice = _Choice(
@@ -345,6 +342,9 @@ def _select_by_goal(
         largest=pool.model,
         constant=constant[1],
     )
+    confirm = data.N <= _FEW_ROWS and not pool.limited
+    if confirm and not _predicts(steps, pool.model, constant[0]):
+        return choice
     if training.criterion == "predictive" and isinstance(goal, Tolerance):
         return _select_by_density(steps, choice, pool.model, goal)
     fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
