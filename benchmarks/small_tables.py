@@ -4,7 +4,8 @@
     python benchmarks/small_tables.py --summary               # print the results as Markdown
 
 Tables of 16 to 800 training rows: those that come with scikit-learn, parts of the tables in
-$WINNOWGP_DATA, and made ones: pure noise, weak linear effects, and functions almost without noise.
+$WINNOWGP_DATA, and made ones: pure noise, weak linear effects, functions almost without noise, and
+skewed targets (the exponential of noise, and of an effect with noise).
 Each split is fitted by `SparseGPRegressor()`, by `SparseGPRegressor(priors=None)`, and by the exact
 GP with an RBF kernel at the maximum of its evidence. The weak priors were set on seeds 0 to 3.
 """
@@ -93,6 +94,13 @@ def made_tables() -> dict[str, Table]:
             clean = np.sin(2 * X[:, 0]) + X[:, 1] ** 2 / 2 + 0.01 * rng.normal(size=len(X))
             tables[f"weak, {n} × {D}"] = Table(X, weak, n)
             tables[f"clean, {n} × {D}"] = Table(X, clean, n)
+    for n in (40, 80, 160, 400):
+        for width in (0.7, 1.5):
+            X = rng.normal(size=(n + FRESH, 5))
+            noise, effect = rng.normal(size=len(X)), 1.5 * np.sin(1.5 * X[:, 0])
+            tables[f"skewed noise, {n}, {width}"] = Table(X, np.exp(width * noise), n)
+            skewed = np.exp(width / 2 * (effect + noise))
+            tables[f"skewed, {n}, {width}"] = Table(X, skewed, n)
     return tables
 
 
@@ -153,7 +161,8 @@ def summary(rows: list[Row]) -> str:
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         kind = row["name"].split(",")[0]
-        kind = kind if kind in ("noise", "weak", "clean") else "real tables"
+        made = ("noise", "weak", "clean", "skewed noise", "skewed")
+        kind = kind if kind in made else "real tables"
         for group in (kind, "all"):
             groups[group, row["method"]].append(row)
     lines = [
@@ -179,6 +188,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[5])
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
     parser.add_argument("--most", type=int, default=1000, help="largest number of training rows")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
     arguments = parser.parse_args()
     runs = Runs(FILE)
@@ -189,7 +199,7 @@ def main() -> None:
     tables = {**real_tables(), **made_tables()}
     names = [name for name, table in tables.items() if table.train <= arguments.most]
     names.sort(key=lambda name: tables[name].train)
-    fits = [(name, s, m) for s in arguments.seeds for name in names for m in METHODS]
+    fits = [(name, s, m) for s in arguments.seeds for name in names for m in arguments.methods]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for future in as_completed([pool.submit(run_fit, *fit) for fit in fits if fit not in done]):
             row = runs.add(future.result())

@@ -90,11 +90,13 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
         kernel = "name a kernel such as `kernel='rbf + linear'` (`--kernel`)"
         if estimator.kernel != "auto":
             kernel = "compare kernels with `kernel='auto'`"
+        reason = "gain no more than they would by chance"
+        if estimator.growth_limit_ == "held_out":
+            reason = "predict held-out rows no better than a constant"
         return [
             NoInducingPointsWarning(
-                f"{constant}, because models with inducing points gain no more than they would by "
-                "chance. Check that the inputs have to do with the target, add columns or rows, or "
-                f"{kernel}."
+                f"{constant}, because models with inducing points {reason}. Check that the inputs "
+                f"have to do with the target, add columns or rows, or {kernel}."
             )
         ]
     goals = (estimator.max_points, estimator.max_predict_us)

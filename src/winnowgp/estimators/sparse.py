@@ -144,7 +144,9 @@ class SparseEstimator(BaseGP, ABC):
         available_sizes_: numbers of inducing points that `resized` accepts.
         growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
             "max_fit_seconds", "n_candidates", "max_points" or "precision" (rounding errors exceed
-            what more of them add); None if more of them gain less than the tolerance.
+            what more of them add). Or why none are kept: "chance" (they gain no more than that) or
+            "held_out" (they predict held-out rows no better than a constant). None if more of them
+            gain less than the tolerance.
         last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
         kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
         kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
@@ -369,8 +371,8 @@ class SparseEstimator(BaseGP, ABC):
                 warnings.warn(alarm, stacklevel=3)
         goals = (self.max_points, self.max_predict_us)
         tolerance = self.alpha == "auto" and all(goal is None for goal in goals)
-        if self.growth_limit_ is None or not tolerance:
-            return
+        if self.growth_limit_ in (None, "chance", "held_out") or not tolerance:
+            return  # The warning about a model without inducing points says more.
         full = self.frontier_ is not None and self.frontier_.evidence is not None
         if full and self.elbo_gap_ <= (self.tolerance or TOLERANCE):
             return  # The full GP would gain no more: the limit did no harm.

@@ -8,6 +8,13 @@ from winnowgp.report.summary import Choice
 # Nats per observation from which a gain counts as one.
 _NOTICEABLE = 5e-4
 
+# Why a model without inducing points was selected although its ELBO is lower than the tolerance
+# asks.
+_CONSTANT = {
+    "chance": "models with them gain no more than they would by chance",
+    "held_out": "models with them predict held-out rows no better than a constant",
+}
+
 
 def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     """Return what is known about the selection, as pairs of a label and a sentence.
@@ -105,6 +112,8 @@ def growth_sentence(limit: str | None, gain: float) -> str:
     if limit is None:
         return "ended because more candidates gain less than the tolerance"
     nats = f"{gain:.2g} nats per observation" if isfinite(gain) else "an unknown number of nats"
+    if limit in _CONSTANT:
+        return f"no inducing points, because {_CONSTANT[limit]} (limit: {limit})"
     if limit == "precision":
         return "ended because rounding errors exceed what more candidates add (limit: precision)"
     if limit == "max_points":

@@ -16,6 +16,7 @@ from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.selection import Frontier, Selection, SizeFrontier
 from winnowgp.training.budget import Budget, selection_work
+from winnowgp.training.confirmation import generalising, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 from winnowgp.training.fast_steps import FastSteps, scaled
 from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
@@ -30,12 +31,6 @@ from winnowgp.training.schedules import (
     warn_not_sharded,
 )
 
-# Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
-# evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
-# rows, which may be a design without noise, less is required.
-_SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
-# Rows up to which held-out rows must confirm that a model predicts better than a constant.
-_FEW_ROWS = 2000
 # Points are moved if they have fewer coordinates than this many per row. More of them would be
 # fitted to the rows, and hardly save points where so many are needed.
 _MOVED = 0.5
@@ -297,15 +292,15 @@ def _select_by_goal(
 ) -> _Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
     initial, data = steps.initialise(), steps.data
+    confirmed = generalising(steps, initial) if isinstance(goal, Tolerance) else initial
+    initial = confirmed or initial
     constant = steps.constant_model(initial.best)
     most = min(training.n_candidates or steps.most, steps.most)
     tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
     pool, reference = grown_pool(
         steps, initial, tolerance=tolerance, most=most, constant=constant[1]
     )
-    parameters = sum(p.numel() for p in initial.best.kernel.parameters() if p.requires_grad)
-    gain = min(_SIGNIFICANT + _PER_PARAMETER * parameters, _PER_ROW * data.N)
-    significant = constant[1] + gain
+    significant = constant[1] + significant_gain(initial.best, data.N)
     if pool.predicts_best and isinstance(goal, Tolerance):
         # Other models have a higher ELBO and predict worse, and so would fewer points.
         steps.select(pool.model, torch.ones(pool.model.K, dtype=torch.bool), pool.elbo)
@@ -324,16 +319,16 @@ def _select_by_goal(
     if reference < significant:
         tried, elbo = steps.best_start(min(16, most))
         if elbo < significant:
+            highest = max(reference, constant[1])
+            short = highest - constant[1] > tolerance * data.observations
             return _Choice(
                 constant[0],
-                max(reference, constant[1]),
-                pool.growth,
+                highest,
+                replace(pool.growth, limit="chance") if short else pool.growth,
                 exact=initial.complete and reference >= constant[1],
                 constant=constant[1],
             )
         pool, reference = Pool(tried, elbo, pool.growth), elbo
-    if isinstance(goal, Tolerance):
-        goal = goal.within(reference - constant[1], N=data.observations)
     choice = _Choice(
         constant[0],
         reference,
@@ -342,11 +337,12 @@ def _select_by_goal(
         largest=pool.model,
         constant=constant[1],
     )
-    confirm = data.N <= _FEW_ROWS and not pool.limited
-    if confirm and not _predicts(steps, pool.model, constant[0]):
-        return choice
-    if training.criterion == "predictive" and isinstance(goal, Tolerance):
-        return _select_by_density(steps, choice, pool.model, goal)
+    if isinstance(goal, Tolerance):
+        goal = goal.within(reference - constant[1], N=data.observations)
+        if confirmed is None:
+            return replace(choice, growth=replace(pool.growth, limit="held_out"))
+        if training.criterion == "predictive":
+            return _select_by_density(steps, choice, pool.model, goal)
     fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
@@ -391,14 +387,6 @@ def _select_by_goal(
         frontiers=tuple(frontiers),
         candidates=candidates,
     )
-
-
-def _predicts(steps: FastSteps[Model], model: Model, constant: Model) -> bool:
-    """Return whether a model predicts held-out rows better than the constant one, if known."""
-    held_out = steps.cross_validation(model.K, share=_REPORTED)
-    if held_out is None or not isinstance(model, SparseGP):
-        return True
-    return held_out.gap(held_out.densities(model), held_out.densities(constant)).nats > 0
 
 
 def _select_by_density(

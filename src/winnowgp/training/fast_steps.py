@@ -31,6 +31,7 @@ from winnowgp.training.hyperparameters import (
     Initialization,
     Optimum,
     maximise_evidence,
+    optimise_evidence,
     representative_rows,
     starting_points,
     with_unit_weights,
@@ -60,6 +61,8 @@ _LARGE = 200_000
 _SITE_FOLDS = 2
 # Nats per observation by which a fresh start must beat the parameters of an earlier fit.
 _DISTINCT = 2e-3
+# L-BFGS iterations of the evidence without held-out rows.
+_REFIT = 30
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -135,26 +138,38 @@ class FastSteps(Generic[Model]):
             # Each value takes several factorisations for each latent function.
             cost = 1000.0 * self._latents
         affordable = self._decided(lambda: max(self.budget.dense_rows(cost), STAGES[0]))
+        count = affordable if rows is None else min(rows, affordable)
+        self.initialization = self._continued(min(count, self.sample.N))
+        if self.initialization is None:
+            self.initialization = self.evidence_optima(self.sample, count)
+        best = self.initialization.best
+        self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
+        return self.initialization
+
+    def evidence_optima(self, data: Dataset, rows: int | None = None) -> Initialization[Model]:
+        """Return the optima of the exact evidence of up to so many rows; of all by default."""
         models = [self.model]
         for kernel in self._kernels:
             other = deepcopy(self.model)
             other.kernel = deepcopy(kernel).to(self.sample.X)
             models.append(other)
-        count = affordable if rows is None else min(rows, affordable)
-        self.initialization = self._continued(min(count, self.sample.N))
-        if self.initialization is None:
-            self.initialization = maximise_evidence(
-                models,
-                self.sample,
-                order=self._order,
-                rows=count,
-                linear_term=self._linear_term,
-                budget=self.budget,
-                checkpoint_log=self._context.checkpoint_log,
-            )
-        best = self.initialization.best
-        self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
-        return self.initialization
+        return maximise_evidence(
+            models,
+            data,
+            order=self._order,
+            rows=data.N if rows is None else rows,
+            linear_term=self._linear_term,
+            budget=self.budget,
+            checkpoint_log=self._context.checkpoint_log,
+        )
+
+    def maximise_evidence_of(self, model: Model, rows: Dataset) -> tuple[Model, float]:
+        """Return the optimum of the exact evidence of some rows next to a model, and its nats."""
+        found = deepcopy(model)
+        stop = Stop(1e-3 * rows.observations, 5, _REFIT)
+        evidence, iterations = optimise_evidence(found, rows, stop, self._context.checkpoint_log)
+        self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
+        return found, evidence
 
     def forget_earlier(self) -> None:
         """Search for starts as if there were no earlier fit."""

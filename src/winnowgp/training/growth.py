@@ -249,8 +249,8 @@ def grow_refitted(
         if largest < most:
             bigger = _limited(bigger, None)
         bigger = _refitted_if_affordable(steps, bigger)
+        best = max(pool, bigger, key=lambda pool: steps.objective(pool.model, pool.elbo))
         gain = (bigger.elbo - pool.elbo) / N
-        best = bigger if bigger.elbo > pool.elbo else pool
         enough = gain < Tolerance(tolerance).within(bigger.elbo - constant, N=N).nats
         limit = None if enough else bigger.growth.limit
         if not enough and most <= bigger.model.K and (most < steps.most or steps.given):

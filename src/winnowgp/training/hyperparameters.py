@@ -232,7 +232,7 @@ class _Search(Generic[Model]):
 
     def _optimise(self, model: Model, rows: Dataset, stop: Stop) -> float:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
-        evidence, iterations = _optimise(model, rows, stop, self.checkpoint_log)
+        evidence, iterations = optimise_evidence(model, rows, stop, self.checkpoint_log)
         self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
         return evidence
 
@@ -385,10 +385,13 @@ def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
     return ratios
 
 
-def _optimise(
+def optimise_evidence(
     model: InducingModel, rows: Dataset, stop: Stop, checkpoint_log: CheckpointLog
 ) -> tuple[float, int]:
-    """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
+    """Maximise the evidence of the rows in place.
+
+    Returns: the evidence in nats, −∞ where it cannot be computed, and the number of iterations.
+    """
     try:
         objective = model.dense_bound(rows)
         with threads_for(DENSE * rows.N**3):

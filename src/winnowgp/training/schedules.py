@@ -140,9 +140,10 @@ class Growth:
     elbos: tuple[float, ...]
     """ELBO with each of them, in nats."""
     limit: str | None
-    """What ended growth: "work", "memory", "max_fit_seconds", "n_candidates", "max_points", or
-    "precision" if rounding errors exceed what more candidates add; None if they gain less than the
-    tolerance."""
+    """What ended growth: "work", "memory", "max_fit_seconds", "n_candidates", "max_points",
+    "precision" if rounding errors exceed what more candidates add, "chance" or "held_out" if none
+    are kept because they gain no more than by chance or predict held-out rows no better; None if
+    they gain less than the tolerance."""
     last_gain: float
     """Nats per observation that the last doubling gained."""
 

@@ -1,0 +1,226 @@
+"""Optima of the evidence that generalise: few rows have others, which explain noise.
+
+With one lengthscale per column, a kernel can place the outliers of a skewed target where no other
+rows are. Held-out rows at the same hyper-parameters do not tell, because these were fitted to them
+as well. So two things are asked of few rows:
+
+1. The maximum of the evidence without some rows, next to the optimum in question, predicts these
+   rows at least as well as a constant does.
+2. Where outliers decide, an effect is also seen in the ranks of the targets (in their normal
+   scores, the Gaussian quantiles of the ranks, whose noise is Gaussian). The lengthscales are then
+   those of the scores, unless those of the targets predict held-out rows clearly better.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import log, pi
+
+import torch
+from gpytorch.means import ZeroMean
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.models import SparseGP
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.sgpr import LEAST_NOISE, exact_log_density
+from winnowgp.training.cross_validation import PredictiveGap
+from winnowgp.training.fast_steps import FastSteps
+from winnowgp.training.hyperparameters import Initialization, Optimum
+from winnowgp.training.initialization import trainable_lengthscales
+from winnowgp.training.row_sampling import with_unit_weights
+
+# Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
+# evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
+# rows, which may be a design without noise, less is required.
+_SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
+# Rows up to which held-out rows must confirm an optimum, and up to which ranks must.
+_FEW_ROWS, _FEWER_ROWS = 2000, 600
+# Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
+# and near zero.
+_KURTOSIS = 1.5
+# Optima of the evidence that are tried.
+_TRIED = 3
+# Folds of many and of few rows, each of which counts in training.
+_FOLDS, _SMALL_FOLDS = 5, 20
+# Rows up to which the gain on held-out rows must be so many times its standard error; or the median
+# so many nats, where a single row makes the error large.
+_SMALL, _CONFIDENT, _MEDIAN = 100, 1.5, 0.5
+# Held-out rows after which a clear difference decides, and the standard errors that are clear.
+_ENOUGH, _CLEAR = 60, 3.0
+
+
+def significant_gain(model: InducingModel, N: int) -> float:
+    """Return the nats by which the evidence must exceed a constant's to be more than chance."""
+    parameters = sum(p.numel() for p in model.kernel.parameters() if p.requires_grad)
+    return min(_SIGNIFICANT + _PER_PARAMETER * parameters, _PER_ROW * N)
+
+
+def generalising(
+    steps: FastSteps[Model], initial: Initialization[Model]
+) -> Initialization[Model] | None:
+    """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
+
+    Where that is not asked, because there are many rows, they cannot be held out or an earlier fit
+    is continued, the optima are returned as they are.
+    """
+    known = initial.complete and steps.can_hold_out and steps.data.N <= _FEW_ROWS
+    if not known or steps.warm_start or not isinstance(steps.model, SparseGP):
+        return initial
+    data = with_unit_weights(steps.model, steps.sample)
+    if data.N <= _FEWER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
+        return _robust(steps, initial)
+    for index, optimum in enumerate(initial.optima[:_TRIED]):
+        gain = held_out_gain(data, partial(_refitted, steps, optimum.model))
+        if _confirms(gain, data.N):
+            others = (*initial.optima[:index], *initial.optima[index + 1 :])
+            return replace(initial, optima=(optimum, *others))
+    return None
+
+
+def _robust(
+    steps: FastSteps[Model], initial: Initialization[Model]
+) -> Initialization[Model] | None:
+    """Return the optimum of targets with outliers at lengthscales that their ranks confirm."""
+    data, best = with_unit_weights(steps.model, steps.sample), initial.optima[0]
+    scores = replace(data, Y=normal_scores(data.Y))
+    ranked = steps.evidence_optima(scores)
+    if not _exceeds_constant(ranked.best, ranked.optima[0].evidence, scores):
+        return None
+    model = ranked.best
+    for kernel in trainable_lengthscales(model.kernel):
+        kernel.raw_lengthscale.requires_grad_(False)
+    model, evidence = steps.maximise_evidence_of(model, data)
+    gain, own = (
+        held_out_gain(data, partial(_refitted, steps, each), race=False)
+        for each in (model, best.model)
+    )
+    advantage = PredictiveGap.of(own, gain)
+    if _confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
+        return initial
+    if not _confirms(gain, data.N):
+        return None
+    optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
+    return replace(ranked, optima=(optimum,))
+
+
+def _confirms(gain: Float[Tensor, " n"], N: int) -> bool:
+    """Return whether the gain on held-out rows says that a model generalises."""
+    if N > _SMALL or gain.median() > _MEDIAN:
+        return bool(gain.mean() >= 0)
+    gap = PredictiveGap.of(gain, torch.zeros_like(gain))
+    return gap.nats >= _CONFIDENT * gap.standard_error
+
+
+def _refitted(steps: FastSteps[Model], model: Model, rows: Dataset) -> Model | None:
+    """Return the optimum of the evidence of some rows next to a model, if it is significant."""
+    found, evidence = steps.maximise_evidence_of(model, rows)
+    return found if _exceeds_constant(found, evidence, rows) else None
+
+
+def _exceeds_constant(model: InducingModel, evidence: float, rows: Dataset) -> bool:
+    constant = _constant(model, rows, rows)
+    total = constant if rows.weights is None else rows.weights * constant
+    return evidence - total.sum().item() > significant_gain(model, rows.N)
+
+
+def held_out_gain(
+    data: Dataset, refit: Callable[[Dataset], InducingModel | None], *, race: bool = True
+) -> Float[Tensor, " n"]:
+    """Return by how much refitted models predict held-out rows better than a constant, in nats.
+
+    With weights, each row counts by its weight, relative to their mean.
+
+    Args:
+        data: all rows.
+        refit: returns the model of some rows, without candidates; None if a constant is as good.
+        race: whether a clear difference after some folds decides.
+    """
+    gains: list[Tensor] = []
+    for rest, held in _splits(data):
+        model = refit(rest)
+        gain = held.X.new_zeros(held.N)
+        if model is not None:
+            gain = _log_density(model, rest, held) - _constant(model, rest, held)
+        if held.weights is not None:
+            gain = gain * held.weights * (data.N / data.observations)
+        gains.append(gain)
+        seen = torch.cat(gains)
+        if race and len(seen) >= _ENOUGH:
+            gap = PredictiveGap.of(seen, torch.zeros_like(seen))
+            if abs(gap.nats) > _CLEAR * gap.standard_error:
+                break
+    return torch.cat(gains)
+
+
+def constant_log_density(
+    rest: Dataset, held: Dataset, *, centred: bool = False
+) -> Float[Tensor, " n"]:
+    """Return the log density of rows under mean and variance of other rows, summed over targets.
+
+    Args:
+        centred: whether the mean is zero, as that of the model is.
+    """
+    weights = rest.X.new_ones(rest.N) if rest.weights is None else rest.weights
+    share = (weights / weights.sum())[:, None]
+    mean = (share * rest.Y).sum(0) * (not centred)
+    variance = (share * (rest.Y - mean).square()).sum(0).clamp_min(LEAST_NOISE)
+    return -0.5 * ((held.Y - mean).square() / variance + variance.log() + log(2 * pi)).sum(1)
+
+
+def _log_density(model: InducingModel, rest: Dataset, held: Dataset) -> Float[Tensor, " n"]:
+    assert isinstance(model, SparseGP)
+    try:
+        return exact_log_density(
+            model.kernel, data=rest, mean=model.mean, noise=model.noise, rows=held
+        )
+    except NotPositiveDefiniteError:
+        return _constant(model, rest, held)
+
+
+def _constant(model: InducingModel, rest: Dataset, held: Dataset) -> Float[Tensor, " n"]:
+    """Return the log density of the model without its kernel."""
+    return constant_log_density(rest, held, centred=isinstance(model.mean, ZeroMean))
+
+
+def _splits(data: Dataset) -> Iterator[tuple[Dataset, Dataset]]:
+    """Iterate over the rows without a fold, and the rows of the fold.
+
+    Rows are dealt out in the order of their distance from the mean, so that each fold has its share
+    of outliers.
+    """
+    distance = (data.Y - data.Y.mean(0)).square().sum(1)
+    order = distance.argsort(descending=True, stable=True)
+    folds = min(_SMALL_FOLDS if data.N <= _SMALL else _FOLDS, data.N)
+    fold = torch.empty_like(order)
+    fold[order] = torch.arange(data.N, device=order.device) % folds
+    for index in range(folds):
+        yield data.part((fold != index).nonzero()[:, 0]), data.part((fold == index).nonzero()[:, 0])
+
+
+def excess_kurtosis(Y: Float[Tensor, "N P"]) -> float:
+    """Return the largest excess kurtosis of a column.
+
+    >>> excess_kurtosis(torch.tensor([[-1.0], [1.0], [-1.0], [1.0]]))
+    -2.0
+    """
+    z = (Y - Y.mean(0)) / Y.std(0, correction=0).clamp_min(1e-12)
+    return z.pow(4).mean(0).max().item() - 3.0
+
+
+def normal_scores(Y: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
+    """Return standardised Gaussian quantiles of the ranks, column by column; ties share a rank.
+
+    >>> normal_scores(torch.tensor([[1.0], [100.0], [3.0], [2.0]])).flatten()
+    tensor([-1.3629,  1.3629,  0.3775, -0.3775])
+    """
+    columns = []
+    for y in Y.T:
+        _, index, count = y.unique(return_inverse=True, return_counts=True)
+        count = count.to(Y)
+        rank = count.cumsum(0) - 0.5 * count  # Mean rank of tied values, less a half.
+        score = torch.special.ndtri(rank / len(y))[index]
+        columns.append((score - score.mean()) / score.std(correction=0).clamp_min(1e-12))
+    return torch.stack(columns, 1)

@@ -1,0 +1,120 @@
+"""Optima of the evidence of few rows: which of them generalise."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from scipy import stats
+
+from winnowgp.data import Dataset
+from winnowgp.models import SparseGP
+from winnowgp.training import FastSchedule, FitResult, fit
+from winnowgp.training.confirmation import (
+    constant_log_density,
+    excess_kurtosis,
+    held_out_gain,
+    normal_scores,
+)
+
+
+def rows(n: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    X, noise = rng.normal(size=(n, columns)), rng.normal(size=(n, 1))
+    return torch.from_numpy(X), torch.from_numpy(noise)
+
+
+def standardised(Y: torch.Tensor) -> torch.Tensor:
+    return (Y - Y.mean(0)) / Y.std(0, correction=0)
+
+
+def gp(X: torch.Tensor, noise: float = 1.0) -> SparseGP:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=X.shape[1]))
+    return SparseGP(kernel, X[:0], noise=noise)
+
+
+def fitted(X: torch.Tensor, Y: torch.Tensor) -> FitResult[SparseGP]:
+    schedule = FastSchedule(inclusion_steps=5, rounds=1)
+    generator = torch.Generator().manual_seed(0)
+    return fit(gp(X), Dataset(X, standardised(Y)), schedule=schedule, generator=generator)
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2, 0.5, 1, 1, 3]).double()])
+def test_constant_log_density_is_that_of_weighted_moments(weights: torch.Tensor | None) -> None:
+    X, Y = rows(6, 2, seed=1)
+    Y = torch.cat([Y, Y.square()], 1)
+    w = None if weights is None else weights.numpy()
+    mean = np.average(Y, axis=0, weights=w)
+    sd = np.sqrt(np.average((Y.numpy() - mean) ** 2, axis=0, weights=w))
+    expected = stats.norm.logpdf(Y, mean, sd).sum(1)
+    data = Dataset(X, Y, weights)
+    np.testing.assert_allclose(constant_log_density(data, data), expected, rtol=1e-10)
+
+
+def test_normal_scores_are_quantiles_of_ranks() -> None:
+    y = torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]).double()
+    expected = stats.norm.ppf((stats.rankdata(y) - 0.5) / 7)
+    expected = (expected - expected.mean()) / expected.std()
+    np.testing.assert_allclose(normal_scores(y[:, None])[:, 0], expected, rtol=1e-10)
+
+
+def test_excess_kurtosis_is_that_of_the_worst_column() -> None:
+    _, Y = rows(50, 1, seed=2)
+    Y = torch.cat([Y, Y.exp()], 1)
+    assert excess_kurtosis(Y) == pytest.approx(stats.kurtosis(Y[:, 1]))
+
+
+def test_held_out_gain_uses_each_row_once_and_only_others() -> None:
+    X, Y = rows(23, 1, seed=3)
+    data, seen = Dataset(X, Y), []
+
+    def refit(rest: Dataset) -> SparseGP:
+        seen.append(rest)
+        return gp(X, noise=0.5)
+
+    gain = held_out_gain(data, refit, race=False)
+    assert len(gain) == 23
+    left_out = [set(Y.flatten().tolist()) - set(rest.Y.flatten().tolist()) for rest in seen]
+    assert sorted(y for fold in left_out for y in fold) == sorted(Y.flatten().tolist())
+    # The dense predictive density of the first fold, relative to the constant.
+    rest = seen[0]
+    held = torch.tensor([y not in set(rest.Y.flatten().tolist()) for y in Y.flatten().tolist()])
+    model = gp(X, noise=0.5)
+    with torch.no_grad():
+        K = model.kernel(X).to_dense() + 0.5 * torch.eye(23)
+    A = K[held][:, ~held] @ K[~held][:, ~held].inverse()
+    mean, C = A @ Y[~held], K[held][:, held] - A @ K[~held][:, held]
+    density = stats.norm.logpdf(Y[held][:, 0], mean[:, 0], C.diagonal().sqrt())
+    constant = stats.norm.logpdf(Y[held][:, 0], 0, rest.Y.square().mean().sqrt())
+    expected = density - constant
+    np.testing.assert_allclose(gain[: len(expected)], expected, rtol=1e-6)
+
+
+def log_normal_noise(X: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    return (1.5 * noise).exp()
+
+
+def skewed_effect(X: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    return (2 * torch.sin(1.5 * X[:, :1]) + 0.3 * noise).exp()
+
+
+@pytest.mark.parametrize(("target", "points"), [(log_normal_noise, False), (skewed_effect, True)])
+def test_fast_skewed_targets_need_an_effect_in_their_ranks(
+    target: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], points: bool
+) -> None:
+    # The evidence of this noise has an optimum 7 nats above the constant model's.
+    X, noise = rows(50, 6, seed=3)
+    result = fitted(X, target(X, noise))
+    assert (result.posterior.M > 0) == points
+    assert result.growth is not None
+    assert result.growth.limit == (None if points else "held_out")
+
+
+def test_fast_insignificant_gain_is_named_as_limit() -> None:
+    X, noise = rows(40, 3, seed=7)
+    result = fitted(X, 0.4 * X[:, :1] + noise)
+    assert result.posterior.M == 0
+    assert result.elbo_gap > 0.01 * 40
+    assert result.growth is not None
+    assert result.growth.limit == "chance"
