@@ -45,9 +45,13 @@ def text(page: str) -> str:
     return PAGES[page].read_text(encoding="utf-8")
 
 
-@cache
 def printed(page: str, *, whole: bool = True) -> str:
-    """Run a page and return what it prints."""
+    """Run a page once and return what it prints."""
+    return _printed(page, whole)
+
+
+@cache
+def _printed(page: str, whole: bool) -> str:
     markdown = text(page)
     for long, short in {} if whole else SHORTER.get(page, {}).items():
         assert markdown.count(long) == 1, f"{long} occurs {markdown.count(long)} times in {page}"
