@@ -20,10 +20,13 @@ PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
 # Pages that take more than a few seconds.
 SLOW = {
     "alarms.md",
+    "architecture.md",
     "botorch.md",
     "checkpoints.md",
     "choosing-the-number.md",
+    "command-line.md",
     "deep.md",
+    "gpytorch.md",
     "how-many-points.md",
     "kernels.md",
     "large-data.md",
@@ -45,9 +48,13 @@ def text(page: str) -> str:
     return PAGES[page].read_text(encoding="utf-8")
 
 
-@cache
 def printed(page: str, *, whole: bool = True) -> str:
-    """Run a page and return what it prints."""
+    """Run a page once and return what it prints."""
+    return _printed(page, whole)
+
+
+@cache
+def _printed(page: str, whole: bool) -> str:
     markdown = text(page)
     for long, short in {} if whole else SHORTER.get(page, {}).items():
         assert markdown.count(long) == 1, f"{long} occurs {markdown.count(long)} times in {page}"
@@ -101,6 +108,7 @@ def test_theory_page_agrees_with_dense_computations() -> None:
     assert float(lower) <= float(bounds["exact"]) <= float(upper)
 
 
+@pytest.mark.slow
 def test_gpytorch_page_prunes_within_tolerance() -> None:
     match = re.search(r"(\d+) of 100 inducing points, ELBO gap (\d\.\d+)", printed("gpytorch.md"))
     assert match is not None

@@ -5,9 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
+# `make dist` runs the same script where only the requirements are installed.
+@pytest.mark.slow
 def test_everything_but_the_extras_works_without_them() -> None:
     paths = os.pathsep.join(path for path in sys.path if path)
     result = subprocess.run(

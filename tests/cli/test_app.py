@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import winnowgp
+from helpers.commands import refusal
 from winnowgp.cli.app import run
 from winnowgp.errors import CheckpointWarning, InputError
 
@@ -62,10 +63,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     if "posterior.winnow" in typed:
         model = winnowgp.load(models["y"]).estimator
         typed[1] = str(model.save(shop.parent / "posterior.winnow"))
-    assert run([*typed, *(["-q"] if typed[0] == "fit" else [])]) == 2
-    output = capfd.readouterr().err
-    assert output.count("\n") == 1
-    assert output.startswith("winnow: ")
+    output = refusal(typed, capfd)
     assert re.search(message, output), output
     assert list(tmp_path.iterdir()) == []
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.short_fits import shortest_fits
 from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -21,12 +22,12 @@ FAST: dict[str, tuple[Any, tuple[np.ndarray, ...]]] = {
         (X, np.round(3 + 2 * y)),
     ),
     "classifier": (SparseGPClassifier("rbf", n_candidates=15), (X, y > 0)),
-    "deep regressor": (DeepGPRegressor(**DEEP, epochs=(3, 10, 5)), (X, y)),
+    "deep regressor": (DeepGPRegressor(**DEEP, epochs=(2, 5, 3)), (X, y)),
     "deep counts": (
-        DeepGPRegressor(**DEEP, likelihood="poisson", epochs=(3, 10, 5)),
+        DeepGPRegressor(**DEEP, likelihood="poisson", epochs=(2, 5, 3)),
         (X, np.round(3 + 2 * y)),
     ),
-    "deep classifier": (DeepGPClassifier(**DEEP, epochs=(3, 10, 5)), (X, y > 0)),
+    "deep classifier": (DeepGPClassifier(**DEEP, epochs=(2, 5, 3)), (X, y > 0)),
     "GPLVM": (GPLVM(1, max_points=5, max_iter=20), (TABLE,)),
 }
 PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.1}
@@ -51,11 +52,11 @@ def fitted(name: str, device: str) -> Any:
     return type(estimator)(**settings).fit(*data)
 
 
-@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("name", FAST)
 def test_auto_device_is_the_one_of_this_machine(name: str) -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"
-    automatic, explicit = (fitted(name, device) for device in ("auto", best))
+    with shortest_fits():
+        automatic, explicit = (fitted(name, device) for device in ("auto", best))
     assert automatic.elbo_ == pytest.approx(explicit.elbo_, rel=1e-9)
 
 

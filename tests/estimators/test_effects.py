@@ -26,7 +26,8 @@ def series() -> DataTable:
     start = np.datetime64("2024-03-01T00")
     t, u = hours / 24, rng.normal(size=len(hours))
     y = 0.05 * t + np.sin(2 * np.pi * t) + 0.1 * rng.normal(size=len(t))
-    return DataTable.of({"when": [str(start + int(h)) for h in hours], "u": u, "y": y})
+    when = [str(start + np.timedelta64(int(h), "h")) for h in hours]
+    return DataTable.of({"when": when, "u": u, "y": y})
 
 
 @pytest.fixture(scope="module")

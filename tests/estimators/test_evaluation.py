@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import lognorm, norm
 
-from helpers.short_fits import short_fits
+from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
 from winnowgp.errors import (
     InputError,
@@ -220,6 +220,7 @@ def test_test_table_without_an_input_is_refused() -> None:
         cross_validate_table(TRAIN, "y", test_size=0.2)
 
 
+@pytest.mark.usefixtures("quickly")
 def test_random_split_of_series_warns() -> None:
     days = [f"2024-01-{day:02d}" for day in range(1, 25)]
     series = DataTable.of({"day": days, "y": np.sin(np.arange(24.0))})
@@ -250,6 +251,7 @@ def test_suggestions_for_counts_and_outliers(y: np.ndarray, message: str | None)
             raise found or AssertionError("no warning")
 
 
+@pytest.mark.usefixtures("quickly")
 def test_fit_suggests_a_likelihood_for_counts() -> None:
     table = DataTable.of({"x": np.arange(30.0), "n": RNG.poisson(3, 30).astype(float)})
     with pytest.raises(LikelihoodWarning, match="'n' has integers"):
@@ -296,9 +298,10 @@ def test_quantiles_of_predictions(fits: dict[str, TabularModel]) -> None:
 
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.CoverageWarning")
 def test_cross_validation_notes_that_folds_are_worse_than_a_constant() -> None:
-    t = np.arange(90.0)
-    table = {"t": t, "y": 2 * np.sin(t / 3) + t / 10}
-    settings: dict[str, Any] = {"kernel": "rbf", "max_points": 8}
-    with pytest.warns(WorseThanConstantWarning, match="log density per observation of the folds"):
+    t = np.arange(45.0)
+    table = {"t": t, "y": 2 * np.sin(t / 3) + t / 5}
+    settings: dict[str, Any] = {"kernel": "rbf", "max_points": 4}
+    worse = "log density per observation of the folds"
+    with shortest_fits(), pytest.warns(WorseThanConstantWarning, match=worse):
         result = cross_validate_table(table, "y", folds=3, split_by="t", **settings)
     assert "WorseThanConstantWarning" in str(result.model.summary["alarms"])

@@ -185,7 +185,7 @@ def test_counts_may_be_large(size: int) -> None:
     Y = np.random.default_rng(0).poisson(size * shapes).astype(float)
     Y[3, 0] = np.nan
     asked = {"likelihood": "poisson", "schedule": "paper", "alpha": 0.2, "n_candidates": 12}
-    model = quick(**asked, epochs=60).fit(Y)
+    model = quick(**asked, epochs=30).fit(Y)
     error = model.inverse_transform(model.embedding_) - size * shapes
     # Column means alone have an error of 1.
     assert (np.sqrt((error**2).mean(0)) / (size * shapes).std(0) < 0.6).all()

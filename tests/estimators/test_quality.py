@@ -21,6 +21,7 @@ def test_baseline_is_one_gaussian(units: float) -> None:
     assert density["baseline"] == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("quickly")
 def test_constant_target_has_a_finite_baseline() -> None:
     """Both are as narrow as noise may be, a thousandth of the target's unit."""
     y = np.full(24, 7.0)

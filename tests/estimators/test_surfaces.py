@@ -55,7 +55,7 @@ def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:
 
 
 def test_surface_of_a_date_has_days() -> None:
-    days = [str(np.datetime64("2024-03-01") + i) for i in range(40)]
+    days = [str(np.datetime64("2024-03-01") + np.timedelta64(i, "D")) for i in range(40)]
     table = DataTable.of({"day": days, "z": z, "height": height})
     with shortest_fits():
         model = fit_table(table, "height", kernel="rbf", max_points=4, test_size=0)

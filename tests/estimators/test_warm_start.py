@@ -115,7 +115,7 @@ def test_warm_start_keeps_new_rows_that_are_all_needed() -> None:
     assert model.fit(rows, wave).elbo_ > cold.elbo_ - 0.5
 
 
-def test_classifier_warm_start_has_fewer_evaluations(quickly: None) -> None:
+def test_classifier_warm_start_has_fewer_evaluations() -> None:
     model = SparseGPClassifier("rbf", inducing_points=X[:3], warm_start=True)
     counts = []
     for _ in range(2):

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.short_fits import short_fits
 from winnowgp.experiments import classes
 from winnowgp.experiments.classes import draw_classes, run_classes
 
@@ -11,8 +12,9 @@ def test_run_classes_selects_few_points_near_the_boundary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classes, "SIDE", 7)
-    monkeypatch.setattr(classes, "N", 200)
-    result = run_classes(epochs=(20, 20, 20))
+    monkeypatch.setattr(classes, "N", 120)
+    with short_fits():
+        result = run_classes(epochs=(20, 20, 20))
     assert list(result.maps) == ["fast", "paper"]
     fast = result.maps["fast"]
     assert len(fast.points) < 20

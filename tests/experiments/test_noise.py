@@ -66,6 +66,7 @@ def test_observed_same_seed_only_noise_scale_changes() -> None:
     torch.testing.assert_close((y[1] - y[0]) / first, (y[2] - y[1]) / second)
 
 
+@pytest.mark.usefixtures("quickly")
 def test_draw_rows_of_one_seed_gives_figure(tmp_path: Path) -> None:
     rows = [run_row(kind, sigma) for sigma in SIGMAS for kind in ("exact", "paper", "fast")]
     assert Noise().draw(rows, tmp_path / "noise.png").stat().st_size > 10_000

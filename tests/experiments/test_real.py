@@ -61,6 +61,7 @@ def test_tables_number_of_rows_equals_the_data(paper_data, name: str) -> None:
     assert load_table(name).values.shape[0] == TABLES[name].N
 
 
+@pytest.mark.usefixtures("quickly")
 def test_run_every_kind_gives_one_elbo_per_set(paper_data) -> None:
     problem = {"data": "energy", "noise": 0.1, "N": 60, "seed": 0}
     steps = {"pre": 2, "process": 2, "post": 1}

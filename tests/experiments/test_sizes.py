@@ -255,6 +255,7 @@ def test_size_study_by_paper_trains_every_draw() -> None:
         assert other.fixed_bound(study.data) > one.fixed_bound(study.data) + 0.1
 
 
+@pytest.mark.usefixtures("quickly")
 def test_size_study_by_search_follows_candidates_and_goal() -> None:
     study = SizeStudy(small(), 0)
     strong, weak = (study.by_search(10, goal=FixedAlpha(alpha)).models for alpha in (2.0, 0.01))
@@ -263,6 +264,7 @@ def test_size_study_by_search_follows_candidates_and_goal() -> None:
     assert own[0].K > 10
 
 
+@pytest.mark.usefixtures("quickly")
 def test_size_study_run_reports_selected_sizes() -> None:
     study = SizeStudy(small(), 0)
     models, row = study.run({"kind": "fixed", "sizes": [3, 6], "updates": 2, "learning_rate": 0.01})

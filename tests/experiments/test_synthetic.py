@@ -130,6 +130,7 @@ def test_settings_equal_the_papers() -> None:
     ],
     ids=lambda kind: kind["kind"],
 )
+@pytest.mark.usefixtures("quickly")
 def test_run_every_kind_gives_one_divergence_per_set(kind: dict) -> None:
     settings = {
         **kind,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from helpers.forks import Fork, returned
-from helpers.short_fits import short_fits
+from helpers.short_fits import shortest_fits
 from winnowgp import GPLVM, Checkpoint, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor, load
 from winnowgp.cli.app import run
 from winnowgp.selection import Frontier
@@ -117,7 +117,7 @@ def command(checkpoint: Any) -> dict[str, str]:
     if checkpoint is not None:
         asked += ["--checkpoint", str(checkpoint.folder)]
         asked += ["--checkpoint-every", str(checkpoint.every)]
-    with short_fits(starts=2, rounds=2):
+    with shortest_fits():
         assert run([*asked, "-o", str(where)]) == 0
     model = load(where)
     summary = {k: v for k, v in model.summary.items() if k not in ("timings", "settings")}

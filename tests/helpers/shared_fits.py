@@ -7,7 +7,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 
 from helpers.shared_rows import D, N, array, dataset, parquet, plain
-from helpers.short_fits import short_fits
+from helpers.short_fits import shortest_fits
 from winnowgp.data import Source, shard, standardise
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.models import SparseGP
@@ -21,7 +21,7 @@ def _fitted(source: Source, **plan: Any) -> dict[str, Any]:
     """Return the result of a fit as plain numbers."""
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     model = SparseGP(kernel, torch.zeros(0, D).double(), mean=ConstantMean(), noise=0.1)
-    with short_fits():
+    with shortest_fits():
         found = fit(model, source, schedule=FastSchedule(**{**QUICK, **plan}))
     X = standardise(dataset()).part(torch.arange(0, N, 10)).X
     predicted = found.posterior.predict(X)

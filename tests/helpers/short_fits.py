@@ -1,30 +1,51 @@
 """The fast schedule cut short, for tests that need some fitted model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
-from winnowgp.training import FastSchedule, fast_sparse
+from winnowgp.training import FastSchedule, fast_sparse, lbfgs
 from winnowgp.training import hyperparameters as warm_up
+from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
 
 
 @contextmanager
 def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
     """In it estimators begin from the model as given and from so few starts, the first of those
-    that the data suggest, and choose and move so few times."""
-    every = warm_up.starting_points
+    that the data suggest, choose and move so few times, end each optimisation early, and hold out
+    two tenths of the rows instead of all in turn."""
+    every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
+    search = warm_up._Search.optimise
 
     def few(model: Model, data: Dataset) -> list[Model]:
-        return every(model, data)[: 1 + starts]
+        return every(model, data)[: 1 + max(starts, 1)]
+
+    def of_few(self: Any, given: Sequence[warm_up.Start[Model]], count: int) -> Any:
+        kernels = [start.kernel for start in given]
+        within = [kernels[:i].count(kernel) <= starts for i, kernel in enumerate(kernels)]
+        return search(self, [s for s, kept in zip(given, within, strict=True) if kept], count)
+
+    def early(*arguments: Any, stop: lbfgs.Stop, **settings: Any) -> lbfgs.Maximum:
+        # Five iterations that gain little, ten times as much as in a whole fit.
+        brief = lbfgs.Stop(10 * stop.gain, min(stop.window, 5), stop.iterations)
+        return converged(*arguments, stop=brief, **settings)
+
+    def two(data: Dataset, order: Tensor, **_settings: Any) -> CrossValidation:
+        return folds(data, order, folds=2)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
+        patch.setattr(warm_up._Search, "optimise", of_few)
+        patch.setattr(lbfgs, "maximise", early)
+        patch.setattr(CrossValidation, "of", two)
         patch.setattr(
             training, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
@@ -34,7 +55,7 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
 @contextmanager
 def shortest_fits() -> Iterator[None]:
     """In it, in addition, estimators do not compare starts, and keep no smaller models."""
-    with short_fits(), pytest.MonkeyPatch.context() as patch:
+    with short_fits(starts=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])
         patch.setattr(fast_sparse, "_sized_models", lambda *_: ((), []))
         yield

@@ -16,6 +16,7 @@ from gpytorch.kernels import (
 from gpytorch.means import ConstantMean, ZeroMean
 from torch import Tensor
 
+from helpers.short_fits import shortest_fits
 from winnowgp.bounds import collapsed_bound, exact_log_marginal, row_blocks
 from winnowgp.bounds.chunked import two_pass_bound
 from winnowgp.bounds.row_blocks import RowBlocks
@@ -401,12 +402,14 @@ def test_mixed_precision_reports_are_in_double() -> None:
     assert torch.equal(*means)
 
 
+@pytest.mark.unchecked
 def test_mixed_precision_fit_reaches_same_bound() -> None:
-    data = rows(100)
+    data = rows(60)
     models = pair(KERNELS_MIXED_PRECISION["rbf"](), data, K=0)
     # The number of points is fixed: within the tolerance, the fits may select different ones.
     schedule = FastSchedule(goal=MaxPoints(6))
-    bounds = [fit(model, data, schedule=schedule).elbo for model in models]
+    with shortest_fits():
+        bounds = [fit(model, data, schedule=schedule).elbo for model in models]
     assert bounds[1] == pytest.approx(bounds[0], rel=1e-3)
 
 

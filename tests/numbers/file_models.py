@@ -17,7 +17,7 @@ from gpytorch.likelihoods import (
     StudentTLikelihood,
 )
 from gpytorch.means import LinearMean
-from measurements import mixed_columns, rows
+from measurements import deep_rbf_gp, mixed_columns, rows
 from torch import Tensor
 
 from winnowgp import (
@@ -35,7 +35,7 @@ from winnowgp import (
     VariationalGP,
     fit_table,
 )
-from winnowgp.models import Latents, SampledLatentGP, deep_layers
+from winnowgp.models import Latents, SampledLatentGP
 from winnowgp.models.gplvm import gaussian_noise
 
 N = 40
@@ -93,15 +93,14 @@ def variational() -> VariationalGP:
 
 
 def deep(likelihood: Likelihood, outputs: int = 1) -> DeepGP:
-    layers = deep_layers(
+    model = deep_rbf_gp(
         inputs(),
         inputs()[::6],
-        kernel=lambda _, D: ScaleKernel(RBFKernel(ard_num_dims=D)),
-        widths=(2, outputs),
-        skip_connections=True,
+        likelihood=likelihood,
+        outputs=outputs,
         hidden_mean="identity",
+        skip_connections=True,
     )
-    model = DeepGP(layers, likelihood=likelihood, targets=1, skip_connections=True)
     for layer in model.layers:
         layer.q_mean.data.copy_(torch.sin(layer.candidates[:, : layer.P] + 1)[:, : layer.P])
     return model

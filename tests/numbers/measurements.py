@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from winnowgp import (
     TabularModel,
     VariationalGP,
 )
-from winnowgp.models import DeepPosterior, LatentPosterior, SampledLatentGP
+from winnowgp.models import DeepPosterior, LatentPosterior, SampledLatentGP, deep_layers
 from winnowgp.selection import SizeFrontier
 
 Numbers: TypeAlias = dict[str, Any]
@@ -63,6 +65,32 @@ SELECTION = {"inclusion": "inclusion", "n_inducing": "M", "alpha": "alpha", "obj
 def rows(N: int, D: int, *, seed: int = 7) -> NDArray[np.float64]:
     """Inputs between 0 and 6."""
     return np.random.default_rng(seed).uniform(0, 6, (N, D))
+
+
+def deep_rbf_gp(
+    X: Tensor,
+    Z: Tensor,
+    *,
+    likelihood: Likelihood | None = None,
+    outputs: int = 1,
+    hidden_mean: str,
+    skip_connections: bool,
+) -> DeepGP:
+    """A deep GP of two layers, the first with two outputs, with Gaussian noise by default."""
+    layers = deep_layers(
+        X,
+        Z,
+        kernel=lambda _, D: ScaleKernel(RBFKernel(ard_num_dims=D)),
+        widths=(2, outputs),
+        hidden_mean=hidden_mean,
+        skip_connections=skip_connections,
+    )
+    return DeepGP(
+        layers,
+        likelihood=GaussianLikelihood() if likelihood is None else likelihood,
+        targets=1,
+        skip_connections=skip_connections,
+    )
 
 
 def estimator_numbers(estimator: Any, *, predicted: bool = True) -> Numbers:

@@ -27,6 +27,7 @@ from gpytorch.models import ApproximateGP
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from measurements import (
     Numbers,
+    deep_rbf_gp,
     estimator_numbers,
     fit_numbers,
     mixed_columns,
@@ -40,7 +41,6 @@ from winnowgp import (
     GPLVM,
     Checkpoint,
     Dataset,
-    DeepGP,
     DeepGPClassifier,
     DeepGPRegressor,
     LatentVariableGP,
@@ -53,7 +53,7 @@ from winnowgp import (
 )
 from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shard
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction
-from winnowgp.models import SampledLatentGP, deep_layers
+from winnowgp.models import SampledLatentGP
 from winnowgp.models.gplvm import gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
@@ -218,19 +218,8 @@ def deep_model(
     schedule: Any, *, skip_connections: bool = False, hidden_mean: str = "zero"
 ) -> Numbers:
     rows = data()
-    layers = deep_layers(
-        rows.X,
-        rows.X[:12],
-        kernel=lambda *sizes: ScaleKernel(RBFKernel(ard_num_dims=sizes[-1])),
-        widths=(2, 1),
-        hidden_mean=hidden_mean,
-        skip_connections=skip_connections,
-    )
-    model = DeepGP(
-        layers, likelihood=GaussianLikelihood(), targets=1, skip_connections=skip_connections
-    )
-    model = DeepGP(
-        layers, likelihood=GaussianLikelihood(), targets=1, skip_connections=skip_connections
+    model = deep_rbf_gp(
+        rows.X, rows.X[:12], hidden_mean=hidden_mean, skip_connections=skip_connections
     )
     return fit_numbers(fit(model, rows, schedule=schedule))
 

@@ -15,7 +15,15 @@ def test_saved_files_are_all_recorded() -> None:
     assert {path.stem for path in FILES.glob("*.winnow")} == set(EXPECTED)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+# To infer latent positions by samples takes seconds; `SampledPosterior`, which both contain, is in
+# a file of its own.
+SLOW = {"GPLVM-poisson", "GPLVM-matern"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXPECTED],
+)
 def test_saved_file_predicts_the_recorded_numbers(name: str) -> None:
     found = compact(predictions(winnowgp.load(FILES / f"{name}.winnow")))
     assert list(differences(EXPECTED[name], found, name, infer_sites=1e-5)) == []

@@ -41,7 +41,9 @@ def models() -> dict[str, TabularModel]:
         return {
             "regression": fit_table(table(), "y", drop=("class",), **quick),
             "classification": fit_table(table(), "class", drop=("y", "day"), kernel="rbf", **quick),
-            "untested": fit_table(table(30), "y", drop=("class", "town"), test_size=0, **quick),
+            "untested": fit_table(
+                table(30), "y", drop=("class", "town"), kernel="rbf", test_size=0, **quick
+            ),
         }
 
 

@@ -10,6 +10,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from helpers import oracles
+from helpers.short_fits import short_fits
 from winnowgp import fit
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import InputError
@@ -68,14 +69,16 @@ def on_hills() -> tuple[FitResult, list[Progress]]:
 def capped(M: int) -> FitResult:
     rows = data(every=4)
     schedule = fast(MaxPoints(M), rounds=2, iterations=60)
-    return fit(model(rows), rows, schedule=schedule, generator=seeded())
+    with short_fits():
+        return fit(model(rows), rows, schedule=schedule, generator=seeded())
 
 
 @cache
 def priced(alpha: float) -> FitResult:
     rows = data(every=2)
     schedule = fast(FixedAlpha(alpha), rounds=2)
-    return fit(model(rows), rows, schedule=schedule, generator=seeded())
+    with short_fits():
+        return fit(model(rows), rows, schedule=schedule, generator=seeded())
 
 
 def all_fits() -> list[FitResult]:
@@ -222,6 +225,7 @@ def test_fast_frontier_covers_all_sizes() -> None:
 
 
 @pytest.mark.unchecked
+@pytest.mark.usefixtures("quickly")
 def test_fast_same_seed_same_result_and_input_unchanged() -> None:
     rows = data(every=3)
     gp = model(rows)

@@ -15,6 +15,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from pyarrow import parquet
 
+from helpers.short_fits import short_fits
 from helpers.tracked_source import Tracked
 from winnowgp import Checkpoint
 from winnowgp.data import (
@@ -97,7 +98,8 @@ def gp(K: int = 0, **words: Any) -> SparseGP:
 
 
 def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
-    return fit(gp(), source, **{"schedule": PLAN, **words})
+    with short_fits():
+        return fit(gp(), source, **{"schedule": PLAN, **words})
 
 
 @pytest.fixture(autouse=True)

@@ -87,6 +87,7 @@ def test_paper_gplvm_trains_all_parameters_jointly() -> None:
     assert torch.equal(again.selection.inclusion, fitted.selection.inclusion)
 
 
+@pytest.mark.unchecked
 def test_paper_gplvm_other_gradients_and_minibatches() -> None:
     table = arc(missing=True)
     relaxed = PaperSchedule(SquaredCardinality(8, 0.5), joint=3, gradient=Relaxed())

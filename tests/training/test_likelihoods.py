@@ -11,6 +11,7 @@ from gpytorch.likelihoods import (
     StudentTLikelihood,
 )
 
+from helpers.short_fits import short_fits
 from winnowgp import fit
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset
@@ -51,7 +52,8 @@ def test_fast_schedule_any_likelihood_meets_goal(goal, monkeypatch: pytest.Monke
     every = FastSteps.starts
     monkeypatch.setattr(FastSteps, "starts", lambda steps, M: every(steps, M)[:2])
     schedule = FastSchedule(goal, n_candidates=20, rounds=2, iterations=40, inclusion_steps=10)
-    fitted = fit(model(), data(), schedule=schedule)
+    with short_fits():
+        fitted = fit(model(), data(), schedule=schedule)
     M = fitted.posterior.M
     assert 2 < M < 20
     if isinstance(goal, MaxPoints):

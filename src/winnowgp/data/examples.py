@@ -105,7 +105,7 @@ def _sales(rng: np.random.Generator) -> _Columns:
     year = 22 * np.cos(2 * np.pi * (day - 200) / 365.25) + 8 * np.cos(4 * np.pi * day / 365.25)
     sales = 200 + 0.06 * day + year + week + 5 * rng.normal(size=len(day))
     return {
-        "date": [str(np.datetime64("2022-01-01") + int(d)) for d in day],
+        "date": [str(np.datetime64("2022-01-01") + np.timedelta64(int(d), "D")) for d in day],
         "sales": np.round(sales, 1),
     }
 

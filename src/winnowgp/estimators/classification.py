@@ -229,9 +229,9 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
     The number of inducing points is set by `tolerance` (the default), by `max_points` or
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
-    >>> X = np.linspace(0, 6, 60)[:, None]
+    >>> X = np.linspace(0, 6, 30)[:, None]
     >>> y = np.where(np.sin(X[:, 0]) > 0, "up", "low")
-    >>> model = SparseGPClassifier(random_state=0).fit(X, y)
+    >>> model = SparseGPClassifier("rbf", random_state=0).fit(X, y)
     >>> model.predict([[1.5], [4.5]])
     array(['up', 'low'], dtype='<U3')
     """
