@@ -327,9 +327,9 @@ def fit_table(
         "max_predict_us": max_predict_us,
         "criterion": criterion,
     }
-    expression = kernel
+    expression, numbers = kernel, _feature_numbers(encoder)
     if kernel != AUTO:
-        expression = parse_kernel(kernel, len(encoder.features), columns=_feature_numbers(encoder))
+        expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
     noise = likelihood_for(task, likelihood)
     estimator = _estimator(task, precision, likelihood=noise, log_target=log_target)(
         expression,
@@ -372,8 +372,8 @@ def fit_table(
     ]
     lost = importance(estimator, encoder, X[test], y[test]) if len(test) > 1 else None
     ranked = table_summary.ranked_columns(encoder, summaries, X, lost)
-    expression = estimator.kernel_name_ if kernel == AUTO else kernel
-    curves, terms = table_summary.effects(estimator, encoder, ranked, expression)
+    name = estimator.kernel_name_ if isinstance(expression, str) else expression.text(numbers)
+    curves, terms = table_summary.effects(estimator, encoder, ranked, name)
     summary: Summary = {
         "target": target,
         "task": task,
@@ -388,7 +388,9 @@ def fit_table(
         "ignored": table_summary.ignored_columns(everything, drop, id_column),
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
-        "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
+        "choice": table_summary.choice(
+            estimator, len(train), asked=_described_goal(points), kernel=name
+        ),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in found],
         "quality": _quality(estimator, X, y, train, test),
         "importance": lost,
