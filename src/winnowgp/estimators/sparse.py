@@ -362,7 +362,7 @@ class SparseEstimator(BaseGP, ABC):
         best = max(evidence, default=-inf)
         if self.kernel != AUTO or len(evidence) < len(AUTO_KERNELS) or best == -inf:
             return {}
-        compared = dict(zip(AUTO_KERNELS, evidence, strict=True))
+        compared: dict[str, float] = dict(zip(AUTO_KERNELS, evidence, strict=True))
         if result.linear_gain is not None and self.kernel_name_ not in compared:
             best += result.linear_gain
             compared[self.kernel_name_] = best

@@ -249,7 +249,10 @@
       here.append(el("p", {}, why));
       return;
     }
-    here.append(el("p", { class: "note" }, `Measured on ${plural(Q.rows, "row")} not used for training, and compared with the best constant prediction.`));
+    const folds = F.settings.folds;
+    const measured = folds === undefined ? `Measured on ${plural(Q.rows, "row")} not used for training`
+      : `Measured on ${plural(Q.rows, "row")} in ${folds} folds, each predicted by a model of the rows of other folds; the model of this page was fitted to all rows`;
+    here.append(el("p", { class: "note" }, `${measured}. The constant is the best constant prediction.`));
     table(here, ["", "model", "constant", ""], Q.metrics.map((m) => [m.name, digits(m.value), digits(m.baseline), `${m.better} is better`]), [1, 2]);
     const grid = cards(here);
     const perfect = { kind: "line", x: [0, 1], y: [0, 1], colour: "var(--soft)", dashed: true, label: "perfect" };
