@@ -533,3 +533,14 @@ def test_repeated_steps_with_warm_start_reuse_the_last_fit() -> None:
             model = SparseGPModel.of(regressor.fit(X[: 20 + step].numpy(), Y[: 20 + step].numpy()))
         assert model.posterior(X).mean.isfinite().all()
     assert 3 * counts[1] < counts[0]
+
+
+def test_posterior_of_a_constant_model_has_a_zero_gradient() -> None:
+    """Optimisers of acquisition functions ask for the gradient of every model."""
+    X = rows(8)
+    constant = SparseGPRegressor("rbf", random_state=0).fit(X.numpy(), np.zeros(8))
+    assert constant.n_inducing_ == 0
+    new = rows(3, seed=1).requires_grad_()
+    mean = SparseGPModel.of(constant).posterior(new).mean
+    (gradient,) = torch.autograd.grad(mean.sum(), new)
+    assert gradient.count_nonzero() == 0
