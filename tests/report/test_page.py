@@ -118,7 +118,7 @@ def test_report_page_of_a_resized_model_has_no_quality(
         quality = models["regression"].summary["quality"]
         settings = {**resized.summary["settings"], "folds": "5"}
         folds: Summary = {**resized.summary, "quality": quality, "settings": settings}
-        browser.open(save_report(folds, tmp_path / "folds.html"))
+        browser.open(save_report(folds, str(tmp_path / "folds.html")))
         text = browser.run("return document.getElementById('quality').innerText")
         assert "in 5 folds, each predicted by a model of the rows of other folds" in text
         assert "not used for training" not in text
