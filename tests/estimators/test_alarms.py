@@ -352,6 +352,7 @@ def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
     _, issued = fitted(columns, max_points=4)
     (alarm,) = issued
     assert isinstance(alarm, PeriodicResidualsWarning)
+    assert re.search(r"repeat every (1 unit|[\d.]+ units) of column 'place'", str(alarm))
     kernel = str(alarm).split('`kernel="')[1].split('"`')[0]
     assert kernel.startswith("rbf + periodic[place](period=")
     _, issued = fitted(columns, kernel=kernel)

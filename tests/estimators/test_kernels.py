@@ -244,6 +244,8 @@ def test_kernel_is_written_with_the_names_of_columns() -> None:
         == "matern52[hour] * (rbf['wind [m/s]', town] + linear['wind [m/s]', 2])"
     )
     assert parse_kernel(written.text(columns), 4, columns=columns) == written
+    periods = "periodic[hour](period=24) + periodic(period=0.5)"
+    assert parse_kernel(periods, 4, columns=columns).text(columns) == periods
 
 
 def test_positions_are_counted_in_characters() -> None:

@@ -84,7 +84,8 @@ class NamedKernel:
             named = {n: c for n, c in columns.items() if c and set(c) <= set(self.columns)}
             numbers = set(self.columns).difference(*named.values())
             brackets = f"[{', '.join([*map(column_text, named), *map(str, sorted(numbers))])}]"
-        return self.name + brackets + ("" if self.period is None else f"(period={self.period!r})")
+        period = repr(self.period).removesuffix(".0")
+        return self.name + brackets + ("" if self.period is None else f"(period={period})")
 
     def __str__(self) -> str:
         return self.text({})

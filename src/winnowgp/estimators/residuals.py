@@ -137,17 +137,18 @@ def periodic_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
         return None
     # Rows are often in the order of a column; the column can be named in a kernel.
     peak, column = min(peaks, key=lambda each: (each[1].kind == "order", each[0].probability))
-    seen = f"residuals of held-out rows repeat every {peak.period:.4g}"
-    unit = {"date": "days", "order": "rows"}.get(column.kind, "units")
+    period = f"{peak.period:.4g}"
+    unit = {"date": "day", "order": "row"}.get(column.kind, "unit") + "s" * (period != "1")
+    seen = f"residuals of held-out rows repeat every {period} {unit}"
     share = f"which explains {100 * peak.share:.0f} % of their variance"
     if column.kind == "order":
         return PeriodicResidualsWarning(
-            f"{seen} rows, {share}. Add the time of each row as a column, and a periodic term: "
+            f"{seen}, {share}. Add the time of each row as a column, and a periodic term: "
             "`kernel='rbf + periodic[time]'` (`--kernel`)."
         )
-    term = f"periodic[{column_text(column.name)}](period={peak.period:.4g})"
+    term = f"periodic[{column_text(column.name)}](period={period})"
     return PeriodicResidualsWarning(
-        f"{seen} {unit} of column {column.name!r}, {share}. Add a periodic term: "
+        f"{seen} of column {column.name!r}, {share}. Add a periodic term: "
         f'`kernel="rbf + {term}"` (`--kernel`).'
     )
 
