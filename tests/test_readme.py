@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.short_fits import short_fits
 from winnowgp.cli.app import run
 
 ROOT = Path(__file__).parents[1]
@@ -44,13 +45,22 @@ def test_winnow_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     (tmp_path / "houses.csv").write_text("\n".join(["house,size,price", *rows]), encoding="utf-8")
     (tmp_path / "new.csv").write_text("house,size\na,100\nb,50\n", encoding="utf-8")
+    sold = "house,size,price\na,100,300\nb,50,151\nc,70,209\n"
+    (tmp_path / "sold.csv").write_text(sold, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     lines = commands("winnow")
-    assert len(lines) == 4
+    assert {"evaluate", "compare", "fit"} <= {line[1] for line in lines}
     for _, *arguments in lines:
-        assert run([*arguments, "-q"]) == 0
-    written = {"houses.winnow", "predicted.csv", "houses.html", "houses.onnx"}
+        prints = arguments[0] in ("evaluate", "compare")
+        with short_fits():
+            assert run(arguments if prints else [*arguments, "-q"]) == 0
+    written = {"houses.winnow", "cv.winnow", "predicted.csv", "houses.html", "houses.onnx"}
     assert written <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_alarms_gallery_priors_and_cross_validation_are_mentioned() -> None:
+    for mention in ("docs/alarms.md", "docs/gallery.md", "priors=", "--cv 5"):
+        assert mention in TEXT
 
 
 def test_make_targets_and_extras_exist() -> None:

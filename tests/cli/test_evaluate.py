@@ -23,6 +23,7 @@ def test_evaluate_prints_quality(
     assert run(["evaluate", str(models["y"]), str(shop)]) == 0
     text = capsys.readouterr().out
     assert "60 rows of shop.csv, target y" in text
+    assert "note: shop.csv is the file that y.winnow was fitted to" in text
     assert "log density per observation" in text
     assert "constant" in text
 
@@ -42,8 +43,20 @@ def test_evaluate_json_equals_the_library(
     expected = winnowgp.evaluate_model(winnowgp.load(models[target]), winnowgp.read_table(shop))
     (value,) = [m for m in expected["metrics"] if m["name"] == metric]
     assert (found["target"], found["rows"]) == (target, 60)
+    assert found["used_for_training"] is True
     assert found[metric] == pytest.approx(value["value"])
     assert found["constant"][metric] == pytest.approx(value["baseline"])
+
+
+def test_evaluate_other_rows_have_no_note(
+    shop: Path, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(shop.read_text(encoding="utf-8").splitlines()[:40]), "utf-8")
+    assert run(["evaluate", str(models["y"]), str(other)]) == 0
+    assert "note:" not in capsys.readouterr().out
+    assert run(["compare", str(models["y"]), str(models["y"]), str(other), "--json"]) == 0
+    assert printed(capsys)["used_for_training"] is False
 
 
 def test_compare_says_which_model_is_better(
@@ -58,7 +71,9 @@ def test_compare_says_which_model_is_better(
     assert density["difference"] == pytest.approx(density["second"] - density["first"])
     assert density["standard_error"] >= 0
     assert run(["compare", str(models["y"]), str(models["y"]), str(shop)]) == 0
-    assert "No clear difference in log density" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "No clear difference in log density" in text
+    assert "shop.csv is the file that y.winnow was fitted to" in text
     assert run(["compare", str(models["y"]), str(models["up"]), str(shop)]) == 2
     assert "same column; got 'y' and 'up'" in capsys.readouterr().err
 
@@ -81,7 +96,10 @@ def test_fit_cv_prints_folds_and_saves_a_model_of_all_rows(
     assert (found["held_out"]["rows"], found["train_rows"]) == (24, 24)
     assert found["settings"]["likelihood"] == "gaussian"
     assert run(["info", str(out)]) == 0
-    assert "24 for training; held out in 2 folds" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "24 for training; held out in 2 folds" in text
+    assert "Rows of all 2 folds" in text
+    assert "Held-out rows" not in text
 
 
 @pytest.mark.usefixtures("quickly")

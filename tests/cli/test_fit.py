@@ -12,6 +12,8 @@ import winnowgp
 from helpers.forks import Forks
 from helpers.interrupted_fit import interrupted_fit
 from winnowgp.cli.app import run
+from winnowgp.cli.summary import print_summary
+from winnowgp.report.summary import Choice, Summary
 
 
 def held_out(model: winnowgp.TabularModel) -> list[float]:
@@ -85,6 +87,30 @@ def test_fit_precision_reaches_the_estimator(
 
 
 @pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("priors", ["weak", "none"])
+def test_fit_priors_reach_the_estimator(priors: str, shop: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.winnow"
+    words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--priors", priors]
+    assert run([*words, "--kernel", "rbf", "--max-points", "2", "-o", str(out), "-q"]) == 0
+    saved = winnowgp.load(out)
+    assert saved.estimator.priors == (None if priors == "none" else "weak")
+    assert saved.summary["settings"].get("priors", "weak") == priors
+
+
+def test_inputs_of_a_constant_model_have_no_order(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary: Summary = winnowgp.load(models["y"]).summary
+    print_summary(summary)
+    assert "(most important first)" in capsys.readouterr().out
+    constant: Choice = {**summary["choice"], "points": 0}
+    print_summary({**summary, "choice": constant})
+    text = capsys.readouterr().out
+    assert "most important first" not in text
+    assert "none of which the constant model uses" in text
+
+
+@pytest.mark.usefixtures("quickly")
 def test_fit_column_names_with_brackets_are_shown_verbatim(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +140,18 @@ HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
         ("x;y\n1,5;2\n2,5;3\n3,5;4\n", "-t y", "column 'x': '1,5' looks like a number with"),
         (f"x,y\n{STRAY}", "-t y --missing impute --seed 0", "'tall', first in row 8. Correct"),
         (HUGE, "-t y --missing impute", "got 1e+200 in row 5"),
+        ("x,y\n1,2\n2,\n3,4\n", "-t y", "must not be missing; it is in 1 row, first in row 2"),
+        (
+            "x,y\n1,35 %\n2,40 %\n3,50 %\n",
+            "-t y --likelihood beta",
+            "got 35 % in row 1, and 3 such rows in all. Divide per cents by 100: write 0.35",
+        ),
+        (
+            "x,y\n1,0.3\n2,1\n3,0.5\n",
+            "-t y --likelihood beta",
+            "got 1 in row 2, and 1 such row in all. Move 0 and 1",
+        ),
+        ("x,y\n1,2\n2,3\n3,4\n", "-t y --priors strong", "`--priors` must be weak or none"),
         ("mean,x,y\na,1,2\nb,2,3\nc,3,4\n", "-t y --id mean", "column of predictions"),
     ],
 )

@@ -26,16 +26,11 @@ from winnowgp.errors import (
     WorseThanConstantWarning,
 )
 from winnowgp.estimators import diagnose
-from winnowgp.estimators.alarms import (
-    Column,
-    class_alarm,
-    constant_alarm,
-    coverage_alarm,
-    leakage_alarm,
-    residual_alarms,
-)
+from winnowgp.estimators.alarms import constant_alarm, coverage_alarm, leakage_alarm
+from winnowgp.estimators.kernels import parse_kernel
 from winnowgp.estimators.periodogram import explained_shares, largest_peak
 from winnowgp.estimators.quality import constant_densities
+from winnowgp.estimators.residuals import Column, class_alarm, residual_alarms
 from winnowgp.training import FastSchedule, MaxPoints, fit
 from winnowgp.training.fast_steps import FastSteps
 
@@ -206,6 +201,14 @@ def test_residuals_that_depend_on_a_column_are_an_alarm() -> None:
     assert "depend on column 'a'" in str(alarm)
 
 
+def test_suggested_kernel_can_be_used_whatever_the_name_of_the_column() -> None:
+    draw = rng(6)
+    values = draw.uniform(-1, 1, 80)
+    (alarm,) = held_out(draw.normal(size=80) + 3 * values**2, **{"wind [m/s]": values})
+    kernel = str(alarm).split('`kernel="')[1].split('"`')[0]
+    assert parse_kernel(kernel, 1, columns={"wind [m/s]": [0]}) == parse_kernel("rbf + matern32", 1)
+
+
 def test_residuals_that_drift_with_the_rows_are_an_alarm() -> None:
     columns = plain_columns()
     columns["y"] = columns["y"] + np.linspace(0, 3, N)
@@ -310,6 +313,37 @@ def test_largest_peak_has_the_period_and_few_false_alarms() -> None:
     assert largest_peak(hours[:10], hours[:10]) is None
 
 
+def gappy_hours(days: float, seed: int) -> np.ndarray:
+    """Hours of some days, without a gap of a fifth of them and without one hour in four."""
+    draw = rng(seed)
+    hours = np.arange(24.0 * days)
+    start = draw.uniform(0.2, 0.6) * hours[-1]
+    kept = (hours < start) | (hours > start + 0.2 * hours[-1])
+    return hours[kept & (draw.uniform(size=len(hours)) < 0.75)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_largest_peak_of_few_cycles_with_gaps_and_a_trend_is_precise(seed: int) -> None:
+    hours = gappy_hours(4.3, seed)
+    z = np.sin(2 * np.pi * hours / 23.5) + hours / 50 + 0.1 * rng(seed).normal(size=len(hours))
+    peak = largest_peak(hours, z)
+    assert peak is not None
+    assert peak.period == pytest.approx(23.5, rel=0.01)
+
+
+@pytest.mark.parametrize("harmonic", [2, 3])
+def test_largest_peak_prefers_the_fundamental_to_a_harmonic(harmonic: int) -> None:
+    for seed in range(4):
+        hours = gappy_hours(12, seed)
+        angle, noise = 2 * np.pi * hours / 24, 0.4 * rng(seed).normal(size=len(hours))
+        overtone = np.sin(harmonic * angle + 1)
+        # Without the fundamental, the shorter period is the right one.
+        for weight, period in ((0.6, 24.0), (0.0, 24.0 / harmonic)):
+            peak = largest_peak(hours, weight * np.sin(angle) + overtone + noise)
+            assert peak is not None
+            assert peak.period == pytest.approx(period, rel=0.02)
+
+
 def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
     draw = rng(13)
     t = np.arange(160) / 16
@@ -318,8 +352,9 @@ def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
     _, issued = fitted(columns, max_points=4)
     (alarm,) = issued
     assert isinstance(alarm, PeriodicResidualsWarning)
+    assert re.search(r"repeat every (1 unit|[\d.]+ units) of column 'place'", str(alarm))
     kernel = str(alarm).split('`kernel="')[1].split('"`')[0]
-    assert kernel.startswith("rbf + periodic['place'](period=")
+    assert kernel.startswith("rbf + periodic[place](period=")
     _, issued = fitted(columns, kernel=kernel)
     assert issued == []
 
@@ -348,3 +383,11 @@ def test_rows_far_outside_the_training_rows_are_an_alarm(sound: TabularModel) ->
     assert len(issued) == 1
     assert "1 of 3 rows" in str(issued[0].message)
     np.testing.assert_allclose(np.concatenate([b["mean"] for b in blocks]), whole["mean"])
+
+
+def test_unseen_categories_are_an_alarm(sound: TabularModel) -> None:
+    rows = {"x": [0.1, 7.0], "u": [0.2, 1.3], "town": ["Oslo", "Bergen"]}
+    with pytest.warns(ExtrapolationWarning, match="intervals may be too narrow") as issued:
+        sound.predict(rows)
+    (warning,) = issued
+    assert "'town' has 1 value that was not in the training rows ('Bergen')" in str(warning.message)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from winnowgp import SparseGPClassifier, SparseGPRegressor
+from winnowgp import GPLVM, SparseGPClassifier, SparseGPRegressor
 
 DATES = np.datetime64("2024-01-01") + np.arange(40)
 Y = np.sin(np.arange(40) / 6)
@@ -65,3 +65,12 @@ def test_missing_date_is_refused(model: SparseGPRegressor) -> None:
     dates[3] = "NaT"
     with pytest.raises(ValueError, match="NaN"):
         model.predict(dates)
+
+
+def test_gplvm_reads_dates_as_days() -> None:
+    frames = [pandas.DataFrame({"day": day[:12], "x": Y[:12]}) for day in (DATES, DAYS)]
+    dated, numbers = (
+        GPLVM(n_components=1, max_points=2, max_iter=2, random_state=0).fit_transform(frame)
+        for frame in frames
+    )
+    np.testing.assert_array_equal(dated, numbers)

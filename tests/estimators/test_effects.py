@@ -142,7 +142,7 @@ def test_terms_add_up_to_the_latent_function_and_equal_dense_algebra(model: Tabu
     """With dense matrices, E f_j = k_j K⁻¹ m and cov f_j = k_j(x, x') − k_j K⁻¹ (K − S) K⁻¹ k_j',
     both after the projection H = I − 11ᵀ/n off the average."""
     terms = {(e["term"], e["column"]): e for e in model.summary["terms"]}
-    names = ["rbf['when']", "periodic['when'](period=1)", "linear['u']"]
+    names = ["rbf[when]", "periodic[when](period=1)", "linear[u]"]
     assert list(terms) == [(names[0], "when"), (names[1], "when"), (names[2], "u")]
     estimator: Any = model.estimator
     q, scale = estimator.posterior_, estimator._y_scaler.columns.scale.item()

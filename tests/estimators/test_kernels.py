@@ -234,7 +234,22 @@ def test_command_line_accepts_column_names_in_kernels(tmp_path: Path) -> None:
     found = winnowgp.load(model)
     assert found.summary["kernel"] == kernel
     assert found.estimator.kernel == "rbf[0] + linear[1, 2, 3]"
+    assert found.summary["choice"]["kernel"] == "rbf[month] + linear[size, kind]"
+    smaller = found.resized(found.estimator.available_sizes_[0])
+    assert smaller.summary["choice"]["kernel"] == "rbf[month] + linear[size, kind]"
     assert run([*words, "--kernel", "rbf[year]"]) == 2
+
+
+def test_kernel_is_written_with_the_names_of_columns() -> None:
+    columns = {"hour": [0], "wind [m/s]": [1], "town": [2, 3]}
+    written = parse_kernel("matern52[0] * (rbf[1:] + linear[1, 2])", 4)
+    assert (
+        written.text(columns)
+        == "matern52[hour] * (rbf['wind [m/s]', town] + linear['wind [m/s]', 2])"
+    )
+    assert parse_kernel(written.text(columns), 4, columns=columns) == written
+    periods = "periodic[hour](period=24) + periodic(period=0.5)"
+    assert parse_kernel(periods, 4, columns=columns).text(columns) == periods
 
 
 def test_positions_are_counted_in_characters() -> None:

@@ -79,6 +79,10 @@ def test_auto_kernel_adds_a_linear_term_where_it_pays() -> None:
     model = SparseGPRegressor(random_state=0).fit(X, trend)
     assert model.kernel_name_.endswith(" + linear")
     assert any(isinstance(part, LinearKernel) for part in model.kernel_.kernels)
+    # It is one of the kernels that were compared, and the best of them.
+    assert model.kernel_evidence_.pop(model.kernel_name_) == 0
+    assert set(model.kernel_evidence_) == {"matern52", "rbf", "matern32"}
+    assert max(model.kernel_evidence_.values()) < -0.01
 
 
 def test_auto_kernel_of_the_paper_schedule_is_rbf() -> None:

@@ -275,3 +275,14 @@ def test_conditioned_model_with_history_can_be_copied(
     assert not copy.posterior(new).mean.requires_grad
     (slope,) = torch.autograd.grad(model.posterior(new).mean.sum(), X)
     assert slope.abs().max() > 0
+
+
+def test_posterior_of_a_constant_model_has_a_zero_gradient() -> None:
+    """Optimisers of acquisition functions ask for the gradient of every model."""
+    X = rows(8)
+    constant = SparseGPRegressor("rbf", random_state=0).fit(X.numpy(), np.zeros(8))
+    assert constant.n_inducing_ == 0
+    new = rows(3, seed=1).requires_grad_()
+    mean = SparseGPModel.of(constant).posterior(new).mean
+    (gradient,) = torch.autograd.grad(mean.sum(), new)
+    assert gradient.count_nonzero() == 0

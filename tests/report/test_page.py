@@ -14,7 +14,7 @@ from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
 from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.errors import RandomSplitWarning
-from winnowgp.report import save_report
+from winnowgp.report import Summary, save_report
 from winnowgp.report.page import report_page
 from winnowgp.report.sentences import selection_lines
 
@@ -110,12 +110,21 @@ def test_report_page_says_what_the_summary_knows(
 
 @needs_browser
 def test_report_page_of_a_resized_model_has_no_quality(
-    resized: TabularModel, tmp_path: Path
+    resized: TabularModel, models: dict[str, TabularModel], tmp_path: Path
 ) -> None:
     with Browser() as browser:
         browser.open(save_report(resized.summary, tmp_path / "report.html"))
         text = browser.run("return document.getElementById('quality').innerText")
         assert "Its quality was not measured" in text
+        # A summary of folds says how they were predicted.
+        quality = models["regression"].summary["quality"]
+        settings = {**resized.summary["settings"], "folds": "5"}
+        folds: Summary = {**resized.summary, "quality": quality, "settings": settings}
+        browser.open(save_report(folds, str(tmp_path / "folds.html")))
+        text = browser.run("return document.getElementById('quality').innerText")
+        assert "in 5 folds, each predicted by a model of the rows of other folds" in text
+        assert "not used for training" not in text
+        browser.open(tmp_path / "report.html")
         text = browser.run("return document.getElementById('choice').innerText")
         assert "full GP" in text
         assert "Inclusion probabilities" not in text

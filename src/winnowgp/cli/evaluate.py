@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from winnowgp.cli.options import Encoding, Json, ModelFile
+from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest
 
 if TYPE_CHECKING:
+    from winnowgp.estimators import TabularModel
     from winnowgp.estimators.evaluation import CrossValidation, PairedDifference
 
 Labelled = Annotated[
@@ -42,12 +43,14 @@ def evaluate(
             "target": fitted.target,
             "task": fitted.task,
             "data": str(data),
+            "used_for_training": _was_fitted_to(fitted, data),
             **held_out_json(quality),
             "constant": {metric["name"]: metric["baseline"] for metric in quality["metrics"]},
         }
         typer.echo(json_format.dumps(found, ensure_ascii=False))
         return
     print_quality(quality, title=f"{quality['rows']} rows of {data.name}, target {fitted.target}")
+    _note_training_rows({model.name: fitted}, data)
 
 
 def compare(
@@ -78,11 +81,34 @@ def compare(
             "first": str(first),
             "second": str(second),
             "target": a.target,
+            "used_for_training": any(_was_fitted_to(model, data) for model in (a, b)),
             "measures": [asdict(measure) for measure in measures],
         }
         typer.echo(json_format.dumps(found, ensure_ascii=False))
         return
     _print_comparison(measures, first.name, second.name, data.name)
+    _note_training_rows({first.name: a, second.name: b}, data)
+
+
+def _was_fitted_to(model: "TabularModel", data: Path) -> bool:
+    """Return whether a model was fitted to rows of this very file."""
+    return model.summary["settings"].get("data_sha256") == file_digest(data)
+
+
+def _note_training_rows(models: "dict[str, TabularModel]", data: Path) -> None:
+    """Say so if models were fitted to rows of the file that they are measured on."""
+    fitted = [name for name, model in models.items() if _was_fitted_to(model, data)]
+    if fitted:
+        from rich.console import Console
+
+        Console(markup=False).print(
+            f"note: {data.name} is the file that {' and '.join(fitted)} "
+            f"{'was' if len(fitted) == 1 else 'were'} fitted to, so that these figures are too "
+            "good. Use rows that no model has seen, or `winnow fit --cv 5`.",
+            style="bold",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def print_folds(validation: "CrossValidation") -> None:

@@ -1,6 +1,5 @@
 """`winnow fit`: from a table to a model file."""
 
-import hashlib
 import json as json_format
 import shlex
 import sys
@@ -19,6 +18,7 @@ from winnowgp.cli.options import (
     Seed,
     check_columns,
     checked_output,
+    file_digest,
     is_main_process,
     launched,
 )
@@ -135,6 +135,13 @@ def fit(
             "'rbf + periodic', 'rbf[age] * linear'."
         ),
     ] = "auto",
+    priors: Annotated[
+        str,
+        typer.Option(
+            help="weak: priors of hyper-parameters, which small tables need, if noise is Gaussian; "
+            "or none."
+        ),
+    ] = "weak",
     test_size: Annotated[
         float | None,
         typer.Option(
@@ -207,6 +214,8 @@ def fit(
         if name is not None:
             used[option] = (name,)
     check_columns(data, used, encoding=encoding)
+    if priors not in ("weak", "none"):
+        raise InputError(f"`--priors` must be weak or none; got {priors!r}.")
     if checkpoint is None and checkpoint_every is not None:
         raise InputError("`--checkpoint-every` needs a folder; give one with `--checkpoint`.")
     _check_held_out(test_size, split_by=split_by, test_file=test_file, cv=cv)
@@ -236,6 +245,7 @@ def fit(
         "missing": missing,
         "max_words": max_words,
         "kernel": kernel,
+        "priors": None if priors == "none" else priors,
         "alpha": alpha_value,
         "tolerance": tolerance,
         "max_points": max_points,
@@ -248,7 +258,7 @@ def fit(
         "settings": {
             "command": shlex.join(["winnow", *sys.argv[1:]]),
             "data": data.name,
-            "data_sha256": _digest(data),
+            "data_sha256": file_digest(data),
         },
     }
     # Progress goes to stderr: stdout is for the result.
@@ -319,11 +329,6 @@ def _process_group(device: str) -> "ProcessGroup":
 
     gpu = device != "cpu" and torch.cuda.is_available()
     return ProcessGroup.initialise(torch.device("cuda") if gpu else None)
-
-
-def _digest(data: Path) -> str:
-    with data.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _print_result(

@@ -1,5 +1,6 @@
 """Options that several commands share, checks of paths, and the process under torchrun."""
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from winnowgp.report import Summary
 
 Quiet: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print errors only: no progress bars, no tables.")
+    bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")
 ]
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -85,6 +86,12 @@ def check_columns(data: Path, used: Mapping[str, Sequence[str]], *, encoding: st
     table = next(read_blocks(data, size=1, encoding=encoding))
     for option, names in used.items():
         table.require_columns(names, argument=option)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 digest of a file, by which a model knows the file it was fitted to."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_table_model(path: Path) -> "TabularModel":

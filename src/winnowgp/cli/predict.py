@@ -54,12 +54,10 @@ def predict(
         checked_output(output, FORMATS)
     wanted = _probabilities(quantiles)
     from winnowgp.cli.options import load_table_model
-    from winnowgp.cli.summary import TableNotes
     from winnowgp.data import read_blocks
 
     fitted = load_table_model(model)
-    notes, count = TableNotes(fitted), 0
-    blocks = notes.observe(read_blocks(data, encoding=encoding))
+    blocks, count, lacks_id = read_blocks(data, encoding=encoding), 0, False
     with ExitStack() as stack:
         # Closed in reverse order: the file is complete before a line is printed.
         writers = []
@@ -73,8 +71,13 @@ def predict(
             for write in writers:
                 write(predictions)
             count += len(next(iter(predictions.values())))
-        for line in [] if quiet else notes.lines():
-            typer.echo(f"note: {line}", err=True)
+            lacks_id = fitted.id_column is not None and fitted.id_column not in predictions
+        if lacks_id and not quiet:
+            typer.echo(
+                f"note: the id column {fitted.id_column!r} is missing; predictions are in the "
+                "order of the rows.",
+                err=True,
+            )
     if output is not None and not json and not quiet:
         typer.echo(f"{count} predictions: {output}")
 

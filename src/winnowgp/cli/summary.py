@@ -1,8 +1,7 @@
-"""Summaries of models and notes about new tables, which commands print."""
+"""Summaries of models, which commands print."""
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,54 +10,10 @@ from winnowgp.report import Summary
 from winnowgp.report.sentences import rounded, selection_lines
 from winnowgp.report.summary import ColumnSummary, Quality
 
-if TYPE_CHECKING:
-    from winnowgp.data import DataTable
-    from winnowgp.estimators import TabularModel
-
 _KINDS = {"number": "number", "date": "date", "words": "category"}
 
 # Inputs, and ignored columns, that are printed.
 _MAX_COLUMNS = 40
-
-# Unseen categories that are remembered per column, however large the table is.
-_MAX_UNSEEN = 1000
-
-
-class TableNotes:
-    """Collects what is new in a table: unseen categories, and a missing id column."""
-
-    def __init__(self, model: "TabularModel") -> None:
-        self._model = model
-        self._unseen: dict[str, set[str]] = {}
-        self._lacks_id = False
-
-    def observe(self, blocks: "Iterable[DataTable]") -> "Iterator[DataTable]":
-        """Yield the blocks unchanged, and collect notes about them."""
-        id_column = self._model.id_column
-        for block in blocks:
-            self._model.encoder.require_columns(block)
-            self._lacks_id = id_column is not None and id_column not in block.values
-            for name, categories in self._model.encoder.unseen(block).items():
-                known = self._unseen.setdefault(name, set())
-                known.update(sorted(set(categories) - known)[: _MAX_UNSEEN - len(known)])
-            yield block
-
-    def lines(self) -> list[str]:
-        """Return one sentence per note."""
-        notes = []
-        if self._lacks_id:
-            notes.append(
-                f"the id column {self._model.id_column!r} is missing; predictions are in the order "
-                "of the rows."
-            )
-        for name, categories in self._unseen.items():
-            examples = ", ".join(repr(category[:30]) for category in sorted(categories)[:5])
-            more = "or more " if len(categories) == _MAX_UNSEEN else ""
-            notes.append(
-                f"column {name!r} has {len(categories)} {more}values that were not in the training "
-                f"rows ({examples}); such values are encoded as zeros, without a category."
-            )
-        return notes
 
 
 def as_json(summary: Summary, *, file: str) -> str:
@@ -161,7 +116,8 @@ def print_summary(summary: Summary) -> None:
                 "held-out rows."
             )
         return
-    print_quality(quality, title="Held-out rows")
+    folds = summary["settings"].get("folds")
+    print_quality(quality, title="Held-out rows" if folds is None else f"Rows of all {folds} folds")
 
 
 def _columns(summary: Summary) -> Table:
@@ -208,7 +164,9 @@ def _date(days: float) -> str:
 
 def _inputs(summary: Summary) -> str:
     names, order = [column["name"] for column in summary["columns"]], "in no order"
-    if summary["importance"] is not None:
+    if summary["choice"]["points"] == 0:
+        order = "none of which the constant model uses"
+    elif summary["importance"] is not None:
         names = [column["column"] for column in summary["importance"]["columns"]]
         order = "most important first"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""

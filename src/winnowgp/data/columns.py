@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data.notation import Ambiguity, Notation, check_options, may_be, recognised
+from winnowgp.data.notation import Ambiguity, Notation, check_options, may_be, recognised, unit_of
 from winnowgp.data.tables import DataTable
 from winnowgp.errors import InputError
 
@@ -156,7 +156,7 @@ def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: st
         shown = ", ".join(repr(string[:40]) for string in _extremes(counts))
         raise InputError(
             f"column {name!r} has {kind}s that are written in several ways, such as {shown}. "
-            f"Write them in one way. {_categories_advice(name)}"
+            f"Write them in one way{_unit_advice(counts)}. {_categories_advice(name)}"
         )
     first = next(row for row, string in enumerate(table.strings(name)) if string in odd)
     shown = ", ".join(repr(string[:40]) for string in list(odd)[:3])
@@ -168,13 +168,21 @@ def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: st
 
 
 def _extremes(counts: Counter[str]) -> list[str]:
-    """Return two strings that are written differently: with and without a character."""
+    """Return two strings that are written differently: with other units, or other characters."""
+    units = {unit_of(string): string for string in counts}
+    if len(units) > 1:
+        return list(units.values())[:2]
     marks = ("%", *"$€£,/.")
     for mark in marks:
         two = [next((s for s in counts if (mark in s) == has), None) for has in (True, False)]
         if None not in two:
             return [s for s in two if s is not None]
     return list(counts)[:2]
+
+
+def _unit_advice(strings: Iterable[str]) -> str:
+    units = {unit_of(string) for string in strings}
+    return ", in one unit" if len(units - {""}) > 1 else ""
 
 
 def _categories_advice(name: str) -> str:
@@ -184,6 +192,9 @@ def _categories_advice(name: str) -> str:
 def _partly_numbers(table: DataTable, name: str) -> str:
     """Return a note about a column of categories many of which are numbers."""
     strings = [string for string in table.strings(name) if string is not None]
+    units = sorted({unit_of(string) for string in strings})
+    if len(units) > 1 and units[0]:
+        return f"numbers with several units ({', '.join(units[:3])}), read as categories"
     numbers = sum(Notation().accepts(string, "number") for string in strings)
     if numbers < len(strings) / 2 or numbers == len(strings):
         return ""

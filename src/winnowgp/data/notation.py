@@ -1,7 +1,6 @@
 """How the strings of a column write numbers and dates: separators, signs and the order of dates."""
 
 import re
-from calendar import month_name
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,12 +18,30 @@ DATES = ("auto", "day-first", "month-first")
 
 _SECONDS_PER_DAY = 86_400.0
 _BLANKS = " \u00a0\u2009\u202f'\u2019"
-_DATE = re.compile(
-    r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})"
-    r"(?:[ T,]+(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?\s*([ap]\.?m\.?)?)?",
+_TIME = (
+    r"(?:[ T,]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?"
+    r"\s*(?P<half>[ap]\.?m\.?)?)?"
+)
+_DATE = re.compile(rf"(\d{{1,4}})([-/.])(\d{{1,2}})\2(\d{{1,4}}){_TIME}", re.IGNORECASE)
+_MONTH = re.compile(r"\d{4}-\d{2}")
+_NAMED = "month names"
+# English, whatever the locale is.
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july"),
+    *("august", "september", "october", "november", "december"),
+)
+_SHORT_MONTHS = tuple(month[:3] for month in _MONTHS)
+_NAMED_DATE = re.compile(
+    r"(?:(?P<before>\d{1,2})(?:st|nd|rd|th)?[-. ]+)?(?P<month>[a-z]{3,9})\.?"
+    rf"(?:[- ]+(?P<after>\d{{1,2}})(?:st|nd|rd|th)?)?[-, ]+(?P<year>\d{{4}}|\d\d){_TIME}",
     re.IGNORECASE,
 )
-_MONTH = re.compile(r"\d{4}-\d{2}")
+# A word, or two with a slash between them, perhaps with an exponent: kg, m², km/h, °C.
+_WORD = r"[°µ]?[^\W\d_]+[²³]?|°"
+_UNIT = re.compile(rf"(?:{_WORD})(?:/(?:{_WORD}))?")
+_WITH_UNIT = re.compile(rf"[^a-z]*[\d.](?P<blank>\s*)(?P<unit>{_UNIT.pattern})", re.IGNORECASE)
+# Words behind a number that make it a date or a time of day.
+_NO_UNITS = {"am", "pm", "sept", *_MONTHS, *_SHORT_MONTHS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +54,16 @@ class Notation:
     2698.5
     >>> Notation(dates="day-first").days("02.01.1970")
     1.0
+    >>> Notation(sign="m/s").number("3.5 m/s"), Notation(dates="month names").days("Jan 3, 1970")
+    (3.5, 2.0)
     """
 
     decimal: str = ""
     """"." if commas may separate thousands, "," for decimal commas, "" if there are no commas."""
     sign: str = ""
-    """A currency sign that may stand beside the numbers, or "%", which stands behind each."""
+    """A currency sign that may stand beside the numbers; or "%" or a unit behind each."""
     dates: str = ""
-    """"day-first", "month-first", or "" if dates begin with the year."""
+    """"day-first", "month-first", "month names", or "" if dates begin with the year."""
 
     def number(self, text: str) -> float:
         """Parse a number.
@@ -73,7 +92,10 @@ class Notation:
         Raises:
             ValueError: the string is not a date in this notation.
         """
-        date = _local_date(text, self.dates) if self.dates else _year_first(text)
+        if self.dates == _NAMED:
+            date = _named_date(text)
+        else:
+            date = _local_date(text, self.dates) if self.dates else _year_first(text)
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
         return date.timestamp() / _SECONDS_PER_DAY
 
@@ -96,7 +118,8 @@ class Notation:
     def __str__(self) -> str:
         separators = {".": "commas separate thousands", ",": "decimal commas", "": ""}
         parts = [
-            self.dates and f"dates are {self.dates}",
+            self.dates
+            and (f"dates with {_NAMED}" if self.dates == _NAMED else f"dates are {self.dates}"),
             separators[self.decimal],
             self.sign and ("in %" if self.sign == "%" else f"in {self.sign}"),
         ]
@@ -114,8 +137,8 @@ class Notation:
             or values.keys() != {"decimal", "sign", "dates"}
             or not all(isinstance(value, str) for value in values.values())
             or values["decimal"] not in ("", *DECIMALS[1:])
-            or values["dates"] not in ("", *DATES[1:])
-            or not (values["sign"] == "" or _is_sign(values["sign"]))
+            or values["dates"] not in ("", *DATES[1:], _NAMED)
+            or not (values["sign"] == "" or _is_sign(values["sign"]) or _is_unit(values["sign"]))
         ):
             raise ModelFileError(f"describes the notation of a column as {values!r:.200}")
         return cls(**values)
@@ -150,12 +173,15 @@ def recognised(
     if decimal == "auto" and _all(Notation(), counts, "number"):
         return "number", Notation()
     sign = _sign(counts)
+    if sign == "":
+        sign = _common_unit(counts)
     if sign is not None:
         notation = _number_notation(counts, decimal, sign)
         if notation is not None:
             return "number", notation
-    if _all(Notation(), counts, "date"):
-        return "date", Notation()
+    for notation in (Notation(), Notation(dates=_NAMED)):
+        if _all(notation, counts, "date"):
+            return "date", notation
     notation = _date_notation(counts, dates)
     return None if notation is None else ("date", notation)
 
@@ -172,8 +198,10 @@ class Ambiguity(ValueError):
 def may_be(string: str, kind: str) -> bool:
     """Return whether a string is a "number" or a "date" in some notation.
 
-    >>> may_be("2,698 €", "number"), may_be("unknown", "number")
-    (True, False)
+    A letter next to a number, as in 7b, may be a unit only if all strings have it.
+
+    >>> may_be("2,698 €", "number"), may_be("12 kg", "number"), may_be("7b", "number")
+    (True, True, False)
     """
     if not any(character.isdigit() for character in string):
         return False
@@ -181,7 +209,24 @@ def may_be(string: str, kind: str) -> bool:
         known = recognised({string: 1})
     except Ambiguity as ambiguity:
         return ambiguity.kind == kind
+    if known is not None and kind == "number" and unit_of(string) and unit_of(string, " ") == "":
+        return False
     return known is not None and known[0] == kind
+
+
+def unit_of(string: str, between: str = "") -> str:
+    """Return the unit behind a number, "" if there is none.
+
+    Args:
+        between: what must stand between the number and its unit.
+
+    >>> unit_of("3.5 m/s"), unit_of("7b"), unit_of("7b", " "), unit_of("3 March")
+    ('m/s', 'b', '', '')
+    """
+    match = _WITH_UNIT.fullmatch(string)
+    if match is None or between not in match["blank"] or match["unit"].lower() in _NO_UNITS:
+        return ""
+    return match["unit"]
 
 
 def _number_notation(counts: Iterable[str], decimal: str, sign: str) -> Notation | None:
@@ -241,7 +286,7 @@ def _date_notation(counts: Iterable[str], dates: str) -> Notation | None:
 def _readings(text: str) -> list[str]:
     """Return the different dates that a string may be, in words."""
     dates = dict.fromkeys(_local_date(text, order) for order in DATES[1:])
-    return [f"{d.day} {month_name[d.month]} {d.year}" for d in dates]
+    return [f"{d.day} {_MONTHS[d.month - 1].capitalize()} {d.year}" for d in dates]
 
 
 def _all(notation: Notation, strings: Iterable[str], kind: str) -> bool:
@@ -255,18 +300,28 @@ def _sign(strings: Iterable[str]) -> str | None:
     return None if len(signs) > 1 else "".join(signs)
 
 
+def _common_unit(strings: Iterable[str]) -> str | None:
+    """Return the unit that all strings have, "" if none has one, None if they differ."""
+    units = {unit_of(string) for string in strings}
+    return units.pop() if len(units) == 1 else None
+
+
+def _is_unit(text: str) -> bool:
+    return _UNIT.fullmatch(text) is not None and text.lower() not in _NO_UNITS
+
+
 def _is_sign(character: str) -> bool:
     return len(character) == 1 and (character == "%" or category(character) == "Sc")
 
 
 def _without_sign(text: str, sign: str) -> str:
-    """Remove a sign from one end of a number; a per cent sign must be there."""
+    """Remove a sign from one end of a number; a per cent sign or a unit must be there."""
     if not sign:
         return text
-    if sign == "%":
-        if not text.endswith("%"):
+    if sign == "%" or _is_unit(sign):
+        if not text.endswith(sign):
             raise ValueError(text)
-        return text[:-1].rstrip()
+        return text[: -len(sign)].rstrip()
     lead = text[:1] if text[:1] in "+-" else ""
     rest = text[len(lead) :].lstrip()
     rest = rest[1:].lstrip() if rest.startswith(sign) else rest.removesuffix(sign).rstrip()
@@ -298,11 +353,27 @@ def _local_date(text: str, order: str) -> datetime:
     def parts(a: str, b: str, c: str) -> tuple[str, str, str] | None:
         if len(a) > 2 or len(c) not in (2, 4):
             return None
-        # Years of two digits are those from 1969 to 2068, as in POSIX.
-        year = c if len(c) == 4 else f"{20 if int(c) < 69 else 19}{c}"
-        return (year, b, a) if order == "day-first" else (year, a, b)
+        return (_year(c), b, a) if order == "day-first" else (_year(c), a, b)
 
     return _from_parts(text, parts)
+
+
+def _year(digits: str) -> str:
+    """Return a year of four digits; two stand for those from 1969 to 2068, as in POSIX."""
+    return digits if len(digits) == 4 else f"{20 if int(digits) < 69 else 19}{digits}"
+
+
+def _named_date(text: str) -> datetime:
+    """Parse a date whose month is a name, such as 12 Mar 2024, or March 2024 for its first day."""
+    match = _NAMED_DATE.fullmatch(text)
+    if match is None or (match["before"] and match["after"]):
+        raise ValueError(text)
+    day, month = match["before"] or match["after"], match["month"].lower()
+    known = month in (*_MONTHS, *_SHORT_MONTHS, "sept")
+    if not known or not (day or len(match["year"]) == 4):
+        raise ValueError(text)
+    number = _SHORT_MONTHS.index(month[:3]) + 1
+    return _with_time(int(_year(match["year"])), number, int(day or 1), match)
 
 
 def _from_parts(
@@ -313,11 +384,15 @@ def _from_parts(
     if match is None or date is None:
         raise ValueError(text)
     year, month, day = map(int, date)
-    seconds = float(match[7] or 0)
-    hour = int(match[5] or 0)
-    if match[8]:
+    return _with_time(year, month, day, match)
+
+
+def _with_time(year: int, month: int, day: int, match: re.Match[str]) -> datetime:
+    """Return a date with the time that a pattern has matched, if any."""
+    seconds, hour = float(match["second"] or 0), int(match["hour"] or 0)
+    if match["half"]:
         if not 1 <= hour <= 12:
-            raise ValueError(text)
-        hour = hour % 12 + (12 if match[8].lower().startswith("p") else 0)
-    microseconds = round(1e6 * (seconds % 1))
-    return datetime(year, month, day, hour, int(match[6] or 0), int(seconds), microseconds)
+            raise ValueError(match.string)
+        hour = hour % 12 + (12 if match["half"].lower().startswith("p") else 0)
+    minute, microseconds = int(match["minute"] or 0), round(1e6 * (seconds % 1))
+    return datetime(year, month, day, hour, minute, int(seconds), microseconds)

@@ -16,7 +16,8 @@ from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.tables import TabularModel, fit_table
+from winnowgp.estimators.tables import fit_table
+from winnowgp.estimators.tabular_model import TabularModel
 
 __all__ = [
     "GPLVM",

@@ -3,40 +3,30 @@
 They look at rows that were not used for training, so that a well-specified model sets each of them
 off in at most a few fits of a thousand: a p-value, corrected for the number of columns, must be
 below `SIGNIFICANT`, and the effect must be large enough to matter. `benchmarks/alarms.py` measures
-how often well-specified fits set one off.
+how often well-specified fits set one off. `residuals` tests residuals, `extrapolation` rows to
+predict.
 """
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from math import isfinite, lgamma, log, sqrt
-from typing import Any, final
+from collections.abc import Sequence
+from math import lgamma, log, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest, chi2, kruskal, kurtosistest, rankdata, spearmanr
+from scipy.stats import binomtest, rankdata
 
 from winnowgp.errors import (
     AllCandidatesWarning,
     CoverageWarning,
-    DependentResidualsWarning,
-    ExtrapolationWarning,
     FitWarning,
-    HeavyTailsWarning,
     LeakageWarning,
     NoInducingPointsWarning,
-    PeriodicResidualsWarning,
     WorseThanConstantWarning,
 )
-from winnowgp.estimators.periodogram import FEWEST, largest_peak
-from winnowgp.report.sentences import rounded
+from winnowgp.estimators.periodogram import FEWEST
+from winnowgp.estimators.residuals import SIGNIFICANT, Column
 
 Values = NDArray[np.float64]
-
-SIGNIFICANT = 0.002
-"""Largest p-value of an alarm, after the correction for the number of columns."""
-
-NOTICEABLE = 0.03
-"""Least share of the residuals' variance that a pattern must explain."""
 
 PERFECT = 0.999
 """R², accuracy and rank correlation from which predictions are suspiciously good."""
@@ -44,32 +34,7 @@ PERFECT = 0.999
 COUNTS = ("poisson", "negative-binomial")
 """Likelihoods of counts."""
 
-_BINS = 5
 _FEW_ROWS, _MANY_ROWS = 10, 50
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column that residuals may depend on: an input, the prediction, or the order of rows."""
-
-    name: str
-    kind: str
-    """"number", "date", "words" for categories, "order" or "prediction"."""
-    values: NDArray[Any]
-    """One entry per row: numbers, dates in days, or categories."""
-
-    @property
-    def text(self) -> str:
-        """The column in a sentence."""
-        if self.kind == "order":
-            return "the order of the rows"
-        return "the predicted value" if self.kind == "prediction" else f"column {self.name!r}"
-
-    @property
-    def is_categorical(self) -> bool:
-        """Whether the entries are categories."""
-        return self.kind == "words"
 
 
 def selection_alarms(estimator: Any) -> list[FitWarning]:
@@ -207,294 +172,6 @@ def leakage_alarm(columns: Sequence[Column], y: NDArray[Any], score: float) -> F
                 f"leave it out with `drop` (`--drop {column.name!r}`)."
             )
     return None
-
-
-def residual_alarms(
-    z: Values, columns: Sequence[Column], *, predicted: Values, positive: bool, likelihood: str
-) -> list[FitWarning]:
-    """Return alarms about patterns in residuals: their mean, a period, their spread, their tails.
-
-    Args:
-        z: residuals in predicted standard deviations, or normal scores; standard normal if the
-            model is right.
-        columns: the inputs and the order of the rows.
-        predicted: predicted means.
-        positive: whether the target is positive, so that it has a logarithm.
-        likelihood: of the model.
-    """
-    if len(z) < FEWEST:
-        return []
-    # A pattern of the level would be one of the size, and of the tails, as well.
-    alarm = (
-        periodic_alarm(z, columns)
-        or _mean_alarm(z, columns)
-        or _spread_alarm(z, columns, predicted, positive=positive)
-        or _tails_alarm(z, positive=positive, likelihood=likelihood)
-    )
-    return [] if alarm is None else [alarm]
-
-
-def class_alarm(
-    probability: Values, truth: NDArray[np.bool_], labels: Sequence[str], columns: Sequence[Column]
-) -> FitWarning | None:
-    """Return an alarm if the frequency of a class departs from its probability along a column.
-
-    With groups g of rows, Σ_g (Σ (y − p))² / Σ p (1 − p) has a χ² distribution with one degree of
-    freedom per group if the probabilities are right.
-    """
-    if len(truth) < FEWEST:
-        return None
-    tested = range(1, 2) if len(labels) == 2 else range(len(labels))
-    found: tuple[float, str] | None = None
-    for c in tested:
-        p = np.clip(probability[:, c], 1e-6, 1 - 1e-6)
-        for column in columns:
-            groups = [g for g in _groups(column) if (p[g] * (1 - p[g])).sum() >= 1]
-            if len(groups) < 2:
-                continue
-            excess = np.array([(truth[g, c] - p[g]).sum() for g in groups])
-            variance = np.array([(p[g] * (1 - p[g])).sum() for g in groups])
-            value = float(chi2.sf((excess**2 / variance).sum(), len(groups)))
-            value *= len(tested) * len(columns)
-            worst = groups[int(np.argmax(excess**2 / variance))]
-            if found is None or value < found[0]:
-                found = (
-                    value,
-                    f"probabilities are wrong along {column.text}: class {labels[c]!r} is "
-                    f"predicted with {100 * p[worst].mean():.0f} % and observed in "
-                    f"{100 * truth[worst, c].mean():.0f} % of the held-out rows "
-                    f"{_where(column, worst)}",
-                )
-    if found is None or found[0] >= SIGNIFICANT:
-        return None
-    return DependentResidualsWarning(
-        f"{found[1]}. Add columns that explain it, or name another kernel with `kernel` "
-        "(`--kernel`)."
-    )
-
-
-def periodic_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
-    """Return an alarm if residuals repeat along a date, a number or the order of the rows.
-
-    The largest peak of the Lomb-Scargle periodogram of normal scores is compared with Baluev's
-    bound on the probability that residuals without a period have a peak as large.
-    """
-    peaks = [(largest_peak(column.values, z), column) for column in columns if _is_time(column)]
-    peaks = [(peak, column) for peak, column in peaks if peak is not None]
-    if not peaks:
-        return None
-    peaks = [
-        (peak, column)
-        for peak, column in peaks
-        if peak.probability * len(peaks) < SIGNIFICANT and peak.share >= NOTICEABLE
-    ]
-    if not peaks:
-        return None
-    # Rows are often in the order of a column; the column can be named in a kernel.
-    peak, column = min(peaks, key=lambda each: (each[1].kind == "order", each[0].probability))
-    seen = f"residuals of held-out rows repeat every {peak.period:.4g}"
-    unit = {"date": "days", "order": "rows"}.get(column.kind, "units")
-    share = f"which explains {100 * peak.share:.0f} % of their variance"
-    if column.kind == "order":
-        return PeriodicResidualsWarning(
-            f"{seen} rows, {share}. Add the time of each row as a column, and a periodic term: "
-            "`kernel='rbf + periodic[time]'` (`--kernel`)."
-        )
-    term = f"periodic[{column.name!r}](period={peak.period:.4g})"
-    return PeriodicResidualsWarning(
-        f"{seen} {unit} of column {column.name!r}, {share}. Add a periodic term: "
-        f'`kernel="rbf + {term}"` (`--kernel`).'
-    )
-
-
-@final
-class FarRows:
-    """Counts the rows to predict that lie far outside the training rows, block by block.
-
-    A row is far outside if a number or a date is beyond the training rows by more than half of
-    their range.
-
-    Args:
-        ranges: least and largest entry of each column of numbers or dates in the training rows.
-        dates: names of the columns of dates.
-    """
-
-    def __init__(self, ranges: Mapping[str, tuple[float, float]], dates: Set[str]) -> None:
-        self._ranges, self._dates = ranges, dates
-        self._rows = 0
-        self._far: dict[str, tuple[int, int, float]] = {}
-
-    def add(self, values: Mapping[str, Values], rows: int) -> None:
-        """Look at the entries of the next rows."""
-        for name, (low, high) in self._ranges.items():
-            beyond = np.maximum(low - values[name], values[name] - high)
-            far = beyond > 0.5 * (high - low)
-            if far.any():
-                count, row, value = self._far.get(name, (0, -1, 0.0))
-                if row < 0:
-                    row = int(far.argmax())
-                    row, value = self._rows + row, float(values[name][row])
-                self._far[name] = (count + int(far.sum()), row, value)
-        self._rows += rows
-
-    def alarm(self) -> FitWarning | None:
-        """Return an alarm that names the column with the most such rows."""
-        if not self._far:
-            return None
-        name, (count, row, value) = max(self._far.items(), key=lambda item: item[1][0])
-        low, high = self._ranges[name]
-        given, least, most = (self._text(name, each) for each in (value, low, high))
-        others = f" (and {len(self._far) - 1} other columns)" if len(self._far) > 1 else ""
-        return ExtrapolationWarning(
-            f"{count} of {self._rows} rows lie far outside the training rows: column {name!r} is "
-            f"{given} in row {row + 1}, and was {least} to {most} in training{others}. "
-            "Predictions there rest on the kernel alone; fit again with such rows."
-        )
-
-    def _text(self, name: str, value: float) -> str:
-        if name in self._dates:
-            return str(np.array(value).astype("datetime64[D]"))
-        return f"{value:.6g}"
-
-
-def _mean_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
-    """Return an alarm if the level of the residuals depends on a column."""
-    found = _dependence(z, columns)
-    if found is None:
-        return None
-    column, rows = found
-    side = "above" if z[rows].mean() > z.mean() else "below"
-    advice = (
-        "If the rows are in the order of time, add the time as a column."
-        if column.kind == "order"
-        else "Name a kernel in which this column has a term of its own, such as "
-        f"`kernel='rbf + matern32[{column.name}]'` (`--kernel`), or allow more inducing points."
-    )
-    return DependentResidualsWarning(
-        f"residuals of held-out rows depend on {column.text}: targets are {side} their predictions "
-        f"{_where(column, rows)}. {advice}"
-    )
-
-
-def _spread_alarm(
-    z: Values, columns: Sequence[Column], predicted: Values, *, positive: bool
-) -> FitWarning | None:
-    """Return an alarm if the size of the residuals depends on the prediction or a column."""
-    size = np.abs(z - np.median(z))
-    found = _dependence(size, [Column("", "prediction", predicted)]) or _dependence(size, columns)
-    if found is None:
-        return None
-    column, rows = found
-    ratio = size[rows].mean() / max(size.mean(), 1e-12)
-    there, elsewhere = ("narrow", "wide") if ratio > 1 else ("wide", "narrow")
-    advice = (
-        "Fit the logarithm of the target (`--log-target`): its noise is then the same everywhere."
-        if column.kind == "prediction" and positive
-        else f"Intervals are too {there} there and too {elsewhere} elsewhere: transform the "
-        "target, or try `likelihood='student-t'` (`--likelihood student-t`)."
-    )
-    return DependentResidualsWarning(
-        f"the noise depends on {column.text}: residuals are {ratio:.1f} times as large as on "
-        "average "
-        f"{_where(column, rows)}. {advice}"
-    )
-
-
-def _tails_alarm(z: Values, *, positive: bool, likelihood: str) -> FitWarning | None:
-    """Return an alarm if the kurtosis of the residuals is above that of a normal distribution."""
-    test = kurtosistest(z, alternative="greater")
-    centred = z - z.mean()
-    kurtosis = float((centred**4).mean() / z.var() ** 2 - 3)
-    if not isfinite(kurtosis) or test.pvalue >= SIGNIFICANT or kurtosis < 1.5:
-        return None
-    skewed = positive and float((centred**3).mean() / z.var() ** 1.5) > 1
-    logarithm = ", or the logarithm of the target (`--log-target`)" if skewed else ""
-    return HeavyTailsWarning(
-        f"residuals of held-out rows have heavy tails (excess kurtosis {kurtosis:.1f}; the largest "
-        f"is {np.abs(z).max():.1f} predicted standard deviations). Check these rows for "
-        f"errors{_robust(likelihood)}{logarithm}."
-    )
-
-
-def _robust(likelihood: str) -> str:
-    """Return a clause that suggests a likelihood with heavier tails, if there is one."""
-    if likelihood in ("student-t", "negative-binomial"):
-        return ""
-    if likelihood == "poisson":
-        return (
-            ", or fit `likelihood='negative-binomial'` (`--likelihood negative-binomial`), whose "
-            "counts vary more"
-        )
-    return (
-        ", or fit `likelihood='student-t'` (`--likelihood student-t`), which is robust to outliers"
-    )
-
-
-def _dependence(
-    values: Values, columns: Sequence[Column]
-) -> tuple[Column, NDArray[np.intp]] | None:
-    """Return the column that the values depend on most, and the rows that differ most.
-
-    Each column is tested by Kruskal and Wallis' test of groups of rows with similar entries;
-    numbers also by Spearman's rank correlation, which sees a trend in fewer rows.
-    """
-    best: tuple[float, Column, list[NDArray[np.intp]]] | None = None
-    for column in columns:
-        groups = _groups(column)
-        if len(groups) < 2 or np.ptp(values) == 0:
-            continue
-        p = float(kruskal(*(values[g] for g in groups)).pvalue)
-        if not column.is_categorical:
-            trend: Any = spearmanr(column.values, values)
-            p = 2 * min(p, float(trend.pvalue))
-        if best is None or p < best[0]:
-            best = (p, column, groups)
-    if best is None or best[0] * len(columns) >= SIGNIFICANT:
-        return None
-    _, column, groups = best
-    offsets = [values[g].mean() - values.mean() for g in groups]
-    between = sum(len(g) * d**2 for g, d in zip(groups, offsets, strict=True))
-    if between < NOTICEABLE * ((values - values.mean()) ** 2).sum():
-        return None
-    return column, groups[int(np.argmax(np.abs(offsets)))]
-
-
-def _is_time(column: Column) -> bool:
-    """Return whether a column may be a time: a date, in the order of the rows, or on a grid."""
-    values = column.values
-    if column.is_categorical or len(np.unique(values)) <= len(values) / 2:
-        return False
-    steps = np.diff(values)
-    if column.kind != "number" or (steps >= 0).all() or (steps <= 0).all():
-        return True
-    gaps = np.diff(np.unique(values))
-    multiples = gaps / np.quantile(gaps, 0.1)
-    return bool((np.abs(multiples - np.round(multiples)) < 0.05).all())
-
-
-def _groups(column: Column) -> list[NDArray[np.intp]]:
-    """Return the rows of each category, or of up to five intervals with as many rows each."""
-    values = column.values
-    if not column.is_categorical and len(np.unique(values)) > _BINS:
-        bins = min(_BINS, len(values) // 8)
-        edges = np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1])
-        values = np.searchsorted(edges, values, side="right")
-    groups = [np.flatnonzero(values == value) for value in np.unique(values)]
-    return [g for g in groups if len(g) >= 5]
-
-
-def _where(column: Column, rows: NDArray[np.intp]) -> str:
-    """Return a clause that says where these rows are."""
-    values = column.values[rows]
-    if column.is_categorical:
-        return f"where it is {values[0]!r}"
-    low, high = values.min(), values.max()
-    if column.kind == "order":
-        return f"in rows {low + 1:.0f} to {high + 1:.0f}"
-    if column.kind == "date":
-        days = np.array([low, high]).astype("datetime64[D]")
-        return f"from {days[0]} to {days[1]}"
-    return f"where it is {rounded(low)}" + (f" to {rounded(high)}" if low < high else "")
 
 
 def _explains(column: Column, y: Values) -> bool:

@@ -17,8 +17,13 @@ from winnowgp.errors import (
     HeavyTailsWarning,
     PeriodicResidualsWarning,
 )
-from winnowgp.estimators import alarms
-from winnowgp.estimators.alarms import COUNTS, Column, leakage_alarm, selection_alarms
+from winnowgp.estimators.alarms import (
+    COUNTS,
+    constant_alarm,
+    coverage_alarm,
+    leakage_alarm,
+    selection_alarms,
+)
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import (
     class_densities,
@@ -28,6 +33,7 @@ from winnowgp.estimators.quality import (
     r_squared,
 )
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.residuals import Column, class_alarm, residual_alarms
 
 Values = NDArray[np.float64]
 
@@ -121,16 +127,16 @@ def _regression_alarms(
     """Return R² on held-out rows, and alarms."""
     observation, likelihood = predictive(model, X), model.likelihood
     lower, upper = observation.interval(0.95)
-    coverage = alarms.coverage_alarm((y >= lower) & (y <= upper), likelihood=likelihood)
+    coverage = coverage_alarm((y >= lower) & (y <= upper), likelihood=likelihood)
     found = [] if coverage is None else [coverage]
     if model.n_inducing_ > 0:
         constant = constant_densities(model, y, y_train)
-        worse = alarms.constant_alarm(model.log_density(X, y), constant)
+        worse = constant_alarm(model.log_density(X, y), constant)
         found += [] if worse is None else [worse]
         # Normal scores: standard normal if the predictive distributions are right.
         z = norm.ppf(observation.cdf(y)).clip(-_LARGEST_SCORE, _LARGEST_SCORE)
         positive = bool((y > 0).all() and (y_train > 0).all()) and likelihood not in COUNTS
-        found += alarms.residual_alarms(
+        found += residual_alarms(
             z, columns, predicted=observation.mean, positive=positive, likelihood=likelihood
         )
     return r_squared(y, observation.mean), found
@@ -151,7 +157,7 @@ def _class_alarms(
     constant = constant_class_densities(classes, labels, train_labels)
     truth, names = labels[:, None] == classes, [str(c) for c in classes]
     found = [
-        alarms.constant_alarm(class_densities(model, X, labels), constant),
-        alarms.class_alarm(probability, truth, names, columns),
+        constant_alarm(class_densities(model, X, labels), constant),
+        class_alarm(probability, truth, names, columns),
     ]
     return accuracy, [alarm for alarm in found if alarm is not None]

@@ -24,7 +24,7 @@ from winnowgp.models.kernels import covariance
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 
 if TYPE_CHECKING:
-    from winnowgp.estimators.tables import TabularModel
+    from winnowgp.estimators.tabular_model import TabularModel
 
 FEWEST_STEPS, MOST_STEPS = 41, 1001
 """Least and largest number of grid points of a curve."""

@@ -23,7 +23,8 @@ from winnowgp.estimators.quality import (
 )
 from winnowgp.estimators.splits import cross_validation_splits, random_split_warning
 from winnowgp.estimators.table_summary import alarm_summary
-from winnowgp.estimators.tables import TabularModel, date_columns, fit_table
+from winnowgp.estimators.tables import date_columns, fit_table
+from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
 
 Values = NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.tables import TabularModel
+from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
 from winnowgp.io.program import Program, add_latents, add_observation
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import MaskedMatrix, Source, Standardiser
+from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_frontier
@@ -440,7 +441,7 @@ def _checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P
     return validation.tensor(
         validate_data(
             estimator,
-            X,
+            dates_as_days(X),
             dtype=np.float64,
             ensure_all_finite="allow-nan",
             ensure_min_samples=2 if reset else 1,

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import NoReturn, TypeAlias, final
 
 import torch
@@ -72,9 +73,22 @@ class NamedKernel:
     period: float | None
     """Period in the units of the columns; only for a periodic kernel."""
 
+    def text(self, columns: Mapping[str, Sequence[int]]) -> str:
+        """Write the kernel as an expression, with the names of columns where they are known.
+
+        Args:
+            columns: column numbers by column name, as for `parse_kernel`.
+        """
+        brackets = ""
+        if self.columns is not None:
+            named = {n: c for n, c in columns.items() if c and set(c) <= set(self.columns)}
+            numbers = set(self.columns).difference(*named.values())
+            brackets = f"[{', '.join([*map(column_text, named), *map(str, sorted(numbers))])}]"
+        period = repr(self.period).removesuffix(".0")
+        return self.name + brackets + ("" if self.period is None else f"(period={period})")
+
     def __str__(self) -> str:
-        columns = "" if self.columns is None else f"[{', '.join(map(str, self.columns))}]"
-        return self.name + columns + ("" if self.period is None else f"(period={self.period!r})")
+        return self.text({})
 
 
 @final
@@ -85,14 +99,18 @@ class ComposedKernel:
     is_sum: bool
     operands: "tuple[KernelExpression, ...]"
 
-    def __str__(self) -> str:
+    def text(self, columns: Mapping[str, Sequence[int]]) -> str:
+        """Write the kernel as an expression; see `NamedKernel.text`."""
         operands = [
-            f"({operand})"
+            f"({operand.text(columns)})"
             if isinstance(operand, ComposedKernel) and operand.is_sum
-            else str(operand)
+            else operand.text(columns)
             for operand in self.operands
         ]
         return (" + " if self.is_sum else " * ").join(operands)
+
+    def __str__(self) -> str:
+        return self.text({})
 
 
 KernelExpression: TypeAlias = NamedKernel | ComposedKernel
@@ -118,6 +136,15 @@ NamedKernel(name='linear', columns=None, period=None)))
         InputError: the text is not a kernel expression; the message gives the position.
     """
     return _Parser(text, D, {} if columns is None else columns).parse()
+
+
+def column_text(name: str) -> str:
+    """Return the name of a column as kernel expressions write it.
+
+    >>> column_text("hour"), column_text("wind [m/s]")
+    ('hour', "'wind [m/s]'")
+    """
+    return name if name.isidentifier() and not iskeyword(name) else repr(name)
 
 
 def kernel_from(

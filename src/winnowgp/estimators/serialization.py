@@ -26,7 +26,8 @@ from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
-from winnowgp.estimators.tables import TASKS, TabularModel, prediction_names
+from winnowgp.estimators.table_targets import TASKS
+from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import DeepPosterior, LatentPosterior, Posterior

@@ -320,7 +320,7 @@ class SparseEstimator(BaseGP, ABC):
         selection, gap, growth = result.selection, result.predictive_gap, result.growth
         self._set_posterior(result.posterior)
         self.kernel_name_ = kernel_name(self.kernel, self.kernel_)
-        self.kernel_evidence_ = self._compared_kernels(result.kernel_evidence)
+        self.kernel_evidence_ = self._compared_kernels(result)
         self.elbo_ = result.elbo
         self.elbo_gap_ = result.elbo_gap / observations
         self.evidence_ = _known(result.evidence)
@@ -358,12 +358,17 @@ class SparseEstimator(BaseGP, ABC):
         self._set_posterior(sized.posterior)
         self.candidates_, self.inclusion_ = self.inducing_points_[:0], np.zeros(0)
 
-    def _compared_kernels(self, evidence: tuple[float, ...]) -> dict[str, float]:
+    def _compared_kernels(self, result: training.FitResult[Any]) -> dict[str, float]:
         """Return the evidence of each kernel of "auto", relative to the best."""
+        evidence = result.kernel_evidence
         best = max(evidence, default=-inf)
         if self.kernel != AUTO or len(evidence) < len(AUTO_KERNELS) or best == -inf:
             return {}
-        return {name: nats - best for name, nats in zip(AUTO_KERNELS, evidence, strict=True)}
+        compared: dict[str, float] = dict(zip(AUTO_KERNELS, evidence, strict=True))
+        if result.linear_gain is not None and self.kernel_name_ not in compared:
+            best += result.linear_gain
+            compared[self.kernel_name_] = best
+        return {name: nats - best for name, nats in compared.items()}
 
     def _warn_of_limits(self) -> None:
         if ProcessGroup.from_environment().is_first:

@@ -9,7 +9,7 @@ from torch import Tensor
 from winnowgp.data import DataTable
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.tables import TabularModel
+from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.plots.predictions import ClassMap, Surface
 
 SIDE = 80

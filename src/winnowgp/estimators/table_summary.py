@@ -136,8 +136,12 @@ def _short(
     return [float(f"{value:.7g}") for value in values]
 
 
-def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
-    """Return the number of inducing points, the ELBO, its gaps, the frontier and the kernel."""
+def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choice:
+    """Return the number of inducing points, the ELBO, its gaps, the frontier and the kernel.
+
+    Args:
+        kernel: the kernel as an expression with the names of columns.
+    """
     frontier, evidence = estimator.frontier_, estimator.evidence_
     exact = frontier.exact_log_density
     return {
@@ -155,7 +159,7 @@ def choice(estimator: Any, rows: int, *, asked: str) -> Choice:
         "exact_log_density": None if exact is None else _finite(exact),
         "sizes": list(estimator.available_sizes_),
         "resized_from": None,
-        "kernel": estimator.kernel_name_,
+        "kernel": kernel,
         "kernel_evidence": {k: _finite(nats) for k, nats in estimator.kernel_evidence_.items()},
         "evidence": None if evidence is None else (evidence.lower, evidence.upper),
         "evidence_method": None if evidence is None else evidence.method,
@@ -182,7 +186,12 @@ def resized(
     """
     before, relevant = summary["choice"], relevances(estimator.kernel_, encoder)
     largest = before["points"] if before["resized_from"] is None else before["resized_from"]
-    after = choice(estimator, before["rows"], asked=counted(estimator.n_inducing_, "point"))
+    after = choice(
+        estimator,
+        before["rows"],
+        asked=counted(estimator.n_inducing_, "point"),
+        kernel=before["kernel"],
+    )
     columns = {column.name: column for column in encoder.columns}
     return {
         **summary,

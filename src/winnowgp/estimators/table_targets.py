@@ -1,15 +1,23 @@
-"""The task and the likelihood of a table's target, and what its values suggest."""
+"""The target of a table: its rows, task, values and likelihood, and what its values suggest."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from winnowgp.data import DataTable
+from winnowgp.data.columns import ColumnKind
 from winnowgp.errors import InputError, LikelihoodWarning
 from winnowgp.estimators.validation import LIKELIHOODS
+from winnowgp.report.sentences import counted
+
+TASKS = ("regression", "classification", "counts")
 
 COUNT_LIKELIHOODS = ("poisson", "negative-binomial")
 
 Values = NDArray[np.float64]
 
+_MOST_CLASSES = 50
 # Robust standard deviations from the median, and the largest share of rows, of outliers.
 _FAR, _FEW = 10.0, 0.05
 # Ratings and years are integers that are not skewed; large counts are nearly Gaussian.
@@ -38,6 +46,92 @@ def implied_task(task: str, likelihood: str, *, log_target: bool) -> str:
     return implied
 
 
+def rows_with_target(
+    table: DataTable, target: str, *, missing: str
+) -> tuple[DataTable, NDArray[np.intp]]:
+    """Return the rows that have a target, and their row numbers in the table, from 1."""
+    absent = table.missing(target)
+    if absent.any() and missing == "error":
+        raise InputError(
+            f"the target {target!r} must not be missing; it is in "
+            f"{counted(int(absent.sum()), 'row')}, first in row {int(absent.argmax()) + 1}. Fill "
+            "it in, or leave such rows out with missing='impute' (`--missing impute`)."
+        )
+    rows = table.part(~absent)
+    if rows.N < 2:
+        raise InputError(f"the table must have at least 2 rows with a target; got {rows.N}.")
+    return rows, np.flatnonzero(~absent) + 1
+
+
+def numeric_target_kind(
+    kind: ColumnKind | None, table: DataTable, target: str
+) -> dict[str, ColumnKind]:
+    """Return how a numeric target is read, by its name; empty for classes and plain numbers.
+
+    A plain target may have two values, which are classes as they are written.
+    """
+    if kind is None or kind.kind != "number" or table.numbers(target) is not None:
+        return {}
+    return {target: kind}
+
+
+def task_of(table: DataTable, target: str, task: str) -> tuple[str, str]:
+    """Return the task, and the reason for it."""
+    if task == "auto":
+        if table.numbers(target) is None:
+            return _checked_task("classification", table, target), "the target is categorical"
+        if table.n_unique(target) == 2:
+            return "classification", "the target has two different values"
+        return "regression", "the target is numeric"
+    if task not in TASKS:
+        raise InputError(f"`task` must be one of auto, {', '.join(TASKS)}; got {task!r}.")
+    return _checked_task(task, table, target), "as specified"
+
+
+def _checked_task(task: str, table: DataTable, target: str) -> str:
+    values = table.numbers(target)
+    if task == "classification":
+        different = table.n_unique(target)
+        if not 2 <= different <= _MOST_CLASSES:
+            raise InputError(
+                f"the target must have 2 to {_MOST_CLASSES} different values for classification; "
+                f"{target!r} has {different}. Choose another target or task."
+            )
+    elif values is None:
+        raise InputError(
+            f"the target {target!r} must be numeric for {task}; it has strings. Use "
+            "task='classification' (`--task classification`), or choose another target."
+        )
+    elif task == "counts" and not ((values >= 0) & (values == np.round(values))).all():
+        raise InputError(
+            f"the target {target!r} must have integers of at least 0 for counts; it has other "
+            "numbers. Use task='regression' (`--task regression`)."
+        )
+    return task
+
+
+def target_values(
+    table: DataTable, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
+) -> NDArray[Any]:
+    if task == "classification":
+        labels = table.strings(target).astype(str)
+        if len(set(labels[train])) < 2:
+            raise InputError(
+                f"the {len(train)} training rows must have at least two classes of {target!r}; got "
+                "one. Use more rows, or another `seed` (`--seed`)."
+            )
+        return labels
+    values = table.numbers(target)
+    assert values is not None
+    bad = ~(np.abs(values) < 1e150)
+    if bad.any():
+        raise InputError(
+            f"the target {target!r} must be finite and below 1e150; got {values[bad][0]:g} in row "
+            f"{number[bad.argmax()]}. Correct that row, or rescale the target."
+        )
+    return values
+
+
 def likelihood_for(task: str, likelihood: str) -> str:
     """Return the likelihood by name; "auto" is Gaussian, or Poisson for counts."""
     if likelihood != "auto":
@@ -56,8 +150,28 @@ def check_positive(y: Values, target: str, number: NDArray[np.intp]) -> None:
         first = int(wrong.argmax())
         raise InputError(
             f"the target {target!r} must be positive for `log_target` (`--log-target`); got "
-            f"{y[first]:g} in row {number[first]}, and {int(wrong.sum())} such rows in all. Leave "
-            "them out, add a constant to the target, or fit without the logarithm."
+            f"{y[first]:g} in row {number[first]}, and {counted(int(wrong.sum()), 'such row')} in "
+            "all. Leave them out, add a constant to the target, or fit without the logarithm."
+        )
+
+
+def check_proportions(y: Values, target: str, number: NDArray[np.intp], *, percent: bool) -> None:
+    """Raise an `InputError` that names the first row whose target is no proportion.
+
+    Args:
+        number: row number of each target in its table, from 1.
+        percent: whether the target is written with per cent signs.
+    """
+    wrong = ~((y > 0) & (y < 1))
+    if wrong.any():
+        first = int(wrong.argmax())
+        advice = "Move 0 and 1 inwards, to 0.001 and 0.999 for example, or leave such rows out."
+        if percent or y[first] > 1:
+            advice = "Divide per cents by 100: write 0.35 instead of 35 %."
+        raise InputError(
+            f"the target {target!r} must be between 0 and 1, and neither of them, for "
+            f"`likelihood='beta'` (`--likelihood beta`); got {y[first]:g}{' %' * percent} in row "
+            f"{number[first]}, and {counted(int(wrong.sum()), 'such row')} in all. {advice}"
         )
 
 

@@ -1,36 +1,29 @@
-"""Models of whole tables: `fit_table` and `TabularModel`."""
+"""`fit_table`: from a table to a fitted model, its quality and its summary."""
 
-import os
 import platform
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from itertools import repeat
-from pathlib import Path
 from time import perf_counter
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
 from winnowgp.data import Dataset, DataTable, TableEncoder
-from winnowgp.data.columns import ColumnKind, column_kinds, column_note, parse_numbers
+from winnowgp.data.columns import column_kinds, column_note, parse_numbers
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError
 from winnowgp.estimators import table_summary
-from winnowgp.estimators.alarms import FarRows
-from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.diagnostics import diagnose, recorded_alarms, table_columns
-from winnowgp.estimators.effects import column_features, importance, relevances
+from winnowgp.estimators.effects import importance, relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
-from winnowgp.estimators.quality import classification_quality, predictive, regression_quality
+from winnowgp.estimators.quality import classification_quality, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.splits import (
     copied_rows_warning,
@@ -41,158 +34,21 @@ from winnowgp.estimators.splits import (
 )
 from winnowgp.estimators.table_targets import (
     check_positive,
+    check_proportions,
     implied_task,
     likelihood_for,
     likelihood_warning,
+    numeric_target_kind,
+    rows_with_target,
+    target_values,
+    task_of,
 )
+from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import TOLERANCE, CheckpointLike, tensor
-from winnowgp.io import save
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
-
-TASKS = ("regression", "classification", "counts")
-
-_MOST_CLASSES = 50
-
-
-def prediction_names(task: str, classes: Iterable[Any]) -> set[str]:
-    """Return the names of the columns that a model predicts; the id column needs another name."""
-    if task == "classification":
-        return {"class", *(f"p_{c}" for c in classes)}
-    return {"mean", "sd", "lower", "upper"}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TabularModel:
-    """A fitted model of a table: the encoder of its columns, the estimator, and a summary.
-
-    >>> from winnowgp.estimators import fit_table
-    >>> x = np.linspace(0, 6, 60)
-    >>> table = DataTable.of({"x": x, "side": ["left", "right"] * 30, "y": np.sin(x)})
-    >>> model = fit_table(table, "y", test_size=0.2)
-    >>> sorted(model.predict(table))
-    ['lower', 'mean', 'sd', 'upper']
-    """
-
-    encoder: TableEncoder
-    estimator: SparseGPRegressor | SparseGPClassifier
-    id_column: str | None
-    summary: Summary
-
-    @property
-    def target(self) -> str:
-        """Name of the column that the model predicts."""
-        return self.summary["target"]
-
-    @property
-    def task(self) -> str:
-        """The task: "regression", "classification" or "counts"."""
-        return self.summary["task"]
-
-    def predict(
-        self, table: TableLike, *, level: float = 0.95, quantiles: Sequence[float] = ()
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        """Return columns of predictions, after the id column if there is one.
-
-        They are mean, standard deviation and a central interval of a new observation; or the most
-        probable class and the probability of each class. An `ExtrapolationWarning` says that rows
-        lie far outside the training rows.
-
-        Args:
-            table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
-                columns.
-            level: probability that the interval contains the observation.
-            quantiles: probabilities of further columns: the 0.05-quantile is called `q0.05`.
-        """
-        far = self._far_rows()
-        predictions = self._predicted(DataTable.of(table), level, quantiles, far)
-        _warn(far.alarm())
-        return predictions
-
-    def _far_rows(self) -> FarRows:
-        """Return a count of the rows to predict that lie far outside the training rows."""
-        columns = [column for column in self.summary["columns"] if column["spread"]]
-        ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
-        return FarRows(ranges, {c["name"] for c in columns if c["kind"] == "date"})
-
-    def _predicted(
-        self, table: DataTable, level: float, quantiles: Sequence[float], far: FarRows
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        X = self.encoder.encode(table)
-        numbers = zip(self.encoder.columns, column_features(self.encoder), strict=True)
-        far.add({c.name: X[:, f[0]] for c, f in numbers if c.kind != "words"}, table.N)
-        columns: dict[str, np.ndarray[Any, Any]] = {}
-        if self.id_column is not None and self.id_column in table.values:
-            columns[self.id_column] = table.strings(self.id_column, literal=True)
-        if isinstance(self.estimator, SparseGPClassifier):
-            if quantiles:
-                raise InputError("classes have no quantiles; leave `quantiles` out.")
-            probability = self.estimator.predict_proba(X)
-            classes = self.estimator.classes_
-            columns["class"] = classes[probability.argmax(1)]
-            return columns | {f"p_{c}": p for c, p in zip(classes, probability.T, strict=True)}
-        observation = predictive(self.estimator, X)
-        lower, upper = observation.interval(level)
-        mean, sd = observation.mean, observation.sd
-        columns |= {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-        if not quantiles:
-            return columns
-        names = [f"q{p:g}" for p in quantiles]
-        if len({*names, *columns}) < len(names) + len(columns):
-            raise InputError(
-                f"`quantiles` must differ from each other and from other columns; got {names}."
-            )
-        return columns | dict(zip(names, observation.quantiles(quantiles), strict=True))
-
-    def predict_blocks(
-        self,
-        blocks: Iterable[DataTable],
-        *,
-        level: float = 0.95,
-        quantiles: Sequence[float] = (),
-        device: str = "cpu",
-    ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """Return `predict` of a table that is read in blocks, such as those of a large file.
-
-        The predictions do not depend on the blocks: rows are regrouped into chunks of the size that
-        `predict` uses. Memory holds one chunk and one block.
-
-        Args:
-            level: probability that the interval contains the observation.
-            quantiles: probabilities of further columns, as for `predict`.
-            device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
-        """
-        moved = replace(self, estimator=predicting_on(device, self.estimator))
-        far = self._far_rows()
-        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
-            yield moved._predicted(rows, level, quantiles, far)
-        _warn(far.alarm())
-
-    def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
-        """Return the model with fewer inducing points, from what the fit kept.
-
-        No rows are needed. Effects and relevances are those of the smaller model. Its quality on
-        held-out rows is not known, since the model does not keep them.
-
-        Args:
-            points: number of inducing points, one of `estimator.available_sizes_`.
-            settings: settings to replace or add, such as the command that made it.
-        """
-        estimator = self.estimator.resized(points)
-        if points == self.estimator.n_inducing_:
-            return self
-        summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
-        return replace(self, estimator=estimator, summary=summary)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model to a file that `winnowgp.load` reads.
-
-        The file grows with the number of inducing points, not with the number of rows.
-        """
-        return save(self, path)
 
 
 def fit_table(
@@ -213,6 +69,7 @@ def fit_table(
     missing: str = "error",
     max_words: int = 30,
     kernel: str = AUTO,
+    priors: str | None = "weak",
     alpha: str | float = "auto",
     tolerance: float | None = None,
     max_points: int | None = None,
@@ -259,6 +116,8 @@ def fit_table(
         max_words: largest number of categories of a column.
         kernel: "auto", or a kernel string, in which columns have names:
             "rbf[size] + linear[colour]".
+        priors: "weak", or None to fit Gaussian noise without priors of hyper-parameters; see
+            `SparseGPRegressor`. Classes and other likelihoods have none.
         precision: "double", or "mixed" for regression.
         settings: further settings to keep with the model, such as the command that made it.
         process_group: processes that were given the same table and share its rows, if any; all
@@ -290,11 +149,11 @@ def fit_table(
     # Labels of classes stay as they are written.
     read = names if task == "classification" else (*names, target)
     kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=categorical)
-    target_kind = _target_kind(kinds.pop(target, None), table, target)
+    target_kind = numeric_target_kind(kinds.pop(target, None), table, target)
     notes = {n: column_note(table, n, kind) for n, kind in {**kinds, **target_kind}.items()}
     table = parse_numbers(table, {**kinds, **target_kind})
-    table, number = _with_target(table, target, missing=missing)
-    task, why = _task(table, target, task)
+    table, number = rows_with_target(table, target, missing=missing)
+    task, why = task_of(table, target, task)
     _check_id(id_column, table, target, task)
     inputs = table.without([target, *ignored])
     if test_table is not None:
@@ -307,9 +166,11 @@ def fit_table(
     )
     if target in target_kind:
         encoder = replace(encoder, target=target_kind[target].notation)
-    y = _targets(table, target, task, train, number)
+    y = target_values(table, target, task, train, number)
     if log_target:
         check_positive(y, target, number)
+    if likelihood == "beta":
+        check_proportions(y, target, number, percent=encoder.target.sign == "%")
     # Said after the fit: an error about the input stands alone.
     early: list[FitWarning | None] = []
     if task == "regression" and likelihood == "auto" and not log_target:
@@ -327,11 +188,11 @@ def fit_table(
         "max_predict_us": max_predict_us,
         "criterion": criterion,
     }
-    expression = kernel
+    expression, numbers = kernel, _feature_numbers(encoder)
     if kernel != AUTO:
-        expression = parse_kernel(kernel, len(encoder.features), columns=_feature_numbers(encoder))
+        expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
     noise = likelihood_for(task, likelihood)
-    estimator = _estimator(task, precision, likelihood=noise, log_target=log_target)(
+    estimator = _estimator(task, precision, likelihood=noise, log_target=log_target, priors=priors)(
         expression,
         random_state=seed,
         device=device,
@@ -372,8 +233,8 @@ def fit_table(
     ]
     lost = importance(estimator, encoder, X[test], y[test]) if len(test) > 1 else None
     ranked = table_summary.ranked_columns(encoder, summaries, X, lost)
-    expression = estimator.kernel_name_ if kernel == AUTO else kernel
-    curves, terms = table_summary.effects(estimator, encoder, ranked, expression)
+    name = estimator.kernel_name_ if isinstance(expression, str) else expression.text(numbers)
+    curves, terms = table_summary.effects(estimator, encoder, ranked, name)
     summary: Summary = {
         "target": target,
         "task": task,
@@ -388,7 +249,9 @@ def fit_table(
         "ignored": table_summary.ignored_columns(everything, drop, id_column),
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
-        "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
+        "choice": table_summary.choice(
+            estimator, len(train), asked=_described_goal(points), kernel=name
+        ),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in found],
         "quality": _quality(estimator, X, y, train, test),
         "importance": lost,
@@ -407,42 +270,11 @@ def fit_table(
             **_target_settings(task, noise, log_target=log_target),
             **({} if split_by is None else {"split_by": split_by}),
             "missing": missing,
+            **({} if priors is not None else {"priors": "none"}),
             **(settings or {}),
         },
     }
     return TabularModel(encoder, estimator, id_column, summary)
-
-
-def _warn(alarm: FitWarning | None) -> None:
-    if alarm is not None:
-        warnings.warn(alarm, stacklevel=3)
-
-
-def _with_target(
-    table: DataTable, target: str, *, missing: str
-) -> tuple[DataTable, NDArray[np.intp]]:
-    """Return the rows that have a target, and their row numbers in the table, from 1."""
-    absent = table.missing(target)
-    if absent.any() and missing == "error":
-        raise InputError(
-            f"the target {target!r} must not be missing; it is in {int(absent.sum())} rows, first "
-            f"in row {int(absent.argmax()) + 1}. Fill it in, or leave such rows out with "
-            "missing='impute' (`--missing impute`)."
-        )
-    rows = table.part(~absent)
-    if rows.N < 2:
-        raise InputError(f"the table must have at least 2 rows with a target; got {rows.N}.")
-    return rows, np.flatnonzero(~absent) + 1
-
-
-def _target_kind(kind: ColumnKind | None, table: DataTable, target: str) -> dict[str, ColumnKind]:
-    """Return how a numeric target is read, by its name; empty for classes and plain numbers.
-
-    A plain target may have two values, which are classes as they are written.
-    """
-    if kind is None or kind.kind != "number" or table.numbers(target) is not None:
-        return {}
-    return {target: kind}
 
 
 def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
@@ -454,41 +286,6 @@ def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
     }
 
 
-def _task(table: DataTable, target: str, task: str) -> tuple[str, str]:
-    """Return the task, and the reason for it."""
-    if task == "auto":
-        if table.numbers(target) is None:
-            return _checked_task("classification", table, target), "the target is categorical"
-        if table.n_unique(target) == 2:
-            return "classification", "the target has two different values"
-        return "regression", "the target is numeric"
-    if task not in TASKS:
-        raise InputError(f"`task` must be one of auto, {', '.join(TASKS)}; got {task!r}.")
-    return _checked_task(task, table, target), "as specified"
-
-
-def _checked_task(task: str, table: DataTable, target: str) -> str:
-    values = table.numbers(target)
-    if task == "classification":
-        different = table.n_unique(target)
-        if not 2 <= different <= _MOST_CLASSES:
-            raise InputError(
-                f"the target must have 2 to {_MOST_CLASSES} different values for classification; "
-                f"{target!r} has {different}. Choose another target or task."
-            )
-    elif values is None:
-        raise InputError(
-            f"the target {target!r} must be numeric for {task}; it has strings. Use "
-            "task='classification' (`--task classification`), or choose another target."
-        )
-    elif task == "counts" and not ((values >= 0) & (values == np.round(values))).all():
-        raise InputError(
-            f"the target {target!r} must have integers of at least 0 for counts; it has other "
-            "numbers. Use task='regression' (`--task regression`)."
-        )
-    return task
-
-
 def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -> None:
     """Check that no column of predictions has the name of the id column."""
     classes = table.strings(target) if task == "classification" else ()
@@ -497,28 +294,6 @@ def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -
             f"`id_column` must not be the name of a column of predictions; got {id_column!r}. "
             "Rename it."
         )
-
-
-def _targets(
-    table: DataTable, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
-) -> NDArray[Any]:
-    if task == "classification":
-        labels = table.strings(target).astype(str)
-        if len(set(labels[train])) < 2:
-            raise InputError(
-                f"the {len(train)} training rows must have at least two classes of {target!r}; got "
-                "one. Use more rows, or another `seed` (`--seed`)."
-            )
-        return labels
-    values = table.numbers(target)
-    assert values is not None
-    bad = ~(np.abs(values) < 1e150)
-    if bad.any():
-        raise InputError(
-            f"the target {target!r} must be finite and below 1e150; got {values[bad][0]:g} in row "
-            f"{number[bad.argmax()]}. Correct that row, or rescale the target."
-        )
-    return values
 
 
 def _with_test_rows(table: DataTable, test: DataTable, *, optional: tuple[str, ...]) -> DataTable:
@@ -553,10 +328,16 @@ def _target_settings(task: str, likelihood: str, *, log_target: bool) -> dict[st
     return {"likelihood": likelihood} | ({"log_target": "True"} if log_target else {})
 
 
-def _estimator(task: str, precision: str, *, likelihood: str, log_target: bool) -> Any:
+def _estimator(
+    task: str, precision: str, *, likelihood: str, log_target: bool, priors: str | None
+) -> Any:
     if task == "regression":
         return partial(
-            SparseGPRegressor, likelihood=likelihood, log_target=log_target, precision=precision
+            SparseGPRegressor,
+            likelihood=likelihood,
+            log_target=log_target,
+            precision=precision,
+            priors=priors,
         )
     if precision != "double":
         raise InputError(

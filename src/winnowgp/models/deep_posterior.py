@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, LayerPoints, layer_inputs, propagated
-from winnowgp.models.likelihoods import Prediction, observation_model
+from winnowgp.models.likelihoods import Prediction, observation_model, predicted_quantiles
 from winnowgp.models.quadrature import normal_nodes
-from winnowgp.models.quantiles import check_probabilities, gaussian_quantiles
 
 
 @final
@@ -140,12 +139,9 @@ class DeepPosterior(nn.Module):
         Args:
             observed: whether to return quantiles of an observation y rather than f_L.
         """
-        check_probabilities(probabilities)
-        mixture = self.components(X)
-        if observed:
-            model = observation_model(self.likelihood)
-            return model.quantiles(mixture.mean, mixture.variance, probabilities)
-        return gaussian_quantiles(mixture.mean, mixture.variance, probabilities)
+        return predicted_quantiles(
+            self.likelihood, self.components(X), probabilities, observed=observed
+        )
 
     def _observed(self, mixture: Prediction) -> Prediction:
         observed = observation_model(self.likelihood).predict(

@@ -503,6 +503,25 @@ def observation_model(likelihood: likelihoods.Likelihood) -> ObservationModel:
     return UserDefinedObservations(likelihood, parent=ObservationModel(likelihood))
 
 
+def predicted_quantiles(
+    likelihood: likelihoods.Likelihood,
+    latent: Prediction,
+    probabilities: Float[Tensor, " Q"],
+    *,
+    observed: bool,
+) -> Float[Tensor, "Q N P"]:
+    """Return quantiles of an observation y, or of f, given Gaussians of f or their mixture.
+
+    Args:
+        latent: means and variances of f, `[N P]`, or `[S N P]` of a mixture with equal weights.
+        observed: whether to return quantiles of an observation y rather than f.
+    """
+    quantiles = inversion.gaussian_quantiles
+    if observed:
+        quantiles = observation_model(likelihood).quantiles
+    return quantiles(latent.mean, latent.variance, probabilities)
+
+
 def is_plain(likelihood: likelihoods.Likelihood, *kinds: type[_Kind]) -> TypeGuard[_Kind]:
     """Return whether a likelihood is of such a class and inherits all methods that define it.
 

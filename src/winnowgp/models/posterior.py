@@ -14,8 +14,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower, threads_for
 from winnowgp.models.kernels import Cross, covariance, cross_covariance, prior_mean
-from winnowgp.models.likelihoods import Prediction, observation_model
-from winnowgp.models.quantiles import check_probabilities, gaussian_quantiles
+from winnowgp.models.likelihoods import Prediction, observation_model, predicted_quantiles
 
 # Rows predicted at once: larger blocks exceed the processor's cache and take half as long again.
 _ROWS = 2048
@@ -178,12 +177,9 @@ class Posterior(nn.Module):
         Args:
             observed: whether to return quantiles of an observation y rather than f.
         """
-        check_probabilities(probabilities)
-        latent = self.predict(X)
-        if observed:
-            model = observation_model(self.likelihood)
-            return model.quantiles(latent.mean, latent.variance, probabilities)
-        return gaussian_quantiles(latent.mean[None], latent.variance[None], probabilities)
+        return predicted_quantiles(
+            self.likelihood, self.predict(X), probabilities, observed=observed
+        )
 
     @torch.no_grad()
     def condition_on(self, data: Dataset) -> "Posterior":

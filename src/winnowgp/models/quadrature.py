@@ -5,6 +5,7 @@ than q(f) or has a kink, have a closed form, a smooth one-dimensional integral, 
 graded towards where the likelihood changes fast.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log, pi, sqrt
@@ -123,6 +124,20 @@ def graded_nodes(
     return GradedNodes(z, step - 0.5 * z.square() - 0.5 * log(2 * pi))
 
 
+def graded_mean(
+    function: Callable[[Tensor], Tensor],
+    mean: Float[Tensor, "*shape"],
+    deviation: Float[Tensor, "*shape"],
+    *,
+    centre: Float[Tensor, "*shape"],
+    scale: Float[Tensor, "*shape"],
+    count: int,
+) -> Float[Tensor, "*shape"]:
+    """Return the expectation of a function of f over N(mean, deviation²) by `graded_nodes`."""
+    nodes = graded_nodes(mean.detach(), deviation.detach(), centre=centre, scale=scale, count=count)
+    return (nodes.log_weight.softmax(0) * function(mean + deviation * nodes.z)).sum(0)
+
+
 # Counts of rate softplus(f), Poisson or negative binomial. Far above zero GPyTorch's rate is f, on
 # the scale of the counts, whereas softplus bends within a few units of f = 0, and a count y
 # determines f to √y. q(f) may therefore be a thousand times wider than p(y | f), which falls
@@ -165,13 +180,19 @@ def count_expectation(
 def _wide_expectation(
     likelihood: Counts, y: Float[Tensor, " W"], m: Float[Tensor, " W"], s: Float[Tensor, " W"]
 ) -> Float[Tensor, " W"]:
-    with torch.no_grad():
-        centre = torch.minimum(torch.maximum(torch.zeros_like(m), m - 6 * s), m + 6 * s)
-        nodes = graded_nodes(
-            m, s, centre=centre, scale=torch.ones_like(m), count=_EXPECTATION_NODES
-        )
-        weight = nodes.log_weight.softmax(0)
-    return (weight * count_log_prob(likelihood, m + s * nodes.z, y)).sum(0)
+    return graded_mean(
+        lambda f: count_log_prob(likelihood, f, y),
+        m,
+        s,
+        centre=within_reach(torch.zeros_like(m), m.detach(), s.detach()),
+        scale=torch.ones_like(m),
+        count=_EXPECTATION_NODES,
+    )
+
+
+def within_reach(point: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return a point, or the end of mean ± six deviations that is nearer to it."""
+    return torch.minimum(torch.maximum(point, mean - 6 * deviation), mean + 6 * deviation)
 
 
 def count_log_density(
@@ -320,16 +341,21 @@ def student_log_density(
     variance: Float[Tensor, "*S N P"],
 ) -> Float[Tensor, "*S N P"]:
     """Return the log density by a sum over log g of Gaussians N(0, σ²/g), g ~ Gamma(ν/2, ν/2)."""
-    u, log_weight = student_scales(likelihood, mean)
-    wide = Normal(mean, (variance + likelihood.noise * (-u).exp()).sqrt())
-    return (wide.log_prob(Y) + log_weight).logsumexp(0)
+    deviation, log_weight = student_deviations(likelihood, variance)
+    return (Normal(mean, deviation).log_prob(Y) + log_weight).logsumexp(0)
 
 
-def student_scales(likelihood: StudentTLikelihood, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nodes u = log g of g ~ Gamma(ν/2, ν/2), `[T 1 …]`, and their log weights."""
-    u = torch.linspace(-36, 6, 337, dtype=like.dtype, device=like.device)
-    u = u.reshape(-1, *([1] * like.dim()))
-    return u, (0.5 * likelihood.deg_free * (u - u.exp())).log_softmax(0)
+def student_deviations(
+    likelihood: StudentTLikelihood, variance: Float[Tensor, "*shape"]
+) -> tuple[Float[Tensor, "T *shape"], Tensor]:
+    """Return standard deviations of the Gaussians whose mixture is y, and their log weights.
+
+    y = f + ε has the variance v + σ²/g of f and ε, with nodes of log g, g ~ Gamma(ν/2, ν/2).
+    """
+    u = torch.linspace(-36, 6, 337, dtype=variance.dtype, device=variance.device)
+    u = u.reshape(-1, *([1] * variance.dim()))
+    log_weight = (0.5 * likelihood.deg_free * (u - u.exp())).log_softmax(0)
+    return (variance + likelihood.noise * (-u).exp()).sqrt(), log_weight
 
 
 def probit_expectation(

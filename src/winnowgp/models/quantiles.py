@@ -147,11 +147,13 @@ def check_probabilities(probabilities: Float[Tensor, " Q"]) -> None:
 
 
 def gaussian_quantiles(
-    mean: Float[Tensor, "S N P"],
-    variance: Float[Tensor, "S N P"],
+    mean: Float[Tensor, "*S N P"],
+    variance: Float[Tensor, "*S N P"],
     probabilities: Float[Tensor, " Q"],
 ) -> Float[Tensor, "Q N P"]:
-    """Return quantiles of Gaussians or, if S > 1, of their mixture with equal weights."""
+    """Return quantiles of Gaussians or, with leading axes, of their mixture with equal weights."""
+    check_probabilities(probabilities)
+    mean, variance = mean[None].flatten(0, -3), variance[None].flatten(0, -3)
     sd = quadrature.standard_deviation(variance)
     if len(mean) == 1:
         return mean + torch.special.ndtri(probabilities.to(mean))[:, None, None] * sd
@@ -172,9 +174,9 @@ def student_cdf(
     variance: Float[Tensor, "N P"],
 ) -> Float[Tensor, "*Q N P"]:
     """Return P(Y ≤ y) as a sum of Gaussians, as `quadrature.student_log_density`."""
-    u, log_weight = quadrature.student_scales(likelihood, Y)
-    wide = (variance + likelihood.noise * (-u).exp()).sqrt()
-    return (log_weight.exp() * torch.special.ndtr((Y - mean) / wide)).sum(0)
+    variance = variance.reshape((1,) * (Y.dim() - variance.dim()) + variance.shape)
+    deviation, log_weight = quadrature.student_deviations(likelihood, variance)
+    return (log_weight.exp() * torch.special.ndtr((Y - mean) / deviation)).sum(0)
 
 
 def laplace_cdf(
@@ -209,11 +211,13 @@ def count_cdf(
     a, b = (moment / np.log(2) for moment in (unit.mean, unit.variance))
     rate = (Y + 0.5) / a
     step = rate + torch.log(-torch.expm1(-rate))
-    centre = torch.minimum(torch.maximum(step, mean - 6 * s), mean + 6 * s)
     scale = ((rate * b).sqrt() / a).clamp_min(1.0)
-    nodes = quadrature.graded_nodes(mean, s, centre=centre, scale=scale, count=_COUNT_NODES)
-    f = (mean + s * nodes.z).clamp_min(quadrature.LOWEST_RATE)
-    return (nodes.log_weight.softmax(0) * distribution_cdf(likelihood.forward(f), Y)).sum(0)
+
+    def cdf(f: Tensor) -> Tensor:
+        return distribution_cdf(likelihood.forward(f.clamp_min(quadrature.LOWEST_RATE)), Y)
+
+    centre = quadrature.within_reach(step, mean, s)
+    return quadrature.graded_mean(cdf, mean, s, centre=centre, scale=scale, count=_COUNT_NODES)
 
 
 def distribution_cdf(distribution: distributions.Distribution, y: Tensor) -> Tensor:

@@ -47,8 +47,11 @@
     parent.append(made);
     return made;
   }
+  // Code stands between backticks.
+  const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+
   function table(parent, head, rows, numeric = []) {
-    const cell = (tag, value, i) => el(tag, numeric.includes(i) ? { class: "n" } : {}, value);
+    const cell = (tag, value, i) => el(tag, numeric.includes(i) ? { class: "n" } : {}, ...[value].flat());
     const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((v, i) => cell("td", v, i)))));
     const top = el("thead", {}, el("tr", {}, ...head.map((v, i) => cell("th", v, i))));
     parent.append(el("div", { class: "scroll" }, el("table", {}, top, body)));
@@ -224,8 +227,7 @@
   $("theme").addEventListener("click", () => { root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; });
 
   if (F.alarms.length) {
-    // Code stands between backticks.
-    const sentence = (text) => el("li", {}, ...(text[0].toUpperCase() + text.slice(1)).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)));
+    const sentence = (text) => el("li", {}, ...withCode(text[0].toUpperCase() + text.slice(1)));
     $("alarms").append(el("b", {}, `${plural(F.alarms.length, "thing")} to look at before you use this model`), el("ul", {}, ...F.alarms.map((a) => sentence(a.message))));
     $("alarms").hidden = false;
   }
@@ -249,7 +251,10 @@
       here.append(el("p", {}, why));
       return;
     }
-    here.append(el("p", { class: "note" }, `Measured on ${plural(Q.rows, "row")} not used for training, and compared with the best constant prediction.`));
+    const folds = F.settings.folds;
+    const measured = folds === undefined ? `Measured on ${plural(Q.rows, "row")} not used for training`
+      : `Measured on ${plural(Q.rows, "row")} in ${folds} folds, each predicted by a model of the rows of other folds; the model of this page was fitted to all rows`;
+    here.append(el("p", { class: "note" }, `${measured}. The constant is the best constant prediction.`));
     table(here, ["", "model", "constant", ""], Q.metrics.map((m) => [m.name, digits(m.value), digits(m.baseline), `${m.better} is better`]), [1, 2]);
     const grid = cards(here);
     const perfect = { kind: "line", x: [0, 1], y: [0, 1], colour: "var(--soft)", dashed: true, label: "perfect" };
@@ -257,7 +262,7 @@
       const x = Q.coverage.map((c) => c[0]), y = Q.coverage.map((c) => c[1]);
       const tooltip = (i) => `${percent(x[i])} interval: contains ${percent(y[i])} of the rows`;
       chart(card(grid, "Coverage of intervals", "Calibrated intervals lie on the diagonal; intervals above it are too wide, below it too narrow."), {
-        label: "Coverage of intervals", xlabel: "nominal level", ylabel: "share of rows within the interval", xrange: [0, 1], yrange: [0, 1], along: true,
+        label: "Coverage of intervals", xlabel: "nominal level", ylabel: "share of rows inside", xrange: [0, 1], yrange: [0, 1], along: true,
         series: [perfect, { kind: "line", x, y, label: "model" }, { kind: "dots", x, y, tooltip }],
       });
       const expected = Q.rows / Q.pit.length, at = Q.pit.map((_, i) => i / Q.pit.length);
@@ -362,7 +367,7 @@
   function choice() {
     const here = $("choice");
     const alpha = C.alpha === null ? [] : [["strength α of the prior exp(−α M²) that selects this number", digits(C.alpha, 3)]];
-    table(here, ["", ""], [...F.lines, ["ELBO, a lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...alpha]);
+    table(here, ["", ""], [...F.lines.map(([label, text]) => [label, withCode(text)]), ["ELBO, a lower bound on the log evidence", `${digits(C.bound, 6)} nats`], ...alpha]);
     const grid = cards(here);
     if (C.frontier) {
       const x = C.frontier.flatMap((b, i) => (b === null ? [] : [i])), E = C.exact_evidence, L = C.log_densities;

@@ -1,6 +1,7 @@
 """The report: a self-contained HTML page that displays a summary."""
 
 import json
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,8 +28,9 @@ def report_page(summary: Summary) -> str:
     return page
 
 
-def save_report(summary: Summary, path: Path) -> Path:
+def save_report(summary: Summary, path: str | os.PathLike[str]) -> Path:
     """Write the report to a file, which appears complete or not at all."""
+    path = Path(path)
     with atomic_write(path) as temporary:
         temporary.write_text(report_page(summary), encoding="utf-8")
     return path

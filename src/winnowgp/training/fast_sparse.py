@@ -121,6 +121,7 @@ def fit_sparse(
         evidence=evidence,
         growth=chosen.growth,
         kernel_evidence=initial.kernels,
+        linear_gain=initial.linear_gain,
         frontier=frontier,
         sized=sized,
         predictive_gap=gap,

@@ -188,6 +188,8 @@ class FitResult(Generic[Trained]):
     kernel_evidence: tuple[float, ...] = ()
     """Exact evidence of each kernel that was compared, in nats per observation of some rows: the
     model's own, then those of the schedule."""
+    linear_gain: float | None = None
+    """Nats per observation that a linear term added to the best of these, if there is one."""
     frontier: SizeFrontier | None = None
     """The best model known for each number of inducing points."""
     sized: tuple[SizedModel, ...] = ()

@@ -1,0 +1,167 @@
+"""`TabularModel`: a fitted model of a whole table."""
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data.out_of_core import rechunk
+from winnowgp.data.tables import TableLike
+from winnowgp.errors import InputError
+from winnowgp.estimators import table_summary
+from winnowgp.estimators.base import predicting_on, rows_at_once
+from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.extrapolation import Extrapolation
+from winnowgp.estimators.quality import predictive
+from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.io import save
+from winnowgp.report.summary import Summary
+
+
+def prediction_names(task: str, classes: Iterable[Any]) -> set[str]:
+    """Return the names of the columns that a model predicts; the id column needs another name."""
+    if task == "classification":
+        return {"class", *(f"p_{c}" for c in classes)}
+    return {"mean", "sd", "lower", "upper"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TabularModel:
+    """A fitted model of a table: the encoder of its columns, the estimator, and a summary.
+
+    >>> from winnowgp.estimators import fit_table
+    >>> x = np.linspace(0, 6, 60)
+    >>> table = DataTable.of({"x": x, "side": ["left", "right"] * 30, "y": np.sin(x)})
+    >>> model = fit_table(table, "y", test_size=0.2)
+    >>> sorted(model.predict(table))
+    ['lower', 'mean', 'sd', 'upper']
+    """
+
+    encoder: TableEncoder
+    estimator: SparseGPRegressor | SparseGPClassifier
+    id_column: str | None
+    summary: Summary
+
+    @property
+    def target(self) -> str:
+        """Name of the column that the model predicts."""
+        return self.summary["target"]
+
+    @property
+    def task(self) -> str:
+        """The task: "regression", "classification" or "counts"."""
+        return self.summary["task"]
+
+    def predict(
+        self, table: TableLike, *, level: float = 0.95, quantiles: Sequence[float] = ()
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Return columns of predictions, after the id column if there is one.
+
+        They are mean, standard deviation and a central interval of a new observation; or the most
+        probable class and the probability of each class. An `ExtrapolationWarning` says that rows
+        lie far outside the training rows, or have categories that no training row has.
+
+        Args:
+            table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
+                columns.
+            level: probability that the interval contains the observation.
+            quantiles: probabilities of further columns: the 0.05-quantile is called `q0.05`.
+        """
+        extrapolation = self._extrapolation()
+        predictions = self._predicted(DataTable.of(table), level, quantiles, extrapolation)
+        for warning in extrapolation.warnings():
+            warnings.warn(warning, stacklevel=2)
+        return predictions
+
+    def _extrapolation(self) -> Extrapolation:
+        """Return a count of the rows to predict that are unlike the training rows."""
+        columns = [column for column in self.summary["columns"] if column["spread"]]
+        ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
+        return Extrapolation(self.encoder, ranges)
+
+    def _predicted(
+        self,
+        table: DataTable,
+        level: float,
+        quantiles: Sequence[float],
+        extrapolation: Extrapolation,
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        X = self.encoder.encode(table)
+        extrapolation.add(table, X)
+        columns: dict[str, np.ndarray[Any, Any]] = {}
+        if self.id_column is not None and self.id_column in table.values:
+            columns[self.id_column] = table.strings(self.id_column, literal=True)
+        if isinstance(self.estimator, SparseGPClassifier):
+            if quantiles:
+                raise InputError("classes have no quantiles; leave `quantiles` out.")
+            probability = self.estimator.predict_proba(X)
+            classes = self.estimator.classes_
+            columns["class"] = classes[probability.argmax(1)]
+            return columns | {f"p_{c}": p for c, p in zip(classes, probability.T, strict=True)}
+        observation = predictive(self.estimator, X)
+        lower, upper = observation.interval(level)
+        mean, sd = observation.mean, observation.sd
+        columns |= {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+        if not quantiles:
+            return columns
+        names = [f"q{p:g}" for p in quantiles]
+        if len({*names, *columns}) < len(names) + len(columns):
+            raise InputError(
+                f"`quantiles` must differ from each other and from other columns; got {names}."
+            )
+        return columns | dict(zip(names, observation.quantiles(quantiles), strict=True))
+
+    def predict_blocks(
+        self,
+        blocks: Iterable[DataTable],
+        *,
+        level: float = 0.95,
+        quantiles: Sequence[float] = (),
+        device: str = "cpu",
+    ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        """Return `predict` of a table that is read in blocks, such as those of a large file.
+
+        The predictions do not depend on the blocks: rows are regrouped into chunks of the size that
+        `predict` uses. Memory holds one chunk and one block.
+
+        Args:
+            level: probability that the interval contains the observation.
+            quantiles: probabilities of further columns, as for `predict`.
+            device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
+        """
+        moved = replace(self, estimator=predicting_on(device, self.estimator))
+        extrapolation = self._extrapolation()
+        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
+            yield moved._predicted(rows, level, quantiles, extrapolation)
+        for warning in extrapolation.warnings():
+            warnings.warn(warning, stacklevel=2)
+
+    def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
+        """Return the model with fewer inducing points, from what the fit kept.
+
+        No rows are needed. Effects and relevances are those of the smaller model. Its quality on
+        held-out rows is not known, since the model does not keep them.
+
+        Args:
+            points: number of inducing points, one of `estimator.available_sizes_`.
+            settings: settings to replace or add, such as the command that made it.
+        """
+        estimator = self.estimator.resized(points)
+        if points == self.estimator.n_inducing_:
+            return self
+        summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
+        return replace(self, estimator=estimator, summary=summary)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model to a file that `winnowgp.load` reads.
+
+        The file grows with the number of inducing points, not with the number of rows.
+        """
+        return save(self, path)
