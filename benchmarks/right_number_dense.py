@@ -145,7 +145,7 @@ class ExactGP:
     def log_density(self, X: Values, y: Values) -> Values:
         """Return the predictive log density of standardised rows, computed on the device."""
         kernel, noise = self.model.kernel, self.model.noise
-        rows = gaussian_rows(kernel, data=self.data, mean=self.model.mean, noise=noise)
+        (rows,) = gaussian_rows(kernel, data=self.data, mean=self.model.mean, noise=noise)
         L = rows.factor()
         white = torch.linalg.solve_triangular(L, rows.Y, upper=False)
         densities = []

@@ -316,6 +316,10 @@ class WrappedSource(Source):
     def observations(self) -> int | float:
         return self.source.observations
 
+    @property
+    def has_noise(self) -> bool:
+        return self.source.has_noise
+
 
 @runtime_checkable
 class Rows(Protocol):

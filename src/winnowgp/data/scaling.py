@@ -157,7 +157,9 @@ class StandardisedSource(WrappedSource):
         return self if dataset is None else self.with_rows(dataset)
 
     def _forward(self, rows: Dataset) -> Dataset:
-        return Dataset(self.x_scaler.forward(rows.X), self.y_scaler.forward(rows.Y), rows.weights)
+        noise = None if rows.noise is None else rows.noise / self.y_scaler.scale.square()
+        X, Y = self.x_scaler.forward(rows.X), self.y_scaler.forward(rows.Y)
+        return Dataset(X, Y, rows.weights, noise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
 from winnowgp.models.likelihoods import Prediction, is_plain, observation_model
-from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
 Values = NDArray[np.float64]

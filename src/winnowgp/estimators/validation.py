@@ -27,7 +27,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import is_plain
-from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 
@@ -429,9 +429,7 @@ def rows_in_memory(source: Source, user: str) -> Dataset:
     Args:
         user: name of the algorithm that needs them, for the error message.
     """
-    rows = source.require_dataset(user).to(torch.device("cpu"))
-    weights = None if rows.weights is None else rows.weights.double()
-    return Dataset(rows.X.double(), rows.Y.double(), weights)
+    return source.require_dataset(user).to(torch.device("cpu")).double()
 
 
 def weighted_rows(
