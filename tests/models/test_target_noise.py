@@ -6,11 +6,12 @@ from math import log, pi
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp import SparseGP
+from winnowgp import SparseGP, VariationalGP
 from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -260,3 +261,14 @@ def test_dataset_row_without_any_target_raises() -> None:
     Y[1] = torch.nan
     with pytest.raises(InputError, match="1 rows without any target"):
         Dataset.of(torch.zeros(3, 1).double(), Y, missing=True)
+
+
+def test_other_models_refuse_missing_targets_and_known_noise() -> None:
+    likelihood = GaussianLikelihood()
+    gp = VariationalGP(RBFKernel(), torch.zeros(1, 2).double(), likelihood=likelihood, targets=3)
+    for case in (Case(missing=True), Case(known=True)):
+        with pytest.raises(InputError, match="use `SparseGP`"):
+            gp.bound(rows(case))
+        data = rows(Case())
+        with pytest.raises(InputError, match="`condition_on` needs"):
+            model_of(Case(), data).posterior(data).condition_on(rows(case))

@@ -351,6 +351,14 @@ class Dataset(Source):
         """Whether no target is missing."""
         return not bool(torch.isnan(self.Y).any())
 
+    def require_plain_targets(self, user: str) -> None:
+        """Raise an error if targets are missing or have known noise, which few models accept."""
+        if self.has_noise or not self.complete:
+            raise InputError(
+                f"{user} needs rows with all targets and without known noise; use `SparseGP`, "
+                "whose noise is Gaussian, or leave such rows and the noise out."
+            )
+
     def chunks(self, size: int) -> "Iterator[Dataset]":
         """Yield all rows in order, `size` at a time, as views."""
         for start in range(0, self.N, checked_size(size)):

@@ -238,11 +238,7 @@ class Posterior(nn.Module):
             )
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
-        if data.has_noise or not data.complete:
-            raise InputError(
-                "`condition_on` needs rows with all targets and without known noise; use the "
-                "`JointPosterior` for noise of each row, or fit the model to all rows."
-            )
+        data.require_plain_targets("`condition_on`")
         noise = self.likelihood.noise.reshape(-1)  # [P] or [1]
         V, F = self._whitened(data.X), self.q_factor
         A = F.mT @ V / noise.sqrt()[:, None, None]

@@ -340,7 +340,7 @@ class SparseGP(InducingModel):
                 for group, total in zip(groups, totals, strict=True):
                     own = group.rows(block, Y)
                     # A row of weight w counts as w rows, or as one row with noise σ²/w.
-                    unit = 1 / (torch.ones_like(L[0, 0]) if group.each else group.unit)
+                    unit = 1 / (L.new_ones(()) if group.each else group.unit)
                     precision = unit.expand(len(block))
                     precision = precision if own.weights is None else precision * own.weights
                     targets.append((own.Y, precision))

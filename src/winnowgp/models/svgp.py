@@ -146,7 +146,9 @@ class VariationalGP(InducingModel):
                 f"the model has {self.targets} target columns and the data have {data.P}; pass "
                 f"`targets={data.P}` to the constructor."
             )
-        observation_model(self.likelihood).check_targets(data.require_dataset("`VariationalGP`").Y)
+        rows = data.require_dataset("`VariationalGP`")
+        rows.require_plain_targets("`VariationalGP`")
+        observation_model(self.likelihood).check_targets(rows.Y)
 
     def bound(
         self,
