@@ -13,10 +13,13 @@ from torch import Tensor
 from helpers import oracles
 from winnowgp import SparseGP, VariationalGP
 from winnowgp.bounds.collapsed import weight_correction
-from winnowgp.data import Dataset
+from winnowgp.bounds.row_blocks import RowBlocks
+from winnowgp.data import ArraySource, Dataset, standardise
+from winnowgp.data.distributed import SINGLE_PROCESS as SINGLE
+from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.sgpr import exact_log_density
+from winnowgp.models.sgpr import ChunkedBound, exact_log_density
 from winnowgp.training.cross_validation import CrossValidation
 
 N, K = 24, 5
@@ -272,3 +275,28 @@ def test_other_models_refuse_missing_targets_and_known_noise() -> None:
         data = rows(Case())
         with pytest.raises(InputError, match="`condition_on` needs"):
             model_of(Case(), data).posterior(data).condition_on(rows(case))
+
+
+def test_known_noise_in_chunks_gives_the_bound_of_all_rows() -> None:
+    case = Case(known=True)
+    data = rows(case)
+    assert data.noise is not None
+    gp = model_of(case, data)
+    source = ArraySource(data.X.numpy(), data.Y.numpy(), noise=data.noise.numpy())
+    assert gp.fixed_bound(source) == pytest.approx(gp.fixed_bound(data), rel=1e-12)
+    blocks = [RowBlocks.of(each, size=7) for each in (data, source, ShardedSource(source, SINGLE))]
+    bounds = [
+        ChunkedBound(b)(gp.kernel, Z=gp.candidates, mean=gp.mean, noise=gp.noise) for b in blocks
+    ]
+    for bound in bounds:
+        torch.testing.assert_close(bound, gp.chunked_bound(data)())
+    # Scaling targets scales variances by squares.
+    scaled = standardise(source)
+    noise = next(scaled.chunks(N)).noise
+    assert noise is not None
+    torch.testing.assert_close(noise * data.Y.var(0, correction=0), data.noise)
+    part = ShardedSource(source, SINGLE).part(torch.tensor([3, 1])).noise
+    assert part is not None
+    assert torch.equal(part, data.noise[[3, 1]])
+    with pytest.raises(InputError, match="at least 0"):
+        next(ArraySource(data.X.numpy(), data.Y.numpy(), noise=-data.noise.numpy()).chunks(3))

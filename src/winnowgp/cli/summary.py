@@ -25,19 +25,20 @@ _MAX_UNSEEN = 1000
 
 
 class TableNotes:
-    """Collects what is new in a table: unseen categories, and a missing id column."""
+    """Collects what is new in a table: unseen categories, and a missing id or noise column."""
 
     def __init__(self, model: "TabularModel") -> None:
         self._model = model
         self._unseen: dict[str, set[str]] = {}
-        self._lacks_id = False
+        self._lacks_id = self._lacks_noise = False
 
     def observe(self, blocks: "Iterable[DataTable]") -> "Iterator[DataTable]":
         """Yield the blocks unchanged, and collect notes about them."""
-        id_column = self._model.id_column
+        id_column, noise_column = self._model.id_column, self._model.noise_column
         for block in blocks:
             self._model.encoder.require_columns(block)
             self._lacks_id = id_column is not None and id_column not in block.values
+            self._lacks_noise = noise_column is not None and noise_column not in block.values
             for name, categories in self._model.encoder.unseen(block).items():
                 known = self._unseen.setdefault(name, set())
                 known.update(sorted(set(categories) - known)[: _MAX_UNSEEN - len(known)])
@@ -50,6 +51,11 @@ class TableNotes:
             notes.append(
                 f"the id column {self._model.id_column!r} is missing; predictions are in the order "
                 "of the rows."
+            )
+        if self._lacks_noise:
+            notes.append(
+                f"the noise column {self._model.noise_column!r} is missing; sd and intervals have "
+                "the learnt noise only."
             )
         for name, categories in self._unseen.items():
             examples = ", ".join(repr(category[:30]) for category in sorted(categories)[:5])

@@ -42,6 +42,7 @@ from winnowgp.estimators.splits import (
 from winnowgp.estimators.table_targets import (
     check_positive,
     implied_task,
+    known_noise,
     likelihood_for,
     likelihood_warning,
 )
@@ -92,14 +93,26 @@ class TabularModel:
         """The task: "regression", "classification" or "counts"."""
         return self.summary["task"]
 
+    @property
+    def noise_column(self) -> str | None:
+        """Name of the column with known noise variances, if the model was fitted with one."""
+        return self.summary["settings"].get("noise_column")
+
+    def noise_variance(self, table: DataTable) -> NDArray[np.float64] | None:
+        """Return the known noise variances of the rows of a table; None if it has none."""
+        if self.noise_column is None or self.noise_column not in table.values:
+            return None
+        return known_noise(table, self.noise_column)
+
     def predict(
         self, table: TableLike, *, level: float = 0.95, quantiles: Sequence[float] = ()
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return columns of predictions, after the id column if there is one.
 
         They are mean, standard deviation and a central interval of a new observation; or the most
-        probable class and the probability of each class. An `ExtrapolationWarning` says that rows
-        lie far outside the training rows.
+        probable class and the probability of each class. An observation has the noise of the
+        `noise_column`, if there is one and the table has it, and the learnt noise. An
+        `ExtrapolationWarning` says that rows lie far outside the training rows.
 
         Args:
             table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
@@ -134,7 +147,8 @@ class TabularModel:
             classes = self.estimator.classes_
             columns["class"] = classes[probability.argmax(1)]
             return columns | {f"p_{c}": p for c, p in zip(classes, probability.T, strict=True)}
-        observation = predictive(self.estimator, X)
+        noise_variance = self.noise_variance(table)
+        observation = predictive(self.estimator, X, noise_variance=noise_variance)
         lower, upper = observation.interval(level)
         mean, sd = observation.mean, observation.sd
         columns |= {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
@@ -202,6 +216,7 @@ def fit_table(
     task: str = "auto",
     likelihood: str = "auto",
     log_target: bool = False,
+    noise_column: str | None = None,
     test_size: float = 0.2,
     split_by: str | None = None,
     test_table: DataTable | None = None,
@@ -241,6 +256,8 @@ def fit_table(
             "poisson" or "negative-binomial" for counts, or "auto": Gaussian, or Poisson for counts.
             A `LikelihoodWarning` says that the target has counts or outliers.
         log_target: whether to fit the logarithm of a positive target; see `SparseGPRegressor`.
+        noise_column: a column of known noise variances of the target, in its squared units, for
+            regression with Gaussian noise. It is not an input; the learnt noise is added to it.
         test_size: share of the rows held out to measure quality, drawn with `seed`; 0 for none.
         split_by: a column that decides which rows are held out, rather than chance: those with the
             latest dates or largest numbers, or whole groups of equal strings. A
@@ -276,6 +293,14 @@ def fit_table(
         raise InputError(
             f"`target` must not be in `drop` nor be the `id_column`; got {target!r} as both."
         )
+    apart = (target, *ignored, *(() if noise_column is None else (noise_column,)))
+    if noise_column is not None and noise_column in (target, *ignored):
+        raise InputError(
+            "`noise_column` must not be the target, the `id_column` or in `drop`; got "
+            f"{noise_column!r} as both."
+        )
+    if noise_column is not None:
+        table.require_columns([noise_column], argument="`noise_column`")
     if task == "auto" and target in categorical:
         task = "classification"
     task = implied_task(task, likelihood, log_target=log_target)
@@ -286,7 +311,7 @@ def fit_table(
         table = _with_test_rows(table, DataTable.of(test_table), optional=ignored)
     # Before any row is left out, so that an error gives the row number in the table.
     everything = table
-    names = table.without([target, *ignored]).names
+    names = table.without(apart).names
     # Labels of classes stay as they are written.
     read = names if task == "classification" else (*names, target)
     kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=categorical)
@@ -296,7 +321,8 @@ def fit_table(
     table, number = _with_target(table, target, missing=missing)
     task, why = _task(table, target, task)
     _check_id(id_column, table, target, task)
-    inputs = table.without([target, *ignored])
+    inputs = table.without(apart)
+    known = None if noise_column is None else known_noise(table, noise_column, number)
     if test_table is not None:
         train, test = np.flatnonzero(number <= rows), np.flatnonzero(number > rows)
         _check_test_rows(train, test)
@@ -331,6 +357,7 @@ def fit_table(
     if kernel != AUTO:
         expression = parse_kernel(kernel, len(encoder.features), columns=_feature_numbers(encoder))
     noise = likelihood_for(task, likelihood)
+    _check_noise_column(noise_column, task, noise, log_target=log_target)
     estimator = _estimator(task, precision, likelihood=noise, log_target=log_target)(
         expression,
         random_state=seed,
@@ -346,9 +373,10 @@ def fit_table(
     start = perf_counter()
     with recorded_alarms() as found:
         if process_group is None:
-            estimator.fit(X[train], y[train])
+            estimator.fit(X[train], y[train], **_known_part(known, train))
         elif task == "regression" and noise == "gaussian" and not log_target:
-            data = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
+            part = None if known is None else tensor(known[train])
+            data = Dataset.of(tensor(X[train]), tensor(y[train]), noise=part).merged()
             estimator.fit(ShardedSource(data, process_group))
         else:
             estimator.checkpoint = checkpoint if process_group.is_first else None
@@ -357,7 +385,15 @@ def fit_table(
     if len(test):
         seen = {type(alarm) for alarm in found}
         columns = table_columns(encoder, inputs)
-        more = diagnose(estimator, X, y, held_out=test, columns=columns, ordered=not groups)
+        more = diagnose(
+            estimator,
+            X,
+            y,
+            held_out=test,
+            columns=columns,
+            ordered=not groups,
+            noise_variance=known,
+        )
         found += [alarm for alarm in more if type(alarm) not in seen]
     found = [*(alarm for alarm in early if alarm is not None), *found]
     if process_group is None or process_group.is_first:
@@ -390,7 +426,7 @@ def fit_table(
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(estimator, len(train), asked=_described_goal(points)),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in found],
-        "quality": _quality(estimator, X, y, train, test),
+        "quality": _quality(estimator, X, y, train, test, known),
         "importance": lost,
         "effects": curves,
         "terms": terms,
@@ -406,6 +442,7 @@ def fit_table(
             "test_size": f"{test_size:g}",
             **_target_settings(task, noise, log_target=log_target),
             **({} if split_by is None else {"split_by": split_by}),
+            **({} if noise_column is None else {"noise_column": noise_column}),
             "missing": missing,
             **(settings or {}),
         },
@@ -574,12 +611,32 @@ def _quality(
     y: NDArray[Any],
     train: NDArray[Any],
     test: NDArray[Any],
+    known: NDArray[np.float64] | None,
 ) -> Quality | None:
     if not len(test):
         return None
     if isinstance(estimator, SparseGPClassifier):
         return classification_quality(estimator, X[test], y[test], train_labels=y[train])
-    return regression_quality(estimator, X[test], y[test], y_train=y[train])
+    noise = _known_part(known, test)
+    return regression_quality(estimator, X[test], y[test], y_train=y[train], **noise)
+
+
+def _check_noise_column(
+    noise_column: str | None, task: str, likelihood: str, *, log_target: bool
+) -> None:
+    plain = task == "regression" and likelihood == "gaussian" and not log_target
+    if noise_column is None or plain:
+        return
+    what = "`log_target`" if log_target else f"{task} with {likelihood!r}"
+    raise InputError(
+        "`noise_column` (`--noise-column`) needs regression with Gaussian noise of the target "
+        f"itself; got {what}. Leave one of them out."
+    )
+
+
+def _known_part(known: NDArray[np.float64] | None, rows: NDArray[Any]) -> dict[str, Any]:
+    """Return the known noise of some rows as an argument, if there is any."""
+    return {} if known is None else {"noise_variance": known[rows]}
 
 
 def _described_goal(points: dict[str, Any]) -> str:
