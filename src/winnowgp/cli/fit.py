@@ -143,6 +143,13 @@ def fit(
             "'rbf + periodic', 'rbf[age] * linear'."
         ),
     ] = "auto",
+    mean: Annotated[
+        str,
+        typer.Option(
+            help="Prior mean of the function: zero, constant or linear; auto: zero for Gaussian "
+            "noise, a constant for other likelihoods and classes."
+        ),
+    ] = "auto",
     test_size: Annotated[
         float | None,
         typer.Option(
@@ -246,6 +253,7 @@ def fit(
         "missing": missing,
         "max_words": max_words,
         "kernel": kernel,
+        "mean": mean,
         "alpha": alpha_value,
         "tolerance": tolerance,
         "max_points": max_points,

@@ -99,6 +99,9 @@ class BaseGP(BaseEstimator, ABC):
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         """Check parameters that depend on the number of columns, and convert them in place."""
 
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        """Check parameters that depend on the targets; `params.likelihood` is known by then."""
+
     @abstractmethod
     def _initial_model(
         self,

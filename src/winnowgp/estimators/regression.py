@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
@@ -205,12 +206,12 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 )
             validation.set_source_columns(self, X, y, sample_weight, noise_variance)
             self._check_columns(params, X.D)
-            self._check_noise(params, X, missing=False)
+            self._check_targets(params, X)
             rows, scaler = self._rows_of_source(X, params)
         else:
             data, single = self._rows_of_arrays(X, y, sample_weight, noise_variance)
             self._check_columns(params, data.D)
-            self._check_noise(params, data, missing=not data.complete)
+            self._check_targets(params, data)
             rows, scaler = _scaled_targets(data, params.likelihood, single=single)
         params.likelihood = self._likelihood_of(params, rows.P)
         self._fit(rows, params)
@@ -236,6 +237,11 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
         nats = self._log_density(inputs, targets, noise=known)
         return self._y_scaler.log_densities(nats, targets)
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        rows = data.as_dataset()
+        self._check_noise(params, data, missing=rows is not None and not rows.complete)
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
         """Raise an error if this model cannot have known noise, or missing targets."""
@@ -596,15 +602,27 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
                 noise = candidates.new_ones(data.P)
             elif params.noise == "known":
                 noise = _NEGLIGIBLE
-            model = SparseGP(kernel, candidates, noise=noise, precision=params.precision)
+            model = SparseGP(
+                kernel,
+                candidates,
+                mean=params.prior_mean,
+                noise=noise,
+                precision=params.precision,
+            )
             if params.noise == "known":
                 model.likelihood.requires_grad_(False)
             elif params.weak_priors:
                 add_weak_priors(model.likelihood)
             return model.to(params.device)
-        model = VariationalGP(kernel, candidates, likelihood=params.likelihood, targets=data.P)
-        model = model.to(params.device)
-        if not validation.has_noise(params.likelihood):
+        model = VariationalGP(
+            kernel,
+            candidates,
+            mean=params.prior_mean,
+            likelihood=params.likelihood,
+            targets=data.P,
+        ).to(params.device)
+        constant = isinstance(model.mean, ConstantMean) and not isinstance(self.mean, Mean)
+        if constant and not validation.has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
             rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))

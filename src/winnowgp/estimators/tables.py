@@ -228,6 +228,7 @@ def fit_table(
     missing: str = "error",
     max_words: int = 30,
     kernel: str = AUTO,
+    mean: str = "auto",
     alpha: str | float = "auto",
     tolerance: float | None = None,
     max_points: int | None = None,
@@ -276,6 +277,8 @@ def fit_table(
         max_words: largest number of categories of a column.
         kernel: "auto", or a kernel string, in which columns have names:
             "rbf[size] + linear[colour]".
+        mean: prior mean of the function: "auto", "zero", "constant" or "linear"; see
+            `SparseGPRegressor`.
         precision: "double", or "mixed" for regression.
         settings: further settings to keep with the model, such as the command that made it.
         process_group: processes that were given the same table and share its rows, if any; all
@@ -364,6 +367,7 @@ def fit_table(
         device=device,
         callbacks=(history, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
+        mean=mean,
         max_fit_seconds=max_fit_seconds,
         **points,
     )
@@ -443,6 +447,7 @@ def fit_table(
             **_target_settings(task, noise, log_target=log_target),
             **({} if split_by is None else {"split_by": split_by}),
             **({} if noise_column is None else {"noise_column": noise_column}),
+            **({} if mean == "auto" else {"mean": mean}),
             "missing": missing,
             **(settings or {}),
         },
