@@ -300,3 +300,22 @@ def test_known_noise_in_chunks_gives_the_bound_of_all_rows() -> None:
     assert torch.equal(part, data.noise[[3, 1]])
     with pytest.raises(InputError, match="at least 0"):
         next(ArraySource(data.X.numpy(), data.Y.numpy(), noise=-data.noise.numpy()).chunks(3))
+
+
+def test_target_that_no_row_has_adds_nothing() -> None:
+    """A sample of the rows, or a fold, may have none of a rare target."""
+    data = rows(Case())
+    Y = data.Y.clone()
+    Y[:, 1] = torch.nan
+    some, others = Dataset(data.X, Y), Dataset(data.X, data.Y[:, [0, 2]])
+    gp = model_of(Case(), data)
+    two = SparseGP(gp.kernel, gp.candidates.detach(), mean=gp.mean, noise=NOISE[[0, 2]])
+    for one, other in zip(
+        (gp.bound(some), gp.chunked_bound(some)(), gp.dense_bound(some)()),
+        (two.bound(others), two.chunked_bound(others)(), two.dense_bound(others)()),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    assert gp.evidence(some).lower == pytest.approx(two.evidence(others).lower, rel=1e-12)
+    variance = gp.posterior(some).predict(data.X).variance[:, 1]
+    torch.testing.assert_close(variance, torch.full_like(variance, 1.4))
