@@ -444,8 +444,12 @@ def missing_targets(y: Any) -> tuple[Any, NDArray[np.bool_] | None]:
     [[1.0, 0.0], [2.0, 3.0]]
     """
     try:
-        numbers = np.asarray(y, dtype=np.float64)
+        values = np.asarray(y)
+        # Objects may be numbers; other kinds, such as integers, are never NaN.
+        numbers = values.astype(np.float64) if values.dtype.kind in "fO" else None
     except (TypeError, ValueError):
+        return y, None
+    if numbers is None:
         return y, None
     missing = np.isnan(numbers)
     if numbers.ndim != 2 or numbers.shape[1] < 2 or not missing.any():
