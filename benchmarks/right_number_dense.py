@@ -19,8 +19,8 @@ from right_number_problems import Problem
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
+from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.kernels import prior_variance
-from winnowgp.models.sgpr import gaussian_rows
 from winnowgp.training.budget import Budget
 from winnowgp.training.hyperparameters import maximise_evidence
 

@@ -18,8 +18,9 @@ from winnowgp.data import ArraySource, Dataset, standardise
 from winnowgp.data.distributed import SINGLE_PROCESS as SINGLE
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
+from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.sgpr import ChunkedBound, exact_log_density
+from winnowgp.models.sgpr import ChunkedBound
 from winnowgp.training.cross_validation import CrossValidation
 
 N, K = 24, 5

@@ -19,7 +19,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel
-from winnowgp.models.sgpr import exact_log_density
+from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.selection import elimination_frontier
 
 FOLDS = 10
