@@ -19,8 +19,8 @@ from right_number_problems import Problem
 from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
+from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.kernels import prior_variance
-from winnowgp.models.sgpr import gaussian_rows
 from winnowgp.training.budget import Budget
 from winnowgp.training.hyperparameters import maximise_evidence
 
@@ -145,7 +145,7 @@ class ExactGP:
     def log_density(self, X: Values, y: Values) -> Values:
         """Return the predictive log density of standardised rows, computed on the device."""
         kernel, noise = self.model.kernel, self.model.noise
-        rows = gaussian_rows(kernel, data=self.data, mean=self.model.mean, noise=noise)
+        (rows,) = gaussian_rows(kernel, data=self.data, mean=self.model.mean, noise=noise)
         L = rows.factor()
         white = torch.linalg.solve_triangular(L, rows.Y, upper=False)
         densities = []

@@ -44,6 +44,10 @@ class MissingExtraError(WinnowError, ImportError):
     """An optional dependency is not installed; the message has the command that installs it."""
 
 
+class MissingTargetsWarning(UserWarning):
+    """Rows without any target were left out of a fit."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues, and the previous one is kept."""
 

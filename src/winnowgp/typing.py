@@ -37,6 +37,8 @@ SizeTable: TypeAlias = Float[Tensor, " sizes"]
 """One number for each subset size, from 0 to K."""
 Noise: TypeAlias = Float[Tensor, ""] | Float[Tensor, " N"]
 """A noise variance: one for all rows, or one per row."""
+TargetNoise: TypeAlias = Float[Tensor, ""] | Float[Tensor, " P"]
+"""A noise variance: one for all targets, or one per target."""
 
 ScoreMasks: TypeAlias = Callable[[Masks], Nats]
 """A function that returns the bound of each of S subsets, in nats."""

@@ -77,7 +77,7 @@ ROWS = torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]
         (SparseGPClassifier(), (Dataset.of(ROWS, 0 * ROWS),), "at least two classes"),
         (SparseGPClassifier(), (Dataset.of(ROWS, ROWS), [0]), "leave out `y`"),
         (DeepGPRegressor(), (ArraySource(ROWS.numpy(), ROWS.numpy()),), "6 rows in memory at once"),
-        (DeepGPRegressor(), (Dataset.of(ROWS, ROWS), None, [1]), "leave out `y` and `sample_w"),
+        (DeepGPRegressor(), (Dataset.of(ROWS, ROWS), None, [1]), "leave out `y`, `sample_w"),
         (
             SparseGPClassifier(),
             (Dataset.of(ROWS, (5 * ROWS).round() * 1e19),),

@@ -188,7 +188,7 @@ def test_grow_budget_of_work_ends_growth() -> None:
     gp = model(rows, prior)
     generous = steps_of(gp, rows)
     # Enough for sixteen candidates and a quarter of a selection for each pool before.
-    spent = (selection_work(N, 8) + selection_work(N, 16)) / 4
+    spent = (selection_work(gp, rows, 8) + selection_work(gp, rows, 16)) / 4
     work = spent + generous.pool_work(32) - 1
     pool = grow(
         steps_of(gp, rows, work=work), gp, tolerance=TOLERANCE, most=N, reference=None, first=8

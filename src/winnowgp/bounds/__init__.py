@@ -6,7 +6,8 @@ are summed over rows and outputs, and larger is better. The modules hold
 - `collapsed`: the collapsed bound, the exact evidence and an upper bound on it, subsets of the
   candidates, and weights in [0, 1];
 - `uncollapsed`: the bound of an explicit q(u);
-- `chunked`: sufficient statistics and gradient of the collapsed bound, in chunks of rows;
+- `chunked`: sufficient statistics of the collapsed bound, in chunks of rows; `two_pass`: its
+  gradient; `target_noise`: groups of targets that share their noise;
 - `row_blocks`: sums over rows, in memory or out of core, in one process or several;
 - `evidence`: the log evidence of Gaussian regression, exact or between two bounds;
 - `sites`: Gaussian sites for other likelihoods;

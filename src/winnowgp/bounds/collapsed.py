@@ -156,15 +156,20 @@ def optimal_posterior(
     return F @ (F.mT @ D), F
 
 
-def weight_correction(weights: Float[Tensor, " N"], noise: Scalar) -> Scalar:
+def weight_correction(weights: Float[Tensor, " N"], noise: Noise) -> Scalar:
     """Return the difference between w_i repeated observations and one with noise σ²/w_i, in nats.
 
         Σ_i log [N(y_i | f_i, σ²)^w_i / N(y_i | f_i, σ²/w_i)] = ½ Σ_i [(1 − w_i) log 2πσ² − log w_i]
 
     The difference depends on neither y nor f. A bound with noise σ²/w_i in row i, plus this for
     each output, is the bound in which row i counts as w_i equal rows.
+
+    Args:
+        weights: w.
+        noise: σ², one for all rows or one each.
     """
-    return 0.5 * ((1 - weights).sum() * (log(2 * pi) + noise.log()) - weights.log().sum())
+    log_noise = log(2 * pi) + noise.log()
+    return 0.5 * (((1 - weights) * log_noise).sum() - weights.log().sum())
 
 
 # Subsets of the candidates: padded batches, and weights in [0, 1] (appendix B.1 of the paper).

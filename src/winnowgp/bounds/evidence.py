@@ -28,7 +28,7 @@ from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.bounds.row_blocks import free_memory
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
-from winnowgp.typing import Scalar
+from winnowgp.typing import Noise
 
 _Number = TypeVar("_Number", int, float)
 
@@ -74,7 +74,7 @@ class GaussianRows:
         X: inputs.
         Y: targets minus the prior mean.
         kff: prior variance of each row.
-        noise: σ².
+        noise: σ², one for all rows or one each.
         covariance: the prior covariance between two sets of inputs.
         weights: weights of the rows; a row of weight w counts as w equal rows.
     """
@@ -82,7 +82,7 @@ class GaussianRows:
     X: Float[Tensor, "N D"]
     Y: Float[Tensor, "N P"]
     kff: Float[Tensor, " N"]
-    noise: Scalar
+    noise: Noise
     covariance: Callable[[Tensor, Tensor], Tensor]
     weights: Float[Tensor, " N"] | None = None
 

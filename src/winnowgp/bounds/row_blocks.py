@@ -18,6 +18,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.target_groups import target_groups
 from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
 
 # Rows of a block on a CPU: matrices with one column per row should stay in the caches.
@@ -56,6 +57,8 @@ class RowBlock:
     """[x, x², 1] of the centred inputs: squared distances to any point are linear in them."""
     Y: Float[Tensor, "B P"]
     weights: Float[Tensor, " B"] | None
+    noise: Float[Tensor, "B P"] | None = None
+    """Known noise variances, if there are any."""
 
     def __len__(self) -> int:
         return len(self.X)
@@ -87,6 +90,7 @@ class RowBlocks:
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.N, self.P, self.observations = source.N, source.P, source.observations
+        self.groups = target_groups(source)
         self._source, self._device, self._size = source, device, size
         self._process_group = source.process_group if process_group is None else process_group
         dataset = source.as_dataset()
@@ -166,8 +170,9 @@ class RowBlocks:
             rows = chunk.to(self._device)
             X = rows.X
             features = rbf_features(X - self.centre)
-            yield RowBlock(slice(first, first + len(X)), X, features, rows.Y, rows.weights)
-            first += len(X)
+            stop = first + len(X)
+            yield RowBlock(slice(first, stop), X, features, rows.Y, rows.weights, rows.noise)
+            first = stop
 
 
 def _divided(blocks: list[RowBlock], groups: int) -> list[list[RowBlock]]:

@@ -57,6 +57,14 @@ def fit(
             "units.",
         ),
     ] = False,
+    noise_column: Annotated[
+        str | None,
+        typer.Option(
+            help="A column of known noise variances of the target, squares of standard deviations "
+            "in its units: not an input. What it leaves out is learnt.",
+            show_default=False,
+        ),
+    ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
@@ -142,6 +150,13 @@ def fit(
             "or none."
         ),
     ] = "weak",
+    mean: Annotated[
+        str,
+        typer.Option(
+            help="Prior mean of the function: zero, constant or linear; auto: zero for Gaussian "
+            "noise, a constant for other likelihoods and classes."
+        ),
+    ] = "auto",
     test_size: Annotated[
         float | None,
         typer.Option(
@@ -210,7 +225,8 @@ def fit(
     alpha_value = _alpha(alpha)
     dropped, categories = _names(drop), _names(categorical)
     used = {"`--target`": (target,), "`--drop`": dropped, "`--categorical`": categories}
-    for option, name in {"`--id`": id_column, "`--split-by`": split_by}.items():
+    named = {"`--id`": id_column, "`--split-by`": split_by, "`--noise-column`": noise_column}
+    for option, name in named.items():
         if name is not None:
             used[option] = (name,)
     check_columns(data, used, encoding=encoding)
@@ -236,6 +252,7 @@ def fit(
         "task": task,
         "likelihood": likelihood,
         "log_target": log_target,
+        "noise_column": noise_column,
         "split_by": split_by,
         "id_column": id_column,
         "drop": dropped,
@@ -246,6 +263,7 @@ def fit(
         "max_words": max_words,
         "kernel": kernel,
         "priors": None if priors == "none" else priors,
+        "mean": mean,
         "alpha": alpha_value,
         "tolerance": tolerance,
         "max_points": max_points,

@@ -5,16 +5,20 @@ import gzip
 import io
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from winnowgp.cli.options import Device, Encoding, ModelFile, Quiet, checked_output
 from winnowgp.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from winnowgp.data import DataTable
+    from winnowgp.estimators import TabularModel
 
 
 def predict(
@@ -57,7 +61,8 @@ def predict(
     from winnowgp.data import read_blocks
 
     fitted = load_table_model(model)
-    blocks, count, lacks_id = read_blocks(data, encoding=encoding), 0, False
+    missing: set[str] = set()
+    blocks, count = _noting_missing(read_blocks(data, encoding=encoding), fitted, missing), 0
     with ExitStack() as stack:
         # Closed in reverse order: the file is complete before a line is printed.
         writers = []
@@ -71,15 +76,30 @@ def predict(
             for write in writers:
                 write(predictions)
             count += len(next(iter(predictions.values())))
-            lacks_id = fitted.id_column is not None and fitted.id_column not in predictions
-        if lacks_id and not quiet:
+        if fitted.id_column in missing and not quiet:
             typer.echo(
                 f"note: the id column {fitted.id_column!r} is missing; predictions are in the "
                 "order of the rows.",
                 err=True,
             )
+        if fitted.noise_column in missing and not quiet:
+            typer.echo(
+                f"note: the noise column {fitted.noise_column!r} is missing; sd and intervals have "
+                "the learnt noise only.",
+                err=True,
+            )
     if output is not None and not json and not quiet:
         typer.echo(f"{count} predictions: {output}")
+
+
+def _noting_missing(
+    blocks: "Iterable[DataTable]", model: "TabularModel", missing: set[str]
+) -> "Iterator[DataTable]":
+    """Yield the blocks, and add the names of an id or noise column that they lack to a set."""
+    for block in blocks:
+        names = (model.id_column, model.noise_column)
+        missing.update(name for name in names if name is not None and name not in block.values)
+        yield block
 
 
 def _probabilities(text: str) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf, nan
 from typing import Any, final
 
 import torch
@@ -79,6 +80,11 @@ class Source(ABC):
     def observations(self) -> int | float:
         """Number of observations that the rows count as: N, or the sum of the weights."""
         return self.N
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the rows have noise of known variance."""
+        return False
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -238,9 +244,10 @@ class RowBatches:
 
 @dataclass(frozen=True, slots=True)
 class Dataset(Source):
-    """N rows of D inputs and P targets in memory, with optional weights.
+    """N rows of D inputs and P targets in memory, with optional weights and known noise.
 
-    A row of weight w counts as w rows: its log-likelihood is multiplied by w.
+    A row of weight w counts as w rows: its log-likelihood is multiplied by w. A target that is NaN
+    was not observed.
 
     >>> Dataset.of(torch.zeros(3, 2), torch.zeros(3)).P
     1
@@ -252,15 +259,27 @@ class Dataset(Source):
     Y: Float[Tensor, "N P"]
     weights: Float[Tensor, " N"] | None = None
     """Weights of the rows; None if every row has weight one."""
+    noise: Float[Tensor, "N P"] | None = None
+    """Known noise variances of the targets, in addition to the noise that a model learns."""
 
     @classmethod
-    def of(cls, X: Tensor, y: Tensor, *, weights: Tensor | None = None) -> "Dataset":
+    def of(
+        cls,
+        X: Tensor,
+        y: Tensor,
+        *,
+        weights: Tensor | None = None,
+        noise: Tensor | None = None,
+        missing: bool = False,
+    ) -> "Dataset":
         """Check inputs and targets and return them as a data set.
 
         Args:
             X: inputs `[N D]`, finite.
             y: targets `[N]` or `[N P]`, finite and of the dtype of `X`.
             weights: positive weights of the rows, `[N]`; leave out rows of weight zero.
+            noise: known noise variances of the targets, of the shape of `y`, at least zero.
+            missing: whether targets may be NaN in some rows, which then have another target.
 
         Raises:
             InputError: shapes or dtypes do not match, there are no rows, or a value is not finite.
@@ -279,7 +298,12 @@ class Dataset(Source):
             raise InputError("`X` has no rows; a fit needs at least one.")
         if not (X.dtype.is_floating_point and y.dtype == X.dtype):
             raise InputError(f"`X` and `y` must share a float dtype; got {X.dtype} and {y.dtype}.")
-        for name, values in (("X", X), ("y", y)):
+        Y = y if y.dim() == 2 else y[:, None]
+        absent = torch.isnan(Y) if missing else torch.zeros_like(Y, dtype=torch.bool)
+        if bool(absent.all(1).any()):
+            count = int(absent.all(1).sum())
+            raise InputError(f"`y` has {count} rows without any target; drop those rows.")
+        for name, values in (("X", X), ("y", Y[~absent])):
             bad = int((~torch.isfinite(values)).sum())
             if bad:
                 raise InputError(
@@ -288,7 +312,9 @@ class Dataset(Source):
                 )
         if weights is not None:
             _check_weights(weights, X)
-        return cls(X, y if y.dim() == 2 else y[:, None], weights)
+        if noise is not None:
+            noise = _checked_noise(noise if noise.dim() == 2 else noise[:, None], Y)
+        return cls(X, Y, weights, noise)
 
     @classmethod
     def joined(cls, parts: "Sequence[Dataset]") -> "Dataset":
@@ -296,10 +322,12 @@ class Dataset(Source):
         if len(parts) == 1:
             return parts[0]
         weights = [part.weights for part in parts if part.weights is not None]
+        noise = [part.noise for part in parts if part.noise is not None]
         return cls(
             torch.cat([part.X for part in parts]),
             torch.cat([part.Y for part in parts]),
             torch.cat(weights) if weights else None,
+            torch.cat(noise) if noise else None,
         )
 
     @property
@@ -314,15 +342,33 @@ class Dataset(Source):
     def observations(self) -> int | float:
         return self.N if self.weights is None else float(self.weights.sum())
 
+    @property
+    def has_noise(self) -> bool:
+        return self.noise is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether no target is missing."""
+        return not bool(torch.isnan(self.Y).any())
+
+    def require_plain_targets(self, user: str) -> None:
+        """Raise an error if targets are missing or have known noise, which few models accept."""
+        if self.has_noise or not self.complete:
+            raise InputError(
+                f"{user} needs rows with all targets and without known noise; use `SparseGP`, "
+                "whose noise is Gaussian, or leave such rows and the noise out."
+            )
+
     def chunks(self, size: int) -> "Iterator[Dataset]":
         """Yield all rows in order, `size` at a time, as views."""
         for start in range(0, self.N, checked_size(size)):
             yield self.part(slice(start, start + size))
 
     def part(self, rows: slice | Int[Tensor, " B"]) -> "Dataset":
-        """Return some of the rows, with their weights."""
+        """Return some of the rows, with their weights and their noise."""
         weights = None if self.weights is None else self.weights[rows]
-        return Dataset(self.X[rows], self.Y[rows], weights)
+        noise = None if self.noise is None else self.noise[rows]
+        return Dataset(self.X[rows], self.Y[rows], weights, noise)
 
     def shard(self, index: int, count: int) -> "Dataset":
         """Return one of `count` contiguous shards of nearly equal length, as a view."""
@@ -332,7 +378,14 @@ class Dataset(Source):
     def to(self, device: torch.device) -> "Dataset":
         """Return the rows on another device."""
         weights = None if self.weights is None else self.weights.to(device)
-        return Dataset(self.X.to(device), self.Y.to(device), weights)
+        noise = None if self.noise is None else self.noise.to(device)
+        return Dataset(self.X.to(device), self.Y.to(device), weights, noise)
+
+    def double(self) -> "Dataset":
+        """Return the rows in double precision."""
+        weights = None if self.weights is None else self.weights.double()
+        noise = None if self.noise is None else self.noise.double()
+        return Dataset(self.X.double(), self.Y.double(), weights, noise)
 
     def as_dataset(self) -> "Dataset":
         return self
@@ -341,6 +394,12 @@ class Dataset(Source):
         """Multiply the terms of a sum over observations by the weights of their rows."""
         return nats if self.weights is None else self.weights[:, None] * nats
 
+    def mean_square(self, level: Tensor | float = 0.0) -> Float[Tensor, " P"]:
+        """Return the mean of (y − level)² of each target over observations that have it."""
+        square = (self.Y - level).square()
+        observed = self.weighted((~torch.isnan(square)).to(square))
+        return self.weighted(square).nansum(0) / observed.sum(0).clamp_min(1e-300)
+
     def merged(self) -> "Dataset":
         """Return the same observations with equal rows merged into one of their total weight.
 
@@ -348,18 +407,37 @@ class Dataset(Source):
         by value, so that a row of weight three and three equal rows become the same data set. If
         all weights are one, the rows stay as they are. O(N log N).
         """
-        if self.weights is None and not _may_repeat(self.X, self.Y):
+        table = torch.cat([self.X, self.Y, *(() if self.noise is None else (self.noise,))], 1)
+        # NaN differs from itself: missing targets are compared as infinite, which no target is.
+        table = torch.where(torch.isnan(table), inf, table)
+        if self.weights is None and not _may_repeat(table):
             return self
-        rows, inverse = torch.unique(torch.cat([self.X, self.Y], 1), dim=0, return_inverse=True)
+        rows, inverse = torch.unique(table, dim=0, return_inverse=True)
         ones = torch.ones_like(self.X[:, 0])
         weights = ones.new_zeros(len(rows)).index_add_(
             0, inverse, ones if self.weights is None else self.weights
         )
         unweighted = bool((weights == 1).all())
         if unweighted and len(rows) == self.N:
-            return Dataset(self.X, self.Y)
-        X, Y = rows[:, : self.D].contiguous(), rows[:, self.D :].contiguous()
-        return Dataset(X, Y, None if unweighted else weights)
+            return replace(self, weights=None)
+        rows = torch.where(torch.isinf(rows), nan, rows)
+        sizes = [self.D, self.P, rows.shape[1] - self.D - self.P]
+        X, Y, noise = (part.contiguous() for part in rows.split(sizes, 1))
+        noise = None if self.noise is None else noise
+        return Dataset(X, Y, None if unweighted else weights, noise)
+
+
+def _checked_noise(noise: Tensor, Y: Tensor) -> Tensor:
+    if noise.shape != Y.shape or noise.dtype != Y.dtype:
+        raise InputError(
+            f"`noise` must be a {Y.dtype} variance for each target, {list(Y.shape)}; got "
+            f"{noise.dtype} of shape {list(noise.shape)}."
+        )
+    # The noise of a missing target is not used.
+    noise = torch.where(torch.isnan(Y), 0.0, noise)
+    if not bool((torch.isfinite(noise) & (noise >= 0)).all()):
+        raise InputError("`noise` must be finite variances of at least 0; some are not.")
+    return noise
 
 
 def _check_weights(weights: Tensor, X: Tensor) -> None:
@@ -372,14 +450,14 @@ def _check_weights(weights: Tensor, X: Tensor) -> None:
         raise InputError("`weights` must be positive and finite; leave out rows of weight zero.")
 
 
-def _may_repeat(X: Float[Tensor, "N D"], Y: Float[Tensor, "N P"]) -> bool:
+def _may_repeat(table: Float[Tensor, "N C"]) -> bool:
     """Return False if no two rows are equal, because their weighted sums all differ.
 
     Sorting one number per row is ten times faster than sorting rows, and few tables have repeated
     rows.
     """
-    total = torch.zeros_like(X[:, 0])
-    for index, column in enumerate([*X.unbind(1), *Y.unbind(1)]):
+    total = torch.zeros_like(table[:, 0])
+    for index, column in enumerate(table.unbind(1)):
         # Added column by column, so that equal rows are rounded alike.
         total += column * (1 + (index * 0.6180339887498949) % 1)
     ordered = total.sort().values

@@ -36,13 +36,21 @@ class ArraySource(Source):
     Args:
         X: numeric array of any dtype.
         y: numeric array with as many rows.
+        noise: known noise variances of the targets, of the shape of `y`, if there are any.
         dtype: dtype of the tensors that rows are converted to.
     """
 
     def __init__(
-        self, X: NDArray[Any], y: NDArray[Any], *, dtype: torch.dtype = torch.float64
+        self,
+        X: NDArray[Any],
+        y: NDArray[Any],
+        *,
+        noise: NDArray[Any] | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
-        for name, array, dimensions in (("X", X, (2,)), ("y", y, (1, 2))):
+        arrays = [("X", X, (2,)), ("y", y, (1, 2))]
+        arrays += [] if noise is None else [("noise", noise, (y.ndim,))]
+        for name, array, dimensions in arrays:
             if not isinstance(array, np.ndarray):
                 raise InputError(
                     f"`{name}` must be a numpy array; got a {type(array).__name__}. Use "
@@ -58,9 +66,14 @@ class ArraySource(Source):
                 f"`X` and `y` must have equally many rows; `X` has {len(X)} rows and `y` has "
                 f"{len(y)}."
             )
+        if noise is not None and noise.shape != y.shape:
+            raise InputError(
+                f"`noise` must be a variance for each target, {list(y.shape)}; got "
+                f"{list(noise.shape)}."
+            )
         if not len(X):
             raise InputError("`X` has no rows; a fit needs at least one.")
-        self._X, self._y = X, y
+        self._X, self._y, self._noise = X, y, noise
         self._info = SourceInfo(len(X), X.shape[1], y.shape[1] if y.ndim == 2 else 1, dtype)
         self._offset = 0
 
@@ -85,6 +98,10 @@ class ArraySource(Source):
     def info(self) -> SourceInfo:
         return self._info
 
+    @property
+    def has_noise(self) -> bool:
+        return self._noise is not None
+
     def chunks(self, size: int) -> Iterator[Dataset]:
         for start in range(0, self.N, checked_size(size)):
             yield self._read(slice(start, start + size))
@@ -94,15 +111,18 @@ class ArraySource(Source):
 
     def shard(self, index: int, count: int) -> "ArraySource":
         rows = shard_range(self.N, index, count)
-        shard = ArraySource(
-            self._X[rows.start : rows.stop], self._y[rows.start : rows.stop], dtype=self.dtype
-        )
+        own = slice(rows.start, rows.stop)
+        noise = None if self._noise is None else self._noise[own]
+        shard = ArraySource(self._X[own], self._y[own], noise=noise, dtype=self.dtype)
         shard._offset = self._offset + rows.start
         return shard
 
     def _read(self, rows: slice | NDArray[np.int64]) -> Dataset:
         X, y = (self._tensor(n, a, rows) for n, a in (("X", self._X), ("y", self._y)))
-        return Dataset(X, y if y.dim() == 2 else y[:, None])
+        if self._noise is None:
+            return Dataset(X, y if y.dim() == 2 else y[:, None])
+        # Negative variances are refused.
+        return Dataset.of(X, y, noise=self._tensor("noise", self._noise, rows))
 
     def _tensor(self, name: str, array: NDArray[Any], rows: slice | NDArray[np.int64]) -> Tensor:
         """Convert a copy of some rows: a memory map may be read-only, or change."""
@@ -315,6 +335,10 @@ class WrappedSource(Source):
     @property
     def observations(self) -> int | float:
         return self.source.observations
+
+    @property
+    def has_noise(self) -> bool:
+        return self.source.has_noise
 
 
 @runtime_checkable

@@ -37,9 +37,12 @@ class Standardiser:
         """Return the standardiser of the columns of `A`.
 
         Args:
-            A: values in memory.
+            A: values in memory; NaN is missing.
             weights: weights of the rows; a row of weight w counts as w rows.
         """
+        table = MaskedMatrix(A, ~torch.isnan(A))
+        if not table.complete:
+            return cls.of_entries(table, weights=weights)
         size = _column_size(A.abs())
         if weights is None:
             spread, centre = torch.std_mean(A / size, dim=0, correction=0)
@@ -50,13 +53,18 @@ class Standardiser:
         return cls._of_mean_and_sd(size * centre, size * spread)
 
     @classmethod
-    def of_entries(cls, table: MaskedMatrix) -> "Standardiser":
+    def of_entries(
+        cls, table: MaskedMatrix, *, weights: Float[Tensor, " N"] | None = None
+    ) -> "Standardiser":
         """Return the standardiser of the observed entries of each column."""
         size = _column_size(torch.where(table.observed, table.Y.abs(), 0.0))
-        count = table.observed.sum(0).clamp_min(1)
-        centre = (table.filled() / size).sum(0) / count
+        share = table.observed.to(table.Y)
+        share = share if weights is None else weights[:, None] * share
+        count = share.sum(0)
+        count = torch.where(count > 0, count, 1.0)
+        centre = (share * (table.filled() / size)).sum(0) / count
         deviation = torch.where(table.observed, table.Y / size - centre, 0.0)
-        spread = (deviation.square().sum(0) / count).sqrt()
+        spread = ((share * deviation.square()).sum(0) / count).sqrt()
         return cls._of_mean_and_sd(size * centre, size * spread)
 
     @classmethod
@@ -157,7 +165,9 @@ class StandardisedSource(WrappedSource):
         return self if dataset is None else self.with_rows(dataset)
 
     def _forward(self, rows: Dataset) -> Dataset:
-        return Dataset(self.x_scaler.forward(rows.X), self.y_scaler.forward(rows.Y), rows.weights)
+        noise = None if rows.noise is None else rows.noise / self.y_scaler.scale.square()
+        X, Y = self.x_scaler.forward(rows.X), self.y_scaler.forward(rows.Y)
+        return Dataset(X, Y, rows.weights, noise)
 
 
 @dataclass(frozen=True, slots=True)

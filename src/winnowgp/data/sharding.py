@@ -84,7 +84,13 @@ class ShardedSource(WrappedSource):
         X = selected.X.new_zeros(len(rows), self.D)
         Y = selected.Y.new_zeros(len(rows), self.P)
         X[mine], Y[mine] = selected.X, selected.Y
-        return Dataset(*self.group.all_reduce(X, Y))
+        if not self.has_noise:
+            return Dataset(*self.group.all_reduce(X, Y))
+        noise = torch.zeros_like(Y)
+        if selected.noise is not None:
+            noise[mine] = selected.noise
+        X, Y, noise = self.group.all_reduce(X, Y, noise)
+        return Dataset(X, Y, None, noise)
 
     def shard(self, index: int, count: int) -> Source:
         raise InputError(

@@ -12,6 +12,7 @@ from math import lgamma, log, sqrt
 from typing import Any
 
 import numpy as np
+from gpytorch.means import ConstantMean, ZeroMean
 from numpy.typing import NDArray
 from scipy.stats import binomtest, rankdata
 
@@ -43,6 +44,8 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
     few = frontier is not None and frontier.N < _FEW_ROWS
     if M == 0 and (few or _has_no_noise(estimator)):
         return []  # Of so few rows, or of a constant target, a constant is the model to expect.
+    if M == 0 and not isinstance(estimator.posterior_.mean, ZeroMean | ConstantMean):
+        return []  # The mean alone explains the target.
     if M == 0:
         constant = "no inducing points were selected: the model predicts the same for every row"
         if estimator.alpha != "auto":

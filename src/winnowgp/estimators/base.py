@@ -99,6 +99,9 @@ class BaseGP(BaseEstimator, ABC):
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         """Check parameters that depend on the number of columns, and convert them in place."""
 
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        """Check parameters that depend on the targets; `params.likelihood` is known by then."""
+
     @abstractmethod
     def _initial_model(
         self,
@@ -145,7 +148,12 @@ class BaseGP(BaseEstimator, ABC):
         params.x_scaler = x_scaler
         identity = {}
         if params.checkpoint is not None or rows.process_group.world_size > 1:
-            names = {"inputs": "X", "targets": "y", "weights": "sample_weight"}
+            names = {
+                "inputs": "X",
+                "targets": "y",
+                "weights": "sample_weight",
+                "noise": "noise_variance",
+            }
             values = row_identity(rows, saved=params.checkpoint is not None)
             identity = {names.get(name, name): value for name, value in values.items()}
         result, _ = self._train(data, params, identity=identity, process_group=rows.process_group)
@@ -210,27 +218,39 @@ class BaseGP(BaseEstimator, ABC):
 
     @torch.no_grad()
     def _predict_latent(
-        self, inputs: Tensor, predict: Callable[..., Prediction], *, observed: bool
+        self,
+        inputs: Tensor,
+        predict: Callable[..., Prediction],
+        *,
+        observed: bool,
+        noise: Tensor | None = None,
     ) -> Prediction:
         """Return mean and variance of each row, for standardised inputs and targets.
 
         Args:
             predict: method of the posterior.
             observed: whether to predict a new observation, noise included.
+            noise: known noise variances of the observations.
         """
-        chunks = inputs.split(rows_at_once(self.posterior_))
-        predictions = [predict(chunk, observed=observed) for chunk in chunks]
+        chunks = chunks_with_noise(self.posterior_, inputs, noise)
+        predictions = [predict(chunk, observed=observed, **known) for chunk, known in chunks]
         return Prediction(
             torch.cat([prediction.mean for prediction in predictions]).cpu(),
             torch.cat([prediction.variance for prediction in predictions]).cpu(),
         )
 
     @torch.no_grad()
-    def _log_density(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _log_density(
+        self, inputs: Tensor, targets: Tensor, *, noise: Tensor | None = None
+    ) -> Tensor:
         """Return the log density of each standardised target, in nats."""
-        rows = rows_at_once(self.posterior_)
-        pairs = zip(inputs.split(rows), targets.to(inputs.device).split(rows), strict=True)
-        return torch.cat([self.posterior_.log_density(x, y) for x, y in pairs]).cpu()
+        targets_of = targets.to(inputs.device).split(rows_at_once(self.posterior_))
+        chunks = chunks_with_noise(self.posterior_, inputs, noise)
+        densities = [
+            self.posterior_.log_density(x, y, **known)
+            for (x, known), y in zip(chunks, targets_of, strict=True)
+        ]
+        return torch.cat(densities).cpu()
 
 
 Estimator = TypeVar("Estimator", bound=BaseGP)
@@ -254,6 +274,17 @@ def rows_at_once(posterior: Posterior | DeepPosterior) -> int:
     hidden = sum(layer.P for layer in posterior.layers[:-1])
     samples = max(posterior.samples, 4 * hidden)
     return max(1, NUMBERS // (samples * max(layer.P * layer.K for layer in posterior.layers)))
+
+
+def chunks_with_noise(
+    posterior: Posterior | DeepPosterior, inputs: Tensor, noise: Tensor | None
+) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Return chunks of rows, each with its known noise as a keyword argument if there is any."""
+    size = rows_at_once(posterior)
+    chunks = inputs.split(size)
+    if noise is None:
+        return [(rows, {}) for rows in chunks]
+    return [(x, {"noise": s}) for x, s in zip(chunks, noise.split(size), strict=True)]
 
 
 def posterior_device(posterior: Posterior | DeepPosterior) -> torch.device:

@@ -107,6 +107,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
             self._check_columns(params, data.D)
             rows = _class_weighted(data, labels, params.class_weight)
         params.likelihood = labels.likelihood()
+        self._check_targets(params, rows)
         self._fit(rows, params)
         self._labels, self.classes_ = labels, labels.classes
         self._warn_of_limits()
@@ -246,4 +247,6 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
         self, kernel: Kernel, candidates: Tensor, data: Source, params: validation.Parameters
     ) -> VariationalGP:
         del data
-        return VariationalGP(kernel, candidates, likelihood=params.likelihood).to(params.device)
+        likelihood, mean = params.likelihood, params.prior_mean
+        model = VariationalGP(kernel, candidates, mean=mean, likelihood=likelihood)
+        return model.to(params.device)

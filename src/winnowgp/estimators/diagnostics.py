@@ -49,6 +49,7 @@ def diagnose(
     held_out: NDArray[np.intp],
     columns: Sequence[Column] | None = None,
     ordered: bool = True,
+    noise_variance: Values | None = None,
 ) -> list[FitWarning]:
     """Return warnings about a fitted model, from rows that were not used for training.
 
@@ -64,6 +65,7 @@ def diagnose(
         held_out: numbers of the rows that were not used for training.
         columns: columns to test residuals against; by default the columns of X.
         ordered: whether residuals are tested against the order of the rows, too.
+        noise_variance: known noise variances of all rows, if there are any.
 
     >>> X = np.linspace(0, 6, 120)[:, None]
     >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=120)
@@ -82,7 +84,8 @@ def diagnose(
         tested.append(Column("", "order", held_out.astype(np.float64)))
     classes = isinstance(model, SparseGPClassifier)
     alarms_of = _class_alarms if classes else _regression_alarms
-    score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested)
+    known = None if noise_variance is None else noise_variance[held_out]
+    score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested, known)
     found = [*selection_alarms(model), *more]
     leak = leakage_alarm(columns, y.astype(str if classes else np.float64), score)
     if leak is not None:
@@ -122,16 +125,23 @@ def recorded_alarms() -> Iterator[list[FitWarning]]:
 
 
 def _regression_alarms(
-    model: Any, X: Values, y: Values, y_train: Values, columns: Sequence[Column]
+    model: Any,
+    X: Values,
+    y: Values,
+    y_train: Values,
+    columns: Sequence[Column],
+    noise_variance: Values | None,
 ) -> tuple[float, list[FitWarning]]:
     """Return R² on held-out rows, and alarms."""
-    observation, likelihood = predictive(model, X), model.likelihood
+    observation = predictive(model, X, noise_variance=noise_variance)
+    likelihood = model.likelihood
     lower, upper = observation.interval(0.95)
     coverage = coverage_alarm((y >= lower) & (y <= upper), likelihood=likelihood)
     found = [] if coverage is None else [coverage]
     if model.n_inducing_ > 0:
         constant = constant_densities(model, y, y_train)
-        worse = constant_alarm(model.log_density(X, y), constant)
+        densities = model.log_density(X, y, noise_variance=noise_variance)
+        worse = constant_alarm(densities, constant)
         found += [] if worse is None else [worse]
         # Normal scores: standard normal if the predictive distributions are right.
         z = norm.ppf(observation.cdf(y)).clip(-_LARGEST_SCORE, _LARGEST_SCORE)
@@ -148,8 +158,10 @@ def _class_alarms(
     labels: NDArray[Any],
     train_labels: NDArray[Any],
     columns: Sequence[Column],
+    noise_variance: Values | None,
 ) -> tuple[float, list[FitWarning]]:
     """Return the accuracy on held-out rows, and alarms."""
+    del noise_variance  # classes have none
     classes, probability = model.classes_, model.predict_proba(X)
     accuracy = float((classes[probability.argmax(1)] == labels).mean())
     if model.n_inducing_ == 0:

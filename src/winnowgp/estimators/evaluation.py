@@ -40,7 +40,8 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
     X, y = model.encoder.encode(rows), _targets(model, rows)
     if isinstance(model.estimator, SparseGPClassifier):
         return classification_quality(model.estimator, X, y, train_labels=y)
-    return regression_quality(model.estimator, X, y, y_train=y)
+    noise = model.noise_variance(rows)
+    return regression_quality(model.estimator, X, y, y_train=y, noise_variance=noise)
 
 
 @final
@@ -324,8 +325,9 @@ def _row_measures(
         hits = (estimator.predict(X) == y).astype(float)
         return {"log probability": (nats, "higher"), "accuracy": (hits, "higher")}
     error = np.abs(estimator.predict(X) - y)
+    densities = estimator.log_density(X, y, noise_variance=model.noise_variance(rows))
     return {
-        "log density": (estimator.log_density(X, y), "higher"),
+        "log density": (densities, "higher"),
         "absolute error": (error, "lower"),
     }
 

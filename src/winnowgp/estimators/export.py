@@ -23,7 +23,8 @@ def export_onnx(model: Exportable, path: str | os.PathLike[str]) -> Path:
     estimator has one input `X` `[N D]`. A `TabularModel` has one input per column: numbers and
     dates (in days since 1970) are doubles, NaN where missing; categories are strings without
     surrounding blanks, "" where missing. The outputs are `mean` and `variance` of a new
-    observation, or the `probabilities` of the classes that the metadata property `classes` lists.
+    observation, which has the learnt noise (add known noise of its own to the variance), or the
+    `probabilities` of the classes that the metadata property `classes` lists.
 
     Args:
         model: a fitted estimator or `TabularModel`.

@@ -143,6 +143,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         **validation.PARAMETERS,
         "candidates": partial(_CANDIDATES, shape=("K", "Q")),
         "epochs": validation.optional(validation.integer),
+        "noise": validation.one_of("shared", "column"),
         "start": partial(_START, shape=("N", "Q")),
         "tolerance": validation.optional(
             partial(validation.positive_number, hint="It is in nats per observed entry.")

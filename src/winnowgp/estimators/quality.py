@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
 from winnowgp.models.likelihoods import Prediction, is_plain, observation_model
-from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
 Values = NDArray[np.float64]
@@ -92,11 +92,20 @@ class Predictive:
         return torch.cat([model.cdf(*block) for block in zip(*blocks, strict=True)])
 
 
-def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
-    """Return the predictive distribution of a regressor of one target, in the target's units."""
+def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) -> Predictive:
+    """Return the predictive distribution of a regressor of one target, in the target's units.
+
+    Args:
+        noise_variance: known noise variances of the observations, if there are any.
+    """
     if not model._y_scaler.single:
         raise InputError("predictive distributions need one target; fit one model per target.")
-    latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
+    inputs = model._inputs(X)
+    latent = model._predict_latent(inputs, model.posterior_.predict, observed=False)
+    known = model._known_noise(noise_variance, len(inputs))
+    if known is not None:
+        # The likelihood adds its own noise to the variance.
+        latent = Prediction(latent.mean, latent.variance + known.cpu())
     likelihood = deepcopy(model.likelihood_).cpu()
     observed = observation_model(likelihood).predict(latent.mean, latent.variance)
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
@@ -104,10 +113,15 @@ def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
 
 
 def regression_quality(
-    model: SparseGPRegressor, X: Values, y: Values, *, y_train: Values
+    model: SparseGPRegressor,
+    X: Values,
+    y: Values,
+    *,
+    y_train: Values,
+    noise_variance: Values | None = None,
 ) -> Quality:
     """Return errors, log density, coverage of intervals and residuals on held-out rows."""
-    observation = predictive(model, X)
+    observation = predictive(model, X, noise_variance=noise_variance)
     shown = np.linspace(0, len(y) - 1, min(len(y), MOST_RESIDUALS)).astype(int)
     return {
         "rows": len(y),
@@ -116,7 +130,7 @@ def regression_quality(
             _metric("R²", r_squared(y, observation.mean), r_squared(y, y_train.mean()), "higher"),
             _metric(
                 "log density per observation",
-                float(model.log_density(X, y).mean()),
+                float(model.log_density(X, y, noise_variance=noise_variance).mean()),
                 float(constant_densities(model, y, y_train).mean()),
                 "higher",
             ),

@@ -1,5 +1,6 @@
 """Regression: numeric targets and their scaler, and the sparse GP regressor."""
 
+import warnings
 from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
@@ -18,17 +20,28 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser, standardise
 from winnowgp.data.frames import dates_as_days
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
+from winnowgp.estimators.base import (
+    BaseGP,
+    chunks_with_noise,
+    cpu_scaler,
+    posterior_device,
+    rows_at_once,
+)
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.sparse import SparseEstimator
-from winnowgp.models import PosteriorPaths, SparseGP, VariationalGP
+from winnowgp.models import Posterior, PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.noise import LEAST_NOISE, gaussian_noise
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.initialization import best_level
 from winnowgp.training.schedules import SizedModel
+
+# Noise variance of standardised targets that is added to noise which is known. It is not zero: the
+# covariance of rows without any noise may be singular.
+_NEGLIGIBLE = 2 * LEAST_NOISE
 
 
 @final
@@ -69,7 +82,7 @@ class TargetScaler:
         self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N P"]:
         """Validate targets that are to be scored, and standardise them."""
-        Y = Dataset.of(inputs, validation.tensor(y)).Y
+        Y = Dataset.of(inputs, validation.tensor(y), missing=self.P > 1).Y
         if Y.shape[1] != self.P:
             raise InputError(
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
@@ -147,6 +160,10 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             "negative-binomial" (counts), "beta" (proportions), or a GPyTorch likelihood with one
             latent function per target. Targets are standardised for the first three, also as
             GPyTorch likelihoods.
+        noise: "target" learns a noise variance for each of several targets, "shared" one for all of
+            their standardised values. "known" learns none: the variances passed to `fit` are all
+            the noise there is, and otherwise are added to the learnt one. It is for
+            `likelihood="gaussian"`; others that have noise share it.
 
     Attributes:
         noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
@@ -155,11 +172,14 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
     """
 
     likelihood: str | Likelihood = "gaussian"
+    noise: str = "target"
 
     # Whether sources may be larger than memory.
     _out_of_core: ClassVar[bool] = False
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, noise_variance: Any = None
+    ) -> Self:
         """Learn the hyper-parameters and the likelihood, and select inducing points.
 
         Args:
@@ -167,10 +187,15 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 `SparseGPRegressor` with a Gaussian likelihood and the fast schedule it may be
                 larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`). Processes that
                 `torchrun` started share the rows of `winnowgp.data.shard(source)`.
-            y: targets `[N]` or `[N P]`; left out with a source.
+            y: targets `[N]` or `[N P]`; left out with a source. Of several targets, those that are
+                NaN are missing (`SparseGPRegressor` with a Gaussian likelihood).
             sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
                 multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
                 0 is left out.
+            noise_variance: known variances of the noise of each row, in the squared units of `y`:
+                one number, `[N]` or `[N P]`. The noise of a row has this variance plus the learnt
+                one, unless `noise="known"`. For `SparseGPRegressor` with a Gaussian likelihood; a
+                source has its own (`Dataset.noise`).
         """
         params = self._validate()
         if isinstance(X, Source):
@@ -179,13 +204,16 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                     "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of "
                     "log y to a model without `log_target`."
                 )
-            validation.set_source_columns(self, X, y, sample_weight)
+            validation.set_source_columns(self, X, y, sample_weight, noise_variance)
             self._check_columns(params, X.D)
+            self._check_targets(params, X)
             rows, scaler = self._rows_of_source(X, params)
         else:
-            data, single = self._rows_of_arrays(X, y, sample_weight)
+            data, single = self._rows_of_arrays(X, y, sample_weight, noise_variance)
             self._check_columns(params, data.D)
+            self._check_targets(params, data)
             rows, scaler = _scaled_targets(data, params.likelihood, single=single)
+        params.likelihood = self._likelihood_of(params, rows.P)
         self._fit(rows, params)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
@@ -193,14 +221,67 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         self._warn_of_limits()
         return self
 
-    def log_density(self, X: Any, y: Any) -> NDArray[np.float64]:
+    def log_density(self, X: Any, y: Any, *, noise_variance: Any = None) -> NDArray[np.float64]:
         """Return the log predictive density of each observation, in nats.
 
-        It is the density in the units of `y`.
+        It is the density in the units of `y`; NaN for a missing target of several.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`.
+            noise_variance: known noise variances of these observations, as in `fit`; they are added
+                to the learnt one.
         """
         inputs = self._inputs(X)
+        known = self._known_noise(noise_variance, len(inputs))
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
-        return self._y_scaler.log_densities(self._log_density(inputs, targets), targets)
+        nats = self._log_density(inputs, targets, noise=known)
+        return self._y_scaler.log_densities(nats, targets)
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        rows = data.as_dataset()
+        self._check_noise(params, data, missing=rows is not None and not rows.complete)
+
+    def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
+        """Raise an error if this model cannot have known noise, or missing targets."""
+        if missing or data.has_noise:
+            what = "missing targets" if missing else "`noise_variance`"
+            raise InputError(
+                f"{what} need a `SparseGPRegressor` with Gaussian noise; got a "
+                f"{type(self).__name__}. Leave incomplete rows and the noise out."
+            )
+        if params.noise == "known":
+            raise InputError(
+                "`noise='known'` needs a `SparseGPRegressor` with Gaussian noise; got a "
+                f"{type(self).__name__}. Use 'target' or 'shared'."
+            )
+
+    def _likelihood_of(self, params: validation.Parameters, P: int) -> Likelihood:
+        """Return the likelihood of P targets, with noise for each if that is specified."""
+        likelihood = params.likelihood
+        if self.likelihood != "gaussian" or params.noise != "target" or P == 1:
+            return likelihood
+        return gaussian_noise(likelihood.noise.detach().expand(P).double())
+
+    def _known_noise(self, noise_variance: Any, N: int, *, observed: bool = True) -> Tensor | None:
+        """Validate known noise variances of new rows; return them for standardised targets."""
+        variances = validation.noise_variances(noise_variance, (N, self._y_scaler.P))
+        if variances is None:
+            return None
+        if not observed:
+            raise InputError(
+                "`noise_variance` is the noise of observations; got it with `observed=False`. "
+                "Leave one of them out."
+            )
+        gaussian = is_plain(self.likelihood_, GaussianLikelihood)
+        if self._takes_logarithm() or not (gaussian and isinstance(self.posterior_, Posterior)):
+            raise InputError(
+                "`noise_variance` needs a `SparseGPRegressor` with Gaussian noise, and without "
+                "`log_target`. Leave it out."
+            )
+        variances = variances / self._y_scaler.columns.scale.square()
+        return variances.to(posterior_device(self.posterior_))
 
     def _takes_logarithm(self) -> bool:
         """Return whether the model is one of log y."""
@@ -208,7 +289,12 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
 
     @torch.no_grad()
     def predict_quantiles(
-        self, X: Any, probabilities: ArrayLike, *, observed: bool = True
+        self,
+        X: Any,
+        probabilities: ArrayLike,
+        *,
+        observed: bool = True,
+        noise_variance: Any = None,
     ) -> NDArray[np.float64]:
         """Return exact quantiles of the predictive distribution, `[Q N]` or `[Q N P]`.
 
@@ -219,15 +305,21 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             X: inputs `[N D]`.
             probabilities: Q probabilities, strictly between 0 and 1.
             observed: whether to return quantiles of a new observation or of the latent function.
+            noise_variance: known noise variances of these observations, as in `fit`; they are added
+                to the learnt one.
         """
         p = validation.tensor(probabilities, name="probabilities", hint="Pass one or several.")
-        chunks = self._inputs(X).split(rows_at_once(self.posterior_))
-        p = p.reshape(-1).to(chunks[0])
-        quantiles = [self.posterior_.quantiles(rows, p, observed=observed) for rows in chunks]
+        inputs = self._inputs(X)
+        p = p.reshape(-1).to(inputs)
+        known = self._known_noise(noise_variance, len(inputs), observed=observed)
+        quantiles = [
+            self.posterior_.quantiles(rows, p, observed=observed, **noise)
+            for rows, noise in chunks_with_noise(self.posterior_, inputs, known)
+        ]
         return self._y_scaler.values(torch.cat(quantiles, dim=1).cpu())
 
     def predict_interval(
-        self, X: Any, level: float = 0.95, *, observed: bool = True
+        self, X: Any, level: float = 0.95, *, observed: bool = True, noise_variance: Any = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return lower and upper ends of central intervals, `[N]` or `[N P]` each.
 
@@ -238,17 +330,24 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             X: inputs `[N D]`.
             level: probability of the interval, strictly between 0 and 1.
             observed: whether the interval is that of a new observation or of the latent function.
+            noise_variance: known noise variances of these observations, as in `fit`; they are added
+                to the learnt one.
         """
         if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
             raise InputError(
                 f"`level` must be a probability between 0 and 1, such as 0.95; got {level!r}."
             )
         tail = (1 - float(level)) / 2
-        lower, upper = self.predict_quantiles(X, [tail, 1 - tail], observed=observed)
+        lower, upper = self.predict_quantiles(
+            X, [tail, 1 - tail], observed=observed, noise_variance=noise_variance
+        )
         return lower, upper
 
-    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
+    def _rows_of_arrays(
+        self, X: Any, y: Any, sample_weight: Any, noise_variance: Any
+    ) -> tuple[Dataset, bool]:
         """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
+        y, missing = validation.missing_targets(y)
         X, y = validate_data(
             self,
             dates_as_days(X),
@@ -258,10 +357,18 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             y_numeric=True,
             ensure_min_samples=1,
         )
-        X, y, weights = validation.weighted_rows(X, y, sample_weight)
-        Y = validation.tensor(y)
-        Y = logarithm(Y) if self._takes_logarithm() else Y
-        return Dataset.of(validation.tensor(X), Y, weights=weights).merged(), np.ndim(y) == 1
+        Y, single = validation.tensor(y), np.ndim(y) == 1
+        Y = Y[:, None] if single else Y
+        if missing is not None:
+            Y[torch.from_numpy(missing)] = torch.nan
+        noise = validation.noise_variances(noise_variance, (len(Y), Y.shape[1]))
+        X, kept, weights = validation.weighted_rows(X, np.arange(len(X)), sample_weight)
+        Y = logarithm(Y[kept]) if self._takes_logarithm() else Y[kept]
+        data = Dataset(validation.tensor(X), Y, weights, None if noise is None else noise[kept])
+        data = _with_targets(data)
+        return Dataset.of(
+            data.X, data.Y, weights=data.weights, noise=data.noise, missing=missing is not None
+        ).merged(), single
 
     def _rows_of_source(
         self, source: Source, params: validation.Parameters
@@ -272,6 +379,9 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             return source.with_rows(rows), scaler
         if params.schedule == "paper" or self.likelihood != "gaussian":
             source.require_dataset("this fit")
+        data = source.as_dataset()
+        if data is not None and not data.complete:
+            raise InputError("a source must have all targets; pass arrays if some are missing.")
         rows = standardise(source, targets=validation.has_noise(params.likelihood))
         if (dataset := rows.as_dataset()) is not None:
             observation_model(params.likelihood).check_targets(dataset.Y)
@@ -280,7 +390,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
 
 def logarithm(Y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return log Y, or raise an error that names the first row that is not positive."""
-    wrong = (~(Y > 0)).nonzero()
+    wrong = (Y <= 0).nonzero()
     if len(wrong):
         at = tuple(wrong[0].tolist())
         raise InputError(
@@ -290,11 +400,26 @@ def logarithm(Y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return Y.log()
 
 
+def _with_targets(data: Dataset) -> Dataset:
+    """Return the rows that have a target, with a warning if others are left out."""
+    empty = torch.isnan(data.Y).all(1)
+    if not bool(empty.any()):
+        return data
+    warnings.warn(
+        f"{int(empty.sum())} of {data.N} rows have no target and were left out of the fit; the "
+        f"first is row {int(empty.nonzero()[0])} (counted from 0).",
+        MissingTargetsWarning,
+        stacklevel=4,
+    )
+    return data.part((~empty).nonzero().flatten())
+
+
 def _scaled_targets(
     data: Dataset, likelihood: Likelihood, *, single: bool
 ) -> tuple[Dataset, TargetScaler]:
     scaler = TargetScaler.of(data, likelihood, single=single)
-    rows = replace(data, Y=scaler.columns.forward(data.Y))
+    noise = None if data.noise is None else data.noise / scaler.columns.scale.square()
+    rows = replace(data, Y=scaler.columns.forward(data.Y), noise=noise)
     observation_model(likelihood).check_targets(rows.Y)
     return rows, scaler
 
@@ -307,7 +432,8 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
 
     Inputs and targets are standardised internally; arguments and attributes are in your own units
     unless their description says otherwise. Several target columns share the kernel and the
-    inducing points.
+    inducing points; each has its own noise (see `noise`), and some of them may be missing (NaN) in
+    some rows.
 
     The number of inducing points is set by `tolerance` (the default), by `max_points` or
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
@@ -344,6 +470,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         return_cov: bool = False,
         *,
         observed: bool = True,
+        noise_variance: Any = None,
     ) -> Any:
         """Return the predictive mean, and on request the standard deviation or the covariance.
 
@@ -354,23 +481,28 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
                 `[N N P]`. Unless the likelihood is Gaussian, only the covariance of the latent
                 function is known: pass `observed=False`.
             observed: whether to predict a new observation, noise included, or the latent function.
+            noise_variance: known noise variances of these observations, as in `fit`. They are added
+                to the learnt one, which is all the noise of an observation otherwise.
 
         Returns: the mean `[N]` or `[N P]`; with `return_std` or `return_cov` a pair.
         """
         if return_std and return_cov:
             raise InputError("`return_std` and `return_cov` cannot both be True; choose one.")
         inputs = self._inputs(X)
+        known = self._known_noise(noise_variance, len(inputs), observed=observed)
         if return_cov:
             mean = self.posterior_.predict_mean(inputs).cpu()
-            covariance = self.posterior_.covariance(inputs, observed=observed).permute(1, 2, 0)
-            return self._y_scaler.joint_moments(mean, covariance.cpu())
+            covariance = self.posterior_.covariance(inputs, observed=observed, noise=known)
+            return self._y_scaler.joint_moments(mean, covariance.permute(1, 2, 0).cpu())
         symmetric = validation.has_noise(self.likelihood_) and not self.log_target
         if not return_std and (symmetric or not (observed or self.log_target)):
             # The mean of the function is that of an observation, and costs O(M) per row.
             chunks = inputs.split(rows_at_once(self.posterior_))
             mean = torch.cat([self.posterior_.predict_mean(rows) for rows in chunks])
             return self._y_scaler.values(mean.cpu())
-        prediction = self._predict_latent(inputs, self.posterior_.predict, observed=observed)
+        prediction = self._predict_latent(
+            inputs, self.posterior_.predict, observed=observed, noise=known
+        )
         mean, sd = self._y_scaler.moments(prediction.mean, prediction.variance)
         return (mean, sd) if return_std else mean
 
@@ -442,17 +574,55 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     def _collapsed(self, params: validation.Parameters) -> bool:
         return self.likelihood == "gaussian" and params.batch_size is None
 
+    def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
+        if not self._collapsed(params) and (missing or data.has_noise or params.noise == "known"):
+            what = "missing targets" if missing else "known noise"
+            raise InputError(
+                f"{what} can be used with `likelihood='gaussian'` and without `batch_size`; got "
+                f"likelihood={self.likelihood!r} and batch_size={params.batch_size!r}. Other "
+                "likelihoods define the noise themselves."
+            )
+        if data.has_noise and params.log_target:
+            raise InputError(
+                "`noise_variance` is that of y, and the model is one of log y; pass log y and the "
+                "variances of its noise to a model without `log_target`."
+            )
+        if params.noise == "known" and not data.has_noise:
+            raise InputError(
+                "`noise='known'` needs `noise_variance`, the variances of the noise; got none. "
+                "Pass them to `fit`, or leave `noise` out to learn the noise."
+            )
+
     def _model(
         self, kernel: Kernel, candidates: Tensor, data: Source, params: validation.Parameters
     ) -> InducingModel:
         if self._collapsed(params):
-            model = SparseGP(kernel, candidates, precision=params.precision).to(params.device)
-            if params.weak_priors:
+            noise = 1.0
+            if params.noise == "target" and data.P > 1:
+                noise = candidates.new_ones(data.P)
+            elif params.noise == "known":
+                noise = _NEGLIGIBLE
+            model = SparseGP(
+                kernel,
+                candidates,
+                mean=params.prior_mean,
+                noise=noise,
+                precision=params.precision,
+            )
+            if params.noise == "known":
+                model.likelihood.requires_grad_(False)
+            elif params.weak_priors:
                 add_weak_priors(model.likelihood)
-            return model
-        model = VariationalGP(kernel, candidates, likelihood=params.likelihood, targets=data.P)
-        model = model.to(params.device)
-        if not validation.has_noise(params.likelihood):
+            return model.to(params.device)
+        model = VariationalGP(
+            kernel,
+            candidates,
+            mean=params.prior_mean,
+            likelihood=params.likelihood,
+            targets=data.P,
+        ).to(params.device)
+        constant = isinstance(model.mean, ConstantMean) and not isinstance(self.mean, Mean)
+        if constant and not validation.has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
             rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))

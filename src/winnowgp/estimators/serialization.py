@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Bool, Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -31,6 +32,7 @@ from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import DeepPosterior, LatentPosterior, Posterior
+from winnowgp.models.noise import target_noise
 from winnowgp.report import Summary
 from winnowgp.report.summary import is_consistent
 from winnowgp.selection import Frontier, SizeFrontier
@@ -187,6 +189,13 @@ def _restore_targets(model: Any) -> None:
     _require(isinstance(model._takes_logarithm(), bool), "has another `log_target`")
     model._y_scaler = replace(model._y_scaler, log=model._takes_logarithm())
     model.likelihood_, model.noise_ = likelihood, model._y_scaler.noise(likelihood)
+    if model.noise == "target" and model.posterior_.P > 1 and _one_noise(likelihood):
+        # Earlier versions learnt one noise for all targets.
+        model.noise = "shared"
+
+
+def _one_noise(likelihood: Any) -> bool:
+    return isinstance(likelihood, GaussianLikelihood) and target_noise(likelihood).dim() == 0
 
 
 def _restore_classes(model: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -46,6 +47,8 @@ from winnowgp.estimators.validation import (
 )
 from winnowgp.models import Posterior, greedy_variance
 from winnowgp.models.base import InducingModel
+from winnowgp.models.kernels import prior_mean
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.report.sentences import growth_sentence
@@ -92,6 +95,10 @@ class SparseEstimator(BaseGP, ABC):
             where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
             "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
             `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
+        mean: prior mean of the function of standardised inputs, which is learnt with the kernel:
+            "zero", "constant", "linear", or a GPyTorch mean. "auto" is "zero" for Gaussian noise,
+            whose targets are standardised, and "constant" for other likelihoods. Several latent
+            functions (targets, or more than two classes) have one mean: pass "auto" or "zero".
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
         tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
@@ -155,6 +162,7 @@ class SparseEstimator(BaseGP, ABC):
     """
 
     kernel: str | Kernel | KernelExpression = field(default=AUTO, kw_only=False)
+    mean: str | Mean = "auto"
     alpha: str | float = "auto"
     criterion: str = "elbo"
     max_points: int | None = None
@@ -170,6 +178,7 @@ class SparseEstimator(BaseGP, ABC):
         "candidates": partial(_CANDIDATES, shape=("K", "D")),
         "epochs": optional(partial(step_counts, phases=_PHASES)),
         "inducing_points": optional(partial(_INDUCING_POINTS, shape=("M", "D"))),
+        "mean": lambda name, value: _mean(name, value),
     }
     # Set by a fit; not arguments.
     frontier_: SizeFrontier | None = field(init=False)
@@ -266,6 +275,7 @@ class SparseEstimator(BaseGP, ABC):
             )
         kernel = self._kernel(params.kernel, params, D, scale=torch.ones(D))
         check_kernel_columns(kernel, D)
+        check_mean_columns(params.mean, D)
         if params.earlier is not None:
             check_same_structure("kernel", kernel, params.earlier.kernel)
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
@@ -278,6 +288,7 @@ class SparseEstimator(BaseGP, ABC):
         del log
         kernel = self._kernel(params.kernel, params, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
+        params.prior_mean = mean_from(params.mean, data.D)
         model = self._model(kernel, candidates, data, params)
         if params.earlier is not None:
             for name in ("kernel", "mean", "likelihood"):
@@ -286,6 +297,15 @@ class SparseEstimator(BaseGP, ABC):
                 own.load_state_dict(earlier.state_dict())
         model.candidates.requires_grad_(params.inducing_points is None)
         return model
+
+    def _check_targets(self, params: Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        latents = observation_model(params.likelihood).num_latents(data.P)
+        if latents > 1 and params.mean not in ("auto", "zero"):
+            raise InputError(
+                f"`mean` must be 'auto' or 'zero' for {latents} latent functions, which would "
+                f"have one mean; got {self.mean!r}. Fit one model per target, or leave it out."
+            )
 
     def _kernel(
         self, kernel: Any, params: Parameters, D: int, *, scale: Tensor | None = None
@@ -392,6 +412,50 @@ class SparseEstimator(BaseGP, ABC):
                 GrowthLimitWarning,
                 stacklevel=3,
             )
+
+
+MEANS = ("auto", "zero", "constant", "linear")
+"""Names of prior means."""
+
+
+def mean_from(mean: str | Mean, D: int) -> Mean | None:
+    """Return a prior mean of D columns by name, or the one given; None for "auto"."""
+    if isinstance(mean, Mean):
+        return mean
+    if mean == "linear":
+        linear: Any = LinearMean(D)
+        # GPyTorch draws them at random.
+        return linear.initialize(weights=torch.zeros(D, 1), bias=torch.zeros(1))
+    return {"zero": ZeroMean(), "constant": ConstantMean()}.get(mean)
+
+
+def check_mean_columns(mean: str | Mean, D: int) -> None:
+    """Raise an error if a mean cannot be evaluated on D columns."""
+    if not isinstance(mean, Mean):
+        return
+    row = torch.zeros(1, D, dtype=torch.float64)
+    try:
+        shape = prior_mean(deepcopy(mean).to(row), row).shape
+    except (RuntimeError, NotImplementedError) as error:
+        raise InputError(
+            f"`mean` cannot be evaluated on {D} columns ({error}); make it one of as many."
+        ) from error
+    if shape != (1, 1):
+        raise InputError(
+            f"`mean` must give one number per row; {type(mean).__name__} gives "
+            f"{list(shape[1:])}. Remove its `batch_shape`."
+        )
+
+
+def _mean(name: str, value: Any) -> str | Mean:
+    if isinstance(value, Mean):
+        return value
+    if not isinstance(value, str) or value not in MEANS:
+        raise InputError(
+            f"`{name}` must be one of {', '.join(map(repr, MEANS))} or a GPyTorch mean; got "
+            f"{value!r}."
+        )
+    return value
 
 
 def check_same_structure(name: str, new: torch.nn.Module, earlier: torch.nn.Module) -> None:

@@ -217,3 +217,27 @@ def _look_like_counts(y: Values) -> bool:
         and y.var() >= 0.5 * y.mean()
         and ((y - y.mean()) ** 3).mean() > _LEAST_SKEWNESS * y.std() ** 3
     )
+
+
+def known_noise(
+    table: DataTable, column: str, number: NDArray[np.intp] | None = None
+) -> NDArray[np.float64]:
+    """Return the noise variances in a column of a table.
+
+    Args:
+        number: numbers of the rows, from 1, for error messages.
+    """
+    values = table.numbers(column)
+    if values is None:
+        raise InputError(
+            f"the noise column {column!r} must have numbers, with a decimal point; it has strings."
+        )
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if bad.any():
+        row = int(bad.argmax())
+        raise InputError(
+            f"the noise column {column!r} must have a variance of at least 0 in every row; got "
+            f"{values[row]:g} in row {row + 1 if number is None else int(number[row])}. Variances "
+            "are squares of standard deviations."
+        )
+    return values

@@ -36,6 +36,7 @@ from winnowgp.estimators.table_targets import (
     check_positive,
     check_proportions,
     implied_task,
+    known_noise,
     likelihood_for,
     likelihood_warning,
     numeric_target_kind,
@@ -58,6 +59,7 @@ def fit_table(
     task: str = "auto",
     likelihood: str = "auto",
     log_target: bool = False,
+    noise_column: str | None = None,
     test_size: float = 0.2,
     split_by: str | None = None,
     test_table: DataTable | None = None,
@@ -70,6 +72,7 @@ def fit_table(
     max_words: int = 30,
     kernel: str = AUTO,
     priors: str | None = "weak",
+    mean: str = "auto",
     alpha: str | float = "auto",
     tolerance: float | None = None,
     max_points: int | None = None,
@@ -98,6 +101,8 @@ def fit_table(
             "poisson" or "negative-binomial" for counts, or "auto": Gaussian, or Poisson for counts.
             A `LikelihoodWarning` says that the target has counts or outliers.
         log_target: whether to fit the logarithm of a positive target; see `SparseGPRegressor`.
+        noise_column: a column of known noise variances of the target, in its squared units, for
+            regression with Gaussian noise. It is not an input; the learnt noise is added to it.
         test_size: share of the rows held out to measure quality, drawn with `seed`; 0 for none.
         split_by: a column that decides which rows are held out, rather than chance: those with the
             latest dates or largest numbers, or whole groups of equal strings. A
@@ -118,6 +123,8 @@ def fit_table(
             "rbf[size] + linear[colour]".
         priors: "weak", or None to fit Gaussian noise without priors of hyper-parameters; see
             `SparseGPRegressor`. Classes and other likelihoods have none.
+        mean: prior mean of the function: "auto", "zero", "constant" or "linear"; see
+            `SparseGPRegressor`.
         precision: "double", or "mixed" for regression.
         settings: further settings to keep with the model, such as the command that made it.
         process_group: processes that were given the same table and share its rows, if any; all
@@ -135,6 +142,14 @@ def fit_table(
         raise InputError(
             f"`target` must not be in `drop` nor be the `id_column`; got {target!r} as both."
         )
+    apart = (target, *ignored, *(() if noise_column is None else (noise_column,)))
+    if noise_column is not None and noise_column in (target, *ignored):
+        raise InputError(
+            "`noise_column` must not be the target, the `id_column` or in `drop`; got "
+            f"{noise_column!r} as both."
+        )
+    if noise_column is not None:
+        table.require_columns([noise_column], argument="`noise_column`")
     if task == "auto" and target in categorical:
         task = "classification"
     task = implied_task(task, likelihood, log_target=log_target)
@@ -145,7 +160,7 @@ def fit_table(
         table = _with_test_rows(table, DataTable.of(test_table), optional=ignored)
     # Before any row is left out, so that an error gives the row number in the table.
     everything = table
-    names = table.without([target, *ignored]).names
+    names = table.without(apart).names
     # Labels of classes stay as they are written.
     read = names if task == "classification" else (*names, target)
     kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=categorical)
@@ -155,7 +170,8 @@ def fit_table(
     table, number = rows_with_target(table, target, missing=missing)
     task, why = task_of(table, target, task)
     _check_id(id_column, table, target, task)
-    inputs = table.without([target, *ignored])
+    inputs = table.without(apart)
+    known = None if noise_column is None else known_noise(table, noise_column, number)
     if test_table is not None:
         train, test = np.flatnonzero(number <= rows), np.flatnonzero(number > rows)
         _check_test_rows(train, test)
@@ -192,12 +208,14 @@ def fit_table(
     if kernel != AUTO:
         expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
     noise = likelihood_for(task, likelihood)
+    _check_noise_column(noise_column, task, noise, log_target=log_target)
     estimator = _estimator(task, precision, likelihood=noise, log_target=log_target, priors=priors)(
         expression,
         random_state=seed,
         device=device,
         callbacks=(history, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
+        mean=mean,
         max_fit_seconds=max_fit_seconds,
         **points,
     )
@@ -207,9 +225,10 @@ def fit_table(
     start = perf_counter()
     with recorded_alarms() as found:
         if process_group is None:
-            estimator.fit(X[train], y[train])
+            estimator.fit(X[train], y[train], **_known_part(known, train))
         elif task == "regression" and noise == "gaussian" and not log_target:
-            data = Dataset.of(tensor(X[train]), tensor(y[train])).merged()
+            part = None if known is None else tensor(known[train])
+            data = Dataset.of(tensor(X[train]), tensor(y[train]), noise=part).merged()
             estimator.fit(ShardedSource(data, process_group))
         else:
             estimator.checkpoint = checkpoint if process_group.is_first else None
@@ -218,7 +237,15 @@ def fit_table(
     if len(test):
         seen = {type(alarm) for alarm in found}
         columns = table_columns(encoder, inputs)
-        more = diagnose(estimator, X, y, held_out=test, columns=columns, ordered=not groups)
+        more = diagnose(
+            estimator,
+            X,
+            y,
+            held_out=test,
+            columns=columns,
+            ordered=not groups,
+            noise_variance=known,
+        )
         found += [alarm for alarm in more if type(alarm) not in seen]
     found = [*(alarm for alarm in early if alarm is not None), *found]
     if process_group is None or process_group.is_first:
@@ -253,7 +280,7 @@ def fit_table(
             estimator, len(train), asked=_described_goal(points), kernel=name
         ),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in found],
-        "quality": _quality(estimator, X, y, train, test),
+        "quality": _quality(estimator, X, y, train, test, known),
         "importance": lost,
         "effects": curves,
         "terms": terms,
@@ -269,6 +296,8 @@ def fit_table(
             "test_size": f"{test_size:g}",
             **_target_settings(task, noise, log_target=log_target),
             **({} if split_by is None else {"split_by": split_by}),
+            **({} if noise_column is None else {"noise_column": noise_column}),
+            **({} if mean == "auto" else {"mean": mean}),
             "missing": missing,
             **({} if priors is not None else {"priors": "none"}),
             **(settings or {}),
@@ -355,12 +384,32 @@ def _quality(
     y: NDArray[Any],
     train: NDArray[Any],
     test: NDArray[Any],
+    known: NDArray[np.float64] | None,
 ) -> Quality | None:
     if not len(test):
         return None
     if isinstance(estimator, SparseGPClassifier):
         return classification_quality(estimator, X[test], y[test], train_labels=y[train])
-    return regression_quality(estimator, X[test], y[test], y_train=y[train])
+    noise = _known_part(known, test)
+    return regression_quality(estimator, X[test], y[test], y_train=y[train], **noise)
+
+
+def _check_noise_column(
+    noise_column: str | None, task: str, likelihood: str, *, log_target: bool
+) -> None:
+    plain = task == "regression" and likelihood == "gaussian" and not log_target
+    if noise_column is None or plain:
+        return
+    what = "`log_target`" if log_target else f"{task} with {likelihood!r}"
+    raise InputError(
+        "`noise_column` (`--noise-column`) needs regression with Gaussian noise of the target "
+        f"itself; got {what}. Leave one of them out."
+    )
+
+
+def _known_part(known: NDArray[np.float64] | None, rows: NDArray[Any]) -> dict[str, Any]:
+    """Return the known noise of some rows as an argument, if there is any."""
+    return {} if known is None else {"noise_variance": known[rows]}
 
 
 def _described_goal(points: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.out_of_core import rechunk
@@ -20,6 +21,7 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.extrapolation import Extrapolation
 from winnowgp.estimators.quality import predictive
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.table_targets import known_noise
 from winnowgp.io import save
 from winnowgp.report.summary import Summary
 
@@ -59,14 +61,27 @@ class TabularModel:
         """The task: "regression", "classification" or "counts"."""
         return self.summary["task"]
 
+    @property
+    def noise_column(self) -> str | None:
+        """Name of the column with known noise variances, if the model was fitted with one."""
+        return self.summary["settings"].get("noise_column")
+
+    def noise_variance(self, table: DataTable) -> NDArray[np.float64] | None:
+        """Return the known noise variances of the rows of a table; None if it has none."""
+        if self.noise_column is None or self.noise_column not in table.values:
+            return None
+        return known_noise(table, self.noise_column)
+
     def predict(
         self, table: TableLike, *, level: float = 0.95, quantiles: Sequence[float] = ()
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return columns of predictions, after the id column if there is one.
 
         They are mean, standard deviation and a central interval of a new observation; or the most
-        probable class and the probability of each class. An `ExtrapolationWarning` says that rows
-        lie far outside the training rows, or have categories that no training row has.
+        probable class and the probability of each class. An observation has the noise of the
+        `noise_column`, if there is one and the table has it, and the learnt noise. An
+        `ExtrapolationWarning` says that rows lie far outside the training rows, or have categories
+        that no training row has.
 
         Args:
             table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
@@ -105,7 +120,8 @@ class TabularModel:
             classes = self.estimator.classes_
             columns["class"] = classes[probability.argmax(1)]
             return columns | {f"p_{c}": p for c, p in zip(classes, probability.T, strict=True)}
-        observation = predictive(self.estimator, X)
+        noise_variance = self.noise_variance(table)
+        observation = predictive(self.estimator, X, noise_variance=noise_variance)
         lower, upper = observation.interval(level)
         mean, sd = observation.mean, observation.sd
         columns |= {"mean": mean, "sd": sd, "lower": lower, "upper": upper}

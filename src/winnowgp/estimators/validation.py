@@ -27,7 +27,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import is_plain
-from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 
@@ -357,7 +357,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "move_candidates": flag,
     "n_candidates": optional(integer),
     "n_components": integer,
-    "noise": one_of("shared", "column"),
+    "noise": one_of("target", "shared", "known"),
     "precision": one_of("double", "mixed"),
     "predict_samples": integer,
     "priors": _priors,
@@ -396,16 +396,18 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def set_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
+def set_source_columns(
+    estimator: Any, source: Source, y: Any, sample_weight: Any, noise_variance: Any = None
+) -> None:
     """Set the number and the names of an estimator's input columns from a source.
 
     Raises:
-        InputError: targets or weights were passed as well.
+        InputError: targets, weights or noise were passed as well.
     """
-    if y is not None or sample_weight is not None:
+    if not all(given is None for given in (y, sample_weight, noise_variance)):
         raise InputError(
-            "`X` is a source, which has targets and weights of its own; leave out `y` and "
-            "`sample_weight`."
+            "`X` is a source, which has targets, weights and noise of its own; leave out `y`, "
+            "`sample_weight` and `noise_variance`."
         )
     estimator.n_features_in_ = source.D
     if hasattr(estimator, "feature_names_in_"):
@@ -429,9 +431,69 @@ def rows_in_memory(source: Source, user: str) -> Dataset:
     Args:
         user: name of the algorithm that needs them, for the error message.
     """
-    rows = source.require_dataset(user).to(torch.device("cpu"))
-    weights = None if rows.weights is None else rows.weights.double()
-    return Dataset(rows.X.double(), rows.Y.double(), weights)
+    return source.require_dataset(user).to(torch.device("cpu")).double()
+
+
+def missing_targets(y: Any) -> tuple[Any, NDArray[np.bool_] | None]:
+    """Return targets with missing ones replaced by zero, and where they are missing, `[N P]`.
+
+    Several targets may be missing in different rows. Other targets are returned as they are, for
+    scikit-learn to check.
+
+    >>> missing_targets([[1.0, np.nan], [2.0, 3.0]])[0].tolist()
+    [[1.0, 0.0], [2.0, 3.0]]
+    """
+    try:
+        values = np.asarray(y)
+        # Objects may be numbers; other kinds, such as integers, are never NaN.
+        numbers = values.astype(np.float64) if values.dtype.kind in "fO" else None
+    except (TypeError, ValueError):
+        return y, None
+    if numbers is None:
+        return y, None
+    missing = np.isnan(numbers)
+    if numbers.ndim != 2 or numbers.shape[1] < 2 or not missing.any():
+        return y, None
+    empty = missing.all(0)
+    if empty.any():
+        raise InputError(
+            "`y` must have a value of every target in at least one row; column "
+            f"{int(empty.argmax())} (counted from 0) has none. Leave that column out."
+        )
+    return np.where(missing, 0.0, numbers), missing
+
+
+def noise_variances(noise_variance: Any, shape: tuple[int, int]) -> Tensor | None:
+    """Return known noise variances of all targets, `[N P]`; None if there are none.
+
+    Args:
+        noise_variance: one number, one per row `[N]`, or one per row and target `[N P]`.
+        shape: N and P.
+
+    >>> noise_variances([0.1, 0.2], (2, 1)).tolist()
+    [[0.1], [0.2]]
+    """
+    if noise_variance is None:
+        return None
+    N, P = shape
+    hint = "Pass variances in the squared units of `y`."
+    values = tensor(noise_variance, name="noise_variance", hint=hint)
+    # `tensor` makes one number an array of length one.
+    if np.ndim(noise_variance) == 0:
+        values = values.reshape(1, 1)
+    elif values.shape == (N,):
+        values = values[:, None]
+    elif values.shape != (N, P):
+        raise InputError(
+            f"`noise_variance` must be one number, one per row [{N}] or one per row and target "
+            f"[{N} {P}]; got shape {list(values.shape)}."
+        )
+    if not bool((torch.isfinite(values) & (values >= 0)).all()):
+        raise InputError(
+            "`noise_variance` must be finite and at least 0; some values are not. It is a "
+            "variance, the square of a standard deviation."
+        )
+    return values.expand(N, P).clone()
 
 
 def weighted_rows(

@@ -163,6 +163,14 @@ class InducingModel(SelectableModel[Any]):
     def chunked_cost_of(self, data: Source, K: int) -> float:
         """Return the operations of `chunked_bound` and its gradient with K candidates."""
 
+    def noise_terms(self, data: Source) -> int:
+        """Return the number of groups of targets with noise, and so factorisations, of their own.
+
+        Models without a closed form for Gaussian noise have one.
+        """
+        del data
+        return 1
+
     @abstractmethod
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the bound with every row as an inducing point, as a function; O(N³)."""

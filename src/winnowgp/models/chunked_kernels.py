@@ -13,8 +13,8 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.chunked import ChunkedMean
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums, add_product
+from winnowgp.bounds.two_pass import ChunkedMean
 from winnowgp.models.kernels import covariance, prior_mean, prior_variance
 from winnowgp.models.stationary import StationaryChunks, on_columns, stationary_form
 

@@ -136,6 +136,7 @@ class DeepGP(SelectableModel[Dataset]):
                 f"the model has {D} inputs and {self.targets} target columns and the data have "
                 f"{data.D} and {data.P}; make them the same."
             )
+        data.require_plain_targets("`DeepGP`")
         observation_model(self.likelihood).check_targets(data.Y)
 
     def bound(

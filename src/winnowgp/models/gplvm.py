@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.likelihoods.noise_models import MultitaskHomoskedasticNoise
 from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -31,33 +29,12 @@ from winnowgp.models.base import SelectableModel, check_kernel, copy_with
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
 from winnowgp.models.kernels import expected_kernel, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import fill_with_observed, observation_model
+from winnowgp.models.noise import gaussian_noise
 from winnowgp.models.posterior import Posterior
-from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
-
-
-def gaussian_noise(start: Float[Tensor, " columns"]) -> GaussianLikelihood:
-    """Return a Gaussian likelihood with one noise variance for all columns, or one per column.
-
-    Its `noise` is a vector, which broadcasts against tables `[N P]`.
-
-    Args:
-        start: initial variances, one or P.
-    """
-    if not bool((start > LEAST_NOISE).all()):
-        raise InputError(
-            f"`noise` is a variance and must exceed {LEAST_NOISE}; got {start.min().item()}."
-        )
-    likelihood = GaussianLikelihood()
-    likelihood.noise_covar = MultitaskHomoskedasticNoise(
-        len(start), noise_constraint=GreaterThan(LEAST_NOISE)
-    )
-    likelihood.to(start)
-    likelihood.noise_covar.initialize(noise=start)
-    return likelihood
 
 
 @final

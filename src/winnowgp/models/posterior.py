@@ -117,35 +117,49 @@ class Posterior(nn.Module):
         means = [cross(rows)[0] @ self.weights for rows in X.split(_ROWS)]
         return prior_mean(self.mean, X) + torch.cat(means)
 
-    def predict(self, X: Float[Tensor, "N D"], *, observed: bool = False) -> Prediction:
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Prediction:
         """Return mean and variance of each row, O(M²) per row.
 
         Args:
             observed: whether to predict an observation y rather than f. Classes have one column
                 each, whose mean is a probability.
+            noise: known noise variances of the observations, in addition to the learnt one.
         """
         self._check(X)
         cross = cross_covariance(self.kernel, self.Z)
         blocks = [self._latents(rows, cross) for rows in X.split(_ROWS)]
         mean, variance = (torch.cat(moments) for moments in zip(*blocks, strict=True))
         if observed:
+            variance = self._with_known(variance, noise)
             return observation_model(self.likelihood).predict(mean, variance)
         return Prediction(mean, variance)
 
     def covariance(
-        self, X: Float[Tensor, "N D"], *, observed: bool = False
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
     ) -> Float[Tensor, "P N N"]:
         """Return the full covariance of the rows, one matrix per output: K − VᵀV + VᵀF FᵀV.
 
         Args:
             observed: whether to add Gaussian noise.
+            noise: known noise variances of the observations, in addition to the learnt one.
         """
         self._check(X)
         V = self._whitened(X)
         FV = self.q_factor.mT @ V
         prior = covariance(self.kernel, X, X) - V.mT @ V
         if observed:
-            prior = prior + self._noise() * torch.eye(X.shape[0], dtype=X.dtype, device=X.device)
+            learnt = self._noise().reshape(-1, 1).expand(-1, len(X))  # [#P N]
+            prior = prior + torch.diag_embed(learnt if noise is None else learnt + noise.mT)
         return (prior + FV.mT @ FV).expand(self.P, -1, -1)
 
     def sample(
@@ -164,22 +178,43 @@ class Posterior(nn.Module):
         )
         return mean + torch.einsum("pij,spj->sip", L, normal)
 
-    def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        """Return log p(y) under the predictive distribution of each row and target, in nats."""
-        latent = self.predict(X)
-        return observation_model(self.likelihood).log_density(Y, latent.mean, latent.variance)
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N T"],
+        *,
+        noise: Float[Tensor, "N T"] | None = None,
+    ) -> Float[Tensor, "N T"]:
+        """Return log p(y) under the predictive distribution of each row and target, in nats.
+
+        Args:
+            Y: targets; the density of a missing one, which is NaN, is NaN.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        latent, missing = self.predict(X), torch.isnan(Y)
+        variance = self._with_known(latent.variance, noise)
+        filled = torch.where(missing, 0.0, Y)
+        nats = observation_model(self.likelihood).log_density(filled, latent.mean, variance)
+        return torch.where(missing, torch.nan, nats)
 
     def quantiles(
-        self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " Q"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N P"] | None = None,
     ) -> Float[Tensor, "Q N T"]:
         """Return quantiles of the predictive distribution of each row and target.
 
         Args:
             observed: whether to return quantiles of an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
         """
-        return predicted_quantiles(
-            self.likelihood, self.predict(X), probabilities, observed=observed
-        )
+        latent = self.predict(X)
+        if observed:
+            latent = Prediction(latent.mean, self._with_known(latent.variance, noise))
+        return predicted_quantiles(self.likelihood, latent, probabilities, observed=observed)
 
     @torch.no_grad()
     def condition_on(self, data: Dataset) -> "Posterior":
@@ -200,6 +235,7 @@ class Posterior(nn.Module):
             )
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
+        data.require_plain_targets("`condition_on`")
         noise = self.likelihood.noise.reshape(-1)  # [P] or [1]
         V, F = self._whitened(data.X), self.q_factor
         A = F.mT @ V / noise.sqrt()[:, None, None]
@@ -235,7 +271,16 @@ class Posterior(nn.Module):
                 f"{type(self.likelihood).__name__} has no Gaussian noise to add to a covariance; "
                 "pass `observed=False` for the covariance of the latent function."
             )
-        return self.likelihood.noise.reshape(())
+        return self.likelihood.noise
+
+    def _with_known(
+        self, variance: Float[Tensor, "N P"], noise: Float[Tensor, "N P"] | None
+    ) -> Float[Tensor, "N P"]:
+        """Return the variance of f plus known noise, to which the likelihood adds its own."""
+        if noise is None:
+            return variance
+        self._noise()
+        return variance + noise
 
     def _whitened(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "M N"]:
         return solve_lower(self.L, covariance(self.kernel, self.Z, X))

@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -48,7 +48,7 @@ def add_weak_priors(module: nn.Module) -> None:
             _register(part, "lengthscale", mode, width, LongLengthscalePrior)
         elif isinstance(part, ScaleKernel):
             _register(part, "outputscale", *_VARIANCE)
-        elif isinstance(part, HomoskedasticNoise):
+        elif isinstance(part, HomoskedasticNoise | MultitaskHomoskedasticNoise):
             _register(part, "noise", *_NOISE)
 
 

@@ -2,52 +2,55 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, pi
-from typing import Any, final
+from typing import final
 
 import torch
-from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean, ZeroMean
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds import collapsed_bound, masked_bound, subset_blocks
+from winnowgp.bounds import collapsed_bound, subset_blocks
 from winnowgp.bounds.chunked import (
-    BoundGradient,
-    KernelChunk,
+    GroupedChunk,
     Moments,
-    chunked_moments,
-    evidence_gradient,
+    grouped_sums,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
-    two_pass_bound,
 )
-from winnowgp.bounds.collapsed import weight_correction
+from winnowgp.bounds.collapsed import masked_blocks, weight_correction
 from winnowgp.bounds.evidence import (
     Evidence,
-    GaussianRows,
     affordable_iterations,
     conjugate_gradient_evidence,
     exact_evidence,
     exact_rows,
 )
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
+from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
+from winnowgp.bounds.two_pass import two_pass_bound
 from winnowgp.data import Dataset, Source
+from winnowgp.data.target_groups import target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
-from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
-from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
+from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.exact_gp import (
+    WithGradient,
+    chunked_mean,
+    evidence,
+    gaussian_rows,
+    unpacked,
+)
+from winnowgp.models.noise import gaussian_noise, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
-from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
-
-LEAST_NOISE = 1e-6
+from winnowgp.typing import Masks, Nats, Noise, Scalar, TargetNoise, Weights
 
 PRECISIONS = ("double", "mixed")
 
@@ -58,34 +61,54 @@ class CollapsedObjective(RelaxedObjective):
     """The collapsed bound of any subset, differentiable in kernel, noise and locations.
 
     The kernel is evaluated once for all candidates. A batch of S subsets costs O(S N M²) with M the
-    size of the largest.
+    size of the largest, for each group of targets that share their noise.
     """
 
     blocks: kernels.KernelBlocks
-    Y: Float[Tensor, "N P"]
-    noise: Noise
-    constant: Scalar | float = 0.0
-    """A constant added to every value: `bounds.weight_correction` if rows have weights."""
+    targets: "tuple[GroupTargets, ...]"
 
     @property
     def K(self) -> int:
         return self.blocks.Kuu.shape[0]
 
     def value(self, mask: Masks) -> Nats:
-        Kuu, Kuf = subset_blocks(self.blocks.Kuu, self.blocks.Kuf, mask)
-        nats = collapsed_bound(Kuu, Kuf, kff=self.blocks.kff, Y=self.Y, noise=self.noise)
-        return nats + self.constant
+        return self._summed(*subset_blocks(self.blocks.Kuu, self.blocks.Kuf, mask))
 
     def relaxed_value(self, weights: Weights) -> Nats:
-        nats = masked_bound(
-            self.blocks.Kuu,
-            self.blocks.Kuf,
-            weights=weights,
-            kff=self.blocks.kff,
-            Y=self.Y,
-            noise=self.noise,
-        )
-        return nats + self.constant
+        return self._summed(*masked_blocks(self.blocks.Kuu, self.blocks.Kuf, weights))
+
+    def all_candidates(self) -> Scalar:
+        """Return the bound of all candidates in nats."""
+        return self._summed(self.blocks.Kuu, self.blocks.Kuf)
+
+    def _summed(self, Kuu: Tensor, Kuf: Tensor) -> Tensor:
+        return torch.stack([t.bound(Kuu, Kuf, self.blocks.kff) for t in self.targets]).sum(0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GroupTargets:
+    """Targets with the same noise in every row, and the rows that have them."""
+
+    Y: Float[Tensor, "n p"]
+    """Targets minus the prior mean."""
+    noise: Noise
+    """Noise variance, that of each row divided by its weight."""
+    constant: Scalar | float
+    """A constant added to the bound: `bounds.weight_correction` if rows have weights."""
+    rows: Int[Tensor, " n"] | None
+    """The rows; None for all."""
+
+    def bound(
+        self,
+        Kuu: Float[Tensor, "*batch M M"],
+        Kuf: Float[Tensor, "*batch M N"],
+        kff: Float[Tensor, " N"],
+    ) -> Float[Tensor, "*batch"]:
+        """Return the collapsed bound of these targets in nats."""
+        if self.rows is not None:
+            Kuf, kff = Kuf[..., self.rows], kff[self.rows]
+        return collapsed_bound(Kuu, Kuf, kff=kff, Y=self.Y, noise=self.noise) + self.constant
 
 
 @final
@@ -99,7 +122,8 @@ class SparseGP(InducingModel):
         kernel: a GPyTorch kernel without batch shape; copied.
         candidates: locations of the candidates, `[K D]`; copied, and learnt unless frozen.
         mean: prior mean, a GPyTorch mean; copied; zero by default.
-        noise: initial noise variance.
+        noise: initial noise variance of all targets; or one each, `[P]`, which are then learnt for
+            each target. Rows with known noise variances (`Dataset.noise`) have both.
         precision: "double", or "mixed" to optimise with blocks of rows in float32 and sums over
             rows in float64. Selection, reported bounds and predictions always use double precision.
 
@@ -117,27 +141,30 @@ class SparseGP(InducingModel):
         candidates: Float[Tensor, "K D"],
         *,
         mean: Mean | None = None,
-        noise: float = 1.0,
+        noise: float | Float[Tensor, " P"] = 1.0,
         precision: str = "double",
     ) -> None:
         super().__init__()
-        _check(kernel, candidates, noise)
+        check_kernel(kernel, candidates)
         self.precision = _checked_precision(precision)
         self.kernel = deepcopy(kernel).to(candidates)
         self.mean = deepcopy(ZeroMean() if mean is None else mean).to(candidates)
-        likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE)).to(candidates)
-        likelihood.noise = candidates.new_tensor(noise)
-        self.likelihood = likelihood
+        start = torch.as_tensor(noise, dtype=candidates.dtype, device=candidates.device)
+        self.likelihood = gaussian_noise(start)
         self.candidates = nn.Parameter(candidates.detach().clone())
 
     @property
-    def noise(self) -> Scalar:
-        """Noise variance σ²."""
-        assert isinstance(self.likelihood, GaussianLikelihood)
-        return self.likelihood.noise.reshape(())
+    def noise(self) -> TargetNoise:
+        """Noise variance σ² that is learnt: one for all targets, or one each."""
+        return target_noise(self.likelihood)
 
     def check(self, data: Source) -> None:
-        """Accept all data: Gaussian noise gives every target a positive density."""
+        """Raise an error if there is a noise variance for each target, but not as many targets."""
+        if self.noise.dim() and len(self.noise) != data.P:
+            raise InputError(
+                f"the model has noise variances for {len(self.noise)} targets; the data have "
+                f"{data.P}. Pass `noise` as one number, or one for each target."
+            )
 
     def subset_objective(
         self,
@@ -148,9 +175,11 @@ class SparseGP(InducingModel):
     ) -> CollapsedObjective:
         """Return the bound in nats as a function of the subset of candidates that is used."""
         _refuse_minibatch(total)
+        self.check(data)
         blocks = kernels.kernel_blocks(self.kernel, self.candidates, data.X)
-        noise, constant = self._row_noise(data)
-        return CollapsedObjective(blocks, self._centred(data), noise, constant)
+        centred = replace(data, Y=data.Y - kernels.prior_mean(self.mean, data.X))
+        groups = self._groups(data)
+        return CollapsedObjective(blocks, tuple(_group_targets(g, centred) for g in groups))
 
     def subset_statistics(self, data: Source) -> SubsetStatistics:
         """Return statistics that score subsets exactly at fixed parameters; O(N K²) once.
@@ -158,25 +187,28 @@ class SparseGP(InducingModel):
         Values of subsets, and the marginal gains of all candidates, then have a cost that does not
         depend on the number of rows.
         """
-        return subset_statistics(*self.moments(data))
+        L, moments = self.moments(data)
+        return subset_statistics(L, *moments)
 
     @torch.no_grad()
-    def moments(self, data: Source) -> tuple[Float[Tensor, "K K"], Moments]:
+    def moments(self, data: Source) -> tuple[Float[Tensor, "K K"], tuple[Moments, ...]]:
         """Return the Cholesky factor of K_uu, and the moments of the data whitened with it.
 
         They suffice for predictions and scores at fixed parameters, and take one pass over the
-        rows.
+        rows. There is one for each group of targets that share their noise in every row.
         """
+        self.check(data)
         L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
-        C, D, square, diagonal = blocks.mapped(
-            lambda shard: chunked_moments(L, self._chunks(kernel, shard)).sums,
-            parallel=kernel.parallel,
+        groups = noise_groups(blocks.groups, self.noise)
+        sums = blocks.mapped(
+            lambda shard: self._sums(L, kernel, shard, groups), parallel=kernel.parallel
         )
-        N = blocks.observations
-        constant = -0.5 * N * (log(2 * pi) + self.noise.log())
-        return L, Moments(C, D, square, diagonal, constant, N)
+        moments: list[Moments] = []
+        for group, own in zip(groups, _in_order(sums, groups), strict=True):
+            moments += _moments_of(group, own, blocks.observations)
+        return L, tuple(moments)
 
     def bound(
         self,
@@ -186,24 +218,19 @@ class SparseGP(InducingModel):
         generator: torch.Generator | None = None,
     ) -> Scalar:
         """Return the collapsed lower bound on log p(Y) with all candidates, in nats."""
-        _refuse_minibatch(total)
-        blocks = kernels.kernel_blocks(self.kernel, self.candidates, data.X)
-        noise, constant = self._row_noise(data)
-        nats = collapsed_bound(
-            blocks.Kuu, blocks.Kuf, kff=blocks.kff, Y=self._centred(data), noise=noise
-        )
-        return nats + constant
+        return self.subset_objective(data, total=total, generator=generator).all_candidates()
 
     def fixed_bound(self, data: Source) -> float:
         """Return the collapsed bound as a number, in one pass over blocks of rows."""
-        return moment_bound(self.moments(data)[1]).item()
+        return _total(moment_bound, self.moments(data)[1])
 
     def chunked_bound(self, data: Source) -> Callable[[], Scalar]:
         """Return the collapsed bound as a function of the current parameters.
 
         Quantities that depend on the rows alone are computed once, memory does not grow with N · K,
-        and the jitter is the 1e-8 of `bounds.chunked`, part of the objective.
+        and the jitter is the 1e-8 of `bounds.row_blocks`, part of the objective.
         """
+        self.check(data)
         dtype = torch.float32 if self.precision == "mixed" else None
         bound = ChunkedBound(self._blocks(data), dtype)
 
@@ -215,14 +242,22 @@ class SparseGP(InducingModel):
     def bound_and_trace(self, data: Source) -> tuple[float, float]:
         """Return the collapsed bound, and the nats ½ Σ_i w_i (k_ii − q_ii) of its trace term."""
         moments = self.moments(data)[1]
-        trace = 0.5 * moments.D.shape[1] * (moments.diagonal - moments.C.diagonal().sum())
-        return moment_bound(moments).item(), trace.item()
+        return _total(moment_bound, moments), _total(_trace_term, moments)
 
     def chunked_cost_of(self, data: Source, K: int) -> float:
-        return 9.0 * data.N * K**2 + 4.0 * K**3
+        groups = self._groups(data)
+        sums = len({group.group for group in groups})
+        return sums * 9.0 * data.N * K**2 + len(groups) * 4.0 * K**3
+
+    def noise_terms(self, data: Source) -> int:
+        return len(self._groups(data))
 
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
-        """Return the exact log p(Y), which needs no inducing points, as a function; O(N³)."""
+        """Return the exact log p(Y), which needs no inducing points, as a function; O(N³).
+
+        Each group of targets with noise of its own takes as long.
+        """
+        self.check(data)
 
         def value() -> Scalar:
             return evidence(self.kernel, data=data, mean=self.mean, noise=self.noise)
@@ -231,7 +266,7 @@ class SparseGP(InducingModel):
 
     def upper_bound(self, data: Source) -> float:
         """Return an upper bound on log p(Y) at the same parameters, in nats."""
-        return moment_upper_bound(self.moments(data)[1]).item()
+        return _total(moment_upper_bound, self.moments(data)[1])
 
     def evidence(self, data: Source, *, max_rows: int | None = None) -> Evidence:
         """Return log p(Y) at the same parameters in nats, exact or between two bounds.
@@ -254,7 +289,7 @@ class SparseGP(InducingModel):
             if result is not None:
                 return result
         moments = self.moments(data)[1]
-        lower, upper = moment_bound(moments).item(), moment_upper_bound(moments).item()
+        lower, upper = _total(moment_bound, moments), _total(moment_upper_bound, moments)
         return Evidence(lower, upper, "trace")
 
     def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
@@ -271,7 +306,13 @@ class SparseGP(InducingModel):
     @torch.no_grad()
     def posterior(self, data: Source) -> Posterior:
         """Return q(f) given the data, on which it does not depend afterwards; O(N K²) once."""
-        q_mean, q_factor = moment_posterior(self.moments(data)[1])
+        q_mean, q_factor = moment_posterior(*self.moments(data)[1])
+        groups = self._groups(data)
+        if len(groups) > 1:
+            # From the order of the groups to that of the targets.
+            targets = torch.tensor([p for group in groups for p in group.group.targets])
+            order = targets.argsort().to(q_mean.device)
+            q_mean, q_factor = q_mean[:, order], q_factor[order]
         return Posterior(
             self.kernel,
             self.candidates.detach(),
@@ -284,50 +325,122 @@ class SparseGP(InducingModel):
     def _blocks(self, data: Source) -> RowBlocks:
         return RowBlocks.of(data, points=self.K, device=self.candidates.device)
 
-    def _chunks(self, kernel: ChunkedKernel, rows: Iterable[RowBlock]) -> Iterator[KernelChunk]:
-        for block in rows:
-            # A row of weight w counts as w rows, or as one row with noise σ²/w.
-            precision = (1 / self.noise).expand(len(block))
-            if block.weights is not None:
-                precision = precision * block.weights
-            Y = block.Y - kernels.prior_mean(self.mean, block.X)
-            yield kernel.uf(block), kernel.ff(block), Y, precision
+    def _groups(self, data: Source) -> list[NoiseGroup]:
+        """Return the groups of targets that share their noise in every row."""
+        return noise_groups(target_groups(data), self.noise, each=True)
+
+    def _sums(
+        self,
+        L: Float[Tensor, "K K"],
+        kernel: ChunkedKernel,
+        rows: Iterable[RowBlock],
+        groups: list[NoiseGroup],
+    ) -> Sums:
+        """Return `grouped_sums` of some rows, and Σ w and Σ w log (s + σ²) of each group."""
+        totals = [[L.new_zeros(()), L.new_zeros(())] for _ in groups]
+
+        def chunks() -> Iterator[GroupedChunk]:
+            for block in rows:
+                Y = block.Y - kernels.prior_mean(self.mean, block.X)
+                targets = []
+                for group, total in zip(groups, totals, strict=True):
+                    own = group.rows(block, Y)
+                    # A row of weight w counts as w rows, or as one row with noise σ²/w.
+                    unit = 1 / (L.new_ones(()) if group.each else group.unit)
+                    precision = unit.expand(len(block))
+                    precision = precision if own.weights is None else precision * own.weights
+                    targets.append((own.Y, precision))
+                    if not group.group.plain:
+                        counts = torch.ones_like(Y[:, 0]) if own.counts is None else own.counts
+                        total[0] = total[0] + counts.sum()
+                        if own.variance is not None:
+                            total[1] = total[1] + (counts * own.variance.log()).sum()
+                yield kernel.uf(block), kernel.ff(block), targets
+
+        sums = grouped_sums(L, chunks())
+        return (*sums, *(number for total in totals for number in total))
 
     def _dense_evidence(self, data: Dataset, max_rows: int | None) -> Evidence | None:
         """Return the evidence from K_ff, or None if that is not affordable or K̂ is singular."""
         model = deepcopy(self).double()
         device = model.candidates.device
         limit = exact_rows(device) if max_rows is None else max_rows
-        rows = gaussian_rows(
-            model.kernel, data=_double(data.to(device)), mean=model.mean, noise=model.noise
+        groups = gaussian_rows(
+            model.kernel, data=data.to(device).double(), mean=model.mean, noise=model.noise
         )
+        terms = []
         try:
-            if limit >= rows.N:
-                return exact_evidence(rows)
-            iterations = affordable_iterations(rows, self.K)
-            if iterations:
+            for rows in groups:
+                if limit >= rows.N:
+                    terms.append(exact_evidence(rows))
+                    continue
+                iterations = affordable_iterations(rows, self.K) // len(groups)
+                if not iterations:
+                    return None
                 Z = model.candidates.detach()
-                return conjugate_gradient_evidence(rows, Z, max_iterations=iterations)
+                terms.append(conjugate_gradient_evidence(rows, Z, max_iterations=iterations))
         except NotPositiveDefiniteError:
             # The noise is too small for the scale of the kernel; moments need K_uu only.
             return None
-        return None
+        methods = [term.method for term in terms if not term.exact]
+        lower, upper = sum(term.lower for term in terms), sum(term.upper for term in terms)
+        return Evidence(lower, upper, methods[0] if methods else "exact")
 
-    def _row_noise(self, data: Dataset) -> tuple[Noise, Scalar | float]:
-        """Return σ²/w_i of each row, and the constant that corrects the bound for all outputs."""
-        if data.weights is None:
-            return self.noise, 0.0
-        return self.noise / data.weights, data.P * weight_correction(data.weights, self.noise)
 
-    def _centred(self, data: Dataset) -> Float[Tensor, "N P"]:
-        return data.Y - kernels.prior_mean(self.mean, data.X)
+def _group_targets(group: NoiseGroup, data: Dataset) -> GroupTargets:
+    observed = group.group.observed(group.group.columns(data.Y))
+    own = group.observed_rows(data)
+    rows = None if observed is None else observed.nonzero().flatten()
+    noise, constant = group.row_noise(own), 0.0
+    if own.weights is not None:
+        constant = own.P * weight_correction(own.weights, noise)
+        noise = noise / own.weights
+    return GroupTargets(own.Y, noise, constant, rows)
+
+
+def _in_order(sums: Sums, groups: list[NoiseGroup]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the four sums and the two numbers of each group."""
+    numbers = 4 * len(groups)
+    for i in range(len(groups)):
+        yield (*sums[4 * i : 4 * i + 4], *sums[numbers + 2 * i : numbers + 2 * i + 2])
+
+
+def _moments_of(
+    group: NoiseGroup, sums: tuple[Tensor, ...], observations: int | float
+) -> list[Moments]:
+    """Return the moments of a group; of each of its targets, if they have noise of their own."""
+    C, D, square, diagonal, counted, log_variance = sums
+    count = observations if group.group.plain else counted
+    if not group.each:
+        constant = -0.5 * (count * (log(2 * pi) + group.unit.log()) + log_variance)
+        return [Moments(C, D, square.sum(), diagonal, constant, observations)]
+    return [
+        Moments(
+            C / noise,
+            D[:, columns] / noise,
+            square[columns].sum() / noise,
+            diagonal / noise,
+            -0.5 * count * (log(2 * pi) + noise.log()),
+            observations,
+        )
+        for columns, noise in group.variances()
+    ]
+
+
+def _trace_term(moments: Moments) -> Scalar:
+    unexplained = moments.diagonal - moments.C.diagonal().sum()
+    return 0.5 * moments.D.shape[1] * unexplained
+
+
+def _total(nats: Callable[[Moments], Scalar], moments: tuple[Moments, ...]) -> float:
+    return torch.stack([nats(each) for each in moments]).sum().item()
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedBound:
     """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
 
-    The gradient is computed with the value, in two passes over blocks of rows (`bounds.chunked`).
+    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`).
     Memory does not grow with N · M, nor with N if the rows are not in memory.
     """
 
@@ -336,112 +449,23 @@ class ChunkedBound:
     """Data type of blocks of rows, if less precise than that of the sums."""
 
     def __call__(
-        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: Scalar
+        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: TargetNoise
     ) -> Scalar:
         """Return the bound in nats, differentiable in all parameters."""
         chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
-        chunked_mean, more = _chunked_mean(mean)
+        row_mean, more = chunked_mean(mean)
 
         def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
             result = two_pass_bound(
                 chunked,
                 self.blocks,
-                mean=chunked_mean,
+                mean=row_mean,
                 noise=noise.detach(),
                 dtype=self.dtype,
             )
-            return _unpacked(result)
+            return unpacked(result)
 
         return WithGradient.apply(evaluate, noise, *more, *inputs)
-
-
-def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> Scalar:
-    """Return the exact log evidence in nats, differentiable in kernel, mean and `noise`; O(N³)."""
-    blocks = RowBlocks.of(data, size=data.N)
-    chunked, inputs = chunked_kernel(kernel, data.X, blocks)
-    chunked_mean, more = _chunked_mean(mean)
-
-    def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-        block = next(iter(blocks))
-        return _unpacked(evidence_gradient(chunked, block, mean=chunked_mean, noise=noise.detach()))
-
-    return WithGradient.apply(evaluate, noise, *more, *inputs)
-
-
-@torch.no_grad()
-def gaussian_rows(kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar) -> GaussianRows:
-    """Return the rows of an exact Gaussian process, for `exact_evidence` and its relatives."""
-
-    @torch.no_grad()
-    def covariance(A: Tensor, B: Tensor) -> Tensor:
-        return kernels.cross_covariance(kernel, B)(A)[0]
-
-    return GaussianRows(
-        X=data.X,
-        Y=data.Y - kernels.prior_mean(mean, data.X),
-        kff=kernels.prior_variance(kernel, data.X),
-        noise=noise.detach(),
-        covariance=covariance,
-        weights=data.weights,
-    )
-
-
-@torch.no_grad()
-def exact_log_density(
-    kernel: Kernel, *, data: Dataset, mean: Mean, noise: Scalar, rows: Dataset
-) -> Float[Tensor, " n"]:
-    """Return the log density of other rows under the exact posterior of `data`; O(N³).
-
-    Nats, summed over outputs.
-
-    Raises:
-        NotPositiveDefiniteError: the covariance of the observations is singular to working
-            precision.
-    """
-    given = gaussian_rows(kernel, data=data, mean=mean, noise=noise)
-    L = given.factor()
-    A = solve_lower(L, given.covariance(given.X, rows.X))
-    latent = A.mT @ solve_lower(L, given.Y)
-    # Non-negative up to rounding.
-    explained = kernels.prior_variance(kernel, rows.X) - A.square().sum(0)
-    variance = explained.clamp_min(0)[:, None] + noise
-    error = rows.Y - kernels.prior_mean(mean, rows.X) - latent
-    return -0.5 * (error.square() / variance + variance.log() + log(2 * pi)).sum(1)
-
-
-def _double(data: Dataset) -> Dataset:
-    weights = None if data.weights is None else data.weights.double()
-    return Dataset(data.X.double(), data.Y.double(), weights)
-
-
-def _chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
-    inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]
-    return AutogradMean(mean, parameters=inputs), inputs
-
-
-def _unpacked(result: BoundGradient) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return result.value, (result.noise, *result.mean, *result.kernel)
-
-
-class WithGradient(torch.autograd.Function):
-    """A value with a known gradient: `apply(evaluate, *inputs)`, where `evaluate` returns both."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, evaluate: Callable[[], tuple[Tensor, tuple[Tensor, ...]]], *inputs: Tensor
-    ) -> Tensor:
-        value, ctx.gradients = evaluate()
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *output: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *(output[0] * gradient for gradient in ctx.gradients))
-
-
-def _check(kernel: Kernel, candidates: Tensor, noise: float) -> None:
-    check_kernel(kernel, candidates)
-    if not noise > LEAST_NOISE:
-        raise InputError(f"`noise` is a variance and must exceed {LEAST_NOISE}; got {noise}.")
 
 
 def _checked_precision(precision: str) -> str:

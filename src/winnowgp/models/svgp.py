@@ -25,10 +25,10 @@ from winnowgp.errors import ConvergenceWarning, InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
 from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import copy_likelihood, observation_model
 from winnowgp.models.posterior import Posterior
-from winnowgp.models.sgpr import WithGradient
 from winnowgp.models.site_inference import SiteInference, infer_sites
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
@@ -146,7 +146,9 @@ class VariationalGP(InducingModel):
                 f"the model has {self.targets} target columns and the data have {data.P}; pass "
                 f"`targets={data.P}` to the constructor."
             )
-        observation_model(self.likelihood).check_targets(data.require_dataset("`VariationalGP`").Y)
+        rows = data.require_dataset("`VariationalGP`")
+        rows.require_plain_targets("`VariationalGP`")
+        observation_model(self.likelihood).check_targets(rows.Y)
 
     def bound(
         self,

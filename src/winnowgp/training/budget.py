@@ -12,6 +12,8 @@ from typing import final
 import torch
 
 from winnowgp.bounds.row_blocks import free_memory
+from winnowgp.data import Dataset, Source
+from winnowgp.models.base import InducingModel
 
 # Operations of a default fit: minutes on two CPU cores, about a minute on a large GPU.
 WORK = {"cpu": 8e12, "cuda": 1.5e15}
@@ -110,6 +112,11 @@ def memory(device: torch.device) -> float:
         return 4e9
 
 
-def selection_work(N: int, K: int) -> float:
+def dense_work(model: InducingModel, data: Dataset) -> float:
+    """Return the operations of the exact evidence of some rows and its gradient."""
+    return DENSE * data.N**3 * model.noise_terms(data)
+
+
+def selection_work(model: InducingModel, data: Source, K: int) -> float:
     """Return the operations of one selection among K candidates: statistics and elimination."""
-    return 3.0 * N * K**2 + 12.0 * K**3
+    return 3.0 * data.N * K**2 + 12.0 * model.noise_terms(data) * K**3

@@ -25,7 +25,8 @@ from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.sgpr import LEAST_NOISE, exact_log_density
+from winnowgp.models.exact_gp import exact_log_density
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.hyperparameters import Initialization, Optimum
@@ -63,13 +64,15 @@ def generalising(
 ) -> Initialization[Model] | None:
     """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
 
-    Where that is not asked, because there are many rows, they cannot be held out or an earlier fit
-    is continued, the optima are returned as they are.
+    The optima are returned as they are if there are many rows, if these cannot be held out, have
+    known noise or lack targets, and if an earlier fit is continued.
     """
     known = initial.complete and steps.can_hold_out and steps.data.N <= _FEW_ROWS
     if not known or steps.warm_start or not isinstance(steps.model, SparseGP):
         return initial
     data = with_unit_weights(steps.model, steps.sample)
+    if data.noise is not None or not data.complete:
+        return initial
     if data.N <= _FEWER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
         return _robust(steps, initial)
     for index, optimum in enumerate(initial.optima[:_TRIED]):

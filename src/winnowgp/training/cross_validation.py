@@ -19,7 +19,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel
-from winnowgp.models.sgpr import exact_log_density
+from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.selection import elimination_frontier
 
 FOLDS = 10
@@ -98,7 +98,7 @@ class CrossValidation:
         return PredictiveGap.of(reference, other, weights=self.weights)
 
     def densities(self, model: InducingModel, M: int | None = None) -> Float[Tensor, " n"]:
-        """Return log densities of the held-out rows, in nats, summed over targets.
+        """Return log densities of the held-out rows, in nats, summed over observed targets.
 
         Candidates at held-out rows are left out, unless another row has the same inputs.
 
@@ -122,7 +122,8 @@ class CrossValidation:
                 if masks is not None and pool.K > M:
                     selected = pool.prune(masks[M])
                 posterior = selected.with_best_q(rest).posterior(rest)
-                densities.append(posterior.log_density(rows.X, rows.Y).sum(1))
+                nats = posterior.log_density(rows.X, rows.Y, noise=rows.noise)
+                densities.append(nats.masked_fill(torch.isnan(rows.Y), 0.0).sum(1))
         return torch.stack([torch.cat(densities) for densities in results])
 
     def exact_densities(self, model: SparseGP) -> Float[Tensor, " n"]:

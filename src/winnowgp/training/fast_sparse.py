@@ -357,7 +357,7 @@ def _select_by_goal(
         reference = max(reference, frontier.bounds.max().item())
         M = goal.size(frontier, reference=reference)
         current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
-        steps.budget.spend(selection_work(data.N, candidates.K))
+        steps.budget.spend(selection_work(candidates, data, candidates.K))
         fits.append((current, frontier.bounds[M].item(), candidates))
         settled = index > 0 and abs(M - size) <= 0.03 * size
         last, size = settled or index == training.rounds - 1, M

@@ -19,11 +19,11 @@ from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.models.priors import log_prior
-from winnowgp.models.sgpr import LEAST_NOISE
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
-from winnowgp.training.budget import DENSE, Budget, selection_work
+from winnowgp.training.budget import DENSE, Budget, dense_work, selection_work
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
@@ -133,7 +133,7 @@ class FastSteps(Generic[Model]):
         Args:
             rows: number of rows at most, if fewer suffice.
         """
-        cost = 1.0
+        cost = float(self.model.noise_terms(self.data))
         if not isinstance(self.model, SparseGP):
             # Each value takes several factorisations for each latent function.
             cost = 1000.0 * self._latents
@@ -168,7 +168,7 @@ class FastSteps(Generic[Model]):
         found = deepcopy(model)
         stop = Stop(1e-3 * rows.observations, 5, _REFIT)
         evidence, iterations = optimise_evidence(found, rows, stop, self._context.checkpoint_log)
-        self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
+        self.budget.spend(1.15 * iterations * dense_work(found, rows))
         return found, evidence
 
     def forget_earlier(self) -> None:
@@ -199,7 +199,7 @@ class FastSteps(Generic[Model]):
                     checkpoint_log=self._context.checkpoint_log,
                 )
                 value = maximum.value
-                self.budget.spend(1.15 * maximum.iterations * DENSE * rows.N**3)
+                self.budget.spend(1.15 * maximum.iterations * dense_work(model, rows))
             optima.append(Optimum(model, value, rows.observations, 0))
         optimum, fresh = optima
         if self.shared(optimum.evidence - fresh.evidence) < -_DISTINCT * rows.observations:
@@ -247,7 +247,7 @@ class FastSteps(Generic[Model]):
         for kernel in bare.kernel.modules():
             if isinstance(kernel, LinearKernel):
                 initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8)
-        square = self.sample.Y.square().mean()
+        square = initialization.mean_square(bare.likelihood, self.sample)
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
         learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
@@ -291,7 +291,9 @@ class FastSteps(Generic[Model]):
         """
         if not self.can_hold_out:
             return None
-        affordable = share * self.budget.work_limit / max(selection_work(self.data.N, K), 1.0)
+        affordable = (
+            share * self.budget.work_limit / max(selection_work(self.model, self.data, K), 1.0)
+        )
         most = FOLDS if isinstance(self.model, SparseGP) else _SITE_FOLDS
         return CrossValidation.of(self.sample, self._order, folds=int(min(affordable, most)))
 
@@ -311,8 +313,7 @@ class FastSteps(Generic[Model]):
 
     def pool_work(self, K: int) -> float:
         """Return the operations that a pool of K candidates takes."""
-        N = self.data.N
-        work = selection_work(N, K)
+        work = selection_work(self.model, self.data, K)
         if not isinstance(self.model, SparseGP):
             work += 15 * self.model.chunked_cost_of(self.data, K)
         return work
@@ -348,7 +349,7 @@ class FastSteps(Generic[Model]):
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
-        The objective includes the jitter of `bounds.chunked`; the ELBO returned does not. The
+        The objective includes the jitter of `bounds.row_blocks`; the ELBO returned does not. The
         model itself is returned if the copy is no better.
 
         Args:
@@ -525,10 +526,13 @@ def _is_complete(data: Source, sample: Dataset) -> bool:
 
 def _lift_noise(model: InducingModel, rows: Dataset) -> None:
     """Reset noise that has reached its lower constraint, where its gradient vanishes."""
-    least = max(1e-4 * float(rows.Y.square().mean()), 10 * LEAST_NOISE)
     noise = initialization.noise_of(model.likelihood)
-    if noise is not None and noise.value.item() < least:
-        initialization.set_noise(model.likelihood, rows.X.new_tensor(least))
+    if noise is None:
+        return
+    square = initialization.mean_square(model.likelihood, rows)
+    least = (1e-4 * square).clamp_min(10 * LEAST_NOISE)
+    if bool((noise.value < least).any()):
+        initialization.set_noise(model.likelihood, torch.maximum(noise.value, least))
 
 
 def scaled(

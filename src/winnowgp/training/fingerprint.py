@@ -49,7 +49,8 @@ def row_identity(data: Source, *, saved: bool) -> dict[str, Any]:
     """
     dataset = data.as_dataset()
     if dataset is not None:
-        return {"inputs": dataset.X, "targets": dataset.Y, "weights": dataset.weights}
+        rows = {"inputs": dataset.X, "targets": dataset.Y, "weights": dataset.weights}
+        return rows if dataset.noise is None else {**rows, "noise": dataset.noise}
     if not saved and data.process_group.world_size == 1:
         return {"rows": data.N}
     first = data.part(torch.arange(min(data.N, FIRST)))

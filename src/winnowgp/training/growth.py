@@ -175,7 +175,7 @@ def grow(
     model = start
     while True:
         model = steps.with_fresh(model, K - model.K)
-        steps.budget.spend(selection_work(data.N, model.K) / 4)
+        steps.budget.spend(selection_work(model, data, model.K) / 4)
         elbo, unexplained = _value(model, steps)
         sizes.append(model.K)
         elbos.append(elbo)

@@ -31,13 +31,14 @@ from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.priors import log_prior
-from winnowgp.training.budget import DENSE, Budget
+from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     best_level,
     column_count,
     column_spread,
     kernel_variances,
+    mean_square,
     noise_of,
     set_noise,
     set_within,
@@ -233,7 +234,7 @@ class _Search(Generic[Model]):
     def _optimise(self, model: Model, rows: Dataset, stop: Stop) -> float:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
         evidence, iterations = optimise_evidence(model, rows, stop, self.checkpoint_log)
-        self.budget.spend(1.15 * iterations * DENSE * rows.N**3)
+        self.budget.spend(1.15 * iterations * dense_work(model, rows))
         return evidence
 
     def _optimise_sparse(self, model: Model, rows: Dataset, stop: Stop) -> float | None:
@@ -295,7 +296,7 @@ class _Search(Generic[Model]):
                     own = trainable_lengthscales(start.kernel)[part]
                     set_within(own, "lengthscale", lengthscale)
                     values.append((_objective(start, rows), len(values), start))
-        self.budget.spend(0.4 * len(values) * DENSE * rows.N**3)
+        self.budget.spend(0.4 * len(values) * dense_work(template, rows))
         values.sort(key=lambda value: (-value[0], value[1]))
         return [Start(start, 0) for value, _, start in values[:most] if value > -inf]
 
@@ -347,10 +348,7 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     constant = isinstance(model.mean, ConstantMean) and any(
         p.requires_grad for p in model.mean.parameters()
     )
-    square = (data.Y - level * constant).square()
-    if data.weights is not None:
-        square = data.weighted(square) * (data.N / data.observations)
-    variance = square.mean().item()
+    variance = mean_square(model.likelihood, data, level * constant)
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     lengthscales = trainable_lengthscales(model.kernel)
@@ -366,7 +364,7 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
             if isinstance(start.mean, ConstantMean) and constant:
                 start.mean.initialize(constant=level)
             if noisy:
-                set_noise(start.likelihood, data.X.new_tensor(max(scale * variance, 1e-5)))
+                set_noise(start.likelihood, (scale * variance).clamp_min(1e-5))
             else:
                 for kernel in trainable_variances(start.kernel):
                     set_within(kernel, "outputscale", data.X.new_tensor(scale))

@@ -50,16 +50,25 @@ def noise_of(likelihood: likelihoods.Likelihood) -> NoiseParameter | None:
 def best_level(likelihood: likelihoods.Likelihood, data: Dataset) -> Tensor:
     """Return the constant latent function on a grid with the highest likelihood of the targets."""
     rows = data.part(slice(_ROWS))
-    Y = rows.Y
+    missing = torch.isnan(rows.Y)
+    Y, known = torch.where(missing, 0.0, rows.Y), rows.Y[~missing]
     steps = torch.linspace(0, 1, 41, dtype=Y.dtype, device=Y.device)
-    levels = torch.cat([8 * steps - 4, Y.quantile(steps), Y.mean()[None]])
+    levels = torch.cat([8 * steps - 4, known.quantile(steps), known.mean()[None]])
     F = observation_model(likelihood).num_latents(data.P)
     flat = torch.zeros(len(Y), F, dtype=Y.dtype, device=Y.device)
-    nats = [
-        rows.weighted(observation_model(likelihood).expected_log_prob(Y, flat + level, flat)).sum()
-        for level in levels
-    ]
+    nats = []
+    for level in levels:
+        each = observation_model(likelihood).expected_log_prob(Y, flat + level, flat)
+        nats.append(rows.weighted(each.masked_fill(missing, 0.0)).sum())
     return levels[int(torch.stack(nats).nan_to_num(-torch.inf).argmax())]
+
+
+def mean_square(
+    likelihood: likelihoods.Likelihood, data: Dataset, level: Tensor | float = 0.0
+) -> Tensor:
+    """Return the mean of (y − level)²; of each target, if each has a noise of its own."""
+    square, noise = data.mean_square(level), noise_of(likelihood)
+    return square if noise is not None and len(noise.value) > 1 else square.mean()
 
 
 def kernel_variances(likelihood: likelihoods.Likelihood, data: Dataset) -> tuple[float, ...]:

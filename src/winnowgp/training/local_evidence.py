@@ -20,7 +20,7 @@ from winnowgp.errors import TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models.base import Model
 from winnowgp.models.priors import log_prior
-from winnowgp.training.budget import DENSE, Budget
+from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.hyperparameters import Optimum
@@ -81,7 +81,7 @@ def maximise_local_evidence(
                 )
         except TrainingError:
             continue
-        work = DENSE * sum(block.N**3 for block in blocks)
+        work = sum(dense_work(model, block) for block in blocks)
         budget.spend(1.15 * maximum.iterations * work)
         with torch.no_grad():
             results.append((maximum.value + log_prior(model).item(), maximum.value, model))

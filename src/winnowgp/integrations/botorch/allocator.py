@@ -22,7 +22,7 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.greedy import chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
-from winnowgp.models.sgpr import LEAST_NOISE
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.selection.statistics import subset_statistics
 
@@ -174,7 +174,7 @@ class WinnowingAllocator(InducingPointAllocator):
         if noise is None:
             noise = max(NOISE * prior_variance(kernel, X).mean().item(), 2 * LEAST_NOISE)
         model = SparseGP(kernel, X[pool], noise=noise)
-        L, moments = model.moments(Dataset.of(X, X.new_zeros(len(X)) if Y is None else Y))
+        L, (moments,) = model.moments(Dataset.of(X, X.new_zeros(len(X)) if Y is None else Y))
         outputs = 1
         if Y is None:
             # Expected moments are those of as many outputs as there are candidates.

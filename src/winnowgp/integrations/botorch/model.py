@@ -9,7 +9,7 @@ from botorch.models.model import FantasizeMixin, Model
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.transformed import TransformedPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from jaxtyping import Float
 from linear_operator import to_linear_operator
 from sklearn.utils.validation import check_is_fitted
@@ -19,6 +19,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import JointPosterior, Posterior
+from winnowgp.models.noise import target_noise
 
 
 @final
@@ -178,7 +179,7 @@ class SparseGPModel(Model, FantasizeMixin):
             q.kernel,
             q.Z,
             mean=q.mean,
-            likelihood=q.likelihood,
+            likelihood=_likelihood_of(q.likelihood, idcs),
             q_mean=q.q_mean[:, idcs],
             q_factor=q.q_factor[idcs] if len(q.q_factor) > 1 else q.q_factor,
             L=q.L,
@@ -244,6 +245,19 @@ class SparseGPModel(Model, FantasizeMixin):
             )
         if not bool(torch.isfinite(Y).all()):
             raise InputError("`Y` has entries that are NaN or infinite; leave those rows out.")
+
+
+def _likelihood_of(likelihood: Likelihood, outcomes: list[int]) -> Likelihood:
+    """Return the likelihood of some of the outcomes."""
+    if not isinstance(likelihood, GaussianLikelihood):
+        return likelihood
+    if target_noise(likelihood).dim() == 0:
+        return likelihood
+    own: Any = deepcopy(likelihood.noise_covar)
+    own.raw_noise = torch.nn.Parameter(own.raw_noise.detach()[outcomes], requires_grad=False)
+    copied = deepcopy(likelihood)
+    copied.noise_covar = own
+    return copied
 
 
 def _normal(mean: Float[Tensor, "*b m q"], cov: Float[Tensor, "*b m q q"]) -> MultivariateNormal:
