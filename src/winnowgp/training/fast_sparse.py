@@ -177,7 +177,8 @@ def _sized_models(
 ) -> tuple[tuple[SizedModel, ...], list[Frontier]]:
     """Return models with fewer inducing points, refitted at their size, and their frontiers."""
     sized, frontiers = [], []
-    for M in [size for size in _SIZES if size < fitted.K][-count:]:
+    smaller = [size for size in _SIZES if size < fitted.K]
+    for M in smaller[max(len(smaller) - count, 0) :]:
         try:
             model, elbo = steps.shrunk(fitted, M)
         except TrainingError:
@@ -303,9 +304,7 @@ def _select_by_goal(
     pool, reference = grown_pool(
         steps, initial, tolerance=tolerance, most=most, constant=constant[1]
     )
-    parameters = sum(p.numel() for p in initial.best.kernel.parameters() if p.requires_grad)
-    gain = min(_SIGNIFICANT + _PER_PARAMETER * parameters, _PER_ROW * data.N)
-    significant = constant[1] + gain
+    significant = constant[1] + significant_gain(initial.best, data.N)
     if pool.predicts_best and isinstance(goal, Tolerance):
         # Other models have a higher ELBO and predict worse, and so would fewer points.
         steps.select(pool.model, torch.ones(pool.model.K, dtype=torch.bool), pool.elbo)
@@ -391,6 +390,12 @@ def _select_by_goal(
         frontiers=tuple(frontiers),
         candidates=candidates,
     )
+
+
+def significant_gain(model: InducingModel, N: int) -> float:
+    """Return the nats that a model of N rows must gain over a constant one, more than chance."""
+    parameters = sum(p.numel() for p in model.kernel.parameters() if p.requires_grad)
+    return min(_SIGNIFICANT + _PER_PARAMETER * parameters, _PER_ROW * N)
 
 
 def _predicts(steps: FastSteps[Model], model: Model, constant: Model) -> bool:
