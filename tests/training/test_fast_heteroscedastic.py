@@ -4,6 +4,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
+from helpers.short_fits import shortest_fits
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import HeteroscedasticGP, LogVarianceLikelihood, SparseGP, VariationalGP
@@ -24,7 +25,7 @@ from winnowgp.training.goals import AllCandidates
 pytestmark = pytest.mark.unchecked
 
 
-def rows(*, varies: bool, N: int = 70) -> Dataset:
+def rows(*, varies: bool, N: int = 60) -> Dataset:
     g = torch.Generator().manual_seed(0)
     X = torch.rand(N, 1, generator=g, dtype=torch.float64).sort(0).values
     sd = 0.03 + 0.6 * X[:, 0].square() if varies else torch.full_like(X[:, 0], 0.2)
@@ -37,7 +38,8 @@ def fitted(data: Dataset, schedule: FastSchedule) -> FitResult[HeteroscedasticGP
         SparseGP(kernel, data.X[::7], noise=0.1),
         VariationalGP(kernel, data.X[::9], likelihood=LogVarianceLikelihood()),
     )
-    return fit(model, data, schedule=schedule)
+    with shortest_fits():
+        return fit(model, data, schedule=schedule)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,13 @@ from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
 from winnowgp.io import save
-from winnowgp.models import DeepPosterior, Posterior, Prediction, SparseGP
+from winnowgp.models import (
+    DeepPosterior,
+    HeteroscedasticPosterior,
+    Posterior,
+    Prediction,
+    SparseGP,
+)
 from winnowgp.selection import Frontier
 from winnowgp.training import Callbacks, FitResult, Schedule, fit
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
@@ -247,18 +253,20 @@ def predicting_on(device: str, estimator: Estimator) -> Estimator:
     return moved
 
 
-def rows_at_once(posterior: Posterior | DeepPosterior) -> int:
+def rows_at_once(posterior: Posterior | HeteroscedasticPosterior | DeepPosterior) -> int:
     """Return the number of rows that are predicted at once, as memory allows."""
-    if isinstance(posterior, Posterior):
+    if isinstance(posterior, Posterior | HeteroscedasticPosterior):
         return ROWS
     hidden = sum(layer.P for layer in posterior.layers[:-1])
     samples = max(posterior.samples, 4 * hidden)
     return max(1, NUMBERS // (samples * max(layer.P * layer.K for layer in posterior.layers)))
 
 
-def posterior_device(posterior: Posterior | DeepPosterior) -> torch.device:
+def posterior_device(
+    posterior: Posterior | HeteroscedasticPosterior | DeepPosterior,
+) -> torch.device:
     """Return the device on which a posterior predicts."""
-    if isinstance(posterior, Posterior):
+    if isinstance(posterior, Posterior | HeteroscedasticPosterior):
         return posterior.Z.device
     return posterior.layers[0].candidates.device
 

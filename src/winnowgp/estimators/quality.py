@@ -96,7 +96,7 @@ def predictive(model: SparseGPRegressor, X: Any) -> Predictive:
     """Return the predictive distribution of a regressor of one target, in the target's units."""
     if not model._y_scaler.single:
         raise InputError("predictive distributions need one target; fit one model per target.")
-    latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
+    latent = model._latents(X)
     likelihood = deepcopy(model.likelihood_).cpu()
     observed = observation_model(likelihood).predict(latent.mean, latent.variance)
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)

@@ -40,7 +40,7 @@ from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import SelectableModel
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.kernels import KernelBlocks, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import Prediction
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, Prediction
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
@@ -171,10 +171,9 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
         return self.function.candidates
 
     @property
-    def likelihood(self) -> GaussianLikelihood:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Gaussian noise of variance σ², which exp g multiplies."""
-        assert isinstance(self.function.likelihood, GaussianLikelihood)
-        return self.function.likelihood
+    def likelihood(self) -> HeteroscedasticLikelihood:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Gaussian noise of variance σ² exp g."""
+        return HeteroscedasticLikelihood(self.function.noise[None])
 
     def check(self, data: Source) -> None:
         """Raise an `InputError` unless there is one target column, in memory."""
@@ -270,7 +269,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
         model = self.with_parts()
         level = prior_mean(model.log_noise.mean, data.X[:1])[0, 0]
         model.log_noise.mean.initialize(constant=level + shift)
-        model.likelihood.initialize(noise=model.likelihood.noise * (-shift).exp())
+        model.function.likelihood.initialize(noise=model.function.noise * (-shift).exp())
         return model
 
     def with_parts(

@@ -1,6 +1,5 @@
 """Predictions with noise that depends on the inputs: Gaussian mixtures over the log noise."""
 
-from math import log, pi
 from typing import final
 
 import torch
@@ -11,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.errors import InputError
-from winnowgp.models.likelihoods import DENSITY_NODES, Prediction
+from winnowgp.models.likelihoods import (
+    HeteroscedasticLikelihood,
+    Prediction,
+    observation_model,
+)
 from winnowgp.models.posterior import Posterior
-from winnowgp.models.quadrature import hermite_nodes, standard_deviation
-from winnowgp.models.quantiles import check_probabilities, invert
-
-# Quantiles that are found at once: with 100 nodes, 13 MiB.
-_QUANTILES = 2**14
+from winnowgp.models.quantiles import check_probabilities
 
 
 @final
@@ -67,10 +66,10 @@ class HeteroscedasticPosterior(nn.Module):
         return self.function.mean
 
     @property
-    def likelihood(self) -> GaussianLikelihood:
-        """Gaussian noise of variance σ², which exp g multiplies."""
+    def likelihood(self) -> HeteroscedasticLikelihood:
+        """Gaussian noise of variance σ² exp g."""
         assert isinstance(self.function.likelihood, GaussianLikelihood)
-        return self.function.likelihood
+        return HeteroscedasticLikelihood(self.function.likelihood.noise)
 
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
         """Return E[f(x)] of each row, which is also the mean of an observation."""
@@ -126,11 +125,15 @@ class HeteroscedasticPosterior(nn.Module):
         eps = torch.randn(f.shape, generator=generator, dtype=X.dtype, device=X.device)
         return f + (self.likelihood.noise * g.exp()).sqrt() * eps
 
+    def latents(self, X: Float[Tensor, "N D"]) -> Prediction:
+        """Return means and variances of f and g, `[N 2]`, for `HeteroscedasticLikelihood`."""
+        f, g = self.function.predict(X), self.log_noise.predict(X)
+        return Prediction(torch.cat([f.mean, g.mean], 1), torch.cat([f.variance, g.variance], 1))
+
     def log_density(self, X: Float[Tensor, "N D"], Y: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """Return log E_q(g) N(y | μ_f, v_f + σ² exp g) of each row, in nats."""
-        mean, variance, weights = self._mixture(X)
-        nats = -0.5 * ((Y - mean).square() / variance + variance.log() + log(2 * pi))
-        return (nats + weights.log()).logsumexp(0)
+        latent = self.latents(X)
+        return observation_model(self.likelihood).log_density(Y, latent.mean, latent.variance)
 
     def quantiles(
         self, X: Float[Tensor, "N D"], probabilities: Float[Tensor, " Q"], *, observed: bool = True
@@ -143,23 +146,6 @@ class HeteroscedasticPosterior(nn.Module):
         check_probabilities(probabilities)
         if not observed:
             return self.function.quantiles(X, probabilities, observed=False)
-        blocks = X.split(max(1, _QUANTILES // len(probabilities)))
-        return torch.cat([self._quantiles(rows, probabilities) for rows in blocks], dim=1)
-
-    def _quantiles(self, X: Tensor, probabilities: Tensor) -> Tensor:
-        mean, variance, weights = self._mixture(X)
-        # Most mass is within a few typical deviations, not those of the heavy tails.
-        width = (weights * variance.sqrt()).sum(0)
-
-        def cdf(Y: Tensor, rows: Tensor) -> Tensor:
-            z = (Y - mean[rows]) / variance[:, None, rows].sqrt()
-            return (weights[:, None] * torch.special.ndtr(z)).sum(0)
-
-        return invert(cdf, probabilities, centre=mean, width=width)
-
-    def _mixture(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean `[N 1]`, and variances and weights of the Gaussians `[T N 1]`."""
-        f, g = self.function.predict(X), self.log_noise.predict(X)
-        z, weights = hermite_nodes(DENSITY_NODES, g.mean)
-        noise = (g.mean + standard_deviation(g.variance) * z).exp() * self.likelihood.noise
-        return f.mean, f.variance + noise, weights
+        latent = self.latents(X)
+        model = observation_model(self.likelihood)
+        return model.quantiles(latent.mean, latent.variance, probabilities)
