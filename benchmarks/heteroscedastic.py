@@ -144,6 +144,7 @@ def quality(posterior: Any, X: torch.Tensor, Y: torch.Tensor, noisy: NDArray[np.
     return {
         f"{measure}{region}": float(values[rows].mean())
         for region, rows in regions.items()
+        if rows.any()  # Constant noise has one region.
         for measure, values in (("log_density", nats), ("coverage_90", inside))
     }
 
