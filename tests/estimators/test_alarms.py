@@ -224,8 +224,20 @@ def test_noise_that_grows_with_the_target_suggests_a_logarithm() -> None:
     (alarm,) = residual_alarms(z, [], predicted=mean, positive=True, likelihood="gaussian")
     assert isinstance(alarm, DependentResidualsWarning)
     assert "logarithm of the target" in str(alarm)
+    assert "`--likelihood heteroscedastic`" in str(alarm)
     (alarm,) = residual_alarms(z, [], predicted=mean, positive=False, likelihood="gaussian")
     assert "logarithm" not in str(alarm)
+    assert "`--likelihood heteroscedastic`" in str(alarm)
+    (alarm,) = residual_alarms(z, [], predicted=mean, positive=False, likelihood="heteroscedastic")
+    assert "heteroscedastic" not in str(alarm)
+
+
+def test_noise_that_depends_on_a_column_has_its_p_value() -> None:
+    a = np.arange(100.0)
+    size = np.where(a < 50, 0.2, 1.0)
+    (alarm,) = held_out(rng(7).normal(size=100) * size, a=a)
+    p = float(str(alarm).split("(p = ")[1].split(")")[0])
+    assert 0 < p < 1e-4
 
 
 def test_noise_that_is_small_somewhere_has_wide_intervals_there() -> None:

@@ -16,7 +16,9 @@ from winnowgp.errors import InputError
 from winnowgp.models import (
     DeepGP,
     DeepLayer,
+    HeteroscedasticGP,
     LatentVariableGP,
+    LogVarianceLikelihood,
     SampledLatentGP,
     SparseGP,
     VariationalGP,
@@ -78,7 +80,30 @@ def softmax_statistics(order: torch.Tensor) -> SubsetObjective:
     return gp.subset_statistics(data)
 
 
+def heteroscedastic(
+    function: torch.Tensor, noise: torch.Tensor
+) -> tuple[HeteroscedasticGP, Dataset]:
+    """Return a function and its log noise with these candidates."""
+    p, kernel = problem(P=1), ScaleKernel(RBFKernel())
+    log_noise = VariationalGP(kernel, p.Z[noise], likelihood=LogVarianceLikelihood())
+    data = Dataset.of(p.X, p.Y * (1 + p.X[:, :1]))
+    gp = HeteroscedasticGP(SparseGP(kernel, p.Z[function], noise=0.2), log_noise)
+    return gp.with_best_q(data), data
+
+
+def heteroscedastic_function(order: torch.Tensor) -> SubsetObjective:
+    gp, data = heteroscedastic(order, order[:0])
+    return gp.subset_objective(data)
+
+
+def heteroscedastic_noise(order: torch.Tensor) -> SubsetObjective:
+    gp, data = heteroscedastic(order[:0], order)
+    return gp.subset_objective(data)
+
+
 OBJECTIVES = {
+    "heteroscedastic function": heteroscedastic_function,
+    "heteroscedastic noise": heteroscedastic_noise,
     "direct": direct,
     "statistics": statistics,
     "uncollapsed": uncollapsed,
@@ -219,6 +244,7 @@ def sampled_latent_gp() -> tuple[SelectableModel, MaskedMatrix]:
 SELECTABLE = {
     "sparse": lambda: model(IN_ORDER),
     "bernoulli": lambda: variational(IN_ORDER, BernoulliLikelihood()),
+    "heteroscedastic": lambda: heteroscedastic(IN_ORDER, IN_ORDER[:4]),
     "deep": deep_gp,
     "latent": latent_gp,
     "sampled latent": sampled_latent_gp,

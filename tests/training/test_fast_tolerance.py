@@ -127,6 +127,7 @@ def test_fast_sized_models_have_their_elbo(draw) -> None:
     assert sizes == sorted(set(sizes))
     assert sizes[-1] < result.posterior.M
     for sized in result.sized:
+        assert isinstance(sized.posterior, Posterior)
         gp = rebuilt(sized.posterior)
         assert sized.elbo == pytest.approx(gp.fixed_bound(rows), abs=1e-4)
         predicted = gp.posterior(rows).predict(rows.X)

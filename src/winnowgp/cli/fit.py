@@ -45,8 +45,9 @@ def fit(
     likelihood: Annotated[
         str,
         typer.Option(
-            help="auto: gaussian, or poisson for counts; student-t or laplace for targets with "
-            "outliers, poisson or negative-binomial for counts, beta for proportions."
+            help="auto: gaussian, or poisson for counts; heteroscedastic for noise that depends on "
+            "the inputs, student-t or laplace for targets with outliers, poisson or "
+            "negative-binomial for counts, beta for proportions."
         ),
     ] = "auto",
     log_target: Annotated[

@@ -40,6 +40,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             ],
             "ignored_columns": summary.get("ignored", []),
             "inducing_points": choice["points"],
+            "noise_inducing_points": choice.get("noise_points"),
             "goal": choice["asked"],
             "alpha": choice["alpha"],
             "elbo_nats": choice["bound"],

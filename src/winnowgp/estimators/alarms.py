@@ -140,8 +140,9 @@ def coverage_alarm(inside: NDArray[np.bool_], *, likelihood: str) -> FitWarning 
             "negative-binomial": "Look for outliers among the counts, or add columns or rows.",
         }.get(
             likelihood,
-            "Noise may depend on the inputs or have outliers: try `likelihood='student-t'` "
-            "(`--likelihood student-t`) or the logarithm of the target, or more rows.",
+            "Noise may depend on the inputs or have outliers: try `likelihood='heteroscedastic'` "
+            "(`--likelihood heteroscedastic`), 'student-t' or the logarithm of the target, or more "
+            "rows.",
         )
         return CoverageWarning(
             f"{held}: they are too narrow, and predictions too certain. {advice}"

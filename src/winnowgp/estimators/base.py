@@ -22,7 +22,13 @@ from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
 from winnowgp.io import save
-from winnowgp.models import DeepPosterior, Posterior, Prediction, SparseGP
+from winnowgp.models import (
+    DeepPosterior,
+    HeteroscedasticPosterior,
+    Posterior,
+    Prediction,
+    SparseGP,
+)
 from winnowgp.selection import Frontier
 from winnowgp.training import Callbacks, FitResult, Schedule, fit
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
@@ -267,9 +273,9 @@ def predicting_on(device: str, estimator: Estimator) -> Estimator:
     return moved
 
 
-def rows_at_once(posterior: Posterior | DeepPosterior) -> int:
+def rows_at_once(posterior: Posterior | HeteroscedasticPosterior | DeepPosterior) -> int:
     """Return the number of rows that are predicted at once, as memory allows."""
-    if isinstance(posterior, Posterior):
+    if isinstance(posterior, Posterior | HeteroscedasticPosterior):
         return ROWS
     hidden = sum(layer.P for layer in posterior.layers[:-1])
     samples = max(posterior.samples, 4 * hidden)
@@ -277,7 +283,9 @@ def rows_at_once(posterior: Posterior | DeepPosterior) -> int:
 
 
 def chunks_with_noise(
-    posterior: Posterior | DeepPosterior, inputs: Tensor, noise: Tensor | None
+    posterior: Posterior | HeteroscedasticPosterior | DeepPosterior,
+    inputs: Tensor,
+    noise: Tensor | None,
 ) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """Return chunks of rows, each with its known noise as a keyword argument if there is any."""
     size = rows_at_once(posterior)
@@ -287,9 +295,11 @@ def chunks_with_noise(
     return [(x, {"noise": s}) for x, s in zip(chunks, noise.split(size), strict=True)]
 
 
-def posterior_device(posterior: Posterior | DeepPosterior) -> torch.device:
+def posterior_device(
+    posterior: Posterior | HeteroscedasticPosterior | DeepPosterior,
+) -> torch.device:
     """Return the device on which a posterior predicts."""
-    if isinstance(posterior, Posterior):
+    if isinstance(posterior, Posterior | HeteroscedasticPosterior):
         return posterior.Z.device
     return posterior.layers[0].candidates.device
 

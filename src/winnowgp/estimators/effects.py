@@ -20,6 +20,7 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import has_noise
+from winnowgp.models import HeteroscedasticPosterior
 from winnowgp.models.kernels import covariance
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 
@@ -412,13 +413,19 @@ def _as_curve(label: str, mean: Values, lower: Values, upper: Values) -> Curve:
 def _curve(model: SparseGPRegressor, X: Values) -> Curve:
     """Return the mean of an observation, and ± 2 sd of the function without noise.
 
+    If noise depends on the inputs, intervals of an observation are added.
+
     For a model of log y it is the median, which the mean exceeds by a factor that is the noise's.
     """
     latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
     sd = latent.variance.sqrt()
     lower, upper = (_in_units(model, latent.mean + 2 * side * sd) for side in (-1, 1))
     mean = _in_units(model, latent.mean) if model.log_target else model.predict(X)
-    return _as_curve("", mean, lower, upper)
+    curve = _as_curve("", mean, lower, upper)
+    if isinstance(model.posterior_, HeteroscedasticPosterior):
+        below, above = (_shortened(end) for end in model.predict_interval(X))
+        curve["observed"] = (below, above)
+    return curve
 
 
 def _in_units(model: SparseGPRegressor, f: Tensor) -> Values:
@@ -451,6 +458,8 @@ def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: 
     target, otherwise in those of the function.
     """
     posterior, rows = model.posterior_, model._inputs(X)
+    if isinstance(posterior, HeteroscedasticPosterior):
+        posterior = posterior.function
     k = covariance(term, rows, posterior.Z)
     mean = (k @ posterior.weights)[:, 0].numpy()
     mean = mean - mean.mean()

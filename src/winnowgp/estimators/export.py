@@ -62,6 +62,8 @@ def predictor_program(model: Exportable) -> Program:
     else:
         estimator = model
         X = program.add_input("X", width=estimator.n_features_in_)
+    if isinstance(estimator, SparseGPRegressor):
+        estimator._refuse_varying_noise("exported predictions")
     x_scaler = estimator._x_scaler
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
     inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())

@@ -101,7 +101,7 @@ def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) 
     if not model._y_scaler.single:
         raise InputError("predictive distributions need one target; fit one model per target.")
     inputs = model._inputs(X)
-    latent = model._predict_latent(inputs, model.posterior_.predict, observed=False)
+    latent = model._latents(inputs)
     known = model._known_noise(noise_variance, len(inputs))
     if known is not None:
         # The likelihood adds its own noise to the variance.

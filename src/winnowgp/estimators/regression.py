@@ -1,6 +1,7 @@
 """Regression: numeric targets and their scaler, and the sparse GP regressor."""
 
 import warnings
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -24,16 +25,27 @@ from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import (
     BaseGP,
+    check_kernel_columns,
     chunks_with_noise,
     cpu_scaler,
     posterior_device,
     rows_at_once,
 )
 from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.sparse import SparseEstimator
-from winnowgp.models import Posterior, PosteriorPaths, SparseGP, VariationalGP
+from winnowgp.models import (
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    LogVarianceLikelihood,
+    Posterior,
+    PosteriorPaths,
+    Prediction,
+    SparseGP,
+    VariationalGP,
+)
 from winnowgp.models.base import InducingModel
-from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain, observation_model
 from winnowgp.models.noise import LEAST_NOISE, gaussian_noise
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.initialization import best_level
@@ -159,7 +171,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" or
             "negative-binomial" (counts), "beta" (proportions), or a GPyTorch likelihood with one
             latent function per target. Targets are standardised for the first three, also as
-            GPyTorch likelihoods.
+            GPyTorch likelihoods. `SparseGPRegressor` also takes "heteroscedastic": Gaussian noise
+            whose variance depends on the inputs, for one target.
         noise: "target" learns a noise variance for each of several targets, "shared" one for all of
             their standardised values. "known" learns none: the variances passed to `fit` are all
             the noise there is, and otherwise are added to the learnt one. It is for
@@ -167,7 +180,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
 
     Attributes:
         noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
-            if the likelihood has none.
+            if the likelihood has none. Its harmonic mean over the rows if it depends on the inputs.
         likelihood_: the fitted likelihood, for standardised targets.
     """
 
@@ -439,6 +452,9 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     Args:
+        noise_kernel: kernel of the log noise variance for `likelihood="heteroscedastic"`: a string
+            or a GPyTorch kernel for standardised inputs, as for `kernel`. The log noise has
+            inducing points of its own, as few as `tolerance` allows; none if noise does not vary.
         precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` and the
             fast schedule): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
@@ -457,11 +473,50 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     True
     """
 
+    noise_kernel: Any = "rbf"
     precision: str = "double"
     priors: str | None = "weak"
     log_target: bool = False
 
     _out_of_core: ClassVar[bool] = True
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **SparseEstimator._constraints,
+        "likelihood": validation.regression_likelihood,
+    }
+
+    @property
+    def n_noise_inducing_(self) -> int:
+        """Number of inducing points of the log noise; zero if noise does not vary."""
+        return self._log_noise("n_noise_inducing_").M
+
+    @property
+    def noise_inducing_points_(self) -> NDArray[np.float64]:
+        """Locations of the inducing points of the log noise, `[M D]`."""
+        return self._x_scaler.inverse(self._log_noise("noise_inducing_points_").Z).numpy()
+
+    @torch.no_grad()
+    def predict_noise(self, X: Any) -> NDArray[np.float64]:
+        """Return the standard deviation of the noise of each row, `[N]` or `[N P]`.
+
+        With `likelihood="heteroscedastic"` it is the root of the expected noise variance, so that
+        the variance of an observation is the sum of its square and that of the function.
+
+        Args:
+            X: inputs `[N D]`.
+        """
+        inputs = self._inputs(X)
+        self._refuse_logarithm("noise in the units of the targets")
+        if not isinstance(self.likelihood_, GaussianLikelihood | HeteroscedasticLikelihood):
+            raise InputError(
+                "`predict_noise` needs Gaussian noise, 'gaussian' or 'heteroscedastic'; got "
+                f"`likelihood={self.likelihood!r}`."
+            )
+        if not isinstance(self.posterior_, HeteroscedasticPosterior):
+            variance = self.likelihood_.noise.expand(len(inputs), self.posterior_.P)
+        else:
+            chunks = inputs.split(rows_at_once(self.posterior_))
+            variance = torch.cat([self.posterior_.predict_noise(rows).mean for rows in chunks])
+        return self._y_scaler.deviations(variance.sqrt().cpu())
 
     def predict(
         self,
@@ -538,10 +593,38 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         count = validation.integer("n_samples", n_samples)
         seed = int(check_random_state(random_state).randint(2**31))
         generator = torch.Generator(self.posterior_.Z.device).manual_seed(seed)
-        return SampledFunctions(self, PosteriorPaths(self.posterior_, count, generator=generator))
+        function = self.posterior_
+        if isinstance(function, HeteroscedasticPosterior):
+            function = function.function
+        return SampledFunctions(self, PosteriorPaths(function, count, generator=generator))
 
     def _takes_logarithm(self) -> bool:
         return self.log_target
+
+    def _latents(self, inputs: Tensor) -> Prediction:
+        """Return mean and variance of the latent functions that the likelihood acts on."""
+        posterior = self.posterior_
+        if not isinstance(posterior, HeteroscedasticPosterior):
+            return self._predict_latent(inputs, posterior.predict, observed=False)
+        return self._predict_latent(
+            inputs, lambda rows, observed: posterior.latents(rows), observed=False
+        )
+
+    def _log_noise(self, attribute: str) -> Posterior:
+        """Return q(g), or raise an error if the model has none."""
+        if not isinstance(getattr(self, "posterior_", None), HeteroscedasticPosterior):
+            raise AttributeError(
+                f"`{attribute}` exists after a fit with `likelihood='heteroscedastic'` only."
+            )
+        return self.posterior_.log_noise
+
+    def _refuse_varying_noise(self, what: str) -> None:
+        """Raise an `InputError` if noise depends on the inputs, which `what` cannot represent."""
+        if isinstance(self.posterior_, HeteroscedasticPosterior):
+            raise InputError(
+                f"{what} cannot represent noise that depends on the inputs; fit with "
+                "`likelihood='gaussian'`, or save the model with `save`."
+            )
 
     def _refuse_logarithm(self, what: str) -> None:
         """Raise an `InputError` if y is log-normal, which `what` cannot represent."""
@@ -560,6 +643,8 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
                 f"got `likelihood={self.likelihood!r}`."
             )
         validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
+        if self.likelihood == validation.HETEROSCEDASTIC:
+            _check_varying_noise(params)
         params.weak_priors = (
             params.priors == "weak"
             and params.schedule == "fast"
@@ -571,11 +656,23 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
                 f"`precision` must be 'double' unless noise is Gaussian; got {params.precision!r}."
             )
 
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        super()._check_columns(params, D)
+        if self.likelihood == validation.HETEROSCEDASTIC:
+            # The string may name columns.
+            if isinstance(params.noise_kernel, str):
+                names = getattr(self, "feature_names_in_", ())
+                columns = {str(name): [number] for number, name in enumerate(names)}
+                params.noise_kernel = parse_kernel(params.noise_kernel, D, columns=columns)
+            check_kernel_columns(kernel_from(params.noise_kernel, D), D)
+
     def _collapsed(self, params: validation.Parameters) -> bool:
-        return self.likelihood == "gaussian" and params.batch_size is None
+        gaussian = self.likelihood in ("gaussian", validation.HETEROSCEDASTIC)
+        return gaussian and params.batch_size is None
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
-        if not self._collapsed(params) and (missing or data.has_noise or params.noise == "known"):
+        plain = self.likelihood == "gaussian" and params.batch_size is None
+        if not plain and (missing or data.has_noise or params.noise == "known"):
             what = "missing targets" if missing else "known noise"
             raise InputError(
                 f"{what} can be used with `likelihood='gaussian'` and without `batch_size`; got "
@@ -595,7 +692,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
 
     def _model(
         self, kernel: Kernel, candidates: Tensor, data: Source, params: validation.Parameters
-    ) -> InducingModel:
+    ) -> InducingModel | HeteroscedasticGP:
         if self._collapsed(params):
             noise = 1.0
             if params.noise == "target" and data.P > 1:
@@ -613,7 +710,10 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
                 model.likelihood.requires_grad_(False)
             elif params.weak_priors:
                 add_weak_priors(model.likelihood)
-            return model.to(params.device)
+            model = model.to(params.device)
+            if self.likelihood == validation.HETEROSCEDASTIC:
+                return _with_log_noise(model, params)
+            return model
         model = VariationalGP(
             kernel,
             candidates,
@@ -632,6 +732,32 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
         super()._set_sized(sized)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+
+def _check_varying_noise(params: validation.Parameters) -> None:
+    """Raise an `InputError` if other parameters cannot be used with noise that varies."""
+    others = {
+        "schedule": ("fast", "the paper's schedule has constant noise"),
+        "warm_start": (False, "a fit begins with constant noise"),
+        "max_predict_us": (None, "set `max_points` instead"),
+    }
+    for name, (allowed, why) in others.items():
+        if getattr(params, name) != allowed:
+            raise InputError(
+                f"`{name}` must be {allowed!r} for `likelihood='heteroscedastic'`: {why}; got "
+                f"{getattr(params, name)!r}."
+            )
+
+
+def _with_log_noise(function: SparseGP, params: validation.Parameters) -> HeteroscedasticGP:
+    """Return the model with a process for the log noise, whose candidates the schedule selects."""
+    D = function.candidates.shape[1]
+    kernel = kernel_from(params.noise_kernel, D, scale=params.x_scaler.scale)
+    if params.priors == "weak" and not isinstance(params.noise_kernel, Kernel):
+        add_weak_priors(kernel)
+    none = function.candidates.detach()[:0]
+    log_noise = VariationalGP(kernel, none, likelihood=LogVarianceLikelihood())
+    return HeteroscedasticGP(function, log_noise.to(params.device))
 
 
 @final

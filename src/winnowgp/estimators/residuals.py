@@ -73,7 +73,7 @@ def residual_alarms(
     alarm = (
         periodic_alarm(z, columns)
         or _mean_alarm(z, columns)
-        or _spread_alarm(z, columns, predicted, positive=positive)
+        or _spread_alarm(z, columns, predicted, positive=positive, likelihood=likelihood)
         or _tails_alarm(z, positive=positive, likelihood=likelihood)
     )
     return [] if alarm is None else [alarm]
@@ -158,7 +158,7 @@ def _mean_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
     found = _dependence(z, columns)
     if found is None:
         return None
-    column, rows = found
+    column, rows, _ = found
     side = "above" if z[rows].mean() > z.mean() else "below"
     advice = (
         "If the rows are in the order of time, add the time as a column."
@@ -174,26 +174,35 @@ def _mean_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
 
 
 def _spread_alarm(
-    z: Values, columns: Sequence[Column], predicted: Values, *, positive: bool
+    z: Values, columns: Sequence[Column], predicted: Values, *, positive: bool, likelihood: str
 ) -> FitWarning | None:
     """Return an alarm if the size of the residuals depends on the prediction or a column."""
     size = np.abs(z - np.median(z))
     found = _dependence(size, [Column("", "prediction", predicted)]) or _dependence(size, columns)
     if found is None:
         return None
-    column, rows = found
+    column, rows, p = found
     ratio = size[rows].mean() / max(size.mean(), 1e-12)
     there, elsewhere = ("narrow", "wide") if ratio > 1 else ("wide", "narrow")
-    advice = (
-        "Fit the logarithm of the target (`--log-target`): its noise is then the same everywhere."
-        if column.kind == "prediction" and positive
-        else f"Intervals are too {there} there and too {elsewhere} elsewhere: transform the "
-        "target, or try `likelihood='student-t'` (`--likelihood student-t`)."
-    )
+    varying = "noise that depends on the inputs (`--likelihood heteroscedastic`)"
+    if column.kind == "prediction" and positive:
+        advice = (
+            "Fit the logarithm of the target (`--log-target`), whose noise is then the same "
+            f"everywhere, or {varying}."
+        )
+    elif likelihood == "gaussian":
+        advice = (
+            f"Intervals are too {there} there and too {elsewhere} elsewhere: fit {varying}, or "
+            "transform the target."
+        )
+    else:
+        advice = (
+            f"Intervals are too {there} there and too {elsewhere} elsewhere: transform the "
+            "target, or add columns that the noise depends on."
+        )
     return DependentResidualsWarning(
-        f"the noise depends on {column.text}: residuals are {ratio:.1f} times as large as on "
-        "average "
-        f"{_where(column, rows)}. {advice}"
+        f"the noise depends on {column.text} (p = {p:.1g}): residuals are {ratio:.1f} times as "
+        f"large as on average {_where(column, rows)}. {advice}"
     )
 
 
@@ -229,8 +238,10 @@ def _robust(likelihood: str) -> str:
 
 def _dependence(
     values: Values, columns: Sequence[Column]
-) -> tuple[Column, NDArray[np.intp]] | None:
-    """Return the column that the values depend on most, and the rows that differ most.
+) -> tuple[Column, NDArray[np.intp], float] | None:
+    """Return the column that the values depend on most, the rows that differ most, and p.
+
+    p is the probability of such a dependence by chance, of any of the columns.
 
     Each column is tested by Kruskal and Wallis' test of groups of rows with similar entries;
     numbers also by Spearman's rank correlation, which sees a trend in fewer rows.
@@ -248,12 +259,12 @@ def _dependence(
             best = (p, column, groups)
     if best is None or best[0] * len(columns) >= SIGNIFICANT:
         return None
-    _, column, groups = best
+    p, column, groups = best
     offsets = [values[g].mean() - values.mean() for g in groups]
     between = sum(len(g) * d**2 for g, d in zip(groups, offsets, strict=True))
     if between < NOTICEABLE * ((values - values.mean()) ** 2).sum():
         return None
-    return column, groups[int(np.argmax(np.abs(offsets)))]
+    return column, groups[int(np.argmax(np.abs(offsets)))], p * len(columns)
 
 
 def _is_time(column: Column) -> bool:

@@ -29,9 +29,15 @@ from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
-from winnowgp.estimators.validation import LIKELIHOODS
+from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import load, register
-from winnowgp.models import DeepPosterior, LatentPosterior, Posterior
+from winnowgp.models import (
+    DeepPosterior,
+    HeteroscedasticPosterior,
+    LatentPosterior,
+    Posterior,
+)
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.noise import target_noise
 from winnowgp.report import Summary
 from winnowgp.report.summary import is_consistent
@@ -56,7 +62,7 @@ _ANY: _Fields = {
 }
 _SHALLOW: _Fields = _ANY | {
     "_x_scaler": Standardiser,
-    "posterior_": Posterior,
+    "posterior_": Posterior | HeteroscedasticPosterior,
     "alpha_": float | None,
     "candidates_": Float[np.ndarray, "K D"],
     "inclusion_": Float[np.ndarray, " K"],
@@ -223,7 +229,8 @@ def _restore_latent(model: Any) -> None:
 def _check_likelihood(parameter: Any, likelihood: Any) -> None:
     """Check that the name and the fitted likelihood agree; predictions depend on both."""
     if isinstance(parameter, str):
-        same = LIKELIHOODS.get(parameter) is type(likelihood)
+        names = LIKELIHOODS | {HETEROSCEDASTIC: HeteroscedasticLikelihood}
+        same = names.get(parameter) is type(likelihood)
         _require(same, "has a likelihood other than its parameter `likelihood`")
 
 
@@ -316,7 +323,9 @@ def _evidence(lower: float, upper: float, method: str) -> Evidence:
 
 
 @register("SizedModel", SizedModel)
-def _sized_model(posterior: Posterior, elbo: float, log_density: float) -> SizedModel:
+def _sized_model(
+    posterior: Posterior | HeteroscedasticPosterior, elbo: float, log_density: float
+) -> SizedModel:
     return SizedModel(posterior, elbo, log_density)
 
 

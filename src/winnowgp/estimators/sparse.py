@@ -45,7 +45,12 @@ from winnowgp.estimators.validation import (
     refuse_other_schedule,
     step_counts,
 )
-from winnowgp.models import Posterior, greedy_variance
+from winnowgp.models import (
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    Posterior,
+    greedy_variance,
+)
 from winnowgp.models.base import InducingModel
 from winnowgp.models.kernels import prior_mean
 from winnowgp.models.likelihoods import observation_model
@@ -228,7 +233,7 @@ class SparseEstimator(BaseGP, ABC):
     @abstractmethod
     def _model(
         self, kernel: Kernel, candidates: Tensor, data: Source, params: Parameters
-    ) -> InducingModel:
+    ) -> InducingModel | HeteroscedasticGP:
         """Return a model for standardised inputs, on the device of the data."""
 
     def _check_combination(self, params: Parameters) -> None:
@@ -284,7 +289,7 @@ class SparseEstimator(BaseGP, ABC):
 
     def _initial_model(
         self, data: Source, params: Parameters, generator: torch.Generator, log: CheckpointLog
-    ) -> InducingModel:
+    ) -> InducingModel | HeteroscedasticGP:
         del log
         kernel = self._kernel(params.kernel, params, data.D, scale=params.x_scaler.scale)
         candidates = _candidate_locations(data, params, kernel, seed=generator.initial_seed())
@@ -317,7 +322,11 @@ class SparseEstimator(BaseGP, ABC):
         return initial
 
     def _training_schedule(
-        self, model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
+        self,
+        model: InducingModel | HeteroscedasticGP,
+        data: Source,
+        params: Parameters,
+        log: CheckpointLog,
     ) -> training.Schedule:
         if params.schedule == "fast":
             return training.FastSchedule(
@@ -330,14 +339,14 @@ class SparseEstimator(BaseGP, ABC):
                 warm_start=params.earlier is not None,
             )
         pre, joint, post = params.epochs or PAPER_STEPS
-        prior = SquaredCardinality(model.K, params.alpha)
+        prior = SquaredCardinality(len(model.candidates), params.alpha)
         return training.PaperSchedule(
             prior, pre=pre, joint=joint, post=post, batch_size=params.batch_size
         )
 
     def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:
         """Set the attributes of the inducing points, in the user's units."""
-        selection, gap, growth = result.selection, result.predictive_gap, result.growth
+        selection, gap, growth = result.selections[0], result.predictive_gap, result.growth
         self._set_posterior(result.posterior)
         self.kernel_name_ = kernel_name(self.kernel, self.kernel_)
         self.kernel_evidence_ = self._compared_kernels(result)
@@ -357,7 +366,7 @@ class SparseEstimator(BaseGP, ABC):
         self.candidates_ = self._x_scaler.inverse(result.candidates[0].cpu().double()).numpy()
         self.inclusion_ = selection.inclusion.cpu().numpy()
 
-    def _set_posterior(self, posterior: Posterior) -> None:
+    def _set_posterior(self, posterior: Posterior | HeteroscedasticPosterior) -> None:
         self.posterior_ = posterior.cpu().double()
         self.kernel_ = self.posterior_.kernel
         self.n_inducing_ = self.posterior_.M
@@ -498,7 +507,7 @@ def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, se
 
 
 def _goal(
-    model: InducingModel, data: Source, params: Parameters, log: CheckpointLog
+    model: InducingModel | HeteroscedasticGP, data: Source, params: Parameters, log: CheckpointLog
 ) -> training.Goal:
     if params.inducing_points is not None:
         return training.AllCandidates()
@@ -508,6 +517,7 @@ def _goal(
     if params.max_points is not None:
         limit = training.MaxPoints(params.max_points)
     elif params.max_predict_us is not None:
+        assert isinstance(model, InducingModel)
         limit = _fast_enough(model, data, params, log)
     if params.tolerance is not None:
         return training.Tolerance(params.tolerance, limit=limit)

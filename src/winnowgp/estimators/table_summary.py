@@ -21,6 +21,7 @@ from winnowgp.estimators.effects import (
     relevances,
     term_effects,
 )
+from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Alarm,
@@ -144,7 +145,7 @@ def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choi
     """
     frontier, evidence = estimator.frontier_, estimator.evidence_
     exact = frontier.exact_log_density
-    return {
+    result: Choice = {
         "points": estimator.n_inducing_,
         "candidates": len(estimator.candidates_),
         "asked": asked,
@@ -169,6 +170,9 @@ def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choi
         "predictive_gap": _finite(estimator.predictive_gap_),
         "predictive_gap_se": _finite(estimator.predictive_gap_se_),
     }
+    if getattr(estimator, "likelihood", None) == HETEROSCEDASTIC:
+        result["noise_points"] = estimator.n_noise_inducing_
+    return result
 
 
 def _finite(value: float) -> float | None:
@@ -383,10 +387,13 @@ def training(
 def noise_sd(estimator: Any) -> float | None:
     """Return the standard deviation of the noise in the target's units.
 
-    It is None without noise, and for a model of log y, whose noise grows with the target.
+    It is None without noise, where noise depends on the inputs, and for a model of log y, whose
+    noise grows with the target.
     """
     noise = getattr(estimator, "noise_", None)
     if noise is None or not np.isfinite(noise[0]) or estimator.log_target:
+        return None
+    if estimator.likelihood == HETEROSCEDASTIC and estimator.n_noise_inducing_:
         return None
     return float(np.sqrt(noise[0]))
 

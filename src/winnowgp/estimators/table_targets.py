@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable
 from winnowgp.data.columns import ColumnKind
 from winnowgp.errors import InputError, LikelihoodWarning
-from winnowgp.estimators.validation import LIKELIHOODS
+from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.report.sentences import counted
 
 TASKS = ("regression", "classification", "counts")
@@ -26,10 +26,9 @@ _LARGEST_MEDIAN_COUNT, _LEAST_SKEWNESS = 30, 0.25
 
 def implied_task(task: str, likelihood: str, *, log_target: bool) -> str:
     """Return the task that a likelihood or a logarithm implies; `task` if neither is given."""
-    if likelihood not in ("auto", *LIKELIHOODS):
-        raise InputError(
-            f"`likelihood` must be one of auto, {', '.join(LIKELIHOODS)}; got {likelihood!r}."
-        )
+    names = ("auto", *LIKELIHOODS, HETEROSCEDASTIC)
+    if likelihood not in names:
+        raise InputError(f"`likelihood` must be one of {', '.join(names)}; got {likelihood!r}.")
     if log_target and likelihood not in ("auto", "gaussian"):
         raise InputError(
             f"`log_target` needs Gaussian noise of log y; got `likelihood` {likelihood!r}. Leave "

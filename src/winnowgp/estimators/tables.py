@@ -97,9 +97,9 @@ def fit_table(
         target: the column to predict. Rows without a target are left out if `missing` is "impute".
         task: "regression", "classification", "counts", or "auto": classification if the target is
             categorical or has two different values, regression otherwise.
-        likelihood: "gaussian", "student-t" or "laplace" for regression, "beta" for proportions,
-            "poisson" or "negative-binomial" for counts, or "auto": Gaussian, or Poisson for counts.
-            A `LikelihoodWarning` says that the target has counts or outliers.
+        likelihood: "gaussian", "heteroscedastic", "student-t" or "laplace" for regression, "beta"
+            for proportions, "poisson" or "negative-binomial" for counts, or "auto": Gaussian, or
+            Poisson for counts. A `LikelihoodWarning` says that the target has counts or outliers.
         log_target: whether to fit the logarithm of a positive target; see `SparseGPRegressor`.
         noise_column: a column of known noise variances of the target, in its squared units, for
             regression with Gaussian noise. It is not an input; the learnt noise is added to it.

@@ -26,7 +26,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import HIDDEN_MEANS
-from winnowgp.models.likelihoods import is_plain
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
@@ -45,6 +45,9 @@ LIKELIHOODS = {
     "negative-binomial": likelihoods.NegativeBinomialLikelihood,
     "beta": likelihoods.BetaLikelihood,
 }
+HETEROSCEDASTIC = "heteroscedastic"
+"""Gaussian noise whose variance depends on the inputs, for `SparseGPRegressor`."""
+
 _WITH_NOISE = (
     likelihoods.GaussianLikelihood,
     likelihoods.StudentTLikelihood,
@@ -256,13 +259,31 @@ def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Lik
     return kind()
 
 
+def regression_likelihood(
+    name: str, likelihood: str | likelihoods.Likelihood
+) -> likelihoods.Likelihood:
+    """Return a likelihood as `likelihood_from` does, or that of "heteroscedastic" noise."""
+    del name
+    if isinstance(likelihood, HeteroscedasticLikelihood):
+        raise InputError("`likelihood` must be the string 'heteroscedastic' for such noise.")
+    if isinstance(likelihood, str) and likelihood == HETEROSCEDASTIC:
+        return HeteroscedasticLikelihood(torch.ones(1, dtype=torch.float64))
+    try:
+        return likelihood_from(likelihood)
+    except InputError as error:
+        raise InputError(str(error).replace("gaussian,", "gaussian, heteroscedastic,", 1)) from None
+
+
 def has_noise(
     likelihood: likelihoods.Likelihood,
 ) -> TypeGuard[
-    likelihoods.GaussianLikelihood | likelihoods.StudentTLikelihood | likelihoods.LaplaceLikelihood
+    likelihoods.GaussianLikelihood
+    | likelihoods.StudentTLikelihood
+    | likelihoods.LaplaceLikelihood
+    | HeteroscedasticLikelihood
 ]:
     """Return whether targets are the latent function plus noise and can be standardised."""
-    return is_plain(likelihood, *_WITH_NOISE)
+    return is_plain(likelihood, *_WITH_NOISE, HeteroscedasticLikelihood)
 
 
 def _class_weight(name: str, value: Any) -> Mapping[Any, float] | str | None:
@@ -358,6 +379,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "n_candidates": optional(integer),
     "n_components": integer,
     "noise": one_of("target", "shared", "known"),
+    "noise_kernel": _unchanged,
     "precision": one_of("double", "mixed"),
     "predict_samples": integer,
     "priors": _priors,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.registry import listed, register
+from winnowgp.models.heteroscedastic import LogVarianceLikelihood
 from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.models.priors import LongLengthscalePrior
 
@@ -52,6 +53,7 @@ _LIKELIHOODS = {
     likelihoods.BetaLikelihood: (),
     likelihoods.NegativeBinomialLikelihood: (),
     likelihoods.SoftmaxLikelihood: ("num_features", "num_classes"),
+    LogVarianceLikelihood: (),
 }
 _CONSTRAINTS = {
     constraints.Positive: (),

@@ -91,6 +91,23 @@ def _variational_gp(
     return model
 
 
+@register("HeteroscedasticGP", models.HeteroscedasticGP)
+def _heteroscedastic_gp(
+    function: models.SparseGP, log_noise: models.VariationalGP
+) -> models.HeteroscedasticGP:
+    return models.HeteroscedasticGP(function, log_noise)
+
+
+@register("HeteroscedasticPosterior", models.HeteroscedasticPosterior)
+def _heteroscedastic_posterior(
+    function: models.Posterior, log_noise: models.Posterior
+) -> models.HeteroscedasticPosterior:
+    same = function.Z.shape[1] == log_noise.Z.shape[1] and function.P == log_noise.P == 1
+    if not same or not isinstance(log_noise.likelihood, models.LogVarianceLikelihood):
+        raise ModelFileError("function and log noise of a HeteroscedasticPosterior do not agree")
+    return models.HeteroscedasticPosterior(function, log_noise)
+
+
 @register("DeepLayer", models.DeepLayer, frozen=True)
 def _deep_layer(
     kernel: Kernel,

@@ -6,6 +6,8 @@ from winnowgp.models.deep_posterior import DeepPosterior
 from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.models.greedy import greedy_variance
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
+from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.likelihoods import Prediction
 from winnowgp.models.pathwise import PosteriorPaths
 from winnowgp.models.posterior import JointPosterior, Posterior
@@ -16,10 +18,13 @@ __all__ = [
     "DeepGP",
     "DeepLayer",
     "DeepPosterior",
+    "HeteroscedasticGP",
+    "HeteroscedasticPosterior",
     "JointPosterior",
     "LatentPosterior",
     "LatentVariableGP",
     "Latents",
+    "LogVarianceLikelihood",
     "Posterior",
     "PosteriorPaths",
     "Prediction",

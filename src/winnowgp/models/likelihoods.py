@@ -2,7 +2,8 @@
 
 `observation_model` maps a GPyTorch likelihood to the class that computes its expected log
 probability, predictive log density and predictive moments. A likelihood either acts on one latent
-function per target column, or is softmax, which acts on all latent functions at once. Integrals
+function per target column, or on several at once: softmax on one per class, and noise that depends
+on the inputs on the function and its log noise. Integrals
 over one latent are closed-form (Gaussian, Laplace), reduced to a smooth integral (Student-t),
 evaluated on graded nodes (counts), or Gauss-Hermite quadrature, which is accurate where the
 likelihood is not much narrower than q(f). Integrals of softmax are means over fixed quasi-random
@@ -11,7 +12,7 @@ nodes. Nothing here draws a random number.
 
 from copy import deepcopy
 from dataclasses import dataclass
-from math import log
+from math import log, pi
 from typing import Any, TypeGuard, TypeVar, final
 
 import numpy as np
@@ -168,7 +169,8 @@ class ObservationModel:
         return inversion.invert(
             mixture_cdf,
             probabilities,
-            centre=torch.where(known, means.mean(0), mean.mean(0)),
+            # The first latent function of a target is its level.
+            centre=torch.where(known, means.mean(0), mean.mean(0)[:, : means.shape[-1]]),
             width=torch.where(known, width, 1.0),
             support=ends,
             discrete=discrete,
@@ -222,6 +224,73 @@ class GaussianObservations(ObservationModel):
 
     def _quantiles(self, mean: Tensor, variance: Tensor, probabilities: Tensor) -> Tensor:
         return inversion.gaussian_quantiles(mean, variance + self.likelihood.noise, probabilities)
+
+
+@final
+class HeteroscedasticLikelihood(likelihoods.Likelihood):
+    """Gaussian noise of variance σ² exp g, with two latent functions per row: f and g.
+
+    Args:
+        noise: σ², `[1]`.
+    """
+
+    noise: Tensor
+
+    def __init__(self, noise: Float[Tensor, " 1"]) -> None:
+        super().__init__()
+        self.register_buffer("noise", noise.detach().clone())
+
+    def forward(self, function_samples: Tensor, *args: object, **kwargs: object) -> Normal:
+        """Return p(y | f, g) for functions in the last axis."""
+        f, g = function_samples.split(1, dim=-1)
+        return Normal(f, (self.noise * g.exp()).sqrt())
+
+
+@final
+class HeteroscedasticObservations(ObservationModel):
+    """Gaussian noise with a latent log variance: a mixture of Gaussians, by quadrature over g."""
+
+    likelihood: HeteroscedasticLikelihood
+
+    def num_latents(self, targets: int) -> int:
+        if targets != 1:
+            raise InputError(
+                f"noise that depends on the inputs needs one target column; got {targets}. Fit a "
+                "model for each target."
+            )
+        return 2
+
+    def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        (f, g), (v, u) = mean.split(1, dim=-1), variance.split(1, dim=-1)
+        noise = self.likelihood.noise
+        square = ((Y - f).square() + v) * (-g + 0.5 * u).exp() / noise
+        return -0.5 * (log(2 * pi) + noise.log() + g + square)
+
+    def log_density(
+        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
+    ) -> Tensor:
+        f, wide, weights = self._mixture(mean, variance)
+        return (Normal(f, wide).log_prob(Y) + weights.log()).logsumexp(0)
+
+    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+        (f, g), (v, u) = mean.split(1, dim=-1), variance.split(1, dim=-1)
+        return Prediction(f, v + self.likelihood.noise * (g + 0.5 * u).exp())
+
+    def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        f, wide, weights = self._mixture(mean, variance)
+        shape = (-1, *[1] * (Y.dim() - mean.dim()), *wide.shape[1:])
+        z = (Y - f) / wide.reshape(shape)
+        return (weights.reshape(-1, *[1] * Y.dim()) * torch.special.ndtr(z)).sum(0)
+
+    def _predictive(self, mean: Tensor, variance: Tensor) -> Distribution:
+        return Normal(mean[..., :1], 1.0)
+
+    def _mixture(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean `[N 1]` and the deviations and weights of the Gaussians `[T N 1]`."""
+        (f, g), (v, u) = mean.split(1, dim=-1), variance.split(1, dim=-1)
+        z, weights = quadrature.hermite_nodes(DENSITY_NODES, g)
+        noise = self.likelihood.noise * (g + quadrature.standard_deviation(u) * z).exp()
+        return f, (v + noise).sqrt(), weights
 
 
 @final
@@ -483,6 +552,7 @@ class UserDefinedObservations(ObservationModel):
 
 _MODELS: tuple[tuple[type[likelihoods.Likelihood], type[ObservationModel]], ...] = (
     (likelihoods.GaussianLikelihood, GaussianObservations),
+    (HeteroscedasticLikelihood, HeteroscedasticObservations),
     (likelihoods.StudentTLikelihood, StudentTObservations),
     (likelihoods.LaplaceLikelihood, LaplaceObservations),
     (likelihoods.BernoulliLikelihood, BernoulliObservations),

@@ -250,7 +250,10 @@ def date_axis(axis: Axis) -> None:
 
 
 def _draw_effect(effect: Any, *, ax: Axes) -> None:
-    """Draw the prediction as one input changes, with a band of two standard deviations."""
+    """Draw the prediction as one input changes, with a band of two standard deviations.
+
+    If noise depends on the inputs, a lighter band with dotted ends holds 95 % of observations.
+    """
     categorical = effect["kind"] == "words"
     at = range(len(effect["at"])) if categorical else effect["at"]
     for colour, curve in zip(_CYCLE, effect["curves"], strict=False):
@@ -261,8 +264,14 @@ def _draw_effect(effect: Any, *, ax: Axes) -> None:
                 below = [m - low for m, low in zip(mean, curve["lower"], strict=True)]
                 above = [high - m for m, high in zip(mean, curve["upper"], strict=True)]
                 error = [below, above]
+            if "observed" in curve:
+                ax.vlines(at, *curve["observed"], color=colour, linestyle="dotted", linewidth=1.0)
             ax.errorbar(at, mean, yerr=error, fmt="o", ms=4, color=colour, label=label)
             continue
+        if "observed" in curve:
+            ax.fill_between(at, *curve["observed"], color=colour, alpha=0.1, linewidth=0)
+            for end in curve["observed"]:
+                ax.plot(at, end, color=colour, linewidth=0.8, linestyle="dotted")
         if curve["lower"]:
             ax.fill_between(
                 at, curve["lower"], curve["upper"], color=colour, alpha=0.25, linewidth=0

@@ -333,8 +333,8 @@
       const box = card(both, "Inverse lengthscales", "1 / lengthscale of standardised inputs: how quickly predictions change along a column, not how much they depend on it. Near zero: not at all, or linearly.");
       bars(box, ranked.map((c) => ({ name: c.name, value: c.relevance, text: digits(c.relevance, 3) })));
     }
-    here.append(el("p", { class: "note" }, `How ${F.task === "classification" ? "the probability" : "the prediction"} depends on one column, with all others at their medians or most frequent categories${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the latent function, without noise" : ""}${F.effects.some((e) => e.counts.length) ? ". Grey bars: where the rows of the table are" : ""}.`));
-    const heights = (effects) => range(effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper])));
+    here.append(el("p", { class: "note" }, `How ${F.task === "classification" ? "the probability" : "the prediction"} depends on one column, with all others at their medians or most frequent categories${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the latent function, without noise" : ""}${F.effects.some((e) => e.curves[0].observed) ? "; the lighter one, or the small dots, hold 95 % of observations, with the noise of each place" : ""}${F.effects.some((e) => e.counts.length) ? ". Grey bars: where the rows of the table are" : ""}.`));
+    const heights = (effects) => range(effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper, ...(c.observed || []).flat()])));
     curves(cards(here), F.effects, F.task === "classification" ? [0, 1] : heights(F.effects), F.task === "classification" ? "probability" : F.target);
     if (F.terms.length) {
       here.append(el("h3", { class: "part" }, "Terms of the kernel"), el("p", { class: "note" }, "What each term of the sum contributes to the latent function along a column, relative to its average over the curve, with all other columns as above. The band is ± 2 sd."));
@@ -350,8 +350,10 @@
         const tooltip = (i) => `${e.column} = ${at(i)}\n${c.label ? `P(${c.label}) = ` : ""}${digits(c.mean[i])}${c.lower.length ? ` (${digits(c.lower[i], 3)} to ${digits(c.upper[i], 3)})` : ""}`;
         if (words) {
           if (c.lower.length) series.push({ kind: "stems", x, y: c.mean, lower: c.lower, upper: c.upper, colour });
+          for (const end of c.observed || []) series.push({ kind: "dots", x, y: end, r: 2, colour });
           series.push({ kind: "dots", x, y: c.mean, r: 5, colour, tooltip, label: c.label });
         } else {
+          if (c.observed) series.push({ kind: "band", x, lower: c.observed[0], upper: c.observed[1] });
           if (c.lower.length) series.push({ kind: "band", x, lower: c.lower, upper: c.upper });
           series.push({ kind: "line", x, y: c.mean, colour, tooltip, label: c.label });
         }

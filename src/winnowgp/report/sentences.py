@@ -22,6 +22,16 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     Fields that are None, as in files of earlier versions, have no line.
     """
     lines = [("selected", f"{counted(choice['points'])}; goal: {choice['asked']}")]
+    if "noise_points" in choice:
+        points = choice["noise_points"]
+        lines.append(
+            (
+                "noise",
+                f"depends on the inputs; its logarithm has {counted(points)}"
+                if points
+                else "does not vary: its dependence on the inputs gains no more than chance",
+            )
+        )
     if choice["kernel"] is not None:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     lines.append(("ELBO gap", f"{choice['given_up']:.4f} nats per observation"))

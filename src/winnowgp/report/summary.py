@@ -81,6 +81,8 @@ class Choice(TypedDict):
     """Held-out log density below that of the largest model, in nats per observation."""
     predictive_gap_se: float | None
     """Standard error of the predictive gap."""
+    noise_points: NotRequired[int]
+    """Number of inducing points of the log noise, if noise may depend on the inputs."""
 
 
 class Metric(TypedDict):
@@ -162,6 +164,8 @@ class Curve(TypedDict):
     mean: list[float]
     lower: list[float]
     upper: list[float]
+    observed: NotRequired[tuple[list[float], list[float]]]
+    """Lower and upper ends of 95 % intervals of an observation, if noise depends on the inputs."""
 
 
 class Effect(TypedDict):

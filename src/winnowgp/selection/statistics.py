@@ -8,7 +8,7 @@ A discrete search moves from subset to subset, one candidate or a block of them 
 `elimination` for the states and the formulas.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -94,6 +94,10 @@ class SubsetStatistics(SearchObjective):
     def restrict(self, mask: Bool[Tensor, " K"]) -> "SubsetStatistics":
         """Return the statistics of a subset of the candidates; O(K² M)."""
         return SubsetStatistics(roots=self.roots.restrict(mask))
+
+    def shifted(self, nats: float) -> "SubsetStatistics":
+        """Return the statistics with a constant added to the bound of every subset."""
+        return SubsetStatistics(roots=replace(self.roots, empty=self.roots.empty + nats))
 
 
 def subset_statistics(L: Float[Tensor, "K K"], *moments: Moments) -> SubsetStatistics:

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP
+from winnowgp.models import DeepGP, HeteroscedasticGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 
-AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel
+AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel | HeteroscedasticGP
 
 """A model that `fit` can train."""
 
@@ -59,9 +59,8 @@ class Progress:
 
 
 def candidate_sets(model: AnyModel) -> tuple[Tensor, ...]:
-    """Return copies of the candidates `[K D]`: one per layer of a deep GP, else a single one."""
-    owners = model.layers if isinstance(model, DeepGP) else [model]
-    return tuple(owner.candidates.detach().clone() for owner in owners)
+    """Return copies of the candidates `[K D]` of each set; one per layer of a deep GP."""
+    return tuple(candidates.detach().clone() for candidates in model.candidate_sets)
 
 
 Callback: TypeAlias = Callable[[Progress], None]

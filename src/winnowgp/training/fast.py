@@ -7,12 +7,13 @@ from gpytorch.kernels import Kernel
 
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, LatentVariableGP
+from winnowgp.models import DeepGP, HeteroscedasticGP, LatentVariableGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
 from winnowgp.training.fast_gplvm import GAIN, ITERATIONS, fit_gplvm
+from winnowgp.training.fast_heteroscedastic import fit_heteroscedastic
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
 from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance
 from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext
@@ -39,6 +40,9 @@ class FastSchedule(Schedule):
     successive halving compares several starts first, and points that became idle are exchanged
     afterwards. Last, the inclusion probabilities of the final points and of fresh
     candidates are learnt by natural updates, at the α that the frontier implies.
+
+    For `HeteroscedasticGP`, the function and its log noise are fitted in this way in turn; each has
+    inducing points of its own.
 
     For `DeepGP`, layers are trained by Adam with natural gradients, and the points of all layers
     are selected from one pass of sites. For `LatentVariableGP`, the latent positions are optimised
@@ -144,4 +148,6 @@ class FastSchedule(Schedule):
             max_seconds=self.max_seconds,
             warm_start=self.warm_start,
         )
+        if isinstance(model, HeteroscedasticGP):
+            return fit_heteroscedastic(model, data, training=training, context=context)
         return fit_sparse(model, data, training=training, context=context)

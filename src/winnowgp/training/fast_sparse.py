@@ -173,7 +173,8 @@ def _sized_models(
 ) -> tuple[tuple[SizedModel, ...], list[Frontier]]:
     """Return models with fewer inducing points, refitted at their size, and their frontiers."""
     sized, frontiers = [], []
-    for M in [size for size in _SIZES if size < fitted.K][-count:]:
+    smaller = [size for size in _SIZES if size < fitted.K]
+    for M in smaller[max(len(smaller) - count, 0) :]:
         try:
             model, elbo = steps.shrunk(fitted, M)
         except TrainingError:

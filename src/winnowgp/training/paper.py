@@ -14,7 +14,7 @@ from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP
+from winnowgp.models import DeepGP, HeteroscedasticGP
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.priors import log_prior
@@ -92,6 +92,11 @@ class PaperSchedule(Schedule):
             FixedAlpha(self.prior)
 
     def check(self, model: AnyModel, data: Source | MaskedMatrix) -> None:
+        if isinstance(model, HeteroscedasticGP):
+            raise InputError(
+                "`PaperSchedule` cannot fit noise that depends on the inputs; use `FastSchedule`, "
+                "which selects the inducing points of function and noise in turn."
+            )
         self._priors([len(points) for points in candidate_sets(model)])
         if isinstance(model, DeepGP) and self.gradient.scores_weights:
             raise InputError(

@@ -16,7 +16,7 @@ from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
-from winnowgp.models import DeepGP, Posterior
+from winnowgp.models import DeepGP, HeteroscedasticGP, HeteroscedasticPosterior, Posterior
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.selection import Selection, SizeFrontier
@@ -128,7 +128,7 @@ def warn_not_sharded(process_group: ProcessGroup, reason: str) -> None:
         )
 
 
-Trained = TypeVar("Trained", bound=InducingModel | DeepGP | LatentModel)
+Trained = TypeVar("Trained", bound=InducingModel | DeepGP | LatentModel | HeteroscedasticGP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Growth:
 class SizedModel:
     """A model of another size, with hyper-parameters and locations of its own."""
 
-    posterior: Posterior
+    posterior: Posterior | HeteroscedasticPosterior
     elbo: float
     """ELBO in nats."""
     log_density: float
@@ -168,7 +168,8 @@ class FitResult(Generic[Trained]):
     posterior: Any
     """Predicts without the training data: a `Posterior`, `DeepPosterior` or `LatentPosterior`."""
     selections: tuple[Selection, ...]
-    """The selection from each candidate set: one per layer of a deep GP, else one."""
+    """The selection from each candidate set: one per layer of a deep GP, those of the function and
+    of its log noise for a `HeteroscedasticGP`, else one."""
     candidates: tuple[Tensor, ...]
     """Locations `[K D]` of each candidate set when the selection was made."""
     elbo: float
@@ -196,6 +197,8 @@ class FitResult(Generic[Trained]):
     """Models with fewer inducing points, refitted at their size, smallest first."""
     predictive_gap: PredictiveGap | None = None
     """Held-out log density that the model gives up relative to the largest model."""
+    noise_gain: float | None = None
+    """Nats by which noise that depends on the inputs raised the ELBO; None for other models."""
 
     @property
     def selection(self) -> Selection:
@@ -239,7 +242,8 @@ def fit(
     """Train a copy of a model and select inducing points among its candidates.
 
     Args:
-        model: a `SparseGP`, `VariationalGP`, `DeepGP`, `LatentVariableGP` or `SampledLatentGP`.
+        model: a `SparseGP`, `VariationalGP`, `HeteroscedasticGP`, `DeepGP`, `LatentVariableGP` or
+            `SampledLatentGP`.
         data: a `Dataset`, or any other source for a `SparseGP` with `FastSchedule`; a
             `MaskedMatrix` for GP-LVMs. Processes that share a source all return the same result.
         schedule: the schedule of the fit; `FastSchedule()` if None, which selects the fewest

@@ -80,6 +80,7 @@ class SparseGPModel(Model, FantasizeMixin):
             )
         check_is_fitted(regressor)
         regressor._refuse_logarithm("BoTorch's Gaussian posteriors")
+        regressor._refuse_varying_noise("BoTorch's Gaussian posteriors")
         return cls(
             regressor.posterior_, inputs=regressor._x_scaler, targets=regressor._y_scaler.columns
         )

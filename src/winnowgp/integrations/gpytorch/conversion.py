@@ -102,6 +102,7 @@ def to_gpytorch(
         return _converted(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
     if isinstance(fitted, SparseGPRegressor):
         fitted._refuse_logarithm("GPyTorch's Gaussian predictions")
+        fitted._refuse_varying_noise("GPyTorch's Gaussian likelihood")
         return _converted(fitted.posterior_, fitted._x_scaler, fitted._y_scaler.columns)
     if isinstance(fitted, SparseGPClassifier):
         posterior = fitted.posterior_

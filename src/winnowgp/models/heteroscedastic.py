@@ -1,0 +1,316 @@
+"""Regression whose noise depends on the inputs: two sparse Gaussian processes and one bound.
+
+    y = f(x) + σ exp(g(x)/2) ε,   ε ~ N(0, 1)
+
+f and g are independent Gaussian processes with kernels and candidates of their own (Goldberg et al.
+1998). With q(f) q(g) and their marginals (μ_f, v_f) and (μ_g, v_g) at a row, the expected
+log-likelihood is closed-form (Lázaro-Gredilla & Titsias 2011):
+
+    E_i = −½ [log 2πσ² + μ_g + w ((y − μ_f)² + v_f)/σ²],   w = exp(−μ_g + v_g/2).
+
+Given q(g), f is regression in which row i has the noise variance σ²/w_i, so that the optimal q(u_f)
+and the marginal gains of its candidates are exact. Given q(f), g has one observation per row, the
+root e_i of ((y − μ_f)² + v_f)/σ², which is Gaussian with mean zero and log variance g
+(`LogVarianceLikelihood`); the optimal q(u_g) follows from Gaussian sites. So each process can be
+fitted by the methods of its class with the other one fixed, and each such step raises one bound.
+
+A constant added to g and subtracted from log σ² changes nothing. `normalised` fixes it such that
+the weights w_i have mean one: σ² is then the harmonic mean of the noise, and a weighted fit of f
+counts N observations.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import log, pi
+from typing import final
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
+from gpytorch.means import ConstantMean
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from winnowgp.bounds import collapsed_bound, subset_blocks
+from winnowgp.bounds.uncollapsed import marginals, subset_marginal, whitened_kl
+from winnowgp.data import Dataset, Source
+from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.models.base import SelectableModel
+from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
+from winnowgp.models.kernels import KernelBlocks, kernel_blocks, prior_mean
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, Prediction
+from winnowgp.models.posterior import Posterior
+from winnowgp.models.sgpr import SparseGP
+from winnowgp.models.svgp import VariationalGP
+from winnowgp.selection import SubsetObjective, SubsetStatistics
+from winnowgp.typing import Masks, Nats, Scalar
+
+# Updates of q(f) and q(g) in turn, at most.
+_UPDATES = 50
+
+
+@final
+class LogVarianceLikelihood(_OneDimensionalLikelihood):
+    """Gaussian observations with mean zero, whose log variance is the latent function g.
+
+    E_q[log p(e | g)] = −½ [log 2π + μ + e² exp(−μ + v/2)] is closed-form.
+    """
+
+    def forward(self, function_samples: Tensor, *args: object, **kwargs: object) -> Normal:
+        """Return p(e | g) = N(0, exp g)."""
+        return Normal(torch.zeros_like(function_samples), (0.5 * function_samples).exp())
+
+    def expected_log_prob(
+        self, observations: Tensor, function_dist: Normal, *args: object, **kwargs: object
+    ) -> Tensor:
+        """Return E_q(g)[log p(e | g)] of each observation, in nats."""
+        mean, variance = function_dist.mean, function_dist.variance
+        weights = (-mean + 0.5 * variance).exp()
+        return -0.5 * (log(2 * pi) + mean + observations.square() * weights)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeteroscedasticObjective(SubsetObjective):
+    """The bound of any pair of subsets at the optimal q(u_f) and the subset's marginal of q(u_g).
+
+    Masks cover the candidates of f, followed by those of g. Each pair costs O(N M²).
+    """
+
+    function: KernelBlocks
+    log_noise: KernelBlocks
+    q_mean: Float[Tensor, "K 1"]
+    q_factor: Float[Tensor, "1 K K"]
+    centre: Float[Tensor, "N 1"]
+    """Prior mean of g."""
+    Y: Float[Tensor, "N 1"]
+    noise: Scalar
+    counts: Float[Tensor, " N"]
+    """Number of observations that each row counts as."""
+
+    @property
+    def K(self) -> int:
+        return len(self.function.Kuu) + len(self.log_noise.Kuu)
+
+    def value(self, mask: Masks) -> Nats:
+        split = [len(self.function.Kuu), len(self.log_noise.Kuu)]
+        pairs = [self._bound(*(part[None] for part in each.split(split))) for each in mask]
+        return torch.stack(pairs) if pairs else self.noise.new_zeros(0)
+
+    def _bound(self, function: Bool[Tensor, "1 K"], log_noise: Bool[Tensor, "1 J"]) -> Scalar:
+        Kuu, Kuf = subset_blocks(self.log_noise.Kuu, self.log_noise.Kuf, log_noise)
+        q_mean, q_factor = subset_marginal(
+            self.log_noise.Kuu, self.q_mean, self.q_factor, mask=log_noise
+        )
+        V = solve_lower(cholesky(Kuu).L, Kuf)
+        mean, variance = marginals(V, kff=self.log_noise.kff, q_mean=q_mean, q_factor=q_factor)
+        level = (self.centre + mean[0])[:, 0] + self.noise.log()
+        row_noise = (level - 0.5 * variance[0, :, 0]).exp() / self.counts
+        Kuu, Kuf = subset_blocks(self.function.Kuu, self.function.Kuf, function)
+        nats = collapsed_bound(Kuu, Kuf, kff=self.function.kff, Y=self.Y, noise=row_noise)[0]
+        # The log-normaliser of the row noise, in place of E[g] + log σ².
+        constant = (2 * pi * row_noise).log() - self.counts * (log(2 * pi) + level)
+        return nats + 0.5 * constant.sum() - whitened_kl(q_mean, q_factor)[0]
+
+
+@final
+class HeteroscedasticGP(SelectableModel[Dataset]):
+    """A Gaussian process f whose Gaussian noise has the variance σ² exp g(x), g another process.
+
+    Candidate sets are those of f and of g, in this order.
+
+    Args:
+        function: the process f; its noise is σ²; copied.
+        log_noise: the process g, with a `LogVarianceLikelihood` and a constant mean; copied.
+
+    >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+    >>> X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    >>> noise = torch.randn(40, generator=torch.Generator().manual_seed(0)) * X[:, 0] / 6
+    >>> data = Dataset.of(X, torch.sin(X[:, 0]) + noise)
+    >>> model = HeteroscedasticGP(
+    ...     SparseGP(ScaleKernel(RBFKernel()), X[::4], noise=0.1),
+    ...     VariationalGP(ScaleKernel(RBFKernel()), X[::13], likelihood=LogVarianceLikelihood()),
+    ... )
+    >>> fitted = model.with_best_q(data)
+    >>> bool(fitted.bound(data) > model.bound(data))
+    True
+    >>> deviations = fitted.posterior(data).predict_noise(X).mean.sqrt()
+    >>> bool(deviations[-1] > 2 * deviations[0])
+    True
+    """
+
+    def __init__(self, function: SparseGP, log_noise: VariationalGP) -> None:
+        super().__init__()
+        if not isinstance(log_noise.likelihood, LogVarianceLikelihood):
+            raise InputError(
+                "`log_noise` must have a LogVarianceLikelihood; got "
+                f"{type(log_noise.likelihood).__name__}."
+            )
+        if not isinstance(log_noise.mean, ConstantMean):
+            raise InputError(
+                "`log_noise` must have a ConstantMean, the mean log noise; got "
+                f"{type(log_noise.mean).__name__}."
+            )
+        if log_noise.candidates.shape[1] != function.candidates.shape[1]:
+            raise InputError(
+                "`function` and `log_noise` must have candidates with equally many columns; got "
+                f"{function.candidates.shape[1]} and {log_noise.candidates.shape[1]}."
+            )
+        self.function, self.log_noise = deepcopy(function), deepcopy(log_noise)
+
+    @property
+    def candidate_sets(self) -> tuple[nn.Parameter, ...]:
+        """Locations of the candidates of f and of g."""
+        return self.function.candidates, self.log_noise.candidates
+
+    @property
+    def candidates(self) -> nn.Parameter:
+        """Locations of the candidates of f."""
+        return self.function.candidates
+
+    @property
+    def likelihood(self) -> HeteroscedasticLikelihood:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Gaussian noise of variance σ² exp g."""
+        return HeteroscedasticLikelihood(self.function.noise[None])
+
+    def check(self, data: Source) -> None:
+        """Raise an `InputError` unless there is one target column, in memory."""
+        if data.P != 1:
+            raise InputError(
+                f"noise that depends on the inputs needs one target column; got {data.P}. Fit a "
+                "model for each target."
+            )
+        data.require_dataset("`HeteroscedasticGP`")
+
+    def bound(self, data: Dataset, *, generator: torch.Generator | None = None) -> Scalar:
+        """Return the bound at this q(u_g) and the optimal q(u_f), in nats, differentiable."""
+        whole = torch.ones(1, sum(len(Z) for Z in self.candidate_sets), dtype=torch.bool)
+        return self.subset_objective(data).value(whole.to(data.device))[0]
+
+    def subset_objective(
+        self, data: Dataset, *, generator: torch.Generator | None = None
+    ) -> HeteroscedasticObjective:
+        """Return the bound of any pair of subsets, the candidates of f before those of g."""
+        self.check(data)
+        f, g = self.function, self.log_noise
+        return HeteroscedasticObjective(
+            function=kernel_blocks(f.kernel, f.candidates, data.X),
+            log_noise=kernel_blocks(g.kernel, g.candidates, data.X),
+            q_mean=g.q_mean,
+            q_factor=g.q_factor.tril(),
+            centre=prior_mean(g.mean, data.X),
+            Y=data.Y - prior_mean(f.mean, data.X),
+            noise=f.noise,
+            counts=_counts(data),
+        )
+
+    def subset_statistics(self, data: Dataset) -> tuple[SubsetStatistics, SubsetStatistics]:
+        """Return statistics of the candidates of f given q(g), and of those of g given q(f).
+
+        Values of the first are the bound of this model. Those of the second are the bound to first
+        order, since sites and q(f) are held; both are exact for all candidates at the optimal q.
+        """
+        f, g = self.function, self.log_noise
+        first = f.subset_statistics(self.weighted(data)).shifted(self.constant(data))
+        kl = self._function_kl(data)
+        constant = -0.5 * data.observations * f.noise.log().item() - kl
+        return first, g.subset_statistics(self.residuals(data)).shifted(constant)
+
+    @torch.no_grad()
+    def weighted(self, data: Dataset) -> Dataset:
+        """Return the rows as f sees them: row i has the weight w_i = exp(−μ_g + v_g/2)."""
+        return replace(data, weights=_counts(data) * self._weights(self._log_noise(data)))
+
+    @torch.no_grad()
+    def constant(self, data: Dataset) -> float:
+        """Return the nats to add to a bound of f on `weighted` rows to obtain that of the model.
+
+        ½ (Σ w − N) log 2πσ² − ½ Σ μ_g − KL[q(u_g) ‖ p(u_g)]
+        """
+        g, counts = self._log_noise(data), _counts(data)
+        excess = counts @ self._weights(g) - data.observations
+        level = counts @ g.mean[:, 0]
+        kl = whitened_kl(self.log_noise.q_mean, self.log_noise.q_factor.tril())
+        return (0.5 * (excess * (log(2 * pi) + self.function.noise.log()) - level) - kl).item()
+
+    @torch.no_grad()
+    def residuals(self, data: Dataset) -> Dataset:
+        """Return the rows as g sees them: the root of ((y − μ_f)² + v_f)/σ² as target."""
+        return noise_targets(self.function.posterior(self.weighted(data)), data)
+
+    def fixed_bound(self, data: Dataset) -> float:
+        """Return the bound at this q(u_g) as a number, in blocks of rows."""
+        return self.function.fixed_bound(self.weighted(data)) + self.constant(data)
+
+    def with_best_q(self, data: Dataset, *, gain: float = 1e-9) -> "HeteroscedasticGP":
+        """Return a new model with the same parameters and the q(u_g) that maximises the bound.
+
+        q(f) and q(g) are updated in turn, each to its optimum given the other.
+
+        Args:
+            gain: nats per observation that the last update may gain.
+        """
+        model, bound = self, self.fixed_bound(data)
+        for _ in range(_UPDATES):
+            updated = model.with_parts(log_noise=model.log_noise.with_best_q(model.residuals(data)))
+            better = updated.fixed_bound(data)
+            if better < bound + gain * data.observations:
+                return updated if better > bound else model
+            model, bound = updated, better
+        return model
+
+    @torch.no_grad()
+    def normalised(self, data: Dataset) -> "HeteroscedasticGP":
+        """Return the same model with weights w_i of mean one: a constant moves from g to log σ²."""
+        weights = _counts(data) @ self._weights(self._log_noise(data))
+        shift = (weights / data.observations).log()
+        model = self.with_parts()
+        level = prior_mean(model.log_noise.mean, data.X[:1])[0, 0]
+        model.log_noise.mean.initialize(constant=level + shift)
+        model.function.likelihood.initialize(noise=model.function.noise * (-shift).exp())
+        return model
+
+    def with_parts(
+        self, *, function: SparseGP | None = None, log_noise: VariationalGP | None = None
+    ) -> "HeteroscedasticGP":
+        """Return a new model with another f or another g."""
+        return HeteroscedasticGP(function or self.function, log_noise or self.log_noise)
+
+    def _pruned(self, *masks: Tensor) -> "HeteroscedasticGP":
+        return HeteroscedasticGP(self.function.prune(masks[0]), self.log_noise.prune(masks[1]))
+
+    @torch.no_grad()
+    def posterior(self, data: Dataset) -> HeteroscedasticPosterior:
+        """Return q(f) and q(g), which do not depend on the data afterwards."""
+        return HeteroscedasticPosterior(
+            self.function.posterior(self.weighted(data)), self.log_noise.posterior(data)
+        )
+
+    def _log_noise(self, data: Dataset) -> Prediction:
+        """Return mean and variance of q(g) at the rows."""
+        return self.log_noise.posterior(data).predict(data.X)
+
+    @staticmethod
+    def _weights(g: Prediction) -> Float[Tensor, " N"]:
+        return (-g.mean + 0.5 * g.variance).exp()[:, 0]
+
+    @torch.no_grad()
+    def _function_kl(self, data: Dataset) -> float:
+        """Return KL[q(u_f) ‖ p(u_f)] of the optimal q(u_f), in nats."""
+        f = self.function.posterior(self.weighted(data))
+        return whitened_kl(f.q_mean, f.q_factor).item()
+
+
+@torch.no_grad()
+def noise_targets(function: Posterior, data: Dataset) -> Dataset:
+    """Return the rows with the root of ((y − μ_f)² + v_f)/σ² as target, the observation of g."""
+    f, likelihood = function.predict(data.X), function.likelihood
+    assert isinstance(likelihood, GaussianLikelihood)
+    return replace(data, Y=(((data.Y - f.mean).square() + f.variance) / likelihood.noise).sqrt())
+
+
+def _counts(data: Dataset) -> Float[Tensor, " N"]:
+    """Return the number of observations that each row counts as."""
+    return torch.ones_like(data.Y[:, 0]) if data.weights is None else data.weights

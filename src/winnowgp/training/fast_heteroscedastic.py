@@ -1,0 +1,252 @@
+"""The fast schedule of noise that depends on the inputs: two processes, fitted in turn."""
+
+from dataclasses import dataclass, replace
+from math import nan
+from typing import final
+
+import torch
+
+from winnowgp.data import Dataset
+from winnowgp.linalg import threads_for
+from winnowgp.models import (
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    Posterior,
+    SparseGP,
+    VariationalGP,
+)
+from winnowgp.models.base import Model
+from winnowgp.models.heteroscedastic import noise_targets
+from winnowgp.selection import Selection, SizeFrontier
+from winnowgp.training.budget import Budget
+from winnowgp.training.confirmation import significant_gain
+from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
+from winnowgp.training.fast_steps import FastSteps
+from winnowgp.training.goals import (
+    AllCandidates,
+    Goal,
+    MaxCost,
+    MaxPoints,
+    Tolerance,
+    learn_inclusion,
+)
+from winnowgp.training.lbfgs import Stop
+from winnowgp.training.schedules import FitResult, SizedModel, TrainingContext, warn_not_sharded
+
+# Rounds in which both processes are optimised in turn, at most, and the nats per observation that
+# the last of them may gain.
+_ROUNDS, _GAIN = 6, 2e-3
+# L-BFGS iterations of one process in a round.
+_ITERATIONS = 30
+# Points are moved if they have fewer coordinates than this many per row, as in `fast_sparse`.
+_MOVED = 0.5
+# Nats per observation that the last update of q(f) and q(g) gains.
+_SETTLED = 1e-6
+# Shares of a wall-clock limit: constant noise, the first fit of g, the last fit of f.
+_SHARES = (0.4, 0.2, 0.4)
+
+
+def fit_heteroscedastic(
+    model: HeteroscedasticGP, data: Dataset, *, training: SparseTraining, context: TrainingContext
+) -> FitResult[HeteroscedasticGP]:
+    """Fit f and g in turn; each fit raises the bound of the model with the other process fixed.
+
+    1. f with constant noise, as a `SparseGP`.
+    2. g on the squared residuals, as a `VariationalGP` with points of its own. If it gains no more
+       than by chance, its set is empty and the noise constant: the fit ends here.
+    3. L-BFGS on f and on g in turn, until a round gains little.
+    4. The points of g are selected again, then those of f, with the noise of each row known.
+    5. The optimal q(f) and q(g) at the final parameters.
+
+    Gaps and frontier of the result are those of f given q(g). A limit on the number of points holds
+    for each process; g keeps fewer if they are within the tolerance.
+    """
+    warn_not_sharded(
+        context.process_group, "the fast schedule shares rows for constant Gaussian noise only"
+    )
+    rows = data.require_dataset("`HeteroscedasticGP`")
+    each = [_limited(training, share) for share in _SHARES]
+    plain = fit_sparse(model.function, rows, training=each[0], context=context)
+    targets = noise_targets(plain.posterior, rows)
+    settings = replace(
+        each[1], goal=noise_goal(training.goal), kernels=(), linear_term=False, kept_sizes=0
+    )
+    noise = fit_sparse(model.log_noise, targets, training=settings, context=context)
+    start = model.with_parts(function=plain.model, log_noise=noise.model).normalised(rows)
+    if not start.log_noise.K:
+        return _constant(plain, start, noise, rows)
+    steps = _Steps(rows, training, context)
+    current = steps.alternate(start)
+    current, pool, selection = steps.select_noise(current, settings.goal)
+    warm = replace(each[2], warm_start=True)
+    if isinstance(training.goal, AllCandidates):
+        warm = replace(warm, warm_start=False)
+    last = fit_sparse(current.function, current.weighted(rows), training=warm, context=context)
+    current = steps.optimise_noise(current.with_parts(function=last.model))
+    current = current.with_best_q(rows, gain=_SETTLED).normalised(rows)
+    elbo = current.fixed_bound(rows)
+    if elbo < plain.elbo + significant_gain(current.log_noise, rows.N):
+        return _constant(plain, steps.without_noise_points(start), noise, rows)
+    posterior = current.posterior(rows)
+    return FitResult(
+        model=current,
+        posterior=posterior,
+        selections=(last.selection, selection),
+        candidates=(last.candidates[0], pool),
+        elbo=elbo,
+        elbo_gap=last.elbo_gap,
+        growth=last.growth,
+        kernel_evidence=plain.kernel_evidence,
+        frontier=_shifted(last.frontier, elbo - last.elbo, rows),
+        sized=_sized(last.sized, posterior.log_noise, elbo - last.elbo),
+        noise_gain=elbo - plain.elbo,
+    )
+
+
+def noise_goal(goal: Goal) -> Goal:
+    """Return the goal of g: that of f, where a number of points is a limit and not the aim."""
+    match goal:
+        case MaxPoints() | MaxCost():
+            return Tolerance(limit=goal)
+        case AllCandidates():
+            return Tolerance()
+        case _:
+            return goal
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of the schedule on fixed rows."""
+
+    rows: Dataset
+    training: SparseTraining
+    context: TrainingContext
+
+    def alternate(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
+        """Optimise f and g in turn until a round gains little."""
+        bound = model.fixed_bound(self.rows)
+        for _ in range(_ROUNDS):
+            better = self.optimise_noise(self._optimise_function(model))
+            gained = better.fixed_bound(self.rows) - bound
+            if gained > 0:
+                model, bound = better, bound + gained
+            if gained < _GAIN * self.rows.observations:
+                break
+        return model
+
+    def optimise_noise(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
+        """Optimise kernel, mean and points of g, and then q(g), given q(f)."""
+        targets = model.residuals(self.rows)
+        better = self._optimised(model.log_noise, targets).with_best_q(targets)
+        return model.with_parts(log_noise=better).normalised(self.rows)
+
+    def select_noise(
+        self, model: HeteroscedasticGP, goal: Goal
+    ) -> tuple[HeteroscedasticGP, torch.Tensor, Selection]:
+        """Select the points of g from its own and fresh ones; return the candidates as well."""
+        targets, g = model.residuals(self.rows), model.log_noise
+        steps = self._steps(g, targets)
+        pool = steps.with_fresh(g, max(32, g.K // 4))
+        statistics = pool.subset_statistics(targets)
+        frontier = steps.frontier(statistics)
+        reference = frontier.bounds.max().item()
+        if isinstance(goal, Tolerance):
+            constant = steps.constant_model(g)[1]
+            goal = goal.within(reference - constant, N=self.rows.observations)
+        M = max(goal.size(frontier, reference=reference), 1)
+        selection = learn_inclusion(
+            statistics,
+            frontier,
+            frontier.masks[M],
+            goal=goal,
+            generator=self.context.generator,
+            max_steps=self.training.inclusion_steps,
+        )
+        selected = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
+        model = model.with_parts(log_noise=selected.with_best_q(targets)).normalised(self.rows)
+        return self.optimise_noise(model), pool.candidates.detach(), selection
+
+    def without_noise_points(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
+        """Return the model with constant noise."""
+        g = self._steps(model.log_noise, model.residuals(self.rows)).constant_model(model.log_noise)
+        return model.with_parts(log_noise=g[0]).normalised(self.rows)
+
+    def _optimise_function(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
+        f = self._optimised(model.function, model.weighted(self.rows))
+        return model.with_parts(function=f).normalised(self.rows)
+
+    def _optimised(self, model: Model, rows: Dataset) -> Model:
+        learnt = model.candidates.requires_grad
+        model.candidates.requires_grad_(learnt and model.K * rows.D <= _MOVED * rows.N)
+        stop = Stop(1e-4 * rows.observations, 10, _ITERATIONS)
+        with threads_for(10.0 * model.K**3):
+            better, _ = self._steps(model, rows).optimise(model, stop=stop)
+        better.candidates.requires_grad_(learnt)
+        return better
+
+    def _steps(self, model: Model, rows: Dataset) -> FastSteps[Model]:
+        budget = Budget(model.candidates.device, seconds=self.training.max_seconds)
+        return FastSteps(
+            model,
+            rows,
+            rows=self.training.selection_rows,
+            context=self.context,
+            budget=budget,
+            warm_start=True,
+        )
+
+
+def _limited(training: SparseTraining, share: float) -> SparseTraining:
+    if training.max_seconds is None:
+        return training
+    return replace(training, max_seconds=share * training.max_seconds)
+
+
+def _constant(
+    plain: FitResult[SparseGP],
+    model: HeteroscedasticGP,
+    noise: FitResult[VariationalGP],
+    rows: Dataset,
+) -> FitResult[HeteroscedasticGP]:
+    """Return the fit with constant noise, and no points of g."""
+    model = model.with_parts(function=plain.model).normalised(rows)
+    log_noise = model.log_noise.posterior(rows)
+    nothing = replace(noise.selection, mask=torch.zeros_like(noise.selection.mask))
+    return FitResult(
+        model=model,
+        posterior=HeteroscedasticPosterior(plain.posterior, log_noise),
+        selections=(plain.selection, nothing),
+        candidates=(*plain.candidates, *noise.candidates),
+        elbo=plain.elbo,
+        elbo_gap=plain.elbo_gap,
+        evidence=plain.evidence,
+        growth=plain.growth,
+        kernel_evidence=plain.kernel_evidence,
+        frontier=plain.frontier,
+        sized=_sized(plain.sized, log_noise, 0.0),
+        predictive_gap=plain.predictive_gap,
+        noise_gain=0.0,
+    )
+
+
+def _shifted(frontier: SizeFrontier | None, nats: float, rows: Dataset) -> SizeFrontier | None:
+    """Return the frontier of f given q(g), with the nats of g added."""
+    if frontier is None:
+        return None
+    evidence = None if frontier.evidence is None else frontier.evidence + nats
+    # Held-out densities were those of weighted rows.
+    unknown = torch.full_like(frontier.log_densities, nan)
+    return SizeFrontier(frontier.elbos + nats, unknown, rows.observations, evidence)
+
+
+def _sized(
+    sized: tuple[SizedModel, ...], log_noise: Posterior, nats: float
+) -> tuple[SizedModel, ...]:
+    """Return models with fewer points of f, and the same g."""
+    functions = [(each.posterior, each.elbo) for each in sized]
+    return tuple(
+        SizedModel(HeteroscedasticPosterior(function, log_noise), elbo + nats, nan)
+        for function, elbo in functions
+        if isinstance(function, Posterior)
+    )
