@@ -22,7 +22,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_scaler, rows_at_once
 from winnowgp.estimators.docstrings import documented
-from winnowgp.estimators.sparse import SparseEstimator
+from winnowgp.estimators.streaming import BATCH_ROWS, StreamingEstimator, batches_of
 from winnowgp.models import PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import is_plain, observation_model
@@ -174,11 +174,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """
         params = self._validate()
         if isinstance(X, Source):
-            if self._takes_logarithm():
-                raise InputError(
-                    "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of "
-                    "log y to a model without `log_target`."
-                )
+            self._refuse_logarithm_of_source()
             validation.set_source_columns(self, X, y, sample_weight)
             self._check_columns(params, X.D)
             rows, scaler = self._rows_of_source(X, params)
@@ -205,6 +201,13 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
     def _takes_logarithm(self) -> bool:
         """Return whether the model is one of log y."""
         return False
+
+    def _refuse_logarithm_of_source(self) -> None:
+        if self._takes_logarithm():
+            raise InputError(
+                "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of log y "
+                "to a model without `log_target`."
+            )
 
     @torch.no_grad()
     def predict_quantiles(
@@ -247,8 +250,14 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         lower, upper = self.predict_quantiles(X, [tail, 1 - tail], observed=observed)
         return lower, upper
 
-    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[Dataset, bool]:
-        """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
+    def _rows_of_arrays(
+        self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True
+    ) -> tuple[Dataset, bool]:
+        """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`.
+
+        Args:
+            reset: whether the rows set the columns of the estimator, or must have them.
+        """
         X, y = validate_data(
             self,
             dates_as_days(X),
@@ -257,6 +266,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             multi_output=True,
             y_numeric=True,
             ensure_min_samples=1,
+            reset=reset,
         )
         X, y, weights = validation.weighted_rows(X, y, sample_weight)
         Y = validation.tensor(y)
@@ -302,7 +312,7 @@ def _scaled_targets(
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class SparseGPRegressor(SparseEstimator, NumericTargets):
+class SparseGPRegressor(StreamingEstimator, NumericTargets):
     """Sparse Gaussian process regression that selects the number of its inducing points.
 
     Inputs and targets are standardised internally; arguments and attributes are in your own units
@@ -336,6 +346,46 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
     log_target: bool = False
 
     _out_of_core: ClassVar[bool] = True
+
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Learn from one more batch of rows, without the rows of earlier batches.
+
+        The first call is `fit`, which fixes the kernel and the scaling of inputs and targets; the
+        estimator may also have been fitted or loaded. Later calls update the hyper-parameters, add
+        rows of the batch to the inducing points, and drop those that are no longer needed, so that
+        all selections together give up at most `tolerance` nats per observation. After an error
+        the estimator is as it was.
+
+        Args:
+            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`, which is
+                read in batches of 4,096 rows.
+            y: targets `[N]` or `[N P]`; left out with a source.
+            sample_weight: weights `[N]`, as in `fit`.
+        """
+        if not hasattr(self, "posterior_"):
+            return self.fit(X, y, sample_weight)
+        params = self._validate_stream()
+        self._check_columns(params, self.n_features_in_)
+        if isinstance(X, Source):
+            self._refuse_logarithm_of_source()
+            validation.check_source_columns(self, X, y, sample_weight)
+            rows = batches_of(X)
+        else:
+            rows = self._rows_of_arrays(X, y, sample_weight, reset=False)[0].chunks(BATCH_ROWS)
+        return self._update(map(self._standardised, rows), params)
+
+    def _standardised(self, rows: Dataset) -> Dataset:
+        """Return a batch in the units of the first one."""
+        scaler = self._y_scaler
+        if rows.P != scaler.P:
+            raise InputError(f"`y` must have {scaler.P} target columns as before; got {rows.P}.")
+        data = Dataset(self._x_scaler.forward(rows.X), scaler.columns.forward(rows.Y), rows.weights)
+        observation_model(self.likelihood_).check_targets(data.Y)
+        return data
+
+    def _mean_log_density(self, data: Dataset) -> float:
+        nats = self._log_density(data.X, data.Y)
+        return float(np.mean(self._y_scaler.log_densities(nats, data.Y)))
 
     def predict(
         self,
@@ -457,6 +507,11 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))
         return model
+
+    def _update_once(self, data: Dataset, params: validation.Parameters) -> None:
+        super()._update_once(data, params)
+        self.likelihood_ = self.posterior_.likelihood
+        self.noise_ = self._y_scaler.noise(self.likelihood_)
 
     def _set_sized(self, sized: SizedModel) -> None:
         super()._set_sized(sized)

@@ -402,16 +402,35 @@ def set_source_columns(estimator: Any, source: Source, y: Any, sample_weight: An
     Raises:
         InputError: targets or weights were passed as well.
     """
-    if y is not None or sample_weight is not None:
-        raise InputError(
-            "`X` is a source, which has targets and weights of its own; leave out `y` and "
-            "`sample_weight`."
-        )
+    _refuse_targets_of_source(y, sample_weight)
     estimator.n_features_in_ = source.D
     if hasattr(estimator, "feature_names_in_"):
         del estimator.feature_names_in_
     if source.names is not None:
         estimator.feature_names_in_ = np.array(source.names, dtype=object)
+
+
+def check_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
+    """Raise an `InputError` if a source lacks the input columns of a fitted estimator."""
+    _refuse_targets_of_source(y, sample_weight)
+    names = getattr(estimator, "feature_names_in_", None)
+    if estimator.n_features_in_ != source.D:
+        raise InputError(
+            f"`X` must have {estimator.n_features_in_} input columns as before; got {source.D}."
+        )
+    if names is not None and source.names is not None and list(source.names) != list(names):
+        raise InputError(
+            f"`X` must have the input columns {list(names)[:12]} as before, in this order; got "
+            f"{list(source.names)[:12]}."
+        )
+
+
+def _refuse_targets_of_source(y: Any, sample_weight: Any) -> None:
+    if y is not None or sample_weight is not None:
+        raise InputError(
+            "`X` is a source, which has targets and weights of its own; leave out `y` and "
+            "`sample_weight`."
+        )
 
 
 def refuse_source(X: Any) -> None:

@@ -28,6 +28,7 @@ from winnowgp.bounds.streaming import (
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.models.base import copy_with
 from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.kernels import covariance, prior_mean, prior_variance
 from winnowgp.models.likelihoods import observation_model
@@ -106,8 +107,16 @@ class OnlineGP:
         return cls(model, remember(posterior.Z, posterior.L, moments, mean=mean, noise=noise))
 
     def with_candidates(self, candidates: Float[Tensor, "K D"]) -> "OnlineGP":
-        """Return the same model and memory with other candidates."""
-        return replace(self, model=self.model.with_candidates(candidates))
+        """Return the same model and memory with other candidates.
+
+        An explicit q(u) is that of the prior: the bound of a stream does not use it.
+        """
+        model = self.model
+        if isinstance(model, SparseGP):
+            return replace(self, model=model.with_candidates(candidates))
+        K, eye = len(candidates), torch.eye(len(candidates)).to(candidates)
+        q_mean, q_factor = candidates.new_zeros(K, model.P), eye.repeat(model.P, 1, 1)
+        return replace(self, model=copy_with(model, candidates, q_mean=q_mean, q_factor=q_factor))
 
     @torch.no_grad()
     def moments(
@@ -137,6 +146,13 @@ class OnlineGP:
         """
         _, moments = self.moments(data)
         return torch.stack([moment_bound(m) for m in moments]).sum().item()
+
+    @torch.no_grad()
+    def remembered_bound(self) -> float:
+        """Return the bound of the remembered rows alone, in nats."""
+        Z = self.model.candidates
+        L = cholesky(covariance(self.model.kernel, Z, Z)).L
+        return torch.stack([moment_bound(m) for m in self._remembered(L)]).sum().item()
 
     def subset_statistics(self, data: Dataset) -> SubsetStatistics:
         """Return statistics that score subsets of the candidates by the bound of the stream."""
