@@ -238,6 +238,8 @@ class OnlineGP:
     def _projection(self, L: Float[Tensor, "K K"], *, moving: bool) -> tuple[Tensor, Tensor]:
         kernel, Z, old = self.model.kernel, self.model.candidates, self.memory.Z
         match = matches(Z.detach()[:0] if moving else Z.detach(), old)
+        if bool((match >= 0).all()):
+            return L[match].mT, L.new_zeros(len(old), len(old))
         return old_projection(
             L, covariance(kernel, Z, old), covariance(kernel, old, old), match=match
         )

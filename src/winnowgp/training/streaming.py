@@ -7,7 +7,7 @@ and the goal picks a size; on request the points are moved. An old point has an 
 nats of batch and memory that are lost without it.
 """
 
-from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import log, pi
 from typing import final
@@ -35,7 +35,7 @@ FRESH = 512
 # Share of the tolerance that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.1
 # Nats, per observation of the batch and at least in total, that the last iterations must gain.
-_GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.02, 5, 30
+_GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
 
 @final
@@ -96,7 +96,8 @@ def update(
 
     pool = pool_of(online)
     if learn:
-        pool = pool_of(_optimised(pool, data, move=False))
+        _optimise(pool, data, move=False)
+        pool = pool_of(pool)
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
@@ -111,11 +112,11 @@ def update(
     elbo, moved = _total(moments), 0
     given_up += max(reference - elbo, 0.0)
     if move and M:
-        shifted = _optimised(selected, data, move=True)
-        moments_of_shifted = shifted.moments(data)
-        if _total(moments_of_shifted[1]) > elbo:
-            selected, (L, moments) = shifted, moments_of_shifted
-            moved = M
+        shifted = selected.with_candidates(selected.model.candidates)
+        _optimise(shifted, data, move=True)
+        after = shifted.moments(data)
+        if _total(after[1]) > elbo:
+            selected, (L, moments), moved = shifted, after, M
             elbo = _total(moments)
     held = int(mask[: len(old)].sum())
     return StreamUpdate(
@@ -144,29 +145,24 @@ def _with_fresh(
     return torch.cat([old, rows[matches(old, rows) < 0]])
 
 
-def _optimised(online: OnlineGP, data: Dataset, *, move: bool) -> OnlineGP:
-    """Return the model with hyper-parameters, and locations if `move`, that raise the bound."""
-    better = online.with_candidates(online.model.candidates)
-    model = better.model
-    learnt = model.candidates.requires_grad
+def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
+    """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails."""
+    model = online.model
     model.candidates.requires_grad_(move)
-    X = torch.cat([data.X, online.memory.Z])
+    before = deepcopy(model.state_dict())
     gain = max(_GAIN * data.observations, _LEAST_GAIN)
     try:
         with threads_for(10.0 * model.K**3):
             maximise_elbo(
                 model,
-                X,
-                objective=better.objective(data),
+                torch.cat([data.X, online.memory.Z]),
+                objective=online.objective(data),
                 stop=Stop(gain, _WINDOW, _ITERATIONS),
             )
-    except TrainingError:
-        return online
-    model.candidates.requires_grad_(learnt)
-    with suppress(NotPositiveDefiniteError):
-        better.moments(data)
-        return better
-    return online
+        online.moments(data)
+    except (TrainingError, NotPositiveDefiniteError):
+        model.load_state_dict(before)
+    model.candidates.requires_grad_(False)
 
 
 def _remaining(
