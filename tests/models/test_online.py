@@ -13,9 +13,10 @@ from helpers.oracles import log_normal
 from winnowgp.bounds.chunked import moment_bound
 from winnowgp.bounds.streaming import restrict_moments
 from winnowgp.data import Dataset
-from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.errors import InputError
+from winnowgp.models import JointPosterior, SparseGP, VariationalGP
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.online import OnlineGP
+from winnowgp.models.online import OnlineGP, condition_with_points
 
 FIRST, SECOND = slice(0, 13), slice(13, 30)
 
@@ -218,6 +219,28 @@ def test_objective_gradient_equals_differences(name: str, moving: bool) -> None:
             parameter += 1e-4 * direction
         slope = (sides[0] - sides[1]) / 2e-4
         assert gradient.sum().item() == pytest.approx(slope, rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_condition_with_points_equals_exact_conditional(P: int) -> None:
+    data = rows(P)
+    first, second = data.part(FIRST), data.part(SECOND)
+    model = regression(M=3)
+    posterior = model.posterior(first)
+    # One of the rows is an inducing point already, and one comes twice.
+    X = torch.cat([posterior.Z[:1], second.X, second.X[:1]])
+    Y = torch.cat([second.Y[:1], second.Y, second.Y[1:2]])
+    conditioned = condition_with_points(posterior, Dataset(X, Y))
+    noise = model.noise.detach().expand(len(X), P)
+    mean, covariance = JointPosterior(posterior).condition_on(X, Y, noise=noise)(data.X)
+    prediction = conditioned.predict(data.X)
+    torch.testing.assert_close(prediction.mean, mean.mT, atol=1e-7, rtol=1e-7)
+    variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+    torch.testing.assert_close(prediction.variance, variance, atol=1e-7, rtol=1e-6)
+    labels, classes = classified("bernoulli")
+    posterior = classes.posterior(labels)
+    with pytest.raises(InputError, match="GaussianLikelihood"):
+        condition_with_points(posterior, labels)
 
 
 def test_held_points_after_many_batches_lose_nothing() -> None:

@@ -7,6 +7,7 @@ from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.models.greedy import greedy_variance
 from winnowgp.models.likelihoods import Prediction
+from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
 from winnowgp.models.posterior import JointPosterior, Posterior
 from winnowgp.models.sgpr import SparseGP
@@ -20,6 +21,7 @@ __all__ = [
     "LatentPosterior",
     "LatentVariableGP",
     "Latents",
+    "OnlineGP",
     "Posterior",
     "PosteriorPaths",
     "Prediction",

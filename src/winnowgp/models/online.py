@@ -11,6 +11,7 @@ from math import log, pi
 from typing import final
 
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float
 from torch import Tensor
 
@@ -365,6 +366,38 @@ class OnlineGP:
                 f"the batch has {P} outputs and the memory {self.memory.P}; pass the targets of "
                 "all batches in the same form."
             )
+
+
+@torch.no_grad()
+def condition_with_points(posterior: Posterior, data: Dataset) -> Posterior:
+    """Return q(f) after observing rows with Gaussian noise, with these rows as inducing points.
+
+    The hyper-parameters are held, and the result is the exact conditional of the process q(f), at
+    any distance from the earlier points: `Posterior.condition_on` with more points. O((M + N)³).
+    """
+    likelihood = posterior.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or len(posterior.q_factor) > 1:
+        raise InputError(
+            "rows can become inducing points of a posterior with a GaussianLikelihood and one "
+            f"covariance for all outputs; this one has a {type(likelihood).__name__} and "
+            f"{len(posterior.q_factor)} covariances. Fit the model to all rows instead."
+        )
+    noise = likelihood.noise.item()
+    model = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
+    # Bound and number of the earlier rows do not affect q(f).
+    online = OnlineGP.of(model, posterior, elbo=0.0, N=1)
+    fresh = data.X[matches(posterior.Z, data.X) < 0].unique(dim=0)
+    L, moments = online.with_candidates(torch.cat([posterior.Z, fresh])).moments(data)
+    q_mean, q_factor = moment_posterior(*moments)
+    return Posterior(
+        posterior.kernel,
+        torch.cat([posterior.Z, fresh]),
+        mean=posterior.mean,
+        likelihood=likelihood,
+        q_mean=q_mean,
+        q_factor=q_factor,
+        L=L,
+    )
 
 
 def _noise(model: SparseGP | VariationalGP) -> Scalar | None:
