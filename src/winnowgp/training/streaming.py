@@ -13,6 +13,7 @@ from math import log, pi
 from typing import final
 
 import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,10 +25,15 @@ from winnowgp.linalg import threads_for
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.greedy import pivoted_cholesky
 from winnowgp.models.online import OnlineGP
+from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.training.goals import AllCandidates, Goal, Tolerance
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+
+# Growth of the number of observations after which other lengthscales are tried, and the longest of
+# these in standard deviations of their column.
+_GROWTH, _LONGEST = 1.5, 3.0
 
 FRESH = 512
 """Largest number of rows of a batch that may become inducing points, unless set otherwise."""
@@ -96,8 +102,7 @@ def update(
 
     pool = pool_of(online)
     if learn:
-        _optimise(pool, data, move=False)
-        pool = pool_of(pool)
+        pool = pool_of(_learnt(pool, data))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
@@ -143,6 +148,40 @@ def _with_fresh(
     stop = 2 * noise * _UNSEEN * tolerance * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
+
+
+def _learnt(pool: OnlineGP, data: Dataset) -> OnlineGP:
+    """Return the model with optimised hyper-parameters; now and then the better of two starts.
+
+    A column that hardly varied in early batches has a long lengthscale, at which the bound is flat.
+    Whenever the number of observations has grown by half, a start with shorter ones is tried too.
+    """
+    starts = [pool]
+    before, after = pool.memory.N, pool.memory.N + data.observations
+    if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
+        shorter = pool.with_candidates(pool.model.candidates)
+        if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
+            starts.append(shorter)
+    for start in starts:
+        _optimise(start, data, move=False)
+    if len(starts) == 1:
+        return pool
+    return max(starts, key=lambda start: start.bound(data) + log_prior(start.model).item())
+
+
+@torch.no_grad()
+def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
+    """Limit lengthscales to some standard deviations of the inputs; return whether one changed."""
+    changed = False
+    for part in kernel.modules():
+        if isinstance(part, RBFKernel | MaternKernel | RQKernel):
+            columns = X[:, part.active_dims] if isinstance(part.active_dims, Tensor) else X
+            spread, before = columns.std(0, correction=0), part.lengthscale.clone()
+            spread = spread if before.numel() > 1 else spread.amax()
+            longest = torch.where(spread > 0, _LONGEST * spread, torch.inf)
+            part.initialize(lengthscale=torch.minimum(before, longest))
+            changed |= not torch.equal(part.lengthscale, before)
+    return changed
 
 
 def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
