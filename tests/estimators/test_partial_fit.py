@@ -180,7 +180,6 @@ def test_partial_fit_one_row_and_constant_batches_are_used(
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"schedule": "paper", "alpha": 0.1}, "needs schedule='fast'"),
         ({"criterion": "predictive"}, "needs criterion='elbo'"),
         ({"checkpoint": "folder"}, "save the model after a batch"),
         ({"forgetting": 1.5}, "at most 1"),

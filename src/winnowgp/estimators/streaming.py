@@ -167,7 +167,6 @@ class StreamingEstimator(SparseEstimator, ABC):
         """Return the parameters of an update; raise an error for those that only `fit` has."""
         params = self._validate()
         unsupported = {
-            "schedule": ("fast", "the paper's schedule has no updates"),
             "criterion": ("elbo", "earlier rows cannot be held out"),
             "checkpoint": (None, "save the model after a batch instead, `model.save(path)`"),
         }
