@@ -7,6 +7,7 @@ and the goal picks a size; on request the points are moved. An old point has an 
 nats of batch and memory that are lost without it.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import log, pi
@@ -31,9 +32,8 @@ from winnowgp.selection.statistics import subset_statistics
 from winnowgp.training.goals import AllCandidates, Goal, Tolerance
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
-# Growth of the number of observations after which other lengthscales are tried, and the longest of
-# these in standard deviations of their column.
-_GROWTH, _LONGEST = 1.5, 3.0
+# Growth of the number of observations after which other lengthscales are tried.
+_GROWTH = 1.5
 
 FRESH = 512
 """Largest number of rows of a batch that may become inducing points, unless set otherwise."""
@@ -102,7 +102,7 @@ def update(
 
     pool = pool_of(online)
     if learn:
-        pool = pool_of(_learnt(pool, data))
+        pool = pool_of(_learnt(pool, data, pool_of))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
@@ -150,18 +150,19 @@ def _with_fresh(
     return torch.cat([old, rows[matches(old, rows) < 0]])
 
 
-def _learnt(pool: OnlineGP, data: Dataset) -> OnlineGP:
+def _learnt(pool: OnlineGP, data: Dataset, pool_of: Callable[[OnlineGP], OnlineGP]) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
     A column that hardly varied in early batches has a long lengthscale, at which the bound is flat.
-    Whenever the number of observations has grown by half, a start with shorter ones is tried too.
+    Whenever the number of observations has grown by half, a start with shorter ones is tried too,
+    with the rows as candidates that these need.
     """
     starts = [pool]
     before, after = pool.memory.N, pool.memory.N + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
         shorter = pool.with_candidates(pool.model.candidates)
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
-            starts.append(shorter)
+            starts.append(pool_of(shorter))
     for start in starts:
         _optimise(start, data, move=False)
     if len(starts) == 1:
@@ -171,14 +172,14 @@ def _learnt(pool: OnlineGP, data: Dataset) -> OnlineGP:
 
 @torch.no_grad()
 def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
-    """Limit lengthscales to some standard deviations of the inputs; return whether one changed."""
+    """Limit lengthscales to √D standard deviations of their column; return whether one changed."""
     changed = False
     for part in kernel.modules():
         if isinstance(part, RBFKernel | MaternKernel | RQKernel):
             columns = X[:, part.active_dims] if isinstance(part.active_dims, Tensor) else X
             spread, before = columns.std(0, correction=0), part.lengthscale.clone()
             spread = spread if before.numel() > 1 else spread.amax()
-            longest = torch.where(spread > 0, _LONGEST * spread, torch.inf)
+            longest = torch.where(spread > 0, columns.shape[1] ** 0.5 * spread, torch.inf)
             part.initialize(lengthscale=torch.minimum(before, longest))
             changed |= not torch.equal(part.lengthscale, before)
     return changed
