@@ -18,7 +18,9 @@ def file_content(outline: Any, tensors: dict[str, torch.Tensor], **metadata: str
     text = json.dumps(outline)
     tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     entries = {"format": "winnowgp", "version": str(FORMAT_VERSION), "written_by": "9.9"}
-    entries |= {"outline": text, "sha256": _digest(text, tensors)} | metadata
+    given = metadata.get("version", "")
+    version = int(given) if given.isdigit() else FORMAT_VERSION
+    entries |= {"outline": text, "sha256": _digest(text, tensors, version)} | metadata
     return save_tensors(tensors, metadata=entries)
 
 

@@ -99,6 +99,17 @@ def test_posterior_output_indices_and_transforms(double: SparseGPRegressor) -> N
     )
 
 
+def test_updated_with_points_equals_condition_on_observations(double: SparseGPRegressor) -> None:
+    X, model = rows(3, 4), SparseGPModel.of(double)
+    seen = model.condition_on_observations(X[0], outcomes(X[0], 2)).posterior(X)
+    updated = model.updated(X[0], outcomes(X[0], 2), add_points=True)
+    torch.testing.assert_close(updated.posterior(X).mean, seen.mean)
+    torch.testing.assert_close(updated.posterior(X).variance, seen.variance, atol=1e-8, rtol=1e-5)
+    # It can be updated again.
+    again = updated.updated(X[1], outcomes(X[1], 2), add_points=True)
+    assert again.joint.posterior.M > updated.joint.posterior.M > model.joint.posterior.M
+
+
 def test_posterior_has_gradients_in_rows(single: SparseGPRegressor) -> None:
     model = SparseGPModel.of(single)
 

@@ -305,7 +305,7 @@ def test_load_of_an_outline_nested_beyond_recursion_is_refused(tmp_path: Path) -
     levels = 100_000
     text = '{"kind": "Model", "value": ' + "[" * levels + "]" * levels + "}"
     entries = {"format": "winnowgp", "version": "2", "written_by": "9.9", "outline": text}
-    content = save_tensors({}, metadata=entries | {"sha256": _digest(text, {})})
+    content = save_tensors({}, metadata=entries | {"sha256": _digest(text, {}, 2)})
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ModelFileError, match="does not understand"):
         winnowgp.load(tmp_path / "a")

@@ -11,6 +11,7 @@ are summed over rows and outputs, and larger is better. The modules hold
 - `row_blocks`: sums over rows, in memory or out of core, in one process or several;
 - `evidence`: the log evidence of Gaussian regression, exact or between two bounds;
 - `sites`: Gaussian sites for other likelihoods;
+- `streaming`: the bound of a stream, in which earlier rows are remembered at inducing points;
 - `psi` and `gplvm`: uncertain inputs.
 """
 

@@ -365,6 +365,19 @@ class WhitenedChunks:
         chunks._shards = [[WhitenedChunk(block, K, chunks.L.mT, t)]]
         return chunks
 
+    def followed_by(self, V: Float[Tensor, "M R"]) -> "WhitenedChunks":
+        """Return these chunks, in memory, followed by R rows that are a function of u alone.
+
+        They are combinations of the inducing values, with weights V in whitened coordinates.
+        """
+        longer = WhitenedChunks(self.kernel, self.blocks, L=self.L, L_inverse=self._L_inverse)
+        rows, nothing = slice(self.N, self.N + V.shape[1]), V.new_zeros(V.shape[1], 0)
+        block = RowBlock(rows, nothing, nothing, nothing, None)
+        last = WhitenedChunk(block, V, V, V.new_zeros(V.shape[1]))
+        longer._shards = [*map(list, self._evaluated()), [last]]
+        longer.N = rows.stop
+        return longer
+
     @property
     def L_inverse(self) -> Float[Tensor, "M M"]:
         """Inverse of L, which must have been passed to the constructor."""

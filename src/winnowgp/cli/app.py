@@ -22,6 +22,7 @@ from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
 from winnowgp.cli.reproduce import reproduce
 from winnowgp.cli.resize import resize
+from winnowgp.cli.update import update
 from winnowgp.errors import (
     CheckpointWarning,
     FitWarning,
@@ -91,6 +92,7 @@ for _command in (
     info,
     frontier,
     resize,
+    update,
     report,
     plot,
     export,

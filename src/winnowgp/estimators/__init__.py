@@ -16,6 +16,7 @@ from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.table_updates import TableUpdate, update_table
 from winnowgp.estimators.tables import fit_table
 from winnowgp.estimators.tabular_model import TabularModel
 
@@ -27,6 +28,7 @@ __all__ = [
     "PairedDifference",
     "SparseGPClassifier",
     "SparseGPRegressor",
+    "TableUpdate",
     "TabularModel",
     "column_effect",
     "compare_models",
@@ -38,4 +40,5 @@ __all__ = [
     "fit_table",
     "kernel_from",
     "permutation_importance",
+    "update_table",
 ]

@@ -21,7 +21,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
 from winnowgp.estimators.docstrings import documented
-from winnowgp.estimators.sparse import SparseEstimator
+from winnowgp.estimators.streaming import BATCH_ROWS, StreamingEstimator, batches_of
 from winnowgp.models import VariationalGP
 
 
@@ -56,6 +56,18 @@ class ClassLabels:
         if len(self.classes) == 2:
             return np.hstack([1 - mean, mean])
         return mean / mean.sum(1, keepdims=True)
+
+    def known(self, y: NDArray[Any]) -> NDArray[np.intp]:
+        """Return the class number of each label; raise an error if one is unknown."""
+        _check_one_type(y)
+        numbers, known = self.numbers(y, len(y))
+        if not known.all():
+            raise InputError(
+                f"`y` must have labels of the first batch, {self.classes.tolist()[:10]}; got "
+                f"{np.unique(y[~known]).tolist()[:10]}. Pass all labels as `classes` to the first "
+                "call of `partial_fit`, or fit again."
+            )
+        return numbers
 
     def numbers(self, y: Any, N: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """Return the class number of each of N labels, 0 if unknown, and whether it is known."""
@@ -96,16 +108,25 @@ class ClassTargets(ClassifierMixin, BaseGP):
                 multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
                 0 is left out.
         """
+        return self._fit_labels(None, X, y, sample_weight)
+
+    def _fit_labels(self, labels: ClassLabels | None, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Fit rows whose labels are given, or those that occur."""
         params = self._validate()
         if isinstance(X, Source):
             validation.set_source_columns(self, X, y, sample_weight)
             self._check_columns(params, X.D)
-            labels, data = _rows_of_source(X)
-            rows = X.with_rows(_class_weighted(data, labels, params.class_weight))
+            labels, data = _rows_of_source(X, labels)
         else:
-            labels, data = self._rows_of_arrays(X, y, sample_weight)
+            labels, data = self._rows_of_arrays(X, y, sample_weight, labels=labels, reset=True)
             self._check_columns(params, data.D)
-            rows = _class_weighted(data, labels, params.class_weight)
+        if len(data.Y.unique()) < 2:
+            raise InputError(
+                "the first batch must have at least two classes: one class alone is explained by a "
+                "constant, which does not remember where its rows were. Join it with the next one."
+            )
+        weighted = _class_weighted(data, labels, params.class_weight)
+        rows = X.with_rows(weighted) if isinstance(X, Source) else weighted
         params.likelihood = labels.likelihood()
         self._check_targets(params, rows)
         self._fit(rows, params)
@@ -142,19 +163,42 @@ class ClassTargets(ClassifierMixin, BaseGP):
         nats = self._log_density(inputs, validation.tensor(numbers)[:, None])[:, 0]
         return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
 
-    def _rows_of_arrays(self, X: Any, y: Any, sample_weight: Any) -> tuple[ClassLabels, Dataset]:
-        """Return the classes, and merged rows whose targets are class numbers."""
+    def _rows_of_arrays(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        labels: ClassLabels | None,
+        reset: bool = False,
+    ) -> tuple[ClassLabels, Dataset]:
+        """Return the classes, and merged rows whose targets are class numbers.
+
+        Args:
+            labels: the classes, if they are known.
+            reset: whether the rows set the columns of the estimator, or must have them.
+        """
         _check_missing(y)
-        X, y = validate_data(self, dates_as_days(X), y, dtype=np.float64, ensure_min_samples=1)
+        X, y = validate_data(
+            self, dates_as_days(X), y, dtype=np.float64, ensure_min_samples=1, reset=reset
+        )
         X, y, weights = validation.weighted_rows(X, y, sample_weight)
-        labels, numbers = ClassLabels.of(y)
+        labels, numbers = ClassLabels.of(y) if labels is None else (labels, labels.known(y))
         return labels, Dataset.of(
             validation.tensor(X), validation.tensor(numbers), weights=weights
         ).merged()
 
 
-def _rows_of_source(source: Source) -> tuple[ClassLabels, Dataset]:
+def _numbered(labels: ClassLabels, rows: Dataset) -> Dataset:
+    """Return rows of a source whose targets are class numbers."""
+    numbers = validation.tensor(labels.known(_integer_labels(rows)))
+    return Dataset.of(rows.X, numbers, weights=rows.weights)
+
+
+def _rows_of_source(source: Source, labels: ClassLabels | None) -> tuple[ClassLabels, Dataset]:
     data = validation.rows_in_memory(source, "classification")
+    if labels is not None:
+        return labels, _numbered(labels, data).merged()
     labels, numbers = ClassLabels.of(_integer_labels(data))
     return labels, Dataset.of(data.X, validation.tensor(numbers), weights=data.weights).merged()
 
@@ -220,7 +264,7 @@ def _check_one_type(y: NDArray[Any]) -> None:
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class SparseGPClassifier(SparseEstimator, ClassTargets):
+class SparseGPClassifier(StreamingEstimator, ClassTargets):
     """Sparse Gaussian process classification that selects the number of its inducing points.
 
     Two classes have one latent function and a probit likelihood; more classes have one latent
@@ -236,6 +280,55 @@ class SparseGPClassifier(SparseEstimator, ClassTargets):
     >>> model.predict([[1.5], [4.5]])
     array(['up', 'low'], dtype='<U3')
     """
+
+    def partial_fit(
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Learn from one more batch of rows, without the rows of earlier batches.
+
+        The first call is `fit`, which fixes the kernel, the classes and the scaling of inputs; the
+        estimator may also have been fitted or loaded. Later calls update the hyper-parameters, add
+        rows of the batch to the inducing points, and drop those that are no longer needed, so that
+        all selections together give up at most `tolerance` nats per observation. The likelihood of
+        earlier rows is remembered as a Gaussian function of the latent functions. After an error
+        the estimator is as it was.
+
+        Args:
+            X: inputs `[N D]`; or inputs and class numbers together as a `winnowgp.data.Source`,
+                which is read in batches of 4,096 rows.
+            y: labels `[N]`; left out with a source.
+            classes: all labels that may occur, for the first call; by default those of its `y`.
+            sample_weight: weights `[N]`, as in `fit`.
+        """
+        if isinstance(self.class_weight, str):
+            raise InputError(
+                "`class_weight='balanced'` needs all rows at once; pass `partial_fit` a dictionary "
+                "from labels to weights, or weights of rows."
+            )
+        if not hasattr(self, "posterior_"):
+            labels = None if classes is None else ClassLabels.of(np.asarray(classes))[0]
+            return self._fit_labels(labels, X, y, sample_weight)
+        if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise InputError(
+                f"`classes` must be those of the first batch, {self.classes_.tolist()[:10]}; got "
+                f"{np.asarray(classes).tolist()[:10]}. Leave it out."
+            )
+        params = self._validate_stream()
+        self._check_columns(params, self.n_features_in_)
+        params.likelihood = self._labels.likelihood()
+        if isinstance(X, Source):
+            validation.check_source_columns(self, X, y, sample_weight)
+            rows = (_numbered(self._labels, part) for part in batches_of(X))
+        else:
+            _, data = self._rows_of_arrays(X, y, sample_weight, labels=self._labels)
+            rows = data.chunks(BATCH_ROWS)
+        weighted = (_class_weighted(part, self._labels, params.class_weight) for part in rows)
+        return self._update(
+            (replace(part, X=self._x_scaler.forward(part.X)) for part in weighted), params
+        )
+
+    def _mean_log_density(self, data: Dataset) -> float:
+        return self._log_density(data.X, data.Y).mean().item()
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, `[N C]`, averaged over the latent functions."""

@@ -36,8 +36,8 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
     Rows without a target are left out. The baseline of each metric is the best constant prediction
     for these very rows, since the model does not keep those it was fitted to.
     """
-    rows = _labelled_rows(model, table)
-    X, y = model.encoder.encode(rows), _targets(model, rows)
+    rows = labelled_rows(model, table)
+    X, y = model.encoder.encode(rows), target_values(model, rows)
     if isinstance(model.estimator, SparseGPClassifier):
         return classification_quality(model.estimator, X, y, train_labels=y)
     noise = model.noise_variance(rows)
@@ -73,10 +73,10 @@ def compare_models(
     Returns: the log density and the absolute error, or the log probability and the accuracy.
     """
     _check_comparable(first, second)
-    rows = _labelled_rows(first, table)
+    rows = labelled_rows(first, table)
     if rows.N < 2:
         raise InputError(f"a comparison needs at least 2 rows with a target; got {rows.N}.")
-    y = _targets(first, rows)
+    y = target_values(first, rows)
     values = [_row_measures(model, rows, y) for model in (first, second)]
     return tuple(
         _paired(name, values[0][name][0], values[1][name][0], better=better)
@@ -270,7 +270,7 @@ def _pooled_confusion(folds: list[Confusion]) -> Confusion | None:
     return {"labels": labels, "counts": counts.tolist()}
 
 
-def _labelled_rows(model: TabularModel, table: TableLike) -> DataTable:
+def labelled_rows(model: TabularModel, table: TableLike) -> DataTable:
     table = DataTable.of(table)
     if model.target not in table.values:
         raise InputError(
@@ -283,7 +283,7 @@ def _labelled_rows(model: TabularModel, table: TableLike) -> DataTable:
     return rows
 
 
-def _targets(model: TabularModel, rows: DataTable) -> NDArray[Any]:
+def target_values(model: TabularModel, rows: DataTable) -> NDArray[Any]:
     if isinstance(model.estimator, SparseGPClassifier):
         labels = rows.strings(model.target).astype(str)
         classes = model.estimator.classes_.tolist()
@@ -320,7 +320,7 @@ def _row_measures(
     """Return measures of each row, and whether they are better if higher or lower."""
     X, estimator = model.encoder.encode(rows), model.estimator
     if isinstance(estimator, SparseGPClassifier):
-        _targets(model, rows)
+        target_values(model, rows)
         nats = class_densities(estimator, X, y)
         hits = (estimator.predict(X) == y).astype(float)
         return {"log probability": (nats, "higher"), "accuracy": (hits, "higher")}

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from math import nan
 from numbers import Real
 from typing import Any, ClassVar, Self, final
 
@@ -33,7 +34,7 @@ from winnowgp.estimators.base import (
 )
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
-from winnowgp.estimators.sparse import SparseEstimator
+from winnowgp.estimators.streaming import BATCH_ROWS, StreamingEstimator, batches_of
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
@@ -212,11 +213,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """
         params = self._validate()
         if isinstance(X, Source):
-            if self._takes_logarithm():
-                raise InputError(
-                    "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of "
-                    "log y to a model without `log_target`."
-                )
+            self._refuse_logarithm_of_source()
             validation.set_source_columns(self, X, y, sample_weight, noise_variance)
             self._check_columns(params, X.D)
             self._check_targets(params, X)
@@ -230,6 +227,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         self._fit(rows, params)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
+        self._note_rows(rows)
         self.noise_ = scaler.noise(self.likelihood_)
         self._warn_of_limits()
         return self
@@ -296,9 +294,19 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         variances = variances / self._y_scaler.columns.scale.square()
         return variances.to(posterior_device(self.posterior_))
 
+    def _note_rows(self, rows: Source) -> None:
+        """Note what later batches need to know of the rows of a fit."""
+
     def _takes_logarithm(self) -> bool:
         """Return whether the model is one of log y."""
         return False
+
+    def _refuse_logarithm_of_source(self) -> None:
+        if self._takes_logarithm():
+            raise InputError(
+                "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of log y "
+                "to a model without `log_target`."
+            )
 
     @torch.no_grad()
     def predict_quantiles(
@@ -357,9 +365,13 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         return lower, upper
 
     def _rows_of_arrays(
-        self, X: Any, y: Any, sample_weight: Any, noise_variance: Any
+        self, X: Any, y: Any, sample_weight: Any, noise_variance: Any = None, *, reset: bool = True
     ) -> tuple[Dataset, bool]:
-        """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`."""
+        """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`.
+
+        Args:
+            reset: whether the rows set the columns of the estimator, or must have them.
+        """
         y, missing = validation.missing_targets(y)
         X, y = validate_data(
             self,
@@ -369,6 +381,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             multi_output=True,
             y_numeric=True,
             ensure_min_samples=1,
+            reset=reset,
         )
         Y, single = validation.tensor(y), np.ndim(y) == 1
         Y = Y[:, None] if single else Y
@@ -440,7 +453,7 @@ def _scaled_targets(
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class SparseGPRegressor(SparseEstimator, NumericTargets):
+class SparseGPRegressor(StreamingEstimator, NumericTargets):
     """Sparse Gaussian process regression that selects the number of its inducing points.
 
     Inputs and targets are standardised internally; arguments and attributes are in your own units
@@ -480,7 +493,7 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
 
     _out_of_core: ClassVar[bool] = True
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
-        **SparseEstimator._constraints,
+        **StreamingEstimator._constraints,
         "likelihood": validation.regression_likelihood,
     }
 
@@ -517,6 +530,69 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             chunks = inputs.split(rows_at_once(self.posterior_))
             variance = torch.cat([self.posterior_.predict_noise(rows).mean for rows in chunks])
         return self._y_scaler.deviations(variance.sqrt().cpu())
+
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Learn from one more batch of rows, without the rows of earlier batches.
+
+        The first call is `fit`, which fixes the kernel and the scaling of inputs and targets; the
+        estimator may also have been fitted or loaded. Later calls update the hyper-parameters, add
+        rows of the batch to the inducing points, and drop those that are no longer needed, so that
+        all selections together give up at most `tolerance` nats per observation. After an error
+        the estimator is as it was.
+
+        Args:
+            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`, which is
+                read in batches of 4,096 rows.
+            y: targets `[N]` or `[N P]`; left out with a source.
+            sample_weight: weights `[N]`, as in `fit`.
+        """
+        self._check_stream(X, y)
+        if not hasattr(self, "posterior_"):
+            return self.fit(X, y, sample_weight)
+        params = self._validate_stream()
+        self._check_columns(params, self.n_features_in_)
+        if isinstance(X, Source):
+            self._refuse_logarithm_of_source()
+            validation.check_source_columns(self, X, y, sample_weight)
+            rows = batches_of(X)
+        else:
+            rows = self._rows_of_arrays(X, y, sample_weight, reset=False)[0].chunks(BATCH_ROWS)
+        return self._update(map(self._standardised, rows), params)
+
+    def _note_rows(self, rows: Source) -> None:
+        plain = not rows.has_noise and (not isinstance(rows, Dataset) or rows.complete)
+        if not plain and self._stream is not None:
+            # Later batches would mistake them for rows with the learnt noise.
+            self._stream = replace(self._stream, remembered=nan)
+
+    def _check_stream(self, X: Any, y: Any) -> None:
+        """Raise an error if the noise is of a kind that a stream does not remember."""
+        targets = X.P if isinstance(X, Source) else (*np.shape(y), 1, 1)[1]
+        own = self.likelihood == "gaussian" and self.noise == "target" and targets > 1
+        if own or self.noise == "known" or self.likelihood == validation.HETEROSCEDASTIC:
+            raise InputError(
+                "`partial_fit` needs one learnt noise variance for all rows and targets; got "
+                f"likelihood={self.likelihood!r} and noise={self.noise!r} for {targets} targets. "
+                "Pass noise='shared', or fit one model per target."
+            )
+
+    def _standardised(self, rows: Dataset) -> Dataset:
+        """Return a batch in the units of the first one."""
+        if rows.has_noise or not rows.complete:
+            raise InputError(
+                "`partial_fit` needs rows without missing targets and without known noise; leave "
+                "such rows out, or fit all rows together."
+            )
+        scaler = self._y_scaler
+        if rows.P != scaler.P:
+            raise InputError(f"`y` must have {scaler.P} target columns as before; got {rows.P}.")
+        data = Dataset(self._x_scaler.forward(rows.X), scaler.columns.forward(rows.Y), rows.weights)
+        observation_model(self.likelihood_).check_targets(data.Y)
+        return data
+
+    def _mean_log_density(self, data: Dataset) -> float:
+        nats = self._log_density(data.X, data.Y)
+        return float(np.mean(self._y_scaler.log_densities(nats, data.Y)))
 
     def predict(
         self,
@@ -727,6 +803,11 @@ class SparseGPRegressor(SparseEstimator, NumericTargets):
             rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))
         return model
+
+    def _update_once(self, data: Dataset, params: validation.Parameters) -> None:
+        super()._update_once(data, params)
+        self.likelihood_ = self.posterior_.likelihood
+        self.noise_ = self._y_scaler.noise(self.likelihood_)
 
     def _set_sized(self, sized: SizedModel) -> None:
         super()._set_sized(sized)

@@ -27,6 +27,7 @@ from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
+from winnowgp.estimators.streaming import BatchRecord, StreamRecord
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
@@ -74,6 +75,7 @@ _SHALLOW: _Fields = _ANY | {
     "growth_limit_": str | None,
     "last_doubling_gain_": float,
     "_sized": tuple[SizedModel, ...],
+    "_stream": StreamRecord | None,
 }
 _DEEP: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -327,6 +329,34 @@ def _sized_model(
     posterior: Posterior | HeteroscedasticPosterior, elbo: float, log_density: float
 ) -> SizedModel:
     return SizedModel(posterior, elbo, log_density)
+
+
+@register("BatchRecord", BatchRecord)
+def _batch_record(
+    rows: float,
+    points: int,
+    added: int,
+    dropped: int,
+    moved: int,
+    elbo: float,
+    gap: float,
+    log_density: float,
+    seconds: float,
+) -> BatchRecord:
+    return BatchRecord(rows, points, added, dropped, moved, elbo, gap, log_density, seconds)
+
+
+@register("StreamRecord", StreamRecord)
+def _stream_record(
+    seen: float,
+    remembered: float,
+    count: int,
+    given_up: float,
+    batches: tuple[BatchRecord, ...],
+) -> StreamRecord:
+    if not (0 < remembered <= seen * (1 + 1e-9) and count >= 1 and given_up >= 0):
+        raise ModelFileError("a StreamRecord must have batches with rows")
+    return StreamRecord(seen, remembered, count, given_up, batches)
 
 
 def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:

@@ -330,7 +330,7 @@ class SparseEstimator(BaseGP, ABC):
     ) -> training.Schedule:
         if params.schedule == "fast":
             return training.FastSchedule(
-                _goal(model, data, params, log),
+                selection_goal(model, data, params, log),
                 n_candidates=params.n_candidates,
                 kernels=tuple(self._kernel(name, params, data.D) for name in params.other_kernels),
                 linear_term=bool(params.other_kernels),
@@ -506,9 +506,10 @@ def _candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, se
     return X[:K]
 
 
-def _goal(
+def selection_goal(
     model: InducingModel | HeteroscedasticGP, data: Source, params: Parameters, log: CheckpointLog
 ) -> training.Goal:
+    """Return the rule for the number of inducing points that the parameters specify."""
     if params.inducing_points is not None:
         return training.AllCandidates()
     if params.alpha is not None:

@@ -426,16 +426,35 @@ def set_source_columns(
     Raises:
         InputError: targets, weights or noise were passed as well.
     """
-    if not all(given is None for given in (y, sample_weight, noise_variance)):
-        raise InputError(
-            "`X` is a source, which has targets, weights and noise of its own; leave out `y`, "
-            "`sample_weight` and `noise_variance`."
-        )
+    _refuse_targets_of_source(y, sample_weight, noise_variance)
     estimator.n_features_in_ = source.D
     if hasattr(estimator, "feature_names_in_"):
         del estimator.feature_names_in_
     if source.names is not None:
         estimator.feature_names_in_ = np.array(source.names, dtype=object)
+
+
+def check_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
+    """Raise an `InputError` if a source lacks the input columns of a fitted estimator."""
+    _refuse_targets_of_source(y, sample_weight)
+    names = getattr(estimator, "feature_names_in_", None)
+    if estimator.n_features_in_ != source.D:
+        raise InputError(
+            f"`X` must have {estimator.n_features_in_} input columns as before; got {source.D}."
+        )
+    if names is not None and source.names is not None and list(source.names) != list(names):
+        raise InputError(
+            f"`X` must have the input columns {list(names)[:12]} as before, in this order; got "
+            f"{list(source.names)[:12]}."
+        )
+
+
+def _refuse_targets_of_source(*given: Any) -> None:
+    if any(values is not None for values in given):
+        raise InputError(
+            "`X` is a source, which has targets, weights and noise of its own; leave out `y`, "
+            "`sample_weight` and `noise_variance`."
+        )
 
 
 def refuse_source(X: Any) -> None:

@@ -8,7 +8,7 @@ A file is a safetensors file, which any safetensors reader opens:
                      version     of this layout, an integer
                      written_by  version of winnowgp
                      outline     JSON: {"kind": ..., "value": ...}, everything but the tensors
-                     sha256      digest of the outline and all tensors
+                     sha256      digest of the version, the outline and all tensors
     the rest     tensors
 
 Reading a file executes nothing that the file contains.
@@ -34,9 +34,9 @@ from torch import Tensor
 
 from winnowgp import __version__
 from winnowgp.errors import InputError, ModelFileError
-from winnowgp.io import version1, version2, version3, version4
+from winnowgp.io import version1, version2, version3, version4, version5
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -65,7 +65,7 @@ def write_archive(archive: Archive, path: Path) -> Path:
         "version": str(FORMAT_VERSION),
         "written_by": __version__,
         "outline": outline,
-        "sha256": _digest(outline, tensors),
+        "sha256": _digest(outline, tensors, FORMAT_VERSION),
     }
     content = save_tensors(tensors, metadata=metadata)
     with atomic_write(path) as temporary:
@@ -89,7 +89,7 @@ def read_archive(path: Path) -> Archive:
         raise ModelFileError(
             f"{path} is truncated or damaged; copy it again or refit the model."
         ) from error
-    if _digest(metadata["outline"], tensors) != metadata["sha256"]:
+    if _digest(metadata["outline"], tensors, int(metadata["version"])) != metadata["sha256"]:
         raise ModelFileError(
             f"{path} is damaged: its contents do not match its checksum; copy it again or refit "
             "the model."
@@ -105,6 +105,8 @@ def read_archive(path: Path) -> Archive:
             outline = {**outline, "value": version3.upgraded(outline["value"])}
         if version <= 4:
             outline = {**outline, "value": version4.upgraded(outline["value"])}
+        if version <= 5:
+            outline = {**outline, "value": version5.upgraded(outline["value"])}
         return Archive(outline["kind"], outline["value"], tensors)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise unreadable(path) from error
@@ -154,9 +156,12 @@ def _checked_metadata(file: BinaryIO, path: Path) -> tuple[dict[str, str], bytes
     return metadata, prefix + header
 
 
-def _digest(outline: str, tensors: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of the outline and of each tensor with its name, dtype and shape."""
-    digest = hashlib.sha256(outline.encode())
+def _digest(outline: str, tensors: dict[str, Tensor], version: int) -> str:
+    """Return the SHA-256 of the outline and of each tensor with its name, dtype and shape.
+
+    Since version 6 it covers the version too: a damaged digit of it may be that of another version.
+    """
+    digest = hashlib.sha256((f"{version}\n" if version >= 6 else "").encode() + outline.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

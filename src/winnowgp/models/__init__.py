@@ -9,6 +9,7 @@ from winnowgp.models.greedy import greedy_variance
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.likelihoods import Prediction
+from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
 from winnowgp.models.posterior import JointPosterior, Posterior
 from winnowgp.models.sgpr import SparseGP
@@ -25,6 +26,7 @@ __all__ = [
     "LatentVariableGP",
     "Latents",
     "LogVarianceLikelihood",
+    "OnlineGP",
     "Posterior",
     "PosteriorPaths",
     "Prediction",

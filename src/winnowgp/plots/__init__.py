@@ -11,6 +11,7 @@ from winnowgp.plots.predictions import (
     draw_posterior_1d,
 )
 from winnowgp.plots.selection import draw_frontier, draw_inclusion
+from winnowgp.plots.streams import draw_point_history, draw_stream
 
 __all__ = [
     "Curve",
@@ -20,6 +21,8 @@ __all__ = [
     "draw_importance",
     "draw_inclusion",
     "draw_latent_map",
+    "draw_point_history",
     "draw_posterior_1d",
+    "draw_stream",
     "save_animation",
 ]

@@ -9,6 +9,7 @@ from winnowgp.training.goals import AllCandidates, FixedAlpha, Goal, MaxCost, Ma
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.paper import PaperSchedule
 from winnowgp.training.schedules import FitResult, Growth, Schedule, SizedModel, fit
+from winnowgp.training.streaming import StreamUpdate, update
 
 __all__ = [
     "AllCandidates",
@@ -30,7 +31,9 @@ __all__ = [
     "Progress",
     "Schedule",
     "SizedModel",
+    "StreamUpdate",
     "Tolerance",
     "fit",
     "principal_latents",
+    "update",
 ]

@@ -20,6 +20,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import JointPosterior, Posterior
 from winnowgp.models.noise import target_noise
+from winnowgp.models.online import condition_with_points
 
 
 @final
@@ -151,13 +152,20 @@ class SparseGPModel(Model, FantasizeMixin):
             targets=self._y_scaler,
         )
 
-    def updated(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"]) -> "SparseGPModel":
+    def updated(
+        self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n m"], *, add_points: bool = False
+    ) -> "SparseGPModel":
         """Return the model with q(u) updated by more rows; see `Posterior.condition_on`.
 
         The result is that of fitting all rows together at the same parameters and inducing points.
         It costs O(M² (M + n)) and does not store the rows, so that it can be repeated any number
-        of times. Observations far from the inducing points hardly take effect: use
-        `condition_on_observations` for those.
+        of times. Observations far from the inducing points hardly take effect, unless the rows
+        become inducing points.
+
+        Args:
+            add_points: whether the rows become inducing points: the result is then exactly that of
+                `condition_on_observations`, and can be updated again. `partial_fit` of a regressor
+                learns hyper-parameters as well, and drops points that are no longer needed.
         """
         if self.joint.X.shape[-2] > 0:
             raise InputError(
@@ -167,8 +175,9 @@ class SparseGPModel(Model, FantasizeMixin):
         self._check(X, "X")
         self._check_outcomes(X, Y)
         data = Dataset.of(self._x_scaler.forward(X), self._y_scaler.forward(Y))
+        q = self.joint.posterior
         return SparseGPModel(
-            self.joint.posterior.condition_on(data),
+            condition_with_points(q, data) if add_points else q.condition_on(data),
             inputs=self._x_scaler,
             targets=self._y_scaler,
         )

@@ -1,0 +1,248 @@
+"""The bound of a stream: rows that were seen once are remembered at the inducing points.
+
+Rows that a model has seen enter the bound of later batches through a = f(Z_a), the function at its
+inducing points (Bui, Nguyen and Turner 2017). Given a, their expected log-likelihood is a quadratic
+function of a, which has the form of R ≤ M observations of combinations of a and a remainder:
+
+    E[log p(y_old | f) | a] = −N P/2 log 2πσ² − (‖y − Aᵀa‖² + residual) / (2σ²)        (`Memory`)
+
+With D_a⁻¹ = S_a⁻¹ − K'_aa⁻¹ for q(a) = N(m_a, S_a) under the old prior covariance K'_aa, this is
+their equation: A Aᵀ = σ² D_a⁻¹ and A y = σ² S_a⁻¹ m_a. Nothing is subtracted here: in coordinates
+whitened by K'_aa = L Lᵀ the moments C, D of all rows (`bounds.chunked`) have C = U diag(c) Uᵀ, and
+
+    A = σ L⁻ᵀ U c^½,   y = σ c^−½ Uᵀ D,   residual = σ² (Σ w‖y‖² + P tr W(K − Q)) − ‖y‖²,
+
+so that A Aᵀ is positive semi-definite and the residual non-negative. The noise variance is a factor
+of its own: the rows are remembered for every σ², not only for that of their batch.
+
+For candidates Z with V_a = L⁻¹ K_*a the memory is one more term of the moments,
+
+    C += V_a A AᵀV_aᵀ/σ²,   D += V_a A y/σ²,   Σ w k_ii += tr Aᵀ K_aa A/σ²   (`memory_moments`),
+
+and the bound of every subset, its marginal gains and elimination apply unchanged. A candidate that
+is an old inducing point is the same variable, its jitter included: V_a has its row of L as column,
+and batches that hold the points lose no information about them.
+
+Gaussian sites are remembered alike, with σ² = 1, one A for each latent function, and a residual of
+any sign that has the constants of their likelihood.
+"""
+
+from dataclasses import dataclass, replace
+from math import log, pi
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from winnowgp.bounds.chunked import Moments
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
+from winnowgp.typing import Scalar
+
+# Eigenvalues of C, relative to the largest, that are rounding errors.
+_ROUNDING = 1e-14
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a model remembers of the rows of earlier batches.
+
+    Attributes:
+        Z: inducing points at which the rows were seen.
+        A: combinations of the function at Z that the rows observe; one set for all outputs, or one
+            each.
+        y: targets of these combinations, for a prior mean of zero.
+        residual: what no function at Z explains: squared deviations, in units of the noise.
+        N: number of observations; less than were seen if some are forgotten.
+    """
+
+    Z: Float[Tensor, "M D"]
+    A: Float[Tensor, "#P M R"]
+    y: Float[Tensor, "R P"]
+    residual: Float[Tensor, ""]
+    N: int | float
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points."""
+        return len(self.Z)
+
+    @property
+    def P(self) -> int:
+        """Number of outputs."""
+        return self.y.shape[1]
+
+    def forget(self, factor: float) -> "Memory":
+        """Return the memory of a power posterior: each log-likelihood is multiplied by `factor`.
+
+        An observation that is remembered with factor w counts as w observations.
+        """
+        root = factor**0.5
+        return replace(
+            self,
+            A=root * self.A,
+            y=root * self.y,
+            residual=factor * self.residual,
+            N=factor * self.N,
+        )
+
+    def centred(self, mean: Float[Tensor, "M 1"]) -> Float[Tensor, "R P"]:
+        """Return the targets of the combinations of f − mean, given the prior mean at Z."""
+        return self.y - (self.A.mT @ mean)[..., 0].mT
+
+
+def matches(Z: Float[Tensor, "K D"], points: Float[Tensor, "M D"]) -> Int[Tensor, " M"]:
+    """Return the candidate that each of some points is, −1 if none; the first of equal ones."""
+    if not len(Z) or not len(points):
+        return torch.full((len(points),), -1, dtype=torch.long, device=points.device)
+    same = (points[:, None] == Z).all(2)
+    return torch.where(same.any(1), same.int().argmax(1), -1)
+
+
+def old_projection(
+    L: Float[Tensor, "K K"],
+    Kza: Float[Tensor, "K M"],
+    Kaa: Float[Tensor, "M M"],
+    *,
+    match: Int[Tensor, " M"],
+) -> tuple[Float[Tensor, "K M"], Float[Tensor, "M M"]]:
+    """Return V_a = L⁻¹ K_*a, and the covariance K_aa − V_aᵀV_a of old points given the candidates.
+
+    An old point that is a candidate has its row of L as column of V_a, and no covariance left.
+
+    Args:
+        L: factor of the candidates' covariance, jitter included.
+        Kza: prior covariance of candidates and old points.
+        Kaa: prior covariance of the old points.
+        match: the candidate that each old point is, −1 if none (`matches`).
+    """
+    known = match >= 0
+    V = torch.where(known, L[match.clamp_min(0)].mT, solve_lower(L, Kza)) if len(L) else Kza
+    left = (Kaa - V.mT @ V) * (~known)[:, None] * ~known
+    return V, left
+
+
+def memory_moments(
+    memory: Memory,
+    V: Float[Tensor, "K M"],
+    left: Float[Tensor, "M M"],
+    *,
+    mean: Float[Tensor, "M 1"],
+    noise: Scalar | None,
+) -> list[Moments]:
+    """Return the moments of the remembered rows: one for all outputs, or one for each.
+
+    Args:
+        V: V_a of `old_projection`.
+        left: covariance of the old points given the candidates.
+        mean: prior mean at the old points.
+        noise: σ²; None for Gaussian sites.
+    """
+    precision = V.new_ones(()) if noise is None else 1 / noise
+    constant = V.new_zeros(()) if noise is None else -0.5 * memory.N * (log(2 * pi) + noise.log())
+    groups, y = len(memory.A), memory.centred(mean)
+    moments = []
+    for g, A in enumerate(memory.A):
+        own = y if groups == 1 else y[:, g : g + 1]
+        B = V @ A
+        C = precision * (B @ B.mT)
+        moments.append(
+            Moments(
+                C=C,
+                D=precision * (B @ own),
+                square=precision * (own.square().sum() + memory.residual / groups),
+                diagonal=C.diagonal().sum() + precision * (A * (left @ A)).sum(),
+                constant=constant,
+                N=memory.N,
+            )
+        )
+    return moments
+
+
+def remember(
+    Z: Float[Tensor, "M D"],
+    L: Float[Tensor, "M M"],
+    moments: list[Moments],
+    *,
+    mean: Float[Tensor, "M 1"],
+    noise: Scalar | None,
+) -> Memory:
+    """Return what inducing points remember of the rows of some moments; O(M³) each.
+
+    Args:
+        Z: inducing points.
+        L: factor of their covariance that whitened the moments.
+        moments: moments of all rows, those remembered before included.
+        mean: prior mean at Z.
+        noise: σ²; None for Gaussian sites, of which those that widen q(f) are forgotten.
+    """
+    scale = L.new_ones(()) if noise is None else noise
+    roots, targets, total = [], [], L.new_zeros(())
+    for m in moments:
+        # c is non-negative up to rounding, unless a likelihood is not log-concave.
+        c, U = torch.linalg.eigh(scale * m.C)
+        c = torch.where(c > _ROUNDING * c.amax(), c, 0.0) if len(c) else c
+        root = c.sqrt()
+        y = torch.where(root > 0, 1 / root, 0.0)[:, None] * (U.mT @ (scale * m.D))
+        A = torch.linalg.solve_triangular(L.mT, U * root, upper=True)
+        P = m.D.shape[1]
+        unexplained = m.diagonal - m.C.diagonal().sum()
+        total = total + scale * (m.square + P * unexplained) - y.square().sum()
+        if noise is None:
+            total = total - 2 * P * m.constant
+        roots.append(A)
+        targets.append(y + A.mT @ mean)
+    residual = total if noise is None else total.clamp_min(0)
+    return Memory(Z, torch.stack(roots), torch.cat(targets, 1), residual, moments[0].N)
+
+
+def restrict_moments(
+    L: Float[Tensor, "K K"], moments: list[Moments], mask: Tensor
+) -> tuple[Float[Tensor, "M M"], list[Moments]]:
+    """Return the factor and the moments of a subset of the candidates, without the rows; O(K² M).
+
+    With the QR decomposition (rows I of L)ᵀ = Q Tᵀ the moments of the subset are QᵀCQ and QᵀD.
+    """
+    Q, Tt = torch.linalg.qr(L[mask].mT)
+    signs = torch.where(Tt.diagonal() < 0, -1.0, 1.0).to(L)
+    Q, T = Q * signs, (signs[:, None] * Tt).mT
+    return T, [replace(m, C=Q.mT @ m.C @ Q, D=Q.mT @ m.D) for m in moments]
+
+
+def posterior_moments(
+    q_mean: Float[Tensor, "M P"],
+    q_factor: Float[Tensor, "#P M M"],
+    *,
+    elbo: float,
+    noise: Scalar | None,
+    N: int | float,
+) -> list[Moments]:
+    """Return moments whose optimal q(v) and bound are those of a fitted model; O(M³).
+
+    The covariance F Fᵀ = (I + C)⁻¹ gives C from the singular values s of F: c = 1/s² − 1, zero
+    where q is as wide as the prior.
+
+    Args:
+        q_mean: means of the whitened inducing values.
+        q_factor: factors F of their covariance; one for all outputs, or one each.
+        elbo: bound in nats.
+        noise: σ²; None for Gaussian sites.
+        N: number of observations.
+    """
+    groups = len(q_factor)
+    constant = q_mean.new_zeros(())
+    if noise is not None:
+        constant = -0.5 * N * (log(2 * pi) + noise.log())
+    moments, nats = [], q_mean.new_zeros(())
+    for g, F in enumerate(q_factor):
+        own = q_mean if groups == 1 else q_mean[:, g : g + 1]
+        U, s, _ = torch.linalg.svd(F)
+        c = (1 / s.square() - 1).clamp_min(0)
+        C = (U * c) @ U.mT
+        D = own + C @ own
+        LB = definite_cholesky(C + torch.eye(len(C), dtype=C.dtype, device=C.device))
+        nats = nats + own.shape[1] * (constant - half_log_det(LB))
+        nats = nats + 0.5 * squared_norm(solve_lower(LB, D))
+        zero = C.new_zeros(())
+        moments.append(Moments(C, D, zero, C.diagonal().sum(), constant, N))
+    square = 2 * (nats - elbo) / len(moments)
+    return [replace(m, square=square) for m in moments]

@@ -1,0 +1,113 @@
+"""`winnow update`: learn from more rows, without those that the model was fitted to."""
+
+import json as json_format
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from winnowgp.cli.options import Encoding, Json, ModelFile, Quiet, Seed, checked_output
+
+if TYPE_CHECKING:
+    from winnowgp.estimators import TableUpdate
+
+
+def update(
+    model: ModelFile,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV, CSV.gz, Excel or Parquet with the target; rows without one are left out.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to save the updated model.")
+    ] = Path("updated.winnow"),
+    test_size: Annotated[
+        float,
+        typer.Option(help="Share of the new rows held out to compare before and after; 0: none."),
+    ] = 0.2,
+    forgetting: Annotated[
+        float | None,
+        typer.Option(
+            help="Factor from 0 to 1 by which all earlier rows count less, for data that drift."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    encoding: Encoding = "utf-8",
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Save a model that has learnt from more rows as well.
+
+    The rows that it was fitted to are not needed. Inducing points are added where the new rows need
+    them, and dropped where they are no longer needed. Columns are read as in the fit: unknown
+    categories, missing columns and other units are errors. Kernel and scaling stay those of the
+    fit; the hyper-parameters are learnt anew.
+    """
+    checked_output(output)
+    from winnowgp.cli.options import load_table_model
+    from winnowgp.data import read_table
+    from winnowgp.estimators import update_table
+
+    fitted = load_table_model(model)
+    command = shlex.join(["winnow", "update", model.name, data.name])
+    before = fitted.summary["settings"].get("command")
+    result = update_table(
+        fitted,
+        read_table(data, encoding=encoding),
+        test_size=test_size,
+        seed=seed,
+        forgetting=forgetting,
+        settings={"command": command if before is None else f"{before} && {command}"},
+    )
+    result.model.save(output)
+    if json:
+        typer.echo(json_format.dumps(_as_json(result, output)))
+    elif not quiet:
+        _print(result, output)
+
+
+def _as_json(result: "TableUpdate", output: Path) -> dict[str, object]:
+    estimator = result.model.estimator
+    return {
+        "file": str(output),
+        "rows": result.rows,
+        "held_out": result.held_out,
+        "inducing_points_before": result.points_before,
+        "inducing_points": result.points,
+        "added": result.added,
+        "dropped": result.dropped,
+        "moved": result.moved,
+        "log_density_before": result.density_before,
+        "log_density": result.density,
+        "rows_seen": estimator.n_rows_seen_,
+        "batches": estimator.n_batches_,
+        "elbo_gap_nats_per_observation": estimator.elbo_gap_,
+    }
+
+
+def _print(result: "TableUpdate", output: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    estimator = result.model.estimator
+    table = Table(title="Update", title_justify="left", show_header=False)
+    table.add_row("new rows", f"{result.rows} learnt, {result.held_out} held out")
+    table.add_row("seen in all", f"{estimator.n_rows_seen_:g} rows, {estimator.n_batches_} batches")
+    moved = f", {result.moved} moved" if result.moved else ""
+    table.add_row(
+        "inducing points",
+        f"{result.points_before} before, {result.points} now: {result.added} added, "
+        f"{result.dropped} dropped{moved}",
+    )
+    if result.density is not None:
+        table.add_row(
+            "log density of the new rows held out",
+            f"{result.density_before:.4g} before, {result.density:.4g} now (nats per observation)",
+        )
+    table.add_row("ELBO gap", f"{estimator.elbo_gap_:.2g} nats per observation")
+    Console(markup=False).print(table)
+    typer.echo(f"model: {output}")

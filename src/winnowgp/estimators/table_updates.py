@@ -1,0 +1,190 @@
+"""Updates of a table model by the rows of another table, without the rows that it was fitted to."""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnowgp.data import DataTable
+from winnowgp.data.tables import TableLike
+from winnowgp.errors import InputError
+from winnowgp.estimators import table_summary
+from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.effects import column_features
+from winnowgp.estimators.evaluation import labelled_rows, target_values
+from winnowgp.estimators.quality import class_densities, classification_quality, regression_quality
+from winnowgp.estimators.splits import held_out_split
+from winnowgp.estimators.tabular_model import TabularModel
+from winnowgp.report.summary import ColumnSummary, Summary
+
+# Ranges of a column by which its median may lie outside before it is taken for another unit.
+_OTHER_UNITS = 10.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """A table model after more rows, and what they changed."""
+
+    model: TabularModel
+    rows: int
+    """New rows that the model has learnt from."""
+    held_out: int
+    """New rows that were held out."""
+    points_before: int
+    points: int
+    added: int
+    dropped: int
+    moved: int
+    density_before: float | None
+    """Mean log density of the held-out rows under the model before; None without such rows."""
+    density: float | None
+    """The same under the updated model."""
+
+
+def update_table(
+    model: TabularModel,
+    table: TableLike,
+    *,
+    test_size: float = 0.2,
+    seed: int = 0,
+    forgetting: float | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> TableUpdate:
+    """Return a table model that has learnt from the rows of another table (`partial_fit`).
+
+    Columns are encoded as in the fit. Rows without a target are left out.
+
+    Args:
+        model: the model; it stays as it is.
+        table: more rows, with the target.
+        test_size: share of these rows held out to compare the model before and after; 0 for none.
+        seed: seed of that split.
+        forgetting: factor of the log-likelihood of all earlier rows; that of the model if None.
+        settings: settings to replace or add, such as the command that made it.
+
+    Raises:
+        InputError: columns are missing or have unknown categories or other units, or the model
+            cannot be updated.
+    """
+    rows = labelled_rows(model, table)
+    model.encoder.require_columns(rows)
+    _check_categories(model, rows)
+    X, y = model.encoder.encode(rows), target_values(model, rows)
+    ranges = _ranges(model, X)
+    _check_units(model, ranges)
+    train, test = np.arange(len(y)), np.arange(0)
+    if test_size > 0:
+        train, test = held_out_split(rows, test_size, seed=seed)
+    before = model.estimator
+    estimator = copy(before)
+    if forgetting is not None:
+        estimator.set_params(forgetting=forgetting)
+    estimator.partial_fit(X[train], y[train])
+    estimator.set_params(forgetting=before.forgetting)
+    batches = estimator.batches_[-(estimator.n_batches_ - before.n_batches_) :]
+    changed = {
+        **(settings or {}),
+        "batches": str(estimator.n_batches_),
+        "rows_seen": f"{estimator.n_rows_seen_:g}",
+    }
+    summary = _summary(model, estimator, ranges, rows=rows.N, train=len(train), settings=changed)
+    if len(test):
+        summary["quality"] = _quality(estimator, X[test], y[test], y[train])
+    return TableUpdate(
+        model=replace(model, estimator=estimator, summary=summary),
+        rows=len(train),
+        held_out=len(test),
+        points_before=before.n_inducing_,
+        points=estimator.n_inducing_,
+        added=sum(batch.added for batch in batches),
+        dropped=sum(batch.dropped for batch in batches),
+        moved=batches[-1].moved,
+        density_before=_density(before, X[test], y[test]),
+        density=_density(estimator, X[test], y[test]),
+    )
+
+
+def _check_categories(model: TabularModel, rows: DataTable) -> None:
+    for name, unseen in model.encoder.unseen(rows).items():
+        examples = ", ".join(repr(value[:30]) for value in sorted(unseen)[:5])
+        raise InputError(
+            f"column {name!r} has categories that the model does not know: {examples}. Correct "
+            "them, leave such rows out, or fit a new model to all rows."
+        )
+
+
+def _ranges(model: TabularModel, X: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Return the entries of each column of numbers or dates."""
+    pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
+    return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "words"}
+
+
+def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]]) -> None:
+    """Raise an error if a column lies so far outside that it is in other units."""
+    for column in model.summary["columns"]:
+        if not column["spread"] or column["name"] not in values:
+            continue
+        low, high = column["spread"][0], column["spread"][-1]
+        middle = float(np.median(values[column["name"]]))
+        if high > low and max(low - middle, middle - high) > _OTHER_UNITS * (high - low):
+            raise InputError(
+                f"column {column['name']!r} has a median of {middle:.6g}, and was {low:.6g} to "
+                f"{high:.6g} in training: it seems to be in other units. Convert it, or fit a new "
+                "model."
+            )
+
+
+def _summary(
+    model: TabularModel,
+    estimator: Any,
+    values: Mapping[str, NDArray[np.float64]],
+    *,
+    rows: int,
+    train: int,
+    settings: Mapping[str, str],
+) -> Summary:
+    before = model.summary
+    columns = [_widened(column, values.get(column["name"])) for column in before["columns"]]
+    summary = table_summary.resized(
+        {**before, "columns": columns}, estimator, model.encoder, settings
+    )
+    asked = before["choice"]["asked"]
+    choice = table_summary.choice(
+        estimator,
+        before["choice"]["rows"] + train,
+        asked=asked,
+        kernel=before["choice"]["kernel"],
+    )
+    return {
+        **summary,
+        "rows": before["rows"] + rows,
+        "train_rows": before["train_rows"] + train,
+        "choice": choice,
+    }
+
+
+def _widened(column: ColumnSummary, values: NDArray[np.float64] | None) -> ColumnSummary:
+    """Return the summary of a column with the ends of its range moved to the new rows."""
+    spread = column["spread"]
+    if not spread or values is None:
+        return column
+    ends = min(spread[0], float(values.min())), max(spread[-1], float(values.max()))
+    return {**column, "spread": [ends[0], *spread[1:-1], ends[1]]}
+
+
+def _density(estimator: Any, X: NDArray[np.float64], y: NDArray[Any]) -> float | None:
+    if not len(y):
+        return None
+    if isinstance(estimator, SparseGPClassifier):
+        return float(class_densities(estimator, X, y).mean())
+    return float(np.mean(estimator.log_density(X, y)))
+
+
+def _quality(estimator: Any, X: NDArray[Any], y: NDArray[Any], y_train: NDArray[Any]) -> Any:
+    if isinstance(estimator, SparseGPClassifier):
+        return classification_quality(estimator, X, y, train_labels=y_train)
+    return regression_quality(estimator, X, y, y_train=y_train)

@@ -1,0 +1,405 @@
+"""Sparse Gaussian processes of a stream: a model, and what it remembers of earlier batches.
+
+`OnlineGP` evaluates the bound of a batch and of the rows that are remembered (`bounds.streaming`),
+as moments of any candidates, and as a function for optimisers. Batches are small, so that they are
+in memory and the bound is differentiated by autograd.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import log, pi
+from typing import final
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
+from winnowgp.bounds.row_blocks import JITTER, RowBlocks, WhitenedChunks
+from winnowgp.bounds.sites import Sites, site_moments
+from winnowgp.bounds.streaming import (
+    Memory,
+    matches,
+    memory_moments,
+    old_projection,
+    posterior_moments,
+    remember,
+)
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.models.base import copy_with
+from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.kernels import covariance, prior_mean, prior_variance
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.posterior import Posterior
+from winnowgp.models.sgpr import SparseGP
+from winnowgp.models.site_inference import SiteInference, infer_sites
+from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN, VariationalGP
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
+from winnowgp.typing import Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OnlineGP:
+    """A sparse GP and its memory of the rows that it has seen.
+
+    With hyper-parameters and inducing points held, the bound and the posterior after any number of
+    batches are those of all rows together.
+
+    Args:
+        model: kernel, mean, likelihood and candidates.
+        memory: rows of earlier batches, seen at inducing points that may differ from the
+            candidates; `OnlineGP.start` has none, `OnlineGP.of` those of a fitted model.
+
+    >>> from gpytorch.kernels import RBFKernel, ScaleKernel
+    >>> X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    >>> data = Dataset.of(X, torch.sin(X[:, 0]))
+    >>> online = OnlineGP.start(SparseGP(ScaleKernel(RBFKernel()), X[::5], noise=0.1))
+    >>> for rows in (slice(0, 40, 2), slice(1, 40, 2)):
+    ...     bound, online = online.bound(data.part(rows)), online.after(data.part(rows))
+    >>> abs(bound - online.model.fixed_bound(data)) < 1e-8
+    True
+    """
+
+    model: SparseGP | VariationalGP
+    memory: Memory
+
+    @classmethod
+    def start(cls, model: SparseGP | VariationalGP, *, outputs: int = 1) -> "OnlineGP":
+        """Return a model that has seen no rows.
+
+        Args:
+            model: the model.
+            outputs: number of target columns of a `SparseGP`.
+        """
+        like = model.candidates.detach()
+        P = model.P if isinstance(model, VariationalGP) else outputs
+        groups = P if isinstance(model, VariationalGP) else 1
+        nothing = like.new_zeros(groups, 0, 0)
+        return cls(model, Memory(like[:0], nothing, like.new_zeros(0, P), like.new_zeros(()), 0))
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        model: SparseGP | VariationalGP,
+        posterior: Posterior,
+        *,
+        elbo: float,
+        N: int | float,
+    ) -> "OnlineGP":
+        """Return a model that remembers the rows of a fit.
+
+        Args:
+            model: a model with the parameters of the posterior.
+            posterior: q(f) given these rows.
+            elbo: bound of the fit in nats.
+            N: number of observations.
+        """
+        noise = _noise(model)
+        moments = posterior_moments(
+            posterior.q_mean, posterior.q_factor, elbo=elbo, noise=noise, N=N
+        )
+        mean = prior_mean(posterior.mean, posterior.Z)
+        return cls(model, remember(posterior.Z, posterior.L, moments, mean=mean, noise=noise))
+
+    def with_candidates(self, candidates: Float[Tensor, "K D"]) -> "OnlineGP":
+        """Return the same model and memory with other candidates.
+
+        An explicit q(u) is that of the prior: the bound of a stream does not use it.
+        """
+        model = self.model
+        if isinstance(model, SparseGP):
+            return replace(self, model=model.with_candidates(candidates))
+        K, eye = len(candidates), torch.eye(len(candidates)).to(candidates)
+        q_mean, q_factor = candidates.new_zeros(K, model.P), eye.repeat(model.P, 1, 1)
+        return replace(self, model=copy_with(model, candidates, q_mean=q_mean, q_factor=q_factor))
+
+    @torch.no_grad()
+    def moments(
+        self, data: Dataset, *, gain: float = FINAL_GAIN
+    ) -> tuple[Float[Tensor, "K K"], list[Moments]]:
+        """Return the factor of K_uu, and the moments of the batch and of the remembered rows.
+
+        For a likelihood that is not Gaussian the batch is represented by the sites of the optimal
+        q(u) of all candidates.
+
+        Args:
+            data: the batch.
+            gain: nats per observation that the last update of these sites may gain.
+        """
+        self._check(data)
+        model = self.model
+        L = cholesky(covariance(model.kernel, model.candidates, model.candidates)).L
+        if isinstance(model, SparseGP):
+            return L, [self._gaussian(data, L)]
+        return L, self._of_sites(data, L, self._inferred(data, L, gain=gain))
+
+    def bound(self, data: Dataset) -> float:
+        """Return the bound of the batch and of all remembered rows, in nats.
+
+        It is a lower bound on log p(Y) of all rows if hyper-parameters were held, and otherwise
+        approximates one.
+        """
+        _, moments = self.moments(data)
+        return torch.stack([moment_bound(m) for m in moments]).sum().item()
+
+    @torch.no_grad()
+    def remembered_bound(self) -> float:
+        """Return the bound of the remembered rows alone, in nats."""
+        Z = self.model.candidates
+        L = cholesky(covariance(self.model.kernel, Z, Z)).L
+        return torch.stack([moment_bound(m) for m in self._remembered(L)]).sum().item()
+
+    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
+        """Return statistics that score subsets of the candidates by the bound of the stream."""
+        L, moments = self.moments(data, gain=TRAINING_GAIN)
+        return subset_statistics(L, *moments)
+
+    def after(self, data: Dataset) -> "OnlineGP":
+        """Return the model with the batch in its memory, seen at its candidates."""
+        return self.remembering(*self.moments(data))
+
+    @torch.no_grad()
+    def remembering(self, L: Float[Tensor, "K K"], moments: list[Moments]) -> "OnlineGP":
+        """Return the model with a memory of the rows of some moments, that of `self` included."""
+        Z = self.model.candidates.detach().clone()
+        mean = prior_mean(self.model.mean, Z)
+        memory = remember(Z, L, moments, mean=mean, noise=_noise(self.model))
+        return replace(self, memory=memory)
+
+    @torch.no_grad()
+    def posterior(self, L: Float[Tensor, "K K"], moments: list[Moments]) -> Posterior:
+        """Return q(f) of the rows of some moments, whitened with L."""
+        q_mean, q_factor = moment_posterior(*moments)
+        model = self.model
+        return Posterior(
+            model.kernel,
+            model.candidates.detach(),
+            mean=model.mean,
+            likelihood=model.likelihood,
+            q_mean=q_mean,
+            q_factor=q_factor,
+            L=L,
+        )
+
+    def objective(self, data: Dataset) -> Callable[[], Scalar]:
+        """Return the bound of batch and memory as a function of the current parameters.
+
+        The jitter is the 1e-8 of `bounds.row_blocks`, part of the objective. By the envelope
+        theorem the gradient at the optimal sites is that of their evidence for the kernel, and of
+        the expected log-likelihood for mean and likelihood.
+
+        While locations are optimised, none of them counts as a point of the memory: one that moves
+        by any distance is another variable, and the first step would lose the information that is
+        smaller than the jitter.
+        """
+        self._check(data)
+        moving = self.model.candidates.requires_grad
+        if isinstance(self.model, SparseGP):
+            return lambda: moment_bound(self._gaussian(data, self._jittered(), moving=moving))
+        sites: list[Sites | None] = [None]
+        return lambda: self._profiled(data, sites, moving=moving)
+
+    def _jittered(self) -> Float[Tensor, "K K"]:
+        Z = self.model.candidates
+        Kuu = covariance(self.model.kernel, Z, Z)
+        shift = JITTER * Kuu.diagonal().mean() if len(Z) else 0.0
+        return definite_cholesky(Kuu + shift * torch.eye(len(Z), dtype=Z.dtype, device=Z.device))
+
+    def _gaussian(self, data: Dataset, L: Float[Tensor, "K K"], *, moving: bool = False) -> Moments:
+        """Return the moments of batch and memory for Gaussian noise, differentiable."""
+        model = self.model
+        assert isinstance(model, SparseGP)
+        V = solve_lower(L, covariance(model.kernel, model.candidates, data.X))
+        Y = data.Y - prior_mean(model.mean, data.X)
+        weights = torch.ones_like(data.X[:, 0]) if data.weights is None else data.weights
+        w = weights / model.noise
+        N = data.observations
+        batch = Moments(
+            C=(V * w) @ V.mT,
+            D=(V * w) @ Y,
+            square=(w[:, None] * Y.square()).sum(),
+            diagonal=w @ prior_variance(model.kernel, data.X),
+            constant=-0.5 * N * (log(2 * pi) + model.noise.log()),
+            N=N,
+        )
+        return batch + self._remembered(L, moving=moving)[0]
+
+    def _remembered(self, L: Float[Tensor, "K K"], *, moving: bool = False) -> list[Moments]:
+        """Return the moments of the remembered rows, differentiable."""
+        V, left = self._projection(L, moving=moving)
+        mean = prior_mean(self.model.mean, self.memory.Z)
+        return memory_moments(self.memory, V, left, mean=mean, noise=_noise(self.model))
+
+    def _projection(self, L: Float[Tensor, "K K"], *, moving: bool) -> tuple[Tensor, Tensor]:
+        kernel, Z, old = self.model.kernel, self.model.candidates, self.memory.Z
+        match = matches(Z.detach()[:0] if moving else Z.detach(), old)
+        if bool((match >= 0).all()):
+            return L[match].mT, L.new_zeros(len(old), len(old))
+        return old_projection(
+            L, covariance(kernel, Z, old), covariance(kernel, old, old), match=match
+        )
+
+    def _inferred(
+        self,
+        data: Dataset,
+        L: Float[Tensor, "K K"],
+        *,
+        gain: float,
+        start: Sites | None = None,
+        moving: bool = False,
+    ) -> SiteInference:
+        """Return the optimal q(u) given the batch and the memory.
+
+        The remembered rows are R rows of each latent function with Gaussian noise of variance one.
+        """
+        model, memory = self.model, self.memory
+        assert isinstance(model, VariationalGP)
+        blocks = RowBlocks.of(data, points=model.K)
+        kernel, _ = chunked_kernel(model.kernel, model.candidates, blocks)
+        V, _ = self._projection(L, moving=moving)
+        R, P = memory.y.shape
+        chunks = WhitenedChunks(kernel, blocks, L=L).followed_by(
+            torch.cat([V @ A for A in memory.A], 1)
+        )
+        observations = observation_model(model.likelihood)
+        centre = prior_mean(model.mean, data.X).detach()
+        old = memory.centred(prior_mean(model.mean, memory.Z)).detach().mT.reshape(-1)
+        output = torch.eye(P, dtype=V.dtype, device=V.device).repeat_interleave(R, 0)
+
+        def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
+            if rows.start >= data.N:
+                m, v = (m * output).sum(1), (v * output).sum(1)
+                return -0.5 * ((m - old).square() + v)
+            block = data.part(rows)
+            return block.weighted(observations.expected_log_prob(block.Y, centre[rows] + m, v))
+
+        def coupling(m: Tensor, v: Tensor) -> Tensor | None:
+            H = observations.coupling(centre + m[: data.N], v[: data.N])
+            if H is None:
+                return None
+            H = H if data.weights is None else data.weights[:, None, None] * H
+            return torch.cat([H, torch.diag_embed(output)])
+
+        precision = observations.initial_precision()
+        if start is None and precision is not None:
+            # As in `svgp`: under a wide q(f), far targets have hardly any gradient.
+            precision = data.weighted(precision.expand(data.Y.shape).clone())
+            start = Sites(
+                torch.cat([precision * (data.Y - centre), output * old[:, None]]),
+                torch.cat([precision, output]),
+            )
+        return infer_sites(
+            chunks,
+            expected,
+            P=P,
+            coupling=coupling,
+            start=start,
+            gain=gain * data.observations,
+        )
+
+    def _of_sites(
+        self,
+        data: Dataset,
+        L: Float[Tensor, "K K"],
+        inference: SiteInference,
+        *,
+        moving: bool = False,
+    ) -> list[Moments]:
+        """Return the moments of inferred sites, which include the remembered rows."""
+        N, P = data.observations + self.memory.N, self.memory.P
+        own = site_moments(inference.sums, constant=inference.constant(), N=N)
+        # Of the memory, the sites do not have the residual and the trace.
+        remembered = self._remembered(L, moving=moving)
+        return [
+            replace(
+                m,
+                square=m.square + self.memory.residual / P,
+                diagonal=m.diagonal + (r.diagonal - r.C.diagonal().sum()),
+            )
+            for m, r in zip(own, remembered, strict=True)
+        ]
+
+    def _profiled(self, data: Dataset, start: list[Sites | None], *, moving: bool) -> Scalar:
+        """Return the bound at the optimal sites, with its gradient; `start` keeps the sites."""
+        model = self.model
+        assert isinstance(model, VariationalGP)
+        L = self._jittered()
+        with torch.no_grad():
+            inference = self._inferred(
+                data, L.detach(), gain=TRAINING_GAIN, start=start[0], moving=moving
+            )
+            start[0] = inference.sites
+            moments = self._of_sites(data, L.detach(), inference, moving=moving)
+            value = torch.stack([moment_bound(m) for m in moments]).sum()
+        w, linear = inference.sites.precision[: data.N], inference.sites.linear[: data.N]
+        V = solve_lower(L, covariance(model.kernel, model.candidates, data.X))
+        kff = prior_variance(model.kernel, data.X)
+        surrogate = V.new_zeros(())
+        for p, memory in enumerate(self._remembered(L, moving=moving)):
+            batch = Moments(
+                C=(V * w[:, p]) @ V.mT,
+                D=V @ linear[:, p : p + 1],
+                square=V.new_zeros(()),
+                diagonal=w[:, p] @ kff,
+                constant=V.new_zeros(()),
+                N=data.observations,
+            )
+            surrogate = surrogate + moment_bound(batch + memory)
+        latent = prior_mean(model.mean, data.X) + inference.mean[: data.N]
+        expected = observation_model(model.likelihood).expected_log_prob(
+            data.Y, latent, inference.variance[: data.N]
+        )
+        surrogate = surrogate + data.weighted(expected).sum()
+        return value + (surrogate - surrogate.detach())
+
+    def _check(self, data: Dataset) -> None:
+        self.model.check(data)
+        P = data.P if isinstance(self.model, SparseGP) else self.model.P
+        if self.memory.P != P:
+            raise InputError(
+                f"the batch has {P} outputs and the memory {self.memory.P}; pass the targets of "
+                "all batches in the same form."
+            )
+
+
+@torch.no_grad()
+def condition_with_points(posterior: Posterior, data: Dataset) -> Posterior:
+    """Return q(f) after observing rows with Gaussian noise, with these rows as inducing points.
+
+    The hyper-parameters are held, and the result is the exact conditional of the process q(f), at
+    any distance from the earlier points: `Posterior.condition_on` with more points. O((M + N)³).
+    """
+    likelihood = posterior.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or len(posterior.q_factor) > 1:
+        raise InputError(
+            "rows can become inducing points of a posterior with a GaussianLikelihood and one "
+            f"covariance for all outputs; this one has a {type(likelihood).__name__} and "
+            f"{len(posterior.q_factor)} covariances. Fit the model to all rows instead."
+        )
+    noise = likelihood.noise.item()
+    model = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
+    # Bound and number of the earlier rows do not affect q(f).
+    online = OnlineGP.of(model, posterior, elbo=0.0, N=1)
+    fresh = data.X[matches(posterior.Z, data.X) < 0].unique(dim=0)
+    L, moments = online.with_candidates(torch.cat([posterior.Z, fresh])).moments(data)
+    q_mean, q_factor = moment_posterior(*moments)
+    return Posterior(
+        posterior.kernel,
+        torch.cat([posterior.Z, fresh]),
+        mean=posterior.mean,
+        likelihood=likelihood,
+        q_mean=q_mean,
+        q_factor=q_factor,
+        L=L,
+    )
+
+
+def _noise(model: SparseGP | VariationalGP) -> Scalar | None:
+    """Return σ² of a collapsed model, None for sites."""
+    return model.noise if isinstance(model, SparseGP) else None

@@ -1,0 +1,228 @@
+"""Updates of a sparse GP by one batch of a stream: inducing points come and go with the data.
+
+Each batch takes the steps of a fit, on the bound of the batch and of all rows that are remembered
+(`models.online`): rows of large conditional variance join the inducing points; the
+hyper-parameters are optimised; backward elimination gives the frontier, old points and rows alike,
+and the goal picks a size; on request the points are moved. An old point has an exact price, the
+nats of batch and memory that are lost without it.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import log, pi
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.bounds.chunked import Moments, moment_bound
+from winnowgp.bounds.streaming import matches, restrict_moments
+from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError, TrainingError
+from winnowgp.linalg import threads_for
+from winnowgp.models import Posterior, SparseGP
+from winnowgp.models.greedy import pivoted_cholesky
+from winnowgp.models.online import OnlineGP
+from winnowgp.models.priors import log_prior
+from winnowgp.selection import Frontier, elimination_frontier
+from winnowgp.selection.statistics import subset_statistics
+from winnowgp.training.goals import AllCandidates, Goal, Tolerance
+from winnowgp.training.lbfgs import Stop, maximise_elbo
+
+# Growth of the number of observations after which other lengthscales are tried.
+_GROWTH = 1.5
+
+FRESH = 512
+"""Largest number of rows of a batch that may become inducing points, unless set otherwise."""
+
+# Share of the tolerance that rows which are no candidates may cost; their variance tells.
+_UNSEEN = 0.1
+# Nats, per observation of the batch and at least in total, that the last iterations must gain.
+_GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StreamUpdate:
+    """A model after one more batch."""
+
+    online: OnlineGP
+    """The model; its memory contains the batch."""
+    posterior: Posterior
+    frontier: Frontier
+    """ELBO of batch and memory for each number of inducing points."""
+    elbo: float
+    """Nats of all rows that are remembered, the batch included."""
+    given_up: float
+    """Nats that the selections of all batches have given up, this one included."""
+    added: int
+    dropped: int
+    moved: int
+
+
+def update(
+    online: OnlineGP,
+    data: Dataset,
+    *,
+    goal: Goal | None = None,
+    given_up: float = 0.0,
+    fresh: int = FRESH,
+    learn: bool = True,
+    move: bool = False,
+) -> StreamUpdate:
+    """Return a model that has seen one more batch; `online` stays as it is.
+
+    A tolerance is the largest gap in nats per observation that is remembered: what the selections
+    of all batches give up together stays below it. Nats that one batch does not use are left to
+    later ones, and old points that cost more than a batch may give up can leave after some of them.
+
+    Args:
+        online: the model, whose candidates are its inducing points, and its memory.
+        data: the batch, on the device of the model.
+        goal: rule for the number of inducing points.
+        given_up: nats that earlier selections gave up.
+        fresh: largest number of rows of the batch that become candidates.
+        learn: whether to optimise hyper-parameters.
+        move: whether to optimise the locations of the selected points as well.
+
+    Raises:
+        NotPositiveDefiniteError: a factorisation failed.
+    """
+    goal = Tolerance() if goal is None else goal
+    tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
+    old = online.model.candidates.detach()
+    fixed = isinstance(goal, AllCandidates)
+
+    def pool_of(model: OnlineGP) -> OnlineGP:
+        count = 0 if fixed else fresh
+        return model.with_candidates(_with_fresh(model, data, old, count, tolerance))
+
+    pool = pool_of(online)
+    if learn:
+        pool = pool_of(_learnt(pool, data, pool_of))
+    L, moments = pool.moments(data)
+    statistics = subset_statistics(L, *moments)
+    with threads_for(12.0 * statistics.K**3):
+        frontier = elimination_frontier(statistics)
+    reference = frontier.bounds.max().item()
+    if isinstance(goal, Tolerance):
+        goal = _remaining(goal, online, data, reference, given_up)
+    M = goal.size(frontier, reference=reference)
+    mask = frontier.masks[M]
+    selected = pool.with_candidates(pool.model.candidates[mask])
+    L, moments = restrict_moments(L, moments, mask)
+    elbo, moved = _total(moments), 0
+    given_up += max(reference - elbo, 0.0)
+    if move and M:
+        shifted = selected.with_candidates(selected.model.candidates)
+        _optimise(shifted, data, move=True)
+        after = shifted.moments(data)
+        if _total(after[1]) > elbo:
+            selected, (L, moments), moved = shifted, after, M
+            elbo = _total(moments)
+    held = int(mask[: len(old)].sum())
+    return StreamUpdate(
+        online=selected.remembering(L, moments),
+        posterior=selected.posterior(L, moments),
+        frontier=frontier,
+        elbo=elbo,
+        given_up=given_up,
+        added=M - held,
+        dropped=len(old) - held,
+        moved=moved,
+    )
+
+
+def _with_fresh(
+    online: OnlineGP, data: Dataset, old: Float[Tensor, "M D"], count: int, tolerance: float
+) -> Float[Tensor, "K D"]:
+    """Return the old points, and rows of the batch until others could hardly raise the bound.
+
+    A row that is no candidate costs at most ½ (k_ii − q_ii)/σ² nats of the trace.
+    """
+    kernel, X = online.model.kernel, data.X
+    noise = online.model.noise.item() if isinstance(online.model, SparseGP) else 1.0
+    stop = 2 * noise * _UNSEEN * tolerance * data.observations
+    rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
+    return torch.cat([old, rows[matches(old, rows) < 0]])
+
+
+def _learnt(pool: OnlineGP, data: Dataset, pool_of: Callable[[OnlineGP], OnlineGP]) -> OnlineGP:
+    """Return the model with optimised hyper-parameters; now and then the better of two starts.
+
+    A column that hardly varied in early batches has a long lengthscale, at which the bound is flat.
+    Whenever the number of observations has grown by half, a start with shorter ones is tried too,
+    with the rows as candidates that these need.
+    """
+    starts = [pool]
+    before, after = pool.memory.N, pool.memory.N + data.observations
+    if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
+        shorter = pool.with_candidates(pool.model.candidates)
+        if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
+            starts.append(pool_of(shorter))
+    for start in starts:
+        _optimise(start, data, move=False)
+    if len(starts) == 1:
+        return pool
+    return max(starts, key=lambda start: start.bound(data) + log_prior(start.model).item())
+
+
+@torch.no_grad()
+def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
+    """Limit lengthscales to √D standard deviations of their column; return whether one changed."""
+    changed = False
+    for part in kernel.modules():
+        if isinstance(part, RBFKernel | MaternKernel | RQKernel):
+            columns = X[:, part.active_dims] if isinstance(part.active_dims, Tensor) else X
+            spread, before = columns.std(0, correction=0), part.lengthscale.clone()
+            spread = spread if before.numel() > 1 else spread.amax()
+            longest = torch.where(spread > 0, columns.shape[1] ** 0.5 * spread, torch.inf)
+            part.initialize(lengthscale=torch.minimum(before, longest))
+            changed |= not torch.equal(part.lengthscale, before)
+    return changed
+
+
+def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
+    """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails."""
+    model = online.model
+    model.candidates.requires_grad_(move)
+    before = deepcopy(model.state_dict())
+    gain = max(_GAIN * data.observations, _LEAST_GAIN)
+    try:
+        with threads_for(10.0 * model.K**3):
+            maximise_elbo(
+                model,
+                torch.cat([data.X, online.memory.Z]),
+                objective=online.objective(data),
+                stop=Stop(gain, _WINDOW, _ITERATIONS),
+            )
+        online.moments(data)
+    except (TrainingError, NotPositiveDefiniteError):
+        model.load_state_dict(before)
+    model.candidates.requires_grad_(False)
+
+
+def _remaining(
+    goal: Tolerance, online: OnlineGP, data: Dataset, reference: float, given_up: float
+) -> Tolerance:
+    """Return the tolerance that earlier batches have left, per observation that is remembered."""
+    N = online.memory.N + data.observations
+    if isinstance(online.model, SparseGP):
+        goal = goal.within(reference - _constant_bound(online, data), N=N)
+    # Points that cost nothing but rounding errors may always leave.
+    return replace(goal, nats=max(goal.nats - given_up / N, 1e-9))
+
+
+def _constant_bound(online: OnlineGP, data: Dataset) -> float:
+    """Return the log-likelihood of all rows under the best constant variance, in nats."""
+    memory, N = online.memory, online.memory.N + data.observations
+    square = memory.y.square().sum() + memory.residual + data.weighted(data.Y.square()).sum()
+    count = N * memory.P
+    return -0.5 * count * (log(2 * pi * max(square.item() / count, 1e-300)) + 1)
+
+
+def _total(moments: list[Moments]) -> float:
+    return torch.stack([moment_bound(m) for m in moments]).sum().item()

@@ -1,0 +1,234 @@
+"""`partial_fit`: batches of a stream, what it refuses, and what files remember."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from helpers.short_fits import shortest_fits
+from winnowgp import SparseGPClassifier, SparseGPRegressor, load
+from winnowgp.data import ArraySource
+from winnowgp.errors import InputError
+from winnowgp.estimators import streaming
+
+# Shapes are checked by the tests of `models.online` and of fits.
+pytestmark = pytest.mark.unchecked
+
+Batch = tuple[NDArray[Any], NDArray[Any]]
+
+
+def batch(seed: int, N: int = 20) -> Batch:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(0, 6, (N, 2))
+    return X, 4 + 3 * np.sin(X[:, 0]) + 0.3 * rng.standard_normal(N)
+
+
+def labelled(seed: int, N: int = 25) -> Batch:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(0, 6, (N, 2))
+    return X, np.where(np.sin(X[:, 0]) + 0.5 * rng.standard_normal(N) > 0, "high", "low")
+
+
+@pytest.fixture(scope="module")
+def first() -> SparseGPRegressor:
+    with shortest_fits():
+        return SparseGPRegressor("rbf", random_state=0).partial_fit(*batch(0))
+
+
+@pytest.fixture(scope="module")
+def fitted(first: SparseGPRegressor) -> SparseGPRegressor:
+    return deepcopy(first).partial_fit(*batch(1))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> SparseGPClassifier:
+    with shortest_fits():
+        return SparseGPClassifier("rbf", random_state=0).partial_fit(
+            *labelled(0), classes=["low", "high"]
+        )
+
+
+@pytest.fixture
+def model(fitted: SparseGPRegressor) -> SparseGPRegressor:
+    return deepcopy(fitted)
+
+
+def test_partial_fit_more_batches_learns_the_function(model: SparseGPRegressor) -> None:
+    X, y = batch(99, 200)
+    for seed in range(2, 7):
+        model.partial_fit(*batch(seed))
+    # The true function and noise have −0.21.
+    assert model.log_density(X, y).mean() > -0.26
+    assert model.n_rows_seen_ == 140
+    assert model.n_batches_ == 7
+    assert model.n_inducing_ == len(model.inducing_points_) == model.batches_[-1].points
+    sizes = [record.points for record in model.batches_]
+    changes = [record.added - record.dropped for record in model.batches_]
+    assert sizes == list(np.cumsum(changes))
+    assert any(record.dropped for record in model.batches_)
+    # What all selections gave up together is within the tolerance.
+    assert 0 <= model.elbo_gap_ <= 0.01 + 1e-12
+    assert model.frontier_ is not None
+    assert model.frontier_.elbos[model.n_inducing_].item() == pytest.approx(model.elbo_)
+
+
+def test_partial_fit_of_loaded_model_equals_that_in_memory(
+    model: SparseGPRegressor, tmp_path: Path
+) -> None:
+    loaded = load(model.save(tmp_path / "model.winnow"))
+    assert str(loaded.batches_) == str(model.batches_)
+    X, _ = batch(50)
+    after = loaded.partial_fit(*batch(2)).predict(X)
+    np.testing.assert_allclose(after, model.partial_fit(*batch(2)).predict(X), rtol=1e-10)
+
+
+def test_partial_fit_after_fit_without_record_equals_with(
+    first: SparseGPRegressor, model: SparseGPRegressor
+) -> None:
+    earlier = deepcopy(first)
+    earlier._stream = None  # as in files of earlier versions
+    X, _ = batch(50)
+    np.testing.assert_allclose(earlier.partial_fit(*batch(1)).predict(X), model.predict(X))
+    assert earlier.n_rows_seen_ == 40
+
+
+def test_partial_fit_weights_equal_repeated_rows(model: SparseGPRegressor) -> None:
+    other, (X, y) = deepcopy(model), batch(3)
+    weights = np.where(np.arange(20) < 10, 2.0, 1.0)
+    model.partial_fit(X, y, sample_weight=weights)
+    other.partial_fit(np.vstack([X, X[:10]]), np.concatenate([y, y[:10]]))
+    np.testing.assert_allclose(model.predict(X), other.predict(X), rtol=1e-6)
+    assert model.n_rows_seen_ == other.n_rows_seen_ == 70
+
+
+def test_partial_fit_source_equals_its_batches(
+    model: SparseGPRegressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "BATCH_ROWS", 16)
+    other, (X, y) = deepcopy(model), batch(4, 40)
+    model.partial_fit(ArraySource(X, y))
+    for start in range(0, 40, 16):
+        other.partial_fit(X[start : start + 16], y[start : start + 16])
+    assert model.n_batches_ == other.n_batches_ == 5
+    np.testing.assert_allclose(model.predict(X), other.predict(X))
+
+
+def test_forgetting_follows_a_function_that_changes(model: SparseGPRegressor) -> None:
+    forgetful = deepcopy(model).set_params(forgetting=0.5)
+    for seed in range(2, 5):
+        X, y = batch(seed)
+        for each in (model, forgetful):
+            each.partial_fit(X, y + 3)
+    X, y = batch(9)
+    error = [np.abs(each.predict(X) - y - 3).mean() for each in (model, forgetful)]
+    assert error[1] < 0.7 * error[0]
+    assert forgetful._record().remembered == pytest.approx(40 / 8 + 20 * (1 / 4 + 1 / 2 + 1))
+
+
+def test_move_points_moves_them(model: SparseGPRegressor) -> None:
+    moved = deepcopy(model).set_params(move_points=True).partial_fit(*batch(2))
+    model.partial_fit(*batch(2))
+    assert model.batches_[-1].moved == 0
+    assert moved.batches_[-1].moved == moved.n_inducing_
+    assert moved.elbo_ > model.elbo_
+
+
+def test_partial_fit_constant_first_batch_then_structure() -> None:
+    rows = 3
+    model = SparseGPRegressor("rbf", random_state=0)
+    with shortest_fits():
+        model.partial_fit(np.ones((rows, 2)), np.zeros(rows))
+        assert model.n_inducing_ == 0
+        model.partial_fit(*batch(0))
+    assert model.n_inducing_ > 0
+    assert model.n_rows_seen_ == rows + 20
+    assert np.isfinite(model.partial_fit(*batch(1)).predict(batch(2)[0])).all()
+
+
+BAD = {
+    "NaN": (np.full((3, 2), np.nan), np.zeros(3)),
+    "columns": (np.zeros((3, 1)), np.zeros(3)),
+    "rows": (np.zeros((0, 2)), np.zeros(0)),
+    "targets": (np.zeros((3, 2)), np.zeros((3, 2))),
+    "length": (np.zeros((3, 2)), np.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_partial_fit_bad_batch_leaves_the_model_as_it_was(
+    model: SparseGPRegressor, name: str
+) -> None:
+    before = dict(vars(model))
+    with pytest.raises(ValueError, match=r"."):
+        model.partial_fit(*BAD[name])
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[key] is before[key] for key in before)
+
+
+@pytest.mark.parametrize("X", [np.ones((1, 2)), np.ones((6, 2))])
+def test_partial_fit_one_row_and_constant_batches_are_used(
+    model: SparseGPRegressor, X: NDArray[Any]
+) -> None:
+    model.partial_fit(X, np.ones(len(X)))
+    assert model.n_rows_seen_ == 40 + len(X)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"criterion": "predictive"}, "needs criterion='elbo'"),
+        ({"checkpoint": "folder"}, "save the model after a batch"),
+        ({"forgetting": 1.5}, "at most 1"),
+        ({"forgetting": 0}, "`forgetting` must be a positive number"),
+    ],
+)
+def test_partial_fit_unsupported_parameters_are_errors(
+    model: SparseGPRegressor, parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        model.set_params(**parameters).partial_fit(*batch(2))
+
+
+def test_classifier_partial_fit_learns_and_is_saved(
+    classifier: SparseGPClassifier, tmp_path: Path
+) -> None:
+    model = deepcopy(classifier)
+    X, y = labelled(9, 200)
+    for seed in range(1, 4):
+        model.partial_fit(*labelled(seed))
+    # That of all rows at once has −0.39.
+    assert model.log_density(X, y).mean() > -0.42
+    assert model.n_rows_seen_ == 100
+    loaded = load(model.save(tmp_path / "model.winnow"))
+    np.testing.assert_allclose(loaded.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_allclose(
+        loaded.partial_fit(*labelled(5)).predict_proba(X),
+        model.partial_fit(*labelled(5)).predict_proba(X),
+    )
+
+
+def test_classifier_unknown_labels_are_errors(classifier: SparseGPClassifier) -> None:
+    X, y = labelled(1)
+    with pytest.raises(InputError, match="labels of the first batch"):
+        classifier.partial_fit(X, np.where(y == "low", "other", y))
+    with pytest.raises(InputError, match="`classes` must be those of the first batch"):
+        classifier.partial_fit(X, y, classes=["a", "b"])
+    with pytest.raises(InputError, match="balanced"):
+        deepcopy(classifier).set_params(class_weight="balanced").partial_fit(X, y)
+
+
+def test_classifier_batches_of_one_class_are_used_but_not_first(
+    classifier: SparseGPClassifier,
+) -> None:
+    model, (X, y) = deepcopy(classifier), labelled(1, 60)
+    for label in ("low", "high"):
+        model.partial_fit(X[y == label], y[y == label])
+    assert model.n_rows_seen_ == 85
+    assert model.score(X, y) > 0.7
+    first = SparseGPClassifier("rbf")
+    with pytest.raises(InputError, match="first batch must have at least two classes"):
+        first.partial_fit(X[y == "low"], y[y == "low"], classes=["low", "high"])

@@ -1,0 +1,255 @@
+"""The bound of a stream against Bui's formula and against all rows at once."""
+
+import math
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood, StudentTLikelihood
+from gpytorch.means import ConstantMean
+from torch import Tensor
+
+from helpers.oracles import log_normal
+from winnowgp.bounds.chunked import moment_bound
+from winnowgp.bounds.streaming import restrict_moments
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.models import JointPosterior, SparseGP, VariationalGP
+from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.models.online import OnlineGP, condition_with_points
+
+FIRST, SECOND = slice(0, 13), slice(13, 30)
+
+
+def rows(P: int = 1, *, weighted: bool = False) -> Dataset:
+    generator = torch.Generator().manual_seed(3)
+    X = 4 * torch.rand(30, 2, generator=generator, dtype=torch.float64)
+    Y = torch.stack([torch.sin(X[:, 0] + p) + 0.3 * X[:, 1] for p in range(P)], 1)
+    Y = Y + 0.2 * torch.randn(Y.shape, generator=generator, dtype=torch.float64)
+    weights = torch.rand(30, generator=generator, dtype=torch.float64) + 0.5
+    return Dataset.of(X, Y, weights=weights if weighted else None)
+
+
+def regression(*, lengthscale: float = 1.3, noise: float = 0.05, M: int = 7) -> SparseGP:
+    kernel = ScaleKernel(MaternKernel(2.5))
+    kernel.initialize(outputscale=1.7, **{"base_kernel.lengthscale": lengthscale})
+    model = SparseGP(kernel, rows().X[1::4][:M], mean=ConstantMean(), noise=noise)
+    model.mean.initialize(constant=0.4)
+    return model
+
+
+def old_posterior(model: SparseGP, data: Dataset) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and covariance of the optimal q(a) and the prior covariance, dense."""
+    Kaa = covariance(model.kernel, model.candidates, model.candidates).detach()
+    Kaf = covariance(model.kernel, model.candidates, data.X).detach() / model.noise.detach()
+    A = torch.linalg.inv(Kaa + Kaf @ covariance(model.kernel, data.X, model.candidates).detach())
+    Y = data.Y - prior_mean(model.mean, data.X).detach()
+    return Kaa @ A @ Kaf @ Y, Kaa @ A @ Kaa, Kaa
+
+
+def bui(old: SparseGP, first: Dataset, new: SparseGP, second: Dataset) -> Tensor:
+    """The bound of Bui, Nguyen and Turner (2017), their equation 5, with dense matrices."""
+    (m, S, K_old), a, b = old_posterior(old, first), old.candidates, new.candidates
+    # The new prior mean is another constant: a − new mean has another mean under q.
+    shift = (prior_mean(old.mean, a) - prior_mean(new.mean, a)).detach()
+    m = m + shift
+    S_inverse = S.inverse()
+    D = (S_inverse - K_old.inverse()).inverse()
+    # q(a)/p(a | θ_old) = exp(−½ aᵀD⁻¹a + cᵀa + …), where p has the mean `shift`.
+    c = S_inverse @ m - K_old.inverse() @ shift
+    X = torch.cat([second.X, a.detach()])
+    Kbb, KbX = covariance(new.kernel, b, b), covariance(new.kernel, b, X)
+    Q = KbX.mT @ torch.linalg.solve(Kbb, KbX)
+    N, M = second.N, len(a)
+    Y = torch.cat([second.Y - prior_mean(new.mean, second.X), D @ c])
+    Sigma = torch.block_diag(new.noise * torch.eye(N, dtype=torch.float64), D)
+    trace = (covariance(new.kernel, second.X, second.X) - Q[:N, :N]).trace() / new.noise
+    left = covariance(new.kernel, a, a) - Q[N:, N:]
+    delta = (
+        -0.5 * (torch.logdet(S) - torch.logdet(K_old) - torch.logdet(D))
+        + 0.5 * (c.mT @ D @ c - m.mT @ S_inverse @ m).squeeze()
+        + 0.5 * (shift.mT @ K_old.inverse() @ shift).squeeze()
+        - 0.5 * (D.inverse() @ left).trace()
+        + 0.5 * M * math.log(2 * math.pi)
+    )
+    return log_normal(Y, Q + Sigma) - 0.5 * trace + delta
+
+
+def test_bound_new_hyperparameters_equals_bui() -> None:
+    data = rows()
+    first, second = data.part(FIRST), data.part(SECOND)
+    old = regression(M=4)
+    new = regression(lengthscale=0.9, M=0).with_candidates(data.X[2::5])
+    new.mean.initialize(constant=-0.3)
+    new.kernel.initialize(outputscale=1.2)
+    online = OnlineGP.start(old).after(first)
+    streamed = OnlineGP(new, online.memory)
+    with torch.no_grad():
+        expected = bui(old, first, new, second).item() + old.fixed_bound(first)
+    assert streamed.bound(second) == pytest.approx(expected, abs=1e-8)
+    assert streamed.objective(second)().item() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_bound_held_points_and_other_noise_equals_all_rows(P: int) -> None:
+    data = rows(P, weighted=True)
+    online = OnlineGP.start(regression(noise=0.3), outputs=P).after(data.part(FIRST))
+    # The noise is not frozen with the batch that was seen under it.
+    later = OnlineGP(regression(noise=0.04), online.memory)
+    L, moments = later.moments(data.part(SECOND))
+    batch = later.model.posterior(data)
+    streamed = later.posterior(L, moments).predict(data.X)
+    assert later.bound(data.part(SECOND)) == pytest.approx(later.model.fixed_bound(data), abs=1e-9)
+    torch.testing.assert_close(streamed.mean, batch.predict(data.X).mean)
+    torch.testing.assert_close(streamed.variance, batch.predict(data.X).variance)
+    assert abs(later.remembering(L, moments).memory.N - data.observations) < 1e-9
+
+
+def test_of_fitted_posterior_equals_memory_of_rows() -> None:
+    data, model = rows(2), regression()
+    first, second = data.part(FIRST), data.part(SECOND)
+    online = OnlineGP.start(model, outputs=2).after(first)
+    fitted = OnlineGP.of(model, model.posterior(first), elbo=model.fixed_bound(first), N=first.N)
+    assert fitted.bound(second) == pytest.approx(online.bound(second), abs=1e-8)
+    assert fitted.memory.residual.item() == pytest.approx(online.memory.residual.item(), abs=1e-8)
+
+
+def test_marginal_gains_of_old_and_new_points_equal_differences() -> None:
+    data = rows()
+    online = OnlineGP.start(regression()).after(data.part(FIRST))
+    pool = online.with_candidates(torch.cat([online.memory.Z, data.X[14:20]]))
+    pool.model.kernel.initialize(**{"base_kernel.lengthscale": 1.0})
+    batch = data.part(SECOND)
+    statistics = pool.subset_statistics(batch)
+    mask = torch.arange(statistics.K) % 3 > 0
+    gains = statistics.marginal_gains(mask)
+    for k in range(statistics.K):
+        bounds = []
+        for inside in (True, False):
+            subset = mask.clone()
+            subset[k] = inside
+            bounds.append(pool.with_candidates(pool.model.candidates[subset]).bound(batch))
+        assert gains[k].item() == pytest.approx(bounds[0] - bounds[1], abs=1e-6)
+
+
+def test_restrict_moments_equals_moments_of_the_subset() -> None:
+    data = rows()
+    online = OnlineGP.start(regression()).after(data.part(FIRST))
+    pool = online.with_candidates(torch.cat([online.memory.Z, data.X[14:20]]))
+    mask = torch.arange(pool.model.K) % 4 > 0
+    L, moments = pool.moments(data.part(SECOND))
+    T, small = restrict_moments(L, moments, mask)
+    kept = pool.with_candidates(pool.model.candidates[mask])
+    assert moment_bound(small[0]).item() == pytest.approx(kept.bound(data.part(SECOND)), abs=1e-7)
+    a = kept.posterior(T, small).predict(data.X)
+    b = kept.posterior(*kept.moments(data.part(SECOND))).predict(data.X)
+    torch.testing.assert_close(a.mean, b.mean)
+    torch.testing.assert_close(a.variance, b.variance)
+
+
+def test_forget_equals_weights_of_the_old_rows() -> None:
+    data = rows()
+    weights = torch.where(torch.arange(30) < 13, 0.25, 1.0).double()
+    online = OnlineGP.start(regression()).after(data.part(FIRST))
+    online = OnlineGP(online.model, online.memory.forget(0.25))
+    weighted = Dataset(data.X, data.Y, weights)
+    expected = online.model.fixed_bound(weighted)
+    assert online.bound(data.part(SECOND)) == pytest.approx(expected, abs=1e-9)
+
+
+LIKELIHOODS = {
+    "bernoulli": BernoulliLikelihood(),
+    "softmax": SoftmaxLikelihood(num_classes=3, mixing_weights=False),
+    "student-t": StudentTLikelihood(),
+}
+
+
+def classified(name: str) -> tuple[Dataset, VariationalGP]:
+    data = rows()
+    Y = data.Y
+    if name != "student-t":
+        Y = (Y > 0.5).double() + (Y > 1.0).double() * (name == "softmax")
+    data = Dataset(data.X, Y)
+    kernel = ScaleKernel(RBFKernel())
+    model = VariationalGP(kernel, data.X[1::4], likelihood=LIKELIHOODS[name]).double()
+    model.mean.initialize(constant=0.2)
+    return data, model
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_sites_fixed_by_the_first_batch_have_the_bound_of_the_fit(name: str) -> None:
+    data, model = classified(name)
+    online = OnlineGP.start(model)
+    assert online.bound(data) == pytest.approx(model.fixed_bound(data), abs=1e-6)
+    best = model.with_best_q(data)
+    fitted = OnlineGP.of(best, best.posterior(data), elbo=best.fixed_bound(data), N=data.N)
+    L, moments = online.moments(data)
+    seen = online.remembering(L, moments)
+    second = data.part(slice(0, 5))
+    assert fitted.bound(second) == pytest.approx(seen.bound(second), abs=1e-5)
+    a, b = online.posterior(L, moments).predict(data.X), best.posterior(data).predict(data.X)
+    torch.testing.assert_close(a.mean, b.mean, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(a.variance, b.variance, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gaussian", *LIKELIHOODS])
+@pytest.mark.parametrize("moving", [False, True])
+def test_objective_gradient_equals_differences(name: str, moving: bool) -> None:
+    if name == "gaussian":
+        data, model = rows(), regression()
+    else:
+        data, model = classified(name)
+    online = OnlineGP.start(model).after(data.part(FIRST))
+    later = online.with_candidates(torch.cat([online.memory.Z, data.X[15:18]]))
+    later.model.candidates.requires_grad_(moving)
+    objective = later.objective(data.part(SECOND))
+    value = objective()
+    parameters = [p for n, p in later.model.named_parameters() if not n.startswith("q_")]
+    parameters = [p for p in parameters if p.requires_grad]
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert gradient is not None
+        direction = torch.ones_like(parameter)
+        sides = []
+        for step in (1e-4, -2e-4):
+            with torch.no_grad():
+                parameter += step * direction
+                sides.append(later.objective(data.part(SECOND))().item())
+        with torch.no_grad():
+            parameter += 1e-4 * direction
+        slope = (sides[0] - sides[1]) / 2e-4
+        assert gradient.sum().item() == pytest.approx(slope, rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_condition_with_points_equals_exact_conditional(P: int) -> None:
+    data = rows(P)
+    first, second = data.part(FIRST), data.part(SECOND)
+    model = regression(M=3)
+    posterior = model.posterior(first)
+    # One of the rows is an inducing point already, and one comes twice.
+    X = torch.cat([posterior.Z[:1], second.X, second.X[:1]])
+    Y = torch.cat([second.Y[:1], second.Y, second.Y[1:2]])
+    conditioned = condition_with_points(posterior, Dataset(X, Y))
+    noise = model.noise.detach().expand(len(X), P)
+    mean, covariance = JointPosterior(posterior).condition_on(X, Y, noise=noise)(data.X)
+    prediction = conditioned.predict(data.X)
+    torch.testing.assert_close(prediction.mean, mean.mT, atol=1e-7, rtol=1e-7)
+    variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+    torch.testing.assert_close(prediction.variance, variance, atol=1e-7, rtol=1e-6)
+    labels, classes = classified("bernoulli")
+    posterior = classes.posterior(labels)
+    with pytest.raises(InputError, match="GaussianLikelihood"):
+        condition_with_points(posterior, labels)
+
+
+def test_held_points_after_many_batches_lose_nothing() -> None:
+    data = rows()
+    close = torch.cat([data.X[:6], data.X[:6] + 1e-5])
+    model = SparseGP(ScaleKernel(RBFKernel()), close, noise=0.01)
+    online = OnlineGP.start(model)
+    for _ in range(30):
+        for start in range(0, 30, 10):
+            online = online.after(data.part(slice(start, start + 10)))
+    weighted = Dataset(data.X, data.Y, torch.full((30,), 31.0, dtype=torch.float64))
+    assert online.bound(data) == pytest.approx(model.fixed_bound(weighted), rel=1e-7)

@@ -1,0 +1,83 @@
+"""One batch of a stream: goals, prices of old points, and starts of the hyper-parameters."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from winnowgp.data import Dataset
+from winnowgp.models import SparseGP
+from winnowgp.models.online import OnlineGP
+from winnowgp.training import AllCandidates, FixedAlpha, Goal, MaxPoints, Tolerance, update
+
+
+def batch(seed: int, low: float = 0.0, high: float = 6.0, N: int = 30) -> Dataset:
+    generator = torch.Generator().manual_seed(seed)
+    X = low + (high - low) * torch.rand(N, 2, generator=generator, dtype=torch.float64)
+    noise = 0.1 * torch.randn(N, 1, generator=generator, dtype=torch.float64)
+    return Dataset(X, torch.sin(X[:, :1]) + noise)
+
+
+@pytest.fixture(scope="module")
+def online() -> OnlineGP:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
+    return update(OnlineGP.start(model), batch(0)).online
+
+
+GOALS = {
+    "tolerance": Tolerance(0.01),
+    "alpha": FixedAlpha(0.1),
+    "points": MaxPoints(4),
+    "limit": Tolerance(0.01, limit=MaxPoints(5)),
+    "all": AllCandidates(),
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_update_selects_by_each_goal(online: OnlineGP, name: str) -> None:
+    goal: Goal = GOALS[name]
+    before = online.model.candidates.detach().clone()
+    result = update(online, batch(1), goal=goal, learn=False)
+    M = result.online.model.K
+    assert result.posterior.M == result.online.memory.M == M
+    assert len(before) + result.added - result.dropped == M
+    assert result.elbo == pytest.approx(result.frontier.bounds[M].item(), abs=1e-6)
+    gap = result.frontier.bounds.max().item() - result.elbo
+    assert result.given_up == pytest.approx(gap, abs=1e-6)
+    torch.testing.assert_close(online.model.candidates.detach(), before, rtol=0, atol=0)
+    if name == "all":
+        torch.testing.assert_close(result.online.model.candidates.detach(), before)
+    if name in ("points", "limit"):
+        assert (4 if name == "points" else 5) >= M
+    if name == "tolerance":
+        assert result.given_up <= 0.01 * 60
+
+
+def test_update_without_tolerance_left_gives_nothing_up(online: OnlineGP) -> None:
+    free = update(online, batch(1), learn=False)
+    spent = update(online, batch(1), given_up=0.6, learn=False)
+    assert spent.given_up - 0.6 < 1e-6 < free.given_up
+    assert spent.online.model.K > free.online.model.K
+
+
+def test_update_duplicates_of_old_points_are_the_same_points(online: OnlineGP) -> None:
+    X = torch.cat([online.memory.Z, online.memory.Z, batch(1).X[:2]])
+    result = update(online, Dataset(X, torch.sin(X[:, :1])), goal=MaxPoints(100), learn=False)
+    Z = result.online.model.candidates.detach()
+    assert len(Z.unique(dim=0)) == len(Z) <= online.model.K + 2
+    assert torch.isfinite(result.online.memory.A).all()
+
+
+def test_update_moves_points_only_where_that_pays(online: OnlineGP) -> None:
+    held, moved = (update(online, batch(1), goal=MaxPoints(4), move=m) for m in (False, True))
+    assert (held.moved, moved.moved) == (0, 4)
+    assert moved.elbo > held.elbo
+
+
+def test_update_shortens_a_lengthscale_at_which_the_bound_is_flat(online: OnlineGP) -> None:
+    stuck = online.with_candidates(online.model.candidates)
+    stuck.model.kernel.initialize(**{"base_kernel.lengthscale": torch.tensor([[900.0, 900.0]])})
+    # Thirty rows more are twice as many.
+    learnt = update(stuck, batch(1)).online.model.kernel
+    assert isinstance(learnt, ScaleKernel)
+    assert learnt.base_kernel.lengthscale[0, 0].item() < 5
