@@ -162,6 +162,7 @@ def test_export_knows_na_as_a_category(
     assert expected[0] > 0.9
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.ExtrapolationWarning")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_export_includes_preprocessing(
     runtime: str, tabular: tuple[TabularModel, DataTable], tmp_path: Path
@@ -222,6 +223,7 @@ def categorical(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel,
     return model, runpy.run_path(str(path))["predict"]
 
 
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.ExtrapolationWarning")
 @pytest.mark.parametrize("container", ["list", "objects", "array"])
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(_CATEGORY, min_size=1, max_size=6))

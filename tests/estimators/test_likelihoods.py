@@ -153,7 +153,9 @@ class TestBadTargets:
 
     @pytest.mark.parametrize("likelihood", ["normal", 3, None])
     def test_unknown_likelihood_is_refused(self, likelihood) -> None:
-        with pytest.raises(InputError, match="`likelihood` must be one of gaussian, student-t"):
+        with pytest.raises(
+            InputError, match="`likelihood` must be one of gaussian, heteroscedastic, student"
+        ):
             regressor(likelihood).fit(X, WAVE)
 
     def test_a_likelihood_that_cannot_be_supported(self) -> None:

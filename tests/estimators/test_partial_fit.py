@@ -58,12 +58,12 @@ def model(fitted: SparseGPRegressor) -> SparseGPRegressor:
 
 def test_partial_fit_more_batches_learns_the_function(model: SparseGPRegressor) -> None:
     X, y = batch(99, 200)
-    for seed in range(2, 7):
+    for seed in range(2, 9):
         model.partial_fit(*batch(seed))
     # The true function and noise have −0.21.
     assert model.log_density(X, y).mean() > -0.26
-    assert model.n_rows_seen_ == 140
-    assert model.n_batches_ == 7
+    assert model.n_rows_seen_ == 180
+    assert model.n_batches_ == 9
     assert model.n_inducing_ == len(model.inducing_points_) == model.batches_[-1].points
     sizes = [record.points for record in model.batches_]
     changes = [record.added - record.dropped for record in model.batches_]
@@ -232,3 +232,26 @@ def test_classifier_batches_of_one_class_are_used_but_not_first(
     first = SparseGPClassifier("rbf")
     with pytest.raises(InputError, match="first batch must have at least two classes"):
         first.partial_fit(X[y == "low"], y[y == "low"], classes=["low", "high"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "targets"),
+    [({}, 2), ({"likelihood": "heteroscedastic"}, 1), ({"noise": "known"}, 1)],
+)
+def test_partial_fit_needs_one_learnt_noise(settings: dict[str, Any], targets: int) -> None:
+    X, y = batch(0)
+    y = np.stack([y, -y], 1) if targets == 2 else y
+    model = SparseGPRegressor("rbf", **settings)
+    with pytest.raises(InputError, match="needs one learnt noise variance.*noise='shared'"):
+        model.partial_fit(X, y)
+    assert not hasattr(model, "posterior_")
+
+
+def test_partial_fit_after_known_noise_is_refused(tmp_path: Path) -> None:
+    X, y = batch(0)
+    with shortest_fits():
+        model = SparseGPRegressor("rbf", random_state=0, max_points=4)
+        model.fit(X, y, noise_variance=np.full(20, 0.1))
+    model.save(tmp_path / "known.winnow")
+    with pytest.raises(InputError, match="known noise or missing targets"):
+        load(tmp_path / "known.winnow").partial_fit(*batch(1))

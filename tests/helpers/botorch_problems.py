@@ -1,5 +1,7 @@
 """Rows in a box, two outcomes of them, and a regressor that was fitted shortly."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,11 @@ def outcomes(X: Tensor, P: int) -> Tensor:
     return torch.stack(columns[:P], -1)
 
 
-def regressor(P: int) -> SparseGPRegressor:
+def regressor(P: int, **settings: Any) -> SparseGPRegressor:
     X = rows(30)
     Y = outcomes(X, P)
     Y = Y + 0.05 * Y.std(0) * torch.randn(Y.shape, generator=torch.Generator().manual_seed(1))
     with shortest_fits():
-        return SparseGPRegressor(tolerance=0.1, random_state=0).fit(
+        return SparseGPRegressor(tolerance=0.1, random_state=0, **settings).fit(
             X.numpy(), Y[:, 0].numpy() if P == 1 else Y.numpy()
         )

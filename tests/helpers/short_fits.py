@@ -11,7 +11,7 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
-from winnowgp.training import FastSchedule, fast_sparse, lbfgs
+from winnowgp.training import FastSchedule, confirmation, fast_sparse, lbfgs
 from winnowgp.training import hyperparameters as warm_up
 from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
@@ -46,6 +46,8 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
         patch.setattr(warm_up._Search, "optimise", of_few)
         patch.setattr(lbfgs, "maximise", early)
         patch.setattr(CrossValidation, "of", two)
+        patch.setattr(confirmation, "_SMALL_FOLDS", 5)
+        patch.setattr(confirmation, "_FOLDS", 3)
         patch.setattr(
             training, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )
@@ -54,8 +56,10 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
 
 @contextmanager
 def shortest_fits() -> Iterator[None]:
-    """In it, in addition, estimators do not compare starts, and keep no smaller models."""
+    """In it, in addition, estimators do not compare starts, do not ask held-out rows whether a model
+    is better than a constant, and keep no smaller models."""
     with short_fits(starts=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])
+        patch.setattr(fast_sparse, "generalising", lambda _, initial: initial)
         patch.setattr(fast_sparse, "_sized_models", lambda *_: ((), []))
         yield

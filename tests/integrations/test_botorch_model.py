@@ -99,8 +99,8 @@ def test_posterior_output_indices_and_transforms(double: SparseGPRegressor) -> N
     )
 
 
-def test_updated_with_points_equals_condition_on_observations(double: SparseGPRegressor) -> None:
-    X, model = rows(3, 4), SparseGPModel.of(double)
+def test_updated_with_points_equals_condition_on_observations() -> None:
+    X, model = rows(3, 4), SparseGPModel.of(regressor(2, noise="shared"))
     seen = model.condition_on_observations(X[0], outcomes(X[0], 2)).posterior(X)
     updated = model.updated(X[0], outcomes(X[0], 2), add_points=True)
     torch.testing.assert_close(updated.posterior(X).mean, seen.mean)
@@ -108,6 +108,12 @@ def test_updated_with_points_equals_condition_on_observations(double: SparseGPRe
     # It can be updated again.
     again = updated.updated(X[1], outcomes(X[1], 2), add_points=True)
     assert again.joint.posterior.M > updated.joint.posterior.M > model.joint.posterior.M
+
+
+def test_updated_with_points_of_own_noise_is_refused(double: SparseGPRegressor) -> None:
+    X = rows(2)
+    with pytest.raises(InputError, match="one covariance for all outputs"):
+        SparseGPModel.of(double).updated(X, outcomes(X, 2), add_points=True)
 
 
 def test_posterior_has_gradients_in_rows(single: SparseGPRegressor) -> None:

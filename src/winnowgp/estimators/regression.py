@@ -623,7 +623,8 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
         known = self._known_noise(noise_variance, len(inputs), observed=observed)
         if return_cov:
             mean = self.posterior_.predict_mean(inputs).cpu()
-            covariance = self.posterior_.covariance(inputs, observed=observed, noise=known)
+            extra = {} if known is None else {"noise": known}
+            covariance = self.posterior_.covariance(inputs, observed=observed, **extra)
             return self._y_scaler.joint_moments(mean, covariance.permute(1, 2, 0).cpu())
         symmetric = validation.has_noise(self.likelihood_) and not self.log_target
         if not return_std and (symmetric or not (observed or self.log_target)):

@@ -354,7 +354,8 @@ def _stream_record(
     given_up: float,
     batches: tuple[BatchRecord, ...],
 ) -> StreamRecord:
-    if not (0 < remembered <= seen * (1 + 1e-9) and count >= 1 and given_up >= 0):
+    known = isnan(remembered) or 0 < remembered <= seen * (1 + 1e-9)
+    if not (known and seen > 0 and count >= 1 and given_up >= 0):
         raise ModelFileError("a StreamRecord must have batches with rows")
     return StreamRecord(seen, remembered, count, given_up, batches)
 

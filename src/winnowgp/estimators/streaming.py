@@ -19,7 +19,7 @@ from gpytorch.kernels import Kernel
 from winnowgp import training
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.estimators.sparse import SparseEstimator, selection_goal
+from winnowgp.estimators.sparse import SparseEstimator, mean_from, selection_goal
 from winnowgp.estimators.validation import Constraint, Parameters, flag, optional, positive_number
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.online import OnlineGP
@@ -237,6 +237,7 @@ class StreamingEstimator(SparseEstimator, ABC):
                 parameter.requires_grad_(name not in frozen)
         if params.weak_priors:
             add_weak_priors(kernel)
+        params.prior_mean = mean_from(params.mean, data.D)
         model = self._model(kernel, posterior.Z, data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
@@ -273,7 +274,8 @@ class StreamingEstimator(SparseEstimator, ABC):
             self.n_inducing_, elbo=result.elbo
         )
         self.predictive_gap_ = self.predictive_gap_se_ = self.last_doubling_gain_ = nan
-        self.growth_limit_, self.kernel_evidence_, self._sized = None, {}, ()
+        self.growth_limit_: str | None = None
+        self.kernel_evidence_, self._sized = {}, ()
         self.candidates_, self.inclusion_ = self.inducing_points_[:0], np.zeros(0)
 
 
