@@ -242,7 +242,7 @@ def test_partial_fit_needs_one_learnt_noise(settings: dict[str, Any], targets: i
     X, y = batch(0)
     y = np.stack([y, -y], 1) if targets == 2 else y
     model = SparseGPRegressor("rbf", **settings)
-    with pytest.raises(InputError, match="needs one learnt noise variance.*noise='shared'"):
+    with pytest.raises(InputError, match=r"needs one learnt noise variance.*noise='shared'"):
         model.partial_fit(X, y)
     assert not hasattr(model, "posterior_")
 

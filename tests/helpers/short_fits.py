@@ -56,8 +56,8 @@ def short_fits(*, starts: int = 1, rounds: int = 1) -> Iterator[None]:
 
 @contextmanager
 def shortest_fits() -> Iterator[None]:
-    """In it, in addition, estimators do not compare starts, do not ask held-out rows whether a model
-    is better than a constant, and keep no smaller models."""
+    """In it, in addition, estimators do not compare starts, do not ask held-out rows whether a
+    model is better than a constant, and keep no smaller models."""
     with short_fits(starts=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])
         patch.setattr(fast_sparse, "generalising", lambda _, initial: initial)

@@ -20,7 +20,7 @@ from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.regression import NumericTargets
+from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction, deep_layers
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import observation_model

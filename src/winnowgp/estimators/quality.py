@@ -15,7 +15,8 @@ from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
+from winnowgp.estimators.numeric_targets import TargetScaler
+from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.models.likelihoods import Prediction, is_plain, observation_model
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability

@@ -1,39 +1,31 @@
-"""Regression: numeric targets and their scaler, and the sparse GP regressor."""
+"""Regression: the sparse GP regressor."""
 
-import warnings
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from math import nan
-from numbers import Real
 from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, Mean
-from jaxtyping import Float
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import MultiOutputMixin, RegressorMixin
+from numpy.typing import NDArray
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, Standardiser, standardise
-from winnowgp.data.frames import dates_as_days
-from winnowgp.errors import InputError, MissingTargetsWarning
+from winnowgp.data import Dataset, Source
+from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import (
-    BaseGP,
     check_kernel_columns,
-    chunks_with_noise,
-    cpu_scaler,
-    posterior_device,
     rows_at_once,
 )
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
+from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.estimators.streaming import BATCH_ROWS, StreamingEstimator, batches_of
 from winnowgp.models import (
     HeteroscedasticGP,
@@ -47,7 +39,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain, observation_model
-from winnowgp.models.noise import LEAST_NOISE, gaussian_noise
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.initialization import best_level
 from winnowgp.training.schedules import SizedModel
@@ -55,399 +47,6 @@ from winnowgp.training.schedules import SizedModel
 # Noise variance of standardised targets that is added to noise which is known. It is not zero: the
 # covariance of rows without any noise may be singular.
 _NEGLIGIBLE = 2 * LEAST_NOISE
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TargetScaler:
-    """Standardises numeric targets: z = (y − shift) / scale, column by column.
-
-    Targets are scaled only if they are the latent function plus noise; counts and proportions stay
-    as they are.
-
-    >>> from gpytorch.likelihoods import GaussianLikelihood
-    >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
-    >>> scaler = TargetScaler.of(data, GaussianLikelihood(), single=True)
-    >>> Z = scaler.columns.forward(data.Y)
-    >>> Z.tolist(), scaler.values(Z).tolist(), scaler.deviations(Z).tolist()
-    ([[-1.0], [1.0]], [1.0, 3.0], [-1.0, 1.0])
-    """
-
-    columns: Standardiser
-    single: bool
-    """Whether targets were passed to `fit` as `[N]` rather than `[N P]`."""
-    log: bool = False
-    """Whether the logarithm of the targets is standardised, rather than the targets."""
-
-    @classmethod
-    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
-        """Return the scaler of the targets of some rows."""
-        if not validation.has_noise(likelihood):
-            return cls(Standardiser.none(data.Y), single)
-        return cls(Standardiser.of(data.Y, weights=data.weights), single)
-
-    @property
-    def P(self) -> int:
-        """Number of target columns."""
-        return len(self.columns.shift)
-
-    def standardise(
-        self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
-    ) -> Float[Tensor, "N P"]:
-        """Validate targets that are to be scored, and standardise them."""
-        Y = Dataset.of(inputs, validation.tensor(y), missing=self.P > 1).Y
-        if Y.shape[1] != self.P:
-            raise InputError(
-                f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
-            )
-        Y = self.columns.forward(logarithm(Y) if self.log else Y)
-        observation_model(likelihood).check_targets(Y)
-        return Y
-
-    def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Return quantiles or samples, or without a logarithm means, in the targets' units."""
-        values = self.columns.inverse(Y)
-        return self._array(values.exp() if self.log else values)
-
-    def moments(
-        self, mean: Float[Tensor, "N P"], variance: Float[Tensor, "N P"]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean and standard deviation of y; log-normal if log y is Gaussian.
-
-        E y = exp(m + v/2),   Var y = (E y)² (eᵛ − 1)
-        """
-        if not self.log:
-            return self.values(mean), self.deviations(variance.sqrt())
-        v = variance * self.columns.scale.square()
-        level = (self.columns.inverse(mean) + 0.5 * v).exp()
-        return self._array(level), self._array(level * v.expm1().sqrt())
-
-    def joint_moments(
-        self, mean: Float[Tensor, "N P"], covariance: Float[Tensor, "N N P"]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean and covariance of y; if log y is Gaussian, E yᵢ E yⱼ (exp Cᵢⱼ − 1)."""
-        if not self.log:
-            return self.values(mean), self.variances(covariance)
-        C = covariance * self.columns.scale.square()
-        level = (self.columns.inverse(mean) + 0.5 * C.diagonal().mT).exp()
-        return self._array(level), self._array(level[:, None] * level * C.expm1())
-
-    def deviations(self, sd: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Return standard deviations in the units of the targets."""
-        return self._array(sd * self.columns.scale)
-
-    def variances(self, variance: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
-        """Return variances or covariances in the squared units of the targets."""
-        return self._array(variance * self.columns.scale.square())
-
-    def log_densities(
-        self, nats: Float[Tensor, "N P"], Y: Float[Tensor, "N P"]
-    ) -> NDArray[np.float64]:
-        """Return log densities of the targets: log p(y) = log p(z) − log scale, and − log y if
-        z is their standardised logarithm.
-
-        Args:
-            nats: log densities of the standardised targets.
-            Y: standardised targets.
-        """
-        nats = nats - self.columns.scale.log()
-        return self._array(nats - self.columns.inverse(Y) if self.log else nats)
-
-    def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
-        """Return the noise variance of each target or its logarithm, `[P]`; NaN without noise."""
-        if not validation.has_noise(likelihood):
-            return np.full(self.P, np.nan)
-        return (likelihood.noise * self.columns.scale.square()).detach().numpy()
-
-    def _array(self, values: Tensor) -> NDArray[np.float64]:
-        """Drop the last axis, that of the targets, if `fit` received targets `[N]`."""
-        return (values[..., 0] if self.single else values).numpy()
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
-    """The base class of regressors: `fit`, `log_density` and the attributes of the likelihood.
-
-    Args:
-        likelihood: "gaussian", "student-t" (robust to outliers), "laplace", "poisson" or
-            "negative-binomial" (counts), "beta" (proportions), or a GPyTorch likelihood with one
-            latent function per target. Targets are standardised for the first three, also as
-            GPyTorch likelihoods. `SparseGPRegressor` also takes "heteroscedastic": Gaussian noise
-            whose variance depends on the inputs, for one target.
-        noise: "target" learns a noise variance for each of several targets, "shared" one for all of
-            their standardised values. "known" learns none: the variances passed to `fit` are all
-            the noise there is, and otherwise are added to the learnt one. It is for
-            `likelihood="gaussian"`; others that have noise share it.
-
-    Attributes:
-        noise_: noise variance of each target (squared scale of Student's t and Laplace), `[P]`; NaN
-            if the likelihood has none. Its harmonic mean over the rows if it depends on the inputs.
-        likelihood_: the fitted likelihood, for standardised targets.
-    """
-
-    likelihood: str | Likelihood = "gaussian"
-    noise: str = "target"
-
-    # Whether sources may be larger than memory.
-    _out_of_core: ClassVar[bool] = False
-
-    def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, noise_variance: Any = None
-    ) -> Self:
-        """Learn the hyper-parameters and the likelihood, and select inducing points.
-
-        Args:
-            X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`. For
-                `SparseGPRegressor` with a Gaussian likelihood and the fast schedule it may be
-                larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`). Processes that
-                `torchrun` started share the rows of `winnowgp.data.shard(source)`.
-            y: targets `[N]` or `[N P]`; left out with a source. Of several targets, those that are
-                NaN are missing (`SparseGPRegressor` with a Gaussian likelihood).
-            sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
-                multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
-                0 is left out.
-            noise_variance: known variances of the noise of each row, in the squared units of `y`:
-                one number, `[N]` or `[N P]`. The noise of a row has this variance plus the learnt
-                one, unless `noise="known"`. For `SparseGPRegressor` with a Gaussian likelihood; a
-                source has its own (`Dataset.noise`).
-        """
-        params = self._validate()
-        if isinstance(X, Source):
-            self._refuse_logarithm_of_source()
-            validation.set_source_columns(self, X, y, sample_weight, noise_variance)
-            self._check_columns(params, X.D)
-            self._check_targets(params, X)
-            rows, scaler = self._rows_of_source(X, params)
-        else:
-            data, single = self._rows_of_arrays(X, y, sample_weight, noise_variance)
-            self._check_columns(params, data.D)
-            self._check_targets(params, data)
-            rows, scaler = _scaled_targets(data, params.likelihood, single=single)
-        params.likelihood = self._likelihood_of(params, rows.P)
-        self._fit(rows, params)
-        self._y_scaler = replace(scaler, log=self._takes_logarithm())
-        self.likelihood_ = self.posterior_.likelihood
-        self._note_rows(rows)
-        self.noise_ = scaler.noise(self.likelihood_)
-        self._warn_of_limits()
-        return self
-
-    def log_density(self, X: Any, y: Any, *, noise_variance: Any = None) -> NDArray[np.float64]:
-        """Return the log predictive density of each observation, in nats.
-
-        It is the density in the units of `y`; NaN for a missing target of several.
-
-        Args:
-            X: inputs `[N D]`.
-            y: targets `[N]` or `[N P]`.
-            noise_variance: known noise variances of these observations, as in `fit`; they are added
-                to the learnt one.
-        """
-        inputs = self._inputs(X)
-        known = self._known_noise(noise_variance, len(inputs))
-        targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
-        nats = self._log_density(inputs, targets, noise=known)
-        return self._y_scaler.log_densities(nats, targets)
-
-    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
-        super()._check_targets(params, data)
-        rows = data.as_dataset()
-        self._check_noise(params, data, missing=rows is not None and not rows.complete)
-
-    def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
-        """Raise an error if this model cannot have known noise, or missing targets."""
-        if missing or data.has_noise:
-            what = "missing targets" if missing else "`noise_variance`"
-            raise InputError(
-                f"{what} need a `SparseGPRegressor` with Gaussian noise; got a "
-                f"{type(self).__name__}. Leave incomplete rows and the noise out."
-            )
-        if params.noise == "known":
-            raise InputError(
-                "`noise='known'` needs a `SparseGPRegressor` with Gaussian noise; got a "
-                f"{type(self).__name__}. Use 'target' or 'shared'."
-            )
-
-    def _likelihood_of(self, params: validation.Parameters, P: int) -> Likelihood:
-        """Return the likelihood of P targets, with noise for each if that is specified."""
-        likelihood = params.likelihood
-        if self.likelihood != "gaussian" or params.noise != "target" or P == 1:
-            return likelihood
-        return gaussian_noise(likelihood.noise.detach().expand(P).double())
-
-    def _known_noise(self, noise_variance: Any, N: int, *, observed: bool = True) -> Tensor | None:
-        """Validate known noise variances of new rows; return them for standardised targets."""
-        variances = validation.noise_variances(noise_variance, (N, self._y_scaler.P))
-        if variances is None:
-            return None
-        if not observed:
-            raise InputError(
-                "`noise_variance` is the noise of observations; got it with `observed=False`. "
-                "Leave one of them out."
-            )
-        gaussian = is_plain(self.likelihood_, GaussianLikelihood)
-        if self._takes_logarithm() or not (gaussian and isinstance(self.posterior_, Posterior)):
-            raise InputError(
-                "`noise_variance` needs a `SparseGPRegressor` with Gaussian noise, and without "
-                "`log_target`. Leave it out."
-            )
-        variances = variances / self._y_scaler.columns.scale.square()
-        return variances.to(posterior_device(self.posterior_))
-
-    def _note_rows(self, rows: Source) -> None:
-        """Note what later batches need to know of the rows of a fit."""
-
-    def _takes_logarithm(self) -> bool:
-        """Return whether the model is one of log y."""
-        return False
-
-    def _refuse_logarithm_of_source(self) -> None:
-        if self._takes_logarithm():
-            raise InputError(
-                "`log_target` needs arrays; got a source. Pass `X` and `y`, or a source of log y "
-                "to a model without `log_target`."
-            )
-
-    @torch.no_grad()
-    def predict_quantiles(
-        self,
-        X: Any,
-        probabilities: ArrayLike,
-        *,
-        observed: bool = True,
-        noise_variance: Any = None,
-    ) -> NDArray[np.float64]:
-        """Return exact quantiles of the predictive distribution, `[Q N]` or `[Q N P]`.
-
-        They invert its distribution function: a quantile of counts is the least count that is not
-        exceeded with this probability. Those of a deep model are of the mixture of its samples.
-
-        Args:
-            X: inputs `[N D]`.
-            probabilities: Q probabilities, strictly between 0 and 1.
-            observed: whether to return quantiles of a new observation or of the latent function.
-            noise_variance: known noise variances of these observations, as in `fit`; they are added
-                to the learnt one.
-        """
-        p = validation.tensor(probabilities, name="probabilities", hint="Pass one or several.")
-        inputs = self._inputs(X)
-        p = p.reshape(-1).to(inputs)
-        known = self._known_noise(noise_variance, len(inputs), observed=observed)
-        quantiles = [
-            self.posterior_.quantiles(rows, p, observed=observed, **noise)
-            for rows, noise in chunks_with_noise(self.posterior_, inputs, known)
-        ]
-        return self._y_scaler.values(torch.cat(quantiles, dim=1).cpu())
-
-    def predict_interval(
-        self, X: Any, level: float = 0.95, *, observed: bool = True, noise_variance: Any = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return lower and upper ends of central intervals, `[N]` or `[N P]` each.
-
-        A new observation is below the interval, and above it, with a probability of (1 − level)/2
-        each; of counts with no more than that.
-
-        Args:
-            X: inputs `[N D]`.
-            level: probability of the interval, strictly between 0 and 1.
-            observed: whether the interval is that of a new observation or of the latent function.
-            noise_variance: known noise variances of these observations, as in `fit`; they are added
-                to the learnt one.
-        """
-        if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
-            raise InputError(
-                f"`level` must be a probability between 0 and 1, such as 0.95; got {level!r}."
-            )
-        tail = (1 - float(level)) / 2
-        lower, upper = self.predict_quantiles(
-            X, [tail, 1 - tail], observed=observed, noise_variance=noise_variance
-        )
-        return lower, upper
-
-    def _rows_of_arrays(
-        self, X: Any, y: Any, sample_weight: Any, noise_variance: Any = None, *, reset: bool = True
-    ) -> tuple[Dataset, bool]:
-        """Return merged rows, and whether targets have shape `[N]` rather than `[N P]`.
-
-        Args:
-            reset: whether the rows set the columns of the estimator, or must have them.
-        """
-        y, missing = validation.missing_targets(y)
-        X, y = validate_data(
-            self,
-            dates_as_days(X),
-            y,
-            dtype=np.float64,
-            multi_output=True,
-            y_numeric=True,
-            ensure_min_samples=1,
-            reset=reset,
-        )
-        Y, single = validation.tensor(y), np.ndim(y) == 1
-        Y = Y[:, None] if single else Y
-        if missing is not None:
-            Y[torch.from_numpy(missing)] = torch.nan
-        noise = validation.noise_variances(noise_variance, (len(Y), Y.shape[1]))
-        X, kept, weights = validation.weighted_rows(X, np.arange(len(X)), sample_weight)
-        Y = logarithm(Y[kept]) if self._takes_logarithm() else Y[kept]
-        data = Dataset(validation.tensor(X), Y, weights, None if noise is None else noise[kept])
-        data = _with_targets(data)
-        return Dataset.of(
-            data.X, data.Y, weights=data.weights, noise=data.noise, missing=missing is not None
-        ).merged(), single
-
-    def _rows_of_source(
-        self, source: Source, params: validation.Parameters
-    ) -> tuple[Source, TargetScaler]:
-        if not self._out_of_core:
-            data = validation.rows_in_memory(source, "a deep model").merged()
-            rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
-            return source.with_rows(rows), scaler
-        if params.schedule == "paper" or self.likelihood != "gaussian":
-            source.require_dataset("this fit")
-        data = source.as_dataset()
-        if data is not None and not data.complete:
-            raise InputError("a source must have all targets; pass arrays if some are missing.")
-        rows = standardise(source, targets=validation.has_noise(params.likelihood))
-        if (dataset := rows.as_dataset()) is not None:
-            observation_model(params.likelihood).check_targets(dataset.Y)
-        return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
-
-
-def logarithm(Y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return log Y, or raise an error that names the first row that is not positive."""
-    wrong = (Y <= 0).nonzero()
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        raise InputError(
-            f"`log_target` needs positive targets; got {Y[at]:g} in row {at[0] + 1}. Leave such "
-            "rows out, add a constant to the target, or fit without the logarithm."
-        )
-    return Y.log()
-
-
-def _with_targets(data: Dataset) -> Dataset:
-    """Return the rows that have a target, with a warning if others are left out."""
-    empty = torch.isnan(data.Y).all(1)
-    if not bool(empty.any()):
-        return data
-    warnings.warn(
-        f"{int(empty.sum())} of {data.N} rows have no target and were left out of the fit; the "
-        f"first is row {int(empty.nonzero()[0])} (counted from 0).",
-        MissingTargetsWarning,
-        stacklevel=4,
-    )
-    return data.part((~empty).nonzero().flatten())
-
-
-def _scaled_targets(
-    data: Dataset, likelihood: Likelihood, *, single: bool
-) -> tuple[Dataset, TargetScaler]:
-    scaler = TargetScaler.of(data, likelihood, single=single)
-    noise = None if data.noise is None else data.noise / scaler.columns.scale.square()
-    rows = replace(data, Y=scaler.columns.forward(data.Y), noise=noise)
-    observation_model(likelihood).check_targets(rows.Y)
-    return rows, scaler
 
 
 @final

@@ -26,7 +26,8 @@ from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_lo
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
-from winnowgp.estimators.regression import SparseGPRegressor, TargetScaler
+from winnowgp.estimators.numeric_targets import TargetScaler
+from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.streaming import BatchRecord, StreamRecord
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
