@@ -13,14 +13,14 @@ from winnowgp.cli.app import run
 
 
 def more(shop: Path, path: Path, **changes: Any) -> Path:
-    """Write other rows of the table, some cells of which are replaced."""
+    """Write all rows of the table but the first, some cells of which are replaced."""
     with shop.open(encoding="utf-8") as file:
         header, *rows = list(csv.reader(file))
     for name, value in changes.items():
         for row in rows:
             row[header.index(name)] = value(row[header.index(name)])
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
+        csv.writer(file).writerows([header, *rows[1:]])
     return path
 
 
@@ -37,16 +37,16 @@ def test_update_learns_new_rows_and_says_what_changed(
     assert run([*words, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     before, after = winnowgp.load(models[target]), winnowgp.load(output)
-    assert (printed["rows"], printed["held_out"]) == (48, 12)
-    assert printed["rows_seen"] == after.estimator.n_rows_seen_ == 96
+    assert (printed["rows"], printed["held_out"]) == (47, 12)
+    assert printed["rows_seen"] == after.estimator.n_rows_seen_ == 95
     assert printed["batches"] == after.estimator.n_batches_ == 2
     points = before.estimator.n_inducing_ + printed["added"] - printed["dropped"]
     assert points == printed["inducing_points"] == after.estimator.n_inducing_
     assert np.isfinite([printed["log_density"], printed["log_density_before"]]).all()
-    assert after.summary["train_rows"] == 96
+    assert after.summary["train_rows"] == 95
     assert after.summary["quality"]["rows"] == 12
-    assert after.summary["settings"]["rows_seen"] == "96"
-    assert after.summary["settings"]["command"].endswith(f"winnow update {target}.winnow new.csv")
+    assert after.summary["settings"]["rows_seen"] == "95"
+    assert " && winnow" in after.summary["settings"]["command"]
     # The updated model is a model like any other.
     assert run(["info", str(output)]) == 0
     assert "96 for training" in " ".join(capsys.readouterr().out.split())
@@ -88,3 +88,12 @@ def test_update_table_leaves_the_model_as_it_was(models: dict[str, Path], shop: 
     assert not np.allclose(updated.predict(table)["mean"], before)
     assert updated.estimator.forgetting is None
     assert updated.estimator._record().remembered == pytest.approx(24 + 48)
+
+
+def test_update_twice_with_one_file_is_refused(
+    models: dict[str, Path], shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "updated.winnow"
+    assert run(["update", str(models["y"]), str(shop), "-o", str(output)]) == 2
+    assert "has learnt from shop.csv before" in capsys.readouterr().err
+    assert not output.exists()

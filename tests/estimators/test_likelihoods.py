@@ -64,7 +64,7 @@ def test_student_t_is_robust_to_outliers_in_any_units(likelihood) -> None:
 @pytest.mark.parametrize(
     ("likelihood", "level"),
     [
-        ("poisson", 200.0),
+        pytest.param("poisson", 200.0, marks=pytest.mark.slow),
         (NegativeBinomialLikelihood(), 1.0),
         pytest.param("poisson", 1.0, marks=pytest.mark.slow),
         pytest.param(NegativeBinomialLikelihood(), 200.0, marks=pytest.mark.slow),

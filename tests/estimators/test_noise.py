@@ -278,3 +278,33 @@ def test_known_noise_of_other_models_raises(informed: SparseGPRegressor) -> None
         DeepGPRegressor().fit(X, y, noise_variance=KNOWN)
     with pytest.raises(InputError, match="`observed=False`"):
         informed.predict(NEW, observed=False, noise_variance=1.0)
+
+
+def test_wrong_noise_leaves_a_fitted_model_as_it_was() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, (20, 2))
+    with shortest_fits():
+        model = SparseGPRegressor("rbf", max_points=3, random_state=0).fit(X[:, :1], X[:, 0])
+    with pytest.raises(InputError, match="noise_variance"):
+        model.fit(X, X[:, 0], noise_variance=-1.0)
+    assert model.predict(X[:, :1]).shape == (20,)
+
+
+def test_warm_start_does_not_add_learnt_noise_to_known() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, (30, 1))
+    y = np.sin(X[:, 0]) + 0.3 * rng.standard_normal(30)
+    with shortest_fits():
+        model = SparseGPRegressor("rbf", max_points=5, priors=None, random_state=0).fit(X, y)
+        model.set_params(noise="known", warm_start=True).fit(X, y, noise_variance=0.09)
+    assert model.noise_[0] < 1e-5
+
+
+def test_partial_fit_of_a_source_with_known_noise_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, (20, 1))
+    with shortest_fits():
+        model = SparseGPRegressor("rbf", max_points=3, random_state=0).fit(X, X[:, 0])
+    inputs, known = torch.from_numpy(X), torch.full((20,), 9.0, dtype=torch.float64)
+    with pytest.raises(InputError, match="without known noise"):
+        model.partial_fit(Dataset.of(inputs, inputs[:, 0], noise=known))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers.short_fits import shortest_fits
+from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
 from winnowgp.data import ArraySource
 from winnowgp.errors import InputError
@@ -255,3 +255,41 @@ def test_partial_fit_after_known_noise_is_refused(tmp_path: Path) -> None:
     model.save(tmp_path / "known.winnow")
     with pytest.raises(InputError, match="known noise or missing targets"):
         load(tmp_path / "known.winnow").partial_fit(*batch(1))
+
+
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
+@pytest.mark.parametrize(("likelihood", "mean"), [("gaussian", "auto"), ("gaussian", "constant")])
+def test_partial_fit_one_row_does_not_replace_a_constant(likelihood: str, mean: str) -> None:
+    rng = np.random.default_rng(1)
+    X, y = rng.uniform(0, 6, (60, 1)), 10 + rng.standard_normal(60)
+    with shortest_fits():
+        model = SparseGPRegressor("rbf", likelihood=likelihood, mean=mean, random_state=0)
+        model.partial_fit(X, y)
+        assert model.n_inducing_ == 0
+        model.partial_fit([[3.0]], [12.0])
+    assert model.n_rows_seen_ == 61
+    centre, deviation = model.predict([[3.0]], return_std=True)
+    assert abs(centre[0] - y.mean()) < 0.2
+    assert 0.8 < deviation[0] / y.std() < 1.3
+
+
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
+def test_classifier_one_label_does_not_replace_a_constant() -> None:
+    rng = np.random.default_rng(2)
+    X, y = rng.uniform(0, 6, (40, 1)), np.arange(40) % 2
+    with shortest_fits():
+        model = SparseGPClassifier("rbf", random_state=0).partial_fit(X, y, classes=[0, 1])
+        assert model.n_inducing_ == 0
+        model.partial_fit([[3.0]], [1])
+    assert 0.4 < model.predict_proba([[3.0]])[0, 1] < 0.6
+
+
+def test_partial_fit_after_resizing_remembers_what_that_gave_up() -> None:
+    X, y = batch(0)
+    with short_fits():
+        model = SparseGPRegressor("rbf", random_state=0).fit(X, y)
+    small = model.resized(model.available_sizes_[0])
+    gap = small.elbo_gap_
+    assert gap > 0.05
+    small.partial_fit(*batch(1, 2))
+    assert small.elbo_gap_ > 0.8 * gap * 20 / 22

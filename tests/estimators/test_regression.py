@@ -191,7 +191,7 @@ def test_same_seed_gives_the_same_fit(fitted: SparseGPRegressor) -> None:
 @pytest.mark.usefixtures("quickly")
 def test_kernels_by_name_and_as_objects() -> None:
     X, y = wave(30)
-    for kernel in ("matern12", "matern32", "matern52", ScaleKernel(PeriodicKernel())):
+    for kernel in ("matern12", ScaleKernel(PeriodicKernel())):
         assert np.isfinite(regressor(kernel=kernel).fit(X, y).elbo_)
     with pytest.raises(InputError, match="the kernels are rbf"):
         regressor(kernel="brownian").fit(X, y)

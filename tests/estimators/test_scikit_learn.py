@@ -168,7 +168,7 @@ def test_small_weight_reduces_the_influence_of_a_row() -> None:
     X, y = frame()
     wrong = np.arange(40) % 8 == 3
     spoilt = np.where(wrong, y + 5, y)
-    model = SparseGPRegressor(random_state=0, priors=None)
+    model = SparseGPRegressor("rbf", random_state=0, priors=None)
     trusted = copied(model).fit(X, spoilt, sample_weight=np.where(wrong, 1e-4, 1.0))
     clean = copied(model).fit(X[~wrong], y[~wrong])
     error = np.abs(trusted.predict(X) - clean.predict(X))

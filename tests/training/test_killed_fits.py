@@ -12,7 +12,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("problem", ["paper, classes", "command"])
+@pytest.mark.parametrize(
+    "problem", ["paper, classes", pytest.param("command", marks=pytest.mark.slow)]
+)
 def test_killed_fit_resumes_to_same_result(problem: str, forks: Forks) -> None:
     found = forks.call(killed, problem, 4)
     # One of the four is killed twice.

@@ -92,7 +92,7 @@ def compare(
 
 def _was_fitted_to(model: "TabularModel", data: Path) -> bool:
     """Return whether a model was fitted to rows of this very file."""
-    return model.summary["settings"].get("data_sha256") == file_digest(data)
+    return file_digest(data) in model.summary["settings"].get("data_sha256", "").split()
 
 
 def _note_training_rows(models: "dict[str, TabularModel]", data: Path) -> None:

@@ -2,12 +2,22 @@
 
 import json as json_format
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from winnowgp.cli.options import Encoding, Json, ModelFile, Quiet, Seed, checked_output
+from winnowgp.cli.options import (
+    Encoding,
+    Json,
+    ModelFile,
+    Quiet,
+    Seed,
+    checked_output,
+    file_digest,
+)
+from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp.estimators import TableUpdate
@@ -32,7 +42,8 @@ def update(
     forgetting: Annotated[
         float | None,
         typer.Option(
-            help="Factor from 0 to 1 by which all earlier rows count less, for data that drift."
+            help="Factor, above 0 and at most 1, by which all earlier rows count less, for data "
+            "that drift."
         ),
     ] = None,
     seed: Seed = 0,
@@ -44,8 +55,8 @@ def update(
 
     The rows that it was fitted to are not needed. Inducing points are added where the new rows need
     them, and dropped where they are no longer needed. Columns are read as in the fit: unknown
-    categories, missing columns and other units are errors. Kernel and scaling stay those of the
-    fit; the hyper-parameters are learnt anew.
+    categories, missing columns and inputs in other units are errors. Kernel and scaling stay those
+    of the fit; the hyper-parameters are updated.
     """
     checked_output(output)
     from winnowgp.cli.options import load_table_model
@@ -53,7 +64,13 @@ def update(
     from winnowgp.estimators import update_table
 
     fitted = load_table_model(model)
-    command = shlex.join(["winnow", "update", model.name, data.name])
+    digest, earlier = file_digest(data), fitted.summary["settings"].get("data_sha256", "")
+    if digest in earlier.split():
+        raise InputError(
+            f"the model has learnt from {data.name} before: its rows would count twice. Pass a "
+            "file with new rows only."
+        )
+    command = shlex.join(["winnow", *sys.argv[1:]])
     before = fitted.summary["settings"].get("command")
     result = update_table(
         fitted,
@@ -61,7 +78,10 @@ def update(
         test_size=test_size,
         seed=seed,
         forgetting=forgetting,
-        settings={"command": command if before is None else f"{before} && {command}"},
+        settings={
+            "command": command if before is None else f"{before} && {command}",
+            "data_sha256": f"{earlier} {digest}".strip(),
+        },
     )
     result.model.save(output)
     if json:

@@ -14,6 +14,8 @@ from winnowgp.errors import InputError
 
 # A column of numbers or dates has at most this share of other rows, or of other strings.
 _FEW_ROWS, _FEW_STRINGS = 0.05, 0.1
+# More different words behind numbers than this are names, not units.
+_MOST_UNITS = 3
 _IDENTIFIER = re.compile(r"(?:^|[\W_])(?:id|ids|key|uuid|nr|no)$|[a-z](?:ID|Id)$")
 _POSTAL = re.compile(r"zip|postal|post_?code|postleitzahl|(?:^|[\W_])plz", re.IGNORECASE)
 # Fewer rows than this may differ by chance.
@@ -143,6 +145,8 @@ def _column_kind(table: DataTable, name: str, *, decimal: str, dates: str) -> Co
 
 def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: str) -> None:
     """Raise an error if all strings, or all but a few rows or strings, are of a kind."""
+    if kind == "number" and len({unit_of(string) for string in counts} - {""}) > _MOST_UNITS:
+        return  # Addresses, plates and the like.
     odd: dict[str, int] = {}
     rows, total = 0, counts.total()
     for string, count in counts.items():

@@ -321,6 +321,9 @@ class Dataset(Source):
         """Return the rows of several data sets, one after another."""
         if len(parts) == 1:
             return parts[0]
+        for name in ("weights", "noise"):
+            if len({getattr(part, name) is None for part in parts}) > 1:
+                raise InputError(f"all parts must have {name}, or none; some have them.")
         weights = [part.weights for part in parts if part.weights is not None]
         noise = [part.noise for part in parts if part.noise is not None]
         return cls(

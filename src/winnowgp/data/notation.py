@@ -40,6 +40,8 @@ _NAMED_DATE = re.compile(
 _WORD = r"[°µ]?[^\W\d_]+[²³]?|°"
 _UNIT = re.compile(rf"(?:{_WORD})(?:/(?:{_WORD}))?")
 _WITH_UNIT = re.compile(rf"[^a-z]*[\d.](?P<blank>\s*)(?P<unit>{_UNIT.pattern})", re.IGNORECASE)
+# Years of dates with a month name: others are codes, such as DEC 9001.
+_FIRST_YEAR, _LAST_YEAR = 1500, 2500
 # Words behind a number that make it a date or a time of day.
 _NO_UNITS = {"am", "pm", "sept", *_MONTHS, *_SHORT_MONTHS}
 
@@ -222,9 +224,11 @@ def unit_of(string: str, between: str = "") -> str:
 
     >>> unit_of("3.5 m/s"), unit_of("7b"), unit_of("7b", " "), unit_of("3 March")
     ('m/s', 'b', '', '')
+    >>> unit_of("12345 Berlin")
+    ''
     """
     match = _WITH_UNIT.fullmatch(string)
-    if match is None or between not in match["blank"] or match["unit"].lower() in _NO_UNITS:
+    if match is None or between not in match["blank"] or not _is_unit(match["unit"]):
         return ""
     return match["unit"]
 
@@ -307,7 +311,9 @@ def _common_unit(strings: Iterable[str]) -> str | None:
 
 
 def _is_unit(text: str) -> bool:
-    return _UNIT.fullmatch(text) is not None and text.lower() not in _NO_UNITS
+    """Return whether a word may be a unit; not a month, nor a name such as that of a town."""
+    name = len(text) > 3 and text.istitle()
+    return _UNIT.fullmatch(text) is not None and text.lower() not in _NO_UNITS and not name
 
 
 def _is_sign(character: str) -> bool:
@@ -372,8 +378,10 @@ def _named_date(text: str) -> datetime:
     known = month in (*_MONTHS, *_SHORT_MONTHS, "sept")
     if not known or not (day or len(match["year"]) == 4):
         raise ValueError(text)
-    number = _SHORT_MONTHS.index(month[:3]) + 1
-    return _with_time(int(_year(match["year"])), number, int(day or 1), match)
+    number, year = _SHORT_MONTHS.index(month[:3]) + 1, int(_year(match["year"]))
+    if not _FIRST_YEAR <= year <= _LAST_YEAR:
+        raise ValueError(text)
+    return _with_time(year, number, int(day or 1), match)
 
 
 def _from_parts(

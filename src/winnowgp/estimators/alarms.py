@@ -138,6 +138,7 @@ def coverage_alarm(inside: NDArray[np.bool_], *, likelihood: str) -> FitWarning 
             "poisson": "Counts vary more than Poisson counts do: fit "
             "`likelihood='negative-binomial'` (`--likelihood negative-binomial`).",
             "negative-binomial": "Look for outliers among the counts, or add columns or rows.",
+            "heteroscedastic": "Add rows, or columns that the noise depends on.",
         }.get(
             likelihood,
             "Noise may depend on the inputs or have outliers: try `likelihood='heteroscedastic'` "

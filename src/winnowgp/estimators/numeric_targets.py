@@ -186,17 +186,18 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 source has its own (`Dataset.noise`).
         """
         params = self._validate()
-        if isinstance(X, Source):
-            self._refuse_logarithm_of_source()
-            validation.set_source_columns(self, X, y, sample_weight, noise_variance)
-            self._check_columns(params, X.D)
-            self._check_targets(params, X)
-            rows, scaler = self._rows_of_source(X, params)
-        else:
-            data, single = self._rows_of_arrays(X, y, sample_weight, noise_variance)
-            self._check_columns(params, data.D)
-            self._check_targets(params, data)
-            rows, scaler = _scaled_targets(data, params.likelihood, single=single)
+        with validation.columns_kept_after_errors(self):
+            if isinstance(X, Source):
+                self._refuse_logarithm_of_source()
+                validation.set_source_columns(self, X, y, sample_weight, noise_variance)
+                self._check_columns(params, X.D)
+                self._check_targets(params, X)
+                rows, scaler = self._rows_of_source(X, params)
+            else:
+                data, single = self._rows_of_arrays(X, y, sample_weight, noise_variance)
+                self._check_columns(params, data.D)
+                self._check_targets(params, data)
+                rows, scaler = _scaled_targets(data, params.likelihood, single=single)
         params.likelihood = self._likelihood_of(params, rows.P)
         self._fit(rows, params)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())

@@ -186,10 +186,8 @@ def _spread_alarm(
     there, elsewhere = ("narrow", "wide") if ratio > 1 else ("wide", "narrow")
     varying = "noise that depends on the inputs (`--likelihood heteroscedastic`)"
     if column.kind == "prediction" and positive:
-        advice = (
-            "Fit the logarithm of the target (`--log-target`), whose noise is then the same "
-            f"everywhere, or {varying}."
-        )
+        advice = "Fit the logarithm of the target (`--log-target`), whose noise is then the same "
+        advice += f"everywhere, or {varying}." if likelihood == "gaussian" else "everywhere."
     elif likelihood == "gaussian":
         advice = (
             f"Intervals are too {there} there and too {elsewhere} elsewhere: fit {varying}, or "

@@ -297,6 +297,8 @@ class SparseEstimator(BaseGP, ABC):
         model = self._model(kernel, candidates, data, params)
         if params.earlier is not None:
             for name in ("kernel", "mean", "likelihood"):
+                if name == "likelihood" and getattr(self, "noise", None) == "known":
+                    continue  # Its variance is fixed, and not that of the earlier fit.
                 own, earlier = getattr(model, name), getattr(params.earlier, name)
                 check_same_structure(name, own, earlier)
                 own.load_state_dict(earlier.state_dict())
@@ -306,10 +308,12 @@ class SparseEstimator(BaseGP, ABC):
     def _check_targets(self, params: Parameters, data: Source) -> None:
         super()._check_targets(params, data)
         latents = observation_model(params.likelihood).num_latents(data.P)
-        if latents > 1 and params.mean not in ("auto", "zero"):
+        zero = params.mean in ("auto", "zero") or type(params.mean) is ZeroMean
+        if latents > 1 and not zero:
             raise InputError(
-                f"`mean` must be 'auto' or 'zero' for {latents} latent functions, which would "
-                f"have one mean; got {self.mean!r}. Fit one model per target, or leave it out."
+                f"`mean` must be 'auto' or 'zero' for a model of {latents} functions (several "
+                "targets, several classes, or noise that depends on the inputs); got "
+                f"{self.mean!r}. Leave it out, or fit one model per target."
             )
 
     def _kernel(

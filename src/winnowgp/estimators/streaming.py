@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.means import ZeroMean
 
 from winnowgp import training
 from winnowgp.data import Dataset, Source
@@ -26,10 +27,14 @@ from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.selection import SizeFrontier, alpha_at
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
+from winnowgp.training.schedules import SizedModel
 from winnowgp.training.streaming import FRESH, StreamUpdate, update
 
 BATCH_ROWS = 4096
 """Rows of a batch that are learnt from at once; a longer batch is several ones."""
+
+# Share of the rows that a constant explained, from which a batch may replace it by a function.
+_LARGE = 0.2
 
 KEPT_BATCHES = 1000
 """Number of the latest batches that `batches_` has."""
@@ -152,6 +157,12 @@ class StreamingEstimator(SparseEstimator, ABC):
         given_up, N = gap * observations, float(observations)
         self._stream = StreamRecord(N, N, 1, given_up, (first,))
 
+    def _set_sized(self, sized: SizedModel) -> None:
+        super()._set_sized(sized)
+        if self._stream is not None and not isnan(self._stream.remembered):
+            given_up = self.elbo_gap_ * self._stream.remembered
+            self._stream = replace(self._stream, given_up=given_up)
+
     def _record(self) -> StreamRecord:
         """Return what the estimator has seen; files of earlier versions have it in the frontier."""
         if self._stream is not None:
@@ -202,7 +213,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         data = data.to(params.device)
         if online.memory.M == 0:
             change = (self._search(online, data, params, N=N), 0, 0)
-            total = given_up + self.elbo_gap_ * data.observations
+            total = given_up + max(self.elbo_gap_, 0.0) * data.observations
         else:
             result = update(
                 online,
@@ -247,15 +258,24 @@ class StreamingEstimator(SparseEstimator, ABC):
         return OnlineGP.of(model, placed, elbo=self.elbo_, N=record.remembered)
 
     def _search(self, online: OnlineGP, data: Dataset, params: Parameters, *, N: float) -> int:
-        """Fit a batch afresh after rows that a constant explains; return the number of points.
+        """Learn from a batch after rows that a constant explains; return the number of points.
 
-        A constant function has no hyper-parameters to go on with. The rows that it explained are
-        noise to any other function.
+        A constant function has no hyper-parameters to go on with, and the memory without inducing
+        points does not know where its rows were: they are noise to any other function. So the batch
+        is fitted afresh, and its function replaces the constant if the batch is large enough or the
+        ELBO of all rows is higher. Otherwise the constant stays, and with it a mean that it learnt.
         """
+        level = isinstance(online.model.mean, ZeroMean)
+        held = update(online, data, goal=training.AllCandidates(), fresh=0, learn=level)
         result, _ = self._train(data, params, identity={})
-        self._set_fitted(result, data.observations)
         nothing = replace(online, model=result.model).with_candidates(online.memory.Z)
         earlier = nothing.remembered_bound()
+        large = data.observations >= _LARGE * (N - data.observations)
+        if result.posterior.M == 0 or not (large or result.elbo + earlier > held.elbo):
+            self._set_updated(held, params, N=N)
+            self.elbo_gap_ = 0.0
+            return 0
+        self._set_fitted(result, data.observations)
         self.elbo_ += earlier
         self.evidence_, self._sized = None, ()
         if self.frontier_ is not None:
@@ -287,5 +307,4 @@ def batches_of(source: Source) -> Iterator[Dataset]:
             "source itself, without `shard`."
         )
     for rows in source.chunks(BATCH_ROWS):
-        weights = None if rows.weights is None else rows.weights.double()
-        yield Dataset(rows.X.cpu().double(), rows.Y.cpu().double(), weights).merged()
+        yield rows.to(torch.device("cpu")).double().merged()

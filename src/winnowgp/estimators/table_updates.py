@@ -76,9 +76,7 @@ def update_table(
     X, y = model.encoder.encode(rows), target_values(model, rows)
     ranges = _ranges(model, X)
     _check_units(model, ranges)
-    train, test = np.arange(len(y)), np.arange(0)
-    if test_size > 0:
-        train, test = held_out_split(rows, test_size, seed=seed)
+    train, test = held_out_split(rows, test_size, seed=seed)
     before = model.estimator
     estimator = copy(before)
     if forgetting is not None:
@@ -124,17 +122,22 @@ def _ranges(model: TabularModel, X: NDArray[np.float64]) -> dict[str, NDArray[np
 
 
 def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]]) -> None:
-    """Raise an error if a column lies so far outside that it is in other units."""
+    """Raise an error if a column lies so far outside that it is in other units.
+
+    Dates have no units, and later ones are what an update is for.
+    """
+    dates = {column.name for column in model.encoder.columns if column.kind == "date"}
     for column in model.summary["columns"]:
-        if not column["spread"] or column["name"] not in values:
+        name = column["name"]
+        if not column["spread"] or name not in values or name in dates:
             continue
         low, high = column["spread"][0], column["spread"][-1]
         middle = float(np.median(values[column["name"]]))
         if high > low and max(low - middle, middle - high) > _OTHER_UNITS * (high - low):
             raise InputError(
                 f"column {column['name']!r} has a median of {middle:.6g}, and was {low:.6g} to "
-                f"{high:.6g} in training: it seems to be in other units. Convert it, or fit a new "
-                "model."
+                f"{high:.6g} in training: it seems to be in other units. Convert it; if the units "
+                "are right, fit a new model to all rows."
             )
 
 

@@ -143,10 +143,10 @@ def fit_table(
             f"`target` must not be in `drop` nor be the `id_column`; got {target!r} as both."
         )
     apart = (target, *ignored, *(() if noise_column is None else (noise_column,)))
-    if noise_column is not None and noise_column in (target, *ignored):
+    if noise_column is not None and noise_column in (target, *ignored, *categorical):
         raise InputError(
-            "`noise_column` must not be the target, the `id_column` or in `drop`; got "
-            f"{noise_column!r} as both."
+            "`noise_column` must not be the target, the `id_column`, in `drop` or in "
+            f"`categorical`; got {noise_column!r} as both."
         )
     if noise_column is not None:
         table.require_columns([noise_column], argument="`noise_column`")

@@ -8,7 +8,8 @@ reads a row.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from numbers import Integral, Real
@@ -432,6 +433,20 @@ def set_source_columns(
         del estimator.feature_names_in_
     if source.names is not None:
         estimator.feature_names_in_ = np.array(source.names, dtype=object)
+
+
+@contextmanager
+def columns_kept_after_errors(estimator: Any) -> Iterator[None]:
+    """Undo what a block has set of an estimator's input columns if it raises an error."""
+    names = ("n_features_in_", "feature_names_in_")
+    before = {name: vars(estimator)[name] for name in names if name in vars(estimator)}
+    try:
+        yield
+    except Exception:
+        for name in names:
+            vars(estimator).pop(name, None)
+        vars(estimator).update(before)
+        raise
 
 
 def check_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:

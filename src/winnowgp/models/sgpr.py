@@ -246,7 +246,7 @@ class SparseGP(InducingModel):
 
     def chunked_cost_of(self, data: Source, K: int) -> float:
         groups = self._groups(data)
-        sums = len({group.group for group in groups})
+        sums = len(noise_groups(target_groups(data), self.noise))
         return sums * 9.0 * data.N * K**2 + len(groups) * 4.0 * K**3
 
     def noise_terms(self, data: Source) -> int:

@@ -295,7 +295,7 @@ def _select_by_goal(
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
     initial, data = steps.initialise(), steps.data
     confirmed = generalising(steps, initial) if isinstance(goal, Tolerance) else initial
-    initial = confirmed or initial
+    initial = steps.initialization = confirmed or initial
     constant = steps.constant_model(initial.best)
     most = min(training.n_candidates or steps.most, steps.most)
     tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
