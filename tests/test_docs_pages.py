@@ -34,6 +34,7 @@ SLOW = {
     "quick-start.md",
     "regression.md",
     "scikit-learn.md",
+    "streams.md",
 }
 # Code that is replaced by a shorter computation unless the page is run in the slow tests.
 SHORTER = {

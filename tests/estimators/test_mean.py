@@ -130,12 +130,12 @@ def test_auto_mean_is_a_constant_for_other_likelihoods() -> None:
         ("quadratic", y, "'auto', 'zero', 'constant', 'linear' or a GPyTorch mean"),
         (LinearMean(3), y, "cannot be evaluated on 2 columns"),
         (ConstantMean(batch_shape=torch.Size([2])), y, "one number per row"),
-        ("linear", np.column_stack([y, y]), "for 2 latent functions"),
+        ("linear", np.column_stack([y, y]), "for a model of 2 functions"),
     ],
 )
 def test_bad_mean_raises(mean: Any, targets: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         SparseGPRegressor(mean=mean).fit(X, targets)
     if targets.ndim > 1:
-        with pytest.raises(InputError, match="for 3 latent functions"):
+        with pytest.raises(InputError, match="for a model of 3 functions"):
             SparseGPClassifier(mean=mean).fit(X, np.arange(N) % 3)

@@ -39,6 +39,12 @@ def clone(model: Any) -> Any:
     return sklearn_clone(model)
 
 
+# Fits of a few steps without a seed may select all candidates, or none.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::winnowgp.errors.{name}")
+    for name in ("AllCandidatesWarning", "NoInducingPointsWarning")
+]
+
 QUICK: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": (3, 3, 3), "n_candidates": 6}
 
 

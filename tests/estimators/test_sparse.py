@@ -86,7 +86,9 @@ def test_auto_kernel_adds_a_linear_term_where_it_pays() -> None:
 
 
 def test_auto_kernel_of_the_paper_schedule_is_rbf() -> None:
-    model = SparseGPRegressor(schedule="paper", alpha=0.1, epochs=(2, 2, 2), n_candidates=6)
+    model = SparseGPRegressor(
+        schedule="paper", alpha=0.1, epochs=(2, 2, 2), n_candidates=6, random_state=0
+    )
     model.fit(X, y)
     assert (model.kernel_name_, model.kernel_evidence_) == ("rbf", {})
     assert isinstance(model.kernel_.base_kernel, RBFKernel)
