@@ -99,3 +99,12 @@ def test_update_twice_with_one_file_is_refused(
     assert run(["update", str(models["y"]), str(shop), "-o", str(output)]) == 2
     assert "has learnt from shop.csv before" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_update_with_a_missing_file_is_a_sentence(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["update", str(models["y"]), str(tmp_path / "new.csv")]) == 2
+    message = capsys.readouterr().err
+    assert "new.csv" in message
+    assert "Errno" not in message

@@ -63,7 +63,7 @@ def update(
     from winnowgp.data import read_table
     from winnowgp.estimators import update_table
 
-    fitted = load_table_model(model)
+    fitted, table = load_table_model(model), read_table(data, encoding=encoding)
     digest, earlier = file_digest(data), fitted.summary["settings"].get("data_sha256", "")
     if digest in earlier.split():
         raise InputError(
@@ -74,7 +74,7 @@ def update(
     before = fitted.summary["settings"].get("command")
     result = update_table(
         fitted,
-        read_table(data, encoding=encoding),
+        table,
         test_size=test_size,
         seed=seed,
         forgetting=forgetting,

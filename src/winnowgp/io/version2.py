@@ -5,9 +5,8 @@ subsets; estimators also have the evidence, the growth of their candidates and m
 sizes. What an earlier version did not compute is None, NaN or empty. Names of tensors stay.
 """
 
-from typing import Any
+from winnowgp.io.upgrades import Json, with_states
 
-Json = Any
 _NAN: Json = {"$float": "nan"}
 # Fields that the estimators of version 3 have in addition.
 _ESTIMATOR: dict[str, Json] = {
@@ -43,16 +42,14 @@ def upgraded(outline: Json) -> Json:
     Raises:
         LookupError, TypeError, ValueError: this is not the outline of a version 2 file.
     """
-    if isinstance(outline, list):
-        return [upgraded(entry) for entry in outline]
-    if not isinstance(outline, dict):
-        return outline
-    inner = {key: upgraded(entry) for key, entry in outline.items()}
-    if outline.get("$object") in ("SparseGPRegressor", "SparseGPClassifier"):
-        return {**inner, "state": _estimator(dict(inner["state"]))}
-    if outline.get("$object") == "TabularModel":
-        return {**inner, "state": _tabular_model(dict(inner["state"]))}
-    return inner
+    return with_states(
+        outline,
+        {
+            "SparseGPRegressor": _estimator,
+            "SparseGPClassifier": _estimator,
+            "TabularModel": _tabular_model,
+        },
+    )
 
 
 def _estimator(state: dict[str, Json]) -> dict[str, Json]:

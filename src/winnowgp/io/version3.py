@@ -3,9 +3,7 @@
 It is computed when such a file is loaded. Names of tensors stay.
 """
 
-from typing import Any
-
-Json = Any
+from winnowgp.io.upgrades import Json, with_states
 
 
 def upgraded(outline: Json) -> Json:
@@ -14,11 +12,4 @@ def upgraded(outline: Json) -> Json:
     Raises:
         LookupError, TypeError, ValueError: this is not the outline of a version 3 file.
     """
-    if isinstance(outline, list):
-        return [upgraded(entry) for entry in outline]
-    if not isinstance(outline, dict):
-        return outline
-    inner = {key: upgraded(entry) for key, entry in outline.items()}
-    if outline.get("$object") == "Posterior":
-        return {**inner, "state": {**inner["state"], "gain": None, "signs": None}}
-    return inner
+    return with_states(outline, {"Posterior": lambda state: {**state, "gain": None, "signs": None}})

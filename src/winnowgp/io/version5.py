@@ -3,9 +3,7 @@
 The number of rows is that of the frontier. Names of tensors stay.
 """
 
-from typing import Any
-
-Json = Any
+from winnowgp.io.upgrades import Json, with_states
 
 
 def upgraded(outline: Json) -> Json:
@@ -14,11 +12,9 @@ def upgraded(outline: Json) -> Json:
     Raises:
         LookupError, TypeError, ValueError: this is not the outline of a version 5 file.
     """
-    if isinstance(outline, list):
-        return [upgraded(entry) for entry in outline]
-    if not isinstance(outline, dict):
-        return outline
-    inner = {key: upgraded(entry) for key, entry in outline.items()}
-    if outline.get("$object") in ("SparseGPRegressor", "SparseGPClassifier"):
-        return {**inner, "state": {**inner["state"], "_stream": None}}
-    return inner
+
+    def unrecorded(state: dict[str, Json]) -> dict[str, Json]:
+        return {**state, "_stream": None}
+
+    kinds = ("SparseGPRegressor", "SparseGPClassifier")
+    return with_states(outline, dict.fromkeys(kinds, unrecorded))
