@@ -13,6 +13,7 @@ from winnowgp.data import Dataset
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.training import FastSchedule, FitResult, MaxPoints, Tolerance, fit
 from winnowgp.training.confirmation import (
+    confirms,
     constant_log_density,
     excess_kurtosis,
     held_out_gain,
@@ -77,7 +78,7 @@ def test_held_out_gain_uses_each_row_once_and_only_others() -> None:
         seen.append(rest)
         return gp(X, noise=0.5)
 
-    gain = held_out_gain(data, refit, race=False)
+    gain = held_out_gain(data, refit, early_stopping=False)
     assert len(gain) == 23
     left_out = [set(Y.flatten().tolist()) - set(rest.Y.flatten().tolist()) for rest in seen]
     assert sorted(y for fold in left_out for y in fold) == sorted(Y.flatten().tolist())
@@ -113,6 +114,18 @@ def test_fast_skewed_targets_need_an_effect_in_their_ranks(
     assert (result.posterior.M > 0) == points
     assert result.growth is not None
     assert result.growth.limit == (None if points else "held_out")
+
+
+@pytest.mark.parametrize(
+    ("loss", "doubtful", "certain"), [(-0.5, True, True), (0.5, False, True), (1.5, False, False)]
+)
+def test_confirms_allows_a_loss_within_its_error_where_the_evidence_is_certain(
+    loss: float, doubtful: bool, certain: bool
+) -> None:
+    gain = torch.linspace(-1, 1, 400, dtype=torch.float64)
+    gain = gain - loss * gain.std() / 20  # The standard error of 400 rows is a twentieth.
+    assert confirms(gain, 400) == doubtful
+    assert confirms(gain, 400, certain=True) == certain
 
 
 def test_fast_insignificant_gain_is_named_as_limit() -> None:

@@ -37,6 +37,8 @@ from winnowgp.training.row_sampling import with_unit_weights
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
 # rows, which may be a design without noise, less is required.
 _SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
+# Times this gain after which the evidence leaves no doubt.
+_CERTAIN = 2.0
 # Rows up to which held-out rows must confirm an optimum, and up to which ranks must.
 _FEW_ROWS, _FEWER_ROWS = 2000, 600
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
@@ -59,7 +61,7 @@ def significant_gain(model: InducingModel, N: int) -> float:
     return min(_SIGNIFICANT + _PER_PARAMETER * parameters, _PER_ROW * N)
 
 
-def generalising(
+def confirmed_optima(
     steps: FastSteps[Model], initial: Initialization[Model]
 ) -> Initialization[Model] | None:
     """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
@@ -77,7 +79,7 @@ def generalising(
         return _robust(steps, initial)
     for index, optimum in enumerate(initial.optima[:_TRIED]):
         gain = held_out_gain(data, partial(_refitted, steps, optimum.model))
-        if _confirms(gain, data.N):
+        if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(initial, optima=(optimum, *others))
     return None
@@ -93,28 +95,39 @@ def _robust(
     if not _exceeds_constant(ranked.best, ranked.optima[0].evidence, scores):
         return None
     model = ranked.best
-    for kernel in trainable_lengthscales(model.kernel):
-        kernel.raw_lengthscale.requires_grad_(False)
+    lengthscales = {id(k.raw_lengthscale) for k in trainable_lengthscales(model.kernel)}
+    held = tuple(n for n, p in model.kernel.named_parameters() if id(p) in lengthscales)
+    for name in held:
+        model.kernel.get_parameter(name).requires_grad_(False)
     model, evidence = steps.maximise_evidence_of(model, data)
     gain, own = (
-        held_out_gain(data, partial(_refitted, steps, each), race=False)
+        held_out_gain(data, partial(_refitted, steps, each), early_stopping=False)
         for each in (model, best.model)
     )
     advantage = PredictiveGap.of(own, gain)
-    if _confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
+    if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
         return initial
-    if not _confirms(gain, data.N):
+    if not confirms(gain, data.N):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
-    return replace(ranked, optima=(optimum,))
+    return replace(ranked, optima=(optimum,), held=held)
 
 
-def _confirms(gain: Float[Tensor, " n"], N: int) -> bool:
-    """Return whether the gain on held-out rows says that a model generalises."""
-    if N > _SMALL or gain.median() > _MEDIAN:
-        return bool(gain.mean() >= 0)
+def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> bool:
+    """Return whether the gain on held-out rows says that a model generalises.
+
+    Args:
+        certain: whether the evidence leaves no doubt, so that a loss within its error is accepted.
+    """
     gap = PredictiveGap.of(gain, torch.zeros_like(gain))
+    if N > _SMALL or gain.median() > _MEDIAN:
+        return gap.nats >= (-gap.standard_error if certain and N > _SMALL else 0.0)
     return gap.nats >= _CONFIDENT * gap.standard_error
+
+
+def _is_certain(optimum: Optimum[Model], rows: Dataset) -> bool:
+    """Return whether the evidence exceeds a constant's several times as much as chance would."""
+    return _exceeds_constant(optimum.model, optimum.evidence, rows, times=_CERTAIN)
 
 
 def _refitted(steps: FastSteps[Model], model: Model, rows: Dataset) -> Model | None:
@@ -123,14 +136,16 @@ def _refitted(steps: FastSteps[Model], model: Model, rows: Dataset) -> Model | N
     return found if _exceeds_constant(found, evidence, rows) else None
 
 
-def _exceeds_constant(model: InducingModel, evidence: float, rows: Dataset) -> bool:
+def _exceeds_constant(
+    model: InducingModel, evidence: float, rows: Dataset, *, times: float = 1.0
+) -> bool:
     constant = _constant(model, rows, rows)
     total = constant if rows.weights is None else rows.weights * constant
-    return evidence - total.sum().item() > significant_gain(model, rows.N)
+    return evidence - total.sum().item() > times * significant_gain(model, rows.N)
 
 
 def held_out_gain(
-    data: Dataset, refit: Callable[[Dataset], InducingModel | None], *, race: bool = True
+    data: Dataset, refit: Callable[[Dataset], InducingModel | None], *, early_stopping: bool = True
 ) -> Float[Tensor, " n"]:
     """Return by how much refitted models predict held-out rows better than a constant, in nats.
 
@@ -139,7 +154,7 @@ def held_out_gain(
     Args:
         data: all rows.
         refit: returns the model of some rows, without candidates; None if a constant is as good.
-        race: whether a clear difference after some folds decides.
+        early_stopping: whether a clear difference after some folds decides.
     """
     gains: list[Tensor] = []
     for rest, held in _splits(data):
@@ -151,7 +166,7 @@ def held_out_gain(
             gain = gain * held.weights * (data.N / data.observations)
         gains.append(gain)
         seen = torch.cat(gains)
-        if race and len(seen) >= _ENOUGH:
+        if early_stopping and len(seen) >= _ENOUGH:
             gap = PredictiveGap.of(seen, torch.zeros_like(seen))
             if abs(gap.nats) > _CLEAR * gap.standard_error:
                 break

@@ -1,0 +1,304 @@
+"""Mixtures of posteriors: predictions averaged over hyper-parameters, or over subsets."""
+
+from dataclasses import replace
+from math import log
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import Mean
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from winnowgp.data import Source
+from winnowgp.errors import InputError
+from winnowgp.models.observations import Prediction
+from winnowgp.models.pathwise import FREQUENCIES, PosteriorPaths
+from winnowgp.models.posterior import Posterior
+from winnowgp.models.quantiles import gaussian_quantiles
+from winnowgp.models.sgpr import SparseGP
+
+
+@final
+class MixturePosterior(nn.Module):
+    """The mixture (1/S) Σ_s q_s(f) of S posteriors, each with Gaussian noise.
+
+    Members have hyper-parameters of their own (`winnowgp.training.hyperparameter_mixture`), or
+    inducing points of their own (`subset_mixture`). Means, variances, quantiles and
+    densities are those of the mixture; every prediction takes S times as long as one of a member.
+
+    Args:
+        members: posteriors at draws of the hyper-parameters or of the subset, with equal weights.
+        mode: the posterior at the most probable one, which `Z`, `kernel`, `mean` and `likelihood`
+            describe. It is not a member.
+    """
+
+    def __init__(self, members: list[Posterior], *, mode: Posterior) -> None:
+        super().__init__()
+        same = [
+            isinstance(member.likelihood, GaussianLikelihood)
+            and member.P == mode.P
+            and member.Z.shape[1] == mode.Z.shape[1]
+            for member in (mode, *members)
+        ]
+        if not members or not all(same):
+            raise InputError(
+                "`members` must be posteriors with Gaussian noise, with the input columns and the "
+                "number of outputs of `mode`, and at least one."
+            )
+        self.mode = mode
+        self._members = nn.ModuleList(members)
+
+    @property
+    def members(self) -> list[Posterior]:
+        """The posteriors, which have equal weights."""
+        return [member for member in self._members if isinstance(member, Posterior)]
+
+    @property
+    def S(self) -> int:
+        """Number of posteriors."""
+        return len(self._members)
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points of the mode."""
+        return self.mode.M
+
+    @property
+    def P(self) -> int:
+        """Number of latent functions."""
+        return self.mode.P
+
+    @property
+    def Z(self) -> Float[Tensor, "M D"]:
+        """Inducing points of the mode."""
+        return self.mode.Z
+
+    @property
+    def kernel(self) -> Kernel:
+        """Kernel of the mode."""
+        return self.mode.kernel
+
+    @property
+    def mean(self) -> Mean:
+        """Prior mean of the mode."""
+        return self.mode.mean
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Likelihood of the mode."""
+        return self.mode.likelihood
+
+    @property
+    def noise(self) -> Float[Tensor, " Q"]:
+        """Expected variance of the noise: one for all outputs, or one each."""
+        each = [m.likelihood for m in self.members]
+        noises = [one.noise for one in each if isinstance(one, GaussianLikelihood)]
+        return torch.stack(noises).mean(0)
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
+        """Return E[f(x)] of each row, O(S M) per row."""
+        return torch.stack([member.predict_mean(X) for member in self.members]).mean(0)
+
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Prediction:
+        """Return mean and variance of each row, O(S M²) per row.
+
+            m = (1/S) Σ_s m_s,   v = (1/S) Σ_s (v_s + (m_s − m)²)
+
+        Args:
+            observed: whether to predict an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        each = self.member_predictions(X, observed=observed, noise=noise)
+        return mixture_moments(each.mean, each.variance)
+
+    def member_predictions(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Prediction:
+        """Return means and variances of the Gaussians of the mixture, `[S N P]` each.
+
+        Args:
+            observed: whether they are those of an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        each = [member.predict(X, observed=observed, noise=noise) for member in self.members]
+        return Prediction(
+            torch.stack([one.mean for one in each]), torch.stack([one.variance for one in each])
+        )
+
+    def covariance(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Float[Tensor, "P N N"]:
+        """Return the full covariance of the rows, (1/S) Σ_s (C_s + (m_s − m)(m_s − m)ᵀ).
+
+        Args:
+            observed: whether to add Gaussian noise.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        members = self.members
+        means = torch.stack([member.predict_mean(X) for member in members])  # [S N P]
+        offset = means - means.mean(0)
+        between = torch.einsum("sip,sjp->pij", offset, offset) / len(members)
+        own = [member.covariance(X, observed=observed, noise=noise) for member in members]
+        return torch.stack(own).mean(0) + between
+
+    def sample(
+        self,
+        X: Float[Tensor, "N D"],
+        n: int,
+        *,
+        observed: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "S N P"]:
+        """Return `n` samples of the functions, drawn jointly at the rows; O(S N³) once.
+
+        Each comes from a member that is drawn at random.
+        """
+        counts, order = self._draws(n, generator)
+        drawn = [
+            member.sample(X, count, observed=observed, generator=generator)
+            for member, count in zip(self.members, counts, strict=True)
+            if count
+        ]
+        return torch.cat([X.new_zeros(0, len(X), self.P), *drawn])[order.to(X.device)]
+
+    def paths(
+        self, n: int, *, frequencies: int = FREQUENCIES, generator: torch.Generator | None = None
+    ) -> "MixturePaths":
+        """Return `n` functions, each drawn from a member that is drawn at random."""
+        counts, order = self._draws(n, generator)
+        drawn = [
+            PosteriorPaths(member, count, frequencies=frequencies, generator=generator)
+            for member, count in zip(self.members, counts, strict=True)
+            if count
+        ]
+        return MixturePaths(drawn, order)
+
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N T"],
+        *,
+        noise: Float[Tensor, "N T"] | None = None,
+    ) -> Float[Tensor, "N T"]:
+        """Return log (1/S) Σ_s p_s(y) of each row and target, in nats.
+
+        Args:
+            Y: targets; the density of a missing one, which is NaN, is NaN.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        each = torch.stack([member.log_density(X, Y, noise=noise) for member in self.members])
+        return torch.logsumexp(each, 0) - log(self.S)
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " Q"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Float[Tensor, "Q N T"]:
+        """Return quantiles of the mixture of each row and target, inverting its Gaussians.
+
+        Args:
+            observed: whether to return quantiles of an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        each = self.member_predictions(X, observed=observed, noise=noise)
+        return gaussian_quantiles(each.mean, each.variance, probabilities)
+
+    def _draws(self, n: int, generator: torch.Generator | None) -> tuple[list[int], Tensor]:
+        """Return the number of draws of each member, and a random order of all draws."""
+        device = torch.device("cpu") if generator is None else generator.device
+        chosen = torch.randint(self.S, (n,), generator=generator, device=device)
+        order = torch.randperm(n, generator=generator, device=device)
+        return torch.bincount(chosen, minlength=self.S).tolist(), order
+
+
+@final
+class MixturePaths(nn.Module):
+    """Functions drawn from a `MixturePosterior`; each is a path of one member.
+
+    Args:
+        paths: the functions of some members.
+        order: the order in which they are returned.
+    """
+
+    order: Tensor
+
+    def __init__(self, paths: list[PosteriorPaths], order: Tensor) -> None:
+        super().__init__()
+        self._paths = nn.ModuleList(paths)
+        self.register_buffer("order", order)
+
+    @property
+    def n(self) -> int:
+        """Number of functions."""
+        return len(self.order)
+
+    def forward(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "S N P"]:
+        """Return the values of the functions at the same rows, differentiable in the rows."""
+        return torch.cat([paths(X) for paths in self._paths])[self.order]
+
+
+@torch.no_grad()
+def subset_mixture(
+    model: SparseGP, data: Source, masks: Bool[Tensor, "S K"], *, mode: Bool[Tensor, " K"]
+) -> MixturePosterior:
+    """Return the mixture of the posteriors of S subsets of the candidates of a model.
+
+    All of them come from one pass over the data, O(N K²); each subset then takes O(K² M). With the
+    rows I of L = T Q, the moments of the subset are Q C Qᵀ and Q D.
+
+    Args:
+        model: model with K candidates and fixed parameters.
+        data: the rows.
+        masks: subsets, such as samples of the posterior over subsets
+            (`winnowgp.selection.SubsetSamples.pooled`, or some of them).
+        mode: subset that the attributes of the mixture describe, such as the best one.
+    """
+    if masks.shape[1] != model.K or len(mode) != model.K:
+        raise InputError(
+            f"`masks` and `mode` must be over the {model.K} candidates of the model; got "
+            f"{masks.shape[1]} and {len(mode)}."
+        )
+    L, moments = model.moments(data)
+
+    def posterior(mask: Bool[Tensor, " K"]) -> Posterior:
+        Qt, Tt = torch.linalg.qr(L[mask].mT)
+        signs = Tt.diagonal().sign()  # for a factor with a positive diagonal
+        Q, T = (Qt * signs).mT, Tt.mT * signs
+        own = tuple(replace(m, C=Q @ m.C @ Q.mT, D=Q @ m.D) for m in moments)
+        q_mean, q_factor = model.optimal_q(data, own)
+        return Posterior(
+            model.kernel,
+            model.candidates.detach()[mask],
+            mean=model.mean,
+            likelihood=model.likelihood,
+            q_mean=q_mean,
+            q_factor=q_factor,
+            L=T,
+        )
+
+    return MixturePosterior([posterior(mask) for mask in masks], mode=posterior(mode))
+
+
+def mixture_moments(mean: Float[Tensor, "S N P"], variance: Float[Tensor, "S N P"]) -> Prediction:
+    """Return mean and variance of mixtures of S distributions with equal weights."""
+    centre = mean.mean(0)
+    return Prediction(centre, (variance + (mean - centre).square()).mean(0))
