@@ -75,7 +75,9 @@ def pending(arguments: argparse.Namespace, exact_rows: int) -> list[Settings]:
             device=arguments.device,
             only=[name for name in arguments.only.split(",") if name],
             exact_rows=exact_rows,
-        )[: arguments.limit]
+        )
+        settings = [case for case in settings if case["rows"] >= arguments.min_rows]
+        settings = settings[: arguments.limit]
         done = {key(row["settings"]) for row in latest_rows(part) if "error" not in row}
         left = [s for s in settings if arguments.again or key(s) not in done]
         print(f"{part}: {len(left)} of {len(settings)} fits to run")
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
     parser.add_argument("--threads", type=int, default=1, help="threads of each fit")
     parser.add_argument("--only", default="", help="names of tables or draws, comma-separated")
+    parser.add_argument("--min-rows", type=int, default=0, help="fits of at least so many rows")
     parser.add_argument("--limit", type=int, help="the first fits of each part only")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no fits after this time")
     parser.add_argument("--exact-rows", type=int, help="largest number of rows of an exact GP")

@@ -21,8 +21,9 @@ from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.kernels import prior_variance
+from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.budget import Budget
-from winnowgp.training.hyperparameters import maximise_evidence
+from winnowgp.training.hyperparameters import Optimum, maximise_evidence
 
 Values = NDArray[np.float64]
 Covariance = Callable[[Values, Values], Values]
@@ -117,7 +118,7 @@ def _gaussian_log_density(y: Values, L: Values) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ExactGP:
-    """The exact GP at the maximum of its evidence, the best of several kernels."""
+    """The exact GP at the maximum of its evidence or posterior, the best of several kernels."""
 
     model: SparseGP
     data: Dataset
@@ -163,32 +164,43 @@ class ExactGP:
 
 
 def exact_gp(
-    problem: Problem, *, kernels: tuple[str, ...], device: str, seed: int, linear: bool = False
+    problem: Problem,
+    *,
+    kernels: tuple[str, ...],
+    device: str,
+    seed: int,
+    linear: bool = False,
+    priors: bool = False,
 ) -> ExactGP:
     """Return the exact GP of standardised rows; each kernel is searched on its own.
 
     Args:
         linear: whether to try a linear term in addition.
+        priors: whether the weak priors of the estimators are part of what is maximised.
     """
     X, y = (torch.from_numpy(np.ascontiguousarray(v)).to(device) for v in (problem.X, problem.y))
     data, D = Dataset.of(X, y), X.shape[1]
     generator = torch.Generator(device).manual_seed(seed)
     order = torch.randperm(problem.N, generator=generator, device=device)
 
-    def work() -> dict[str, tuple[float, SparseGP]]:
+    def work() -> dict[str, Optimum[SparseGP]]:
         optima = {}
         for name in kernels:
+            model = SparseGP(kernel_from(name, D), X[:0])
+            if priors:
+                add_weak_priors(model)
             found = maximise_evidence(
-                [SparseGP(kernel_from(name, D), X[:0])],
+                [model],
                 data,
                 order=order,
                 rows=problem.N,
                 linear_term=linear,
                 budget=Budget(X.device),
             )
-            optima[name] = (found.optima[0].evidence, found.best)
+            optima[name] = found.optima[0]
         return optima
 
     optima, seconds = timed(work)
-    evidence, model = max(optima.values(), key=lambda optimum: optimum[0])
-    return ExactGP(model, data, evidence, {k: v for k, (v, _) in optima.items()}, seconds)
+    best = max(optima.values(), key=lambda optimum: optimum.objective)
+    evidences = {name: optimum.evidence for name, optimum in optima.items()}
+    return ExactGP(best.model, data, best.evidence, evidences, seconds)

@@ -170,7 +170,12 @@ def _fit_truth(settings: Settings) -> Row:
     scaled, N = problem.standardised(), problem.N
     own, elbo = _oracle(model, scaled)
     exact = exact_gp(
-        scaled, kernels=AUTO_KERNELS, device=settings["device"], seed=settings["seed"], linear=True
+        scaled,
+        kernels=AUTO_KERNELS,
+        device=settings["device"],
+        seed=settings["seed"],
+        linear=True,
+        priors=True,
     )
     fresh = (scaled.X_test, scaled.y_test)
     row |= {

@@ -160,7 +160,7 @@ def _synthetic_cases(exact_rows: int) -> list[Settings]:
     del exact_rows
     return [
         {"name": name, "intensity": intensity, "draw": draw, "rows": 500}
-        for draw in range(3)
+        for draw in range(8)
         for name, intensities in _INTENSITIES.items()
         for intensity in intensities
     ]

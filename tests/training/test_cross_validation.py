@@ -1,6 +1,7 @@
 """Held-out densities by cross-validation, against explicit splits."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -76,7 +77,24 @@ def test_densities_equal_posteriors_without_the_fold(weighted: bool) -> None:
     torch.testing.assert_close(folds.densities(model), torch.cat(expected))
 
 
-def test_points_at_held_out_rows_are_left_out() -> None:
+def float64(values: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def replaced(model: SparseGP, rest: Dataset, fold: Dataset) -> Tensor:
+    """Return the candidates, those at rows of the fold as the most correlated other rows."""
+    points = [tuple(z) for z in model.candidates.tolist()]
+    gone = {tuple(x) for x in fold.X.tolist()} - {tuple(x) for x in rest.X.tolist()}
+    free = [x for x in rest.X.tolist() if tuple(x) not in points]
+    Z = [point for point in points if point not in gone]
+    for point in points:
+        if point in gone:
+            correlation = covariance(model.kernel, float64([point]), float64(free))
+            Z.append(tuple(free[int(correlation.argmax())]))
+    return float64(list(dict.fromkeys(Z)))
+
+
+def test_points_at_held_out_rows_give_way_to_neighbours() -> None:
     """A point stays if another row has the same inputs, or if it is at no row."""
     data = rows()
     X = data.X.clone()
@@ -85,9 +103,19 @@ def test_points_at_held_out_rows_are_left_out() -> None:
     Z = torch.cat([X[[0, 2, 3, 9]], problem(K=2).Z])
     folds = CrossValidation(data, (torch.tensor([0, 2, 5]),))
     rest, fold = split(data, [0, 2, 5])
-    kept = sparse(Z[[0, 2, 3, 4, 5]])
-    expected = kept.posterior(rest).log_density(fold.X, fold.Y).sum(1)
+    points = replaced(sparse(Z), rest, fold)
+    assert torch.equal(points[:5], Z[[0, 2, 3, 4, 5]])
+    assert len(points) == 6
+    expected = sparse(points).posterior(rest).log_density(fold.X, fold.Y).sum(1)
     torch.testing.assert_close(folds.densities(sparse(Z)), expected)
+
+
+def test_points_at_held_out_rows_are_left_out_if_all_rows_are_candidates() -> None:
+    data = rows()
+    folds = CrossValidation(data, (torch.tensor([0, 2, 5]),))
+    rest, fold = split(data, [0, 2, 5])
+    expected = sparse(rest.X).posterior(rest).log_density(fold.X, fold.Y).sum(1)
+    torch.testing.assert_close(folds.densities(sparse(data.X)), expected)
 
 
 def test_path_selects_again_without_the_fold() -> None:
@@ -97,9 +125,7 @@ def test_path_selects_again_without_the_fold() -> None:
     expected = []
     for held in folds.folds:
         rest, fold = split(data, held.tolist())
-        gone = {tuple(x) for x in fold.X.tolist()}
-        Z = torch.stack([z for z in model.candidates.detach() if tuple(z.tolist()) not in gone])
-        pool = sparse(Z)
+        pool = sparse(replaced(model, rest, fold))
         frontier = elimination_frontier(pool.subset_statistics(rest))
         selected = pool.prune(frontier.masks[4])
         expected.append(selected.posterior(rest).log_density(fold.X, fold.Y).sum(1))

@@ -1,10 +1,15 @@
 """The fast schedule of noise that depends on the inputs."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from typing import Any
+
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
-from helpers.short_fits import shortest_fits
+from helpers.short_fits import short_fits, shortest_fits
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import HeteroscedasticGP, LogVarianceLikelihood, SparseGP, VariationalGP
@@ -16,13 +21,29 @@ from winnowgp.training import (
     MaxPoints,
     PaperSchedule,
     Tolerance,
+    budget,
     fit,
 )
+from winnowgp.training import fast_heteroscedastic as module
+from winnowgp.training.confirmation import excess_kurtosis
 from winnowgp.training.fast_heteroscedastic import noise_goal
+from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
 from winnowgp.training.goals import AllCandidates
+from winnowgp.training.schedules import TrainingContext
 
 # Whole fits, whose functions other tests check.
 pytestmark = pytest.mark.unchecked
+
+
+TRAINING = SparseTraining(
+    goal=Tolerance(),
+    n_candidates=None,
+    rounds=1,
+    iterations=5,
+    gain=1e-3,
+    selection_rows=100,
+    inclusion_steps=1,
+)
 
 
 def rows(*, varies: bool, N: int = 60) -> Dataset:
@@ -32,20 +53,49 @@ def rows(*, varies: bool, N: int = 60) -> Dataset:
     return Dataset.of(X, torch.sin(7 * X[:, 0]) + sd * torch.randn(N, generator=g).double())
 
 
-def fitted(data: Dataset, schedule: FastSchedule) -> FitResult[HeteroscedasticGP]:
+def untrained(data: Dataset) -> HeteroscedasticGP:
     kernel = ScaleKernel(RBFKernel())
-    model = HeteroscedasticGP(
+    return HeteroscedasticGP(
         SparseGP(kernel, data.X[::7], noise=0.1),
         VariationalGP(kernel, data.X[::9], likelihood=LogVarianceLikelihood()),
     )
+
+
+def fitted(data: Dataset, schedule: FastSchedule) -> FitResult[HeteroscedasticGP]:
     with shortest_fits():
-        return fit(model, data, schedule=schedule)
+        return fit(untrained(data), data, schedule=schedule)
 
 
 @pytest.fixture(scope="module")
-def varying() -> tuple[FitResult[HeteroscedasticGP], Dataset]:
+def clock() -> Iterator[list[float]]:
+    """A clock of the budgets, which the tests advance."""
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "perf_counter", lambda: now[0])
+        yield now
+
+
+@pytest.fixture(scope="module")
+def limits() -> list[float | None]:
+    """Seconds that each fit of one process is given, in the fit `varying`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def varying(
+    clock: list[float], limits: list[float | None]
+) -> tuple[FitResult[HeteroscedasticGP], Dataset]:
+    def minutes(*given: Any, training: SparseTraining, **settings: Any) -> FitResult[Any]:
+        limits.append(training.max_seconds)
+        result = fit_sparse(*given, training=replace(training, max_seconds=None), **settings)
+        clock[0] += 100.0
+        return result
+
     data = rows(varies=True)
-    return fitted(data, FastSchedule(rounds=1, inclusion_steps=3)), data
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "fit_sparse", minutes)
+        schedule = FastSchedule(rounds=1, inclusion_steps=3, max_seconds=1000.0)
+        return fitted(data, schedule), data
 
 
 def test_fit_varying_noise_selects_points_of_both(varying) -> None:
@@ -97,10 +147,63 @@ def test_noise_goal_treats_numbers_of_points_as_limits() -> None:
 
 def test_paper_schedule_varying_noise_is_refused() -> None:
     data = rows(varies=True, N=20)
-    kernel = ScaleKernel(RBFKernel())
-    model = HeteroscedasticGP(
-        SparseGP(kernel, data.X[::7], noise=0.1),
-        VariationalGP(kernel, data.X[::9], likelihood=LogVarianceLikelihood()),
-    )
+    model = untrained(data)
     with pytest.raises(InputError, match="noise that depends on the inputs; use `FastSchedule`"):
         fit(model, data, schedule=PaperSchedule(SquaredCardinality(6, 0.1)))
+
+
+@pytest.mark.usefixtures("varying")
+def test_wall_clock_limit_is_divided_among_the_steps(limits: list[float | None]) -> None:
+    # A hundred of the seconds that are left have passed after each fit.
+    assert limits == [0.4 * 1000, 0.3 * 900, 800]
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(None, 6), (1000.0, 6), (100.0, 2)])
+def test_clock_ends_the_alternation(
+    seconds: float | None, rounds: int, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimisation of g takes a minute here, and every round gains enough."""
+    counted, optimise_noise = [], module._Steps.optimise_noise
+
+    def slow(self: module._Steps, model: HeteroscedasticGP) -> HeteroscedasticGP:
+        clock[0] += 60.0
+        counted.append(1)
+        return optimise_noise(self, model)
+
+    monkeypatch.setattr(module, "_GAIN", -inf)
+    monkeypatch.setattr(module, "_ITERATIONS", 1)
+    monkeypatch.setattr(module._Steps, "optimise_noise", slow)
+    data = rows(varies=True, N=20)
+    limit = budget.Budget(data.device, seconds=seconds)
+    module._Steps(data, TRAINING, TrainingContext(torch.Generator()), limit).alternate(
+        untrained(data)
+    )
+    assert len(counted) == rounds
+
+
+def test_lengthscales_of_the_ranks_are_free_once_noise_varies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Noise explains the outliers, on account of which the first fit holds the lengthscales."""
+    g = torch.Generator().manual_seed(3)
+    X = torch.rand(60, 1, generator=g, dtype=torch.float64)
+    noise = torch.where(X[:, 0] > 0.8, 3.0, 0.1) * torch.randn(60, generator=g).double()
+    data = Dataset.of(X, torch.sin(7 * X[:, 0]) + noise)
+    assert excess_kurtosis(data.Y) > 1.5
+    fits = []
+
+    def recorded(*given: Any, **settings: Any) -> FitResult[Any]:
+        fits.append(fit_sparse(*given, **settings))
+        return fits[-1]
+
+    monkeypatch.setattr(module, "fit_sparse", recorded)
+    with short_fits():
+        schedule = FastSchedule(rounds=1, inclusion_steps=3)
+        result = fit(
+            untrained(data).prune((torch.zeros(9) > 0, torch.zeros(7) > 0)), data, schedule=schedule
+        )
+    assert len(result.model.log_noise.candidates) > 0
+    kernels: list[Any] = [fits[0].model.kernel, result.model.function.kernel]
+    held, free = (kernel.base_kernel for kernel in kernels)
+    assert held.raw_lengthscale.requires_grad
+    assert abs(held.lengthscale.log() - free.lengthscale.log()).item() > 0.01

@@ -30,6 +30,7 @@ from winnowgp.data import (
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.kernels import prior_mean
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import FastSchedule, FitResult, PaperSchedule, Progress, fit
 
@@ -106,7 +107,7 @@ def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks per pass, none aligned with a row group or a batch."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-    monkeypatch.setattr("winnowgp.training.fast_steps.HELD", 0)
+    monkeypatch.setattr("winnowgp.training.row_sampling.HELD", 0)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def expected() -> FitResult[SparseGP]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-        patch.setattr("winnowgp.training.fast_steps.HELD", 0)
+        patch.setattr("winnowgp.training.row_sampling.HELD", 0)
         return fitted(open_source(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 
@@ -159,7 +160,7 @@ def test_fit_any_source_equals_rows_in_memory(
 def test_fit_uses_rows_beyond_the_sample(
     sample: int, expected: FitResult[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", sample)
+    monkeypatch.setattr("winnowgp.training.row_sampling.SAMPLE", sample)
     source = Tracked(WHOLE)
     found = fitted(source)
     # The result is for all rows: the direct bound, and predictions of the same points.
@@ -173,7 +174,7 @@ def test_fit_uses_rows_beyond_the_sample(
 
 
 def test_fit_memory_is_limited_to_sample_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.fast_steps.SAMPLE", 10)
+    monkeypatch.setattr("winnowgp.training.row_sampling.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows are read for the fingerprint.
     monkeypatch.setattr(sys.modules["winnowgp.training.fingerprint"], "FIRST", 10)
@@ -295,3 +296,46 @@ def test_fit_damaged_row_group_raises(tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"table\.parquet: row group 2 .*cannot be read"):
         fitted(open_source(path))
+
+
+NOISE = RNG.uniform(0.01, 0.5, N)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("kind", ["parquet", "batches"])
+def test_known_noise_of_a_streamed_source_is_that_of_rows_in_memory(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind == "parquet":
+        columns = pyarrow.table({"a": X[:, 0], "s": NOISE, "y": Y})
+        parquet.write_table(columns, tmp_path / "a.parquet", row_group_size=GROUP)
+        source = ParquetSource(tmp_path / "a.parquet", targets="y", noise="s")
+    else:
+        rows = [slice(0, 23), slice(23, N)]
+        source = BatchSource(lambda: ((X[r], Y[r], NOISE[r]) for r in rows))
+    assert source.has_noise
+    assert source.shard(1, 2).has_noise
+    assert source.D == 1
+    known = torch.tensor(NOISE)
+    whole, some = Dataset.of(WHOLE.X, WHOLE.Y, noise=known[:, None]), torch.tensor([41, 3, 3])
+    torch.testing.assert_close(source.part(some).noise, known[some, None])
+    torch.testing.assert_close(
+        source.shard(1, 2).part(some[1:]).noise, known[N // 2 + some[1:], None]
+    )
+    small = gp(6)
+    assert small.fixed_bound(source) == pytest.approx(small.fixed_bound(whole), rel=1e-10)
+    with torch.no_grad():
+        K = small.kernel(whole.X).to_dense()
+        Q = K[:, :6] @ torch.linalg.solve(K[:6, :6], K[:6])
+        row_noise = known + small.noise
+        dense = (
+            torch.distributions.MultivariateNormal(
+                prior_mean(small.mean, whole.X)[:, 0], Q + row_noise.diag()
+            ).log_prob(whole.Y[:, 0])
+            - 0.5 * ((K - Q).diagonal() / row_noise).sum()
+        )
+    assert small.fixed_bound(source) == pytest.approx(dense.item(), rel=1e-5)
+    masks = torch.tensor([[True] * 6, [True, False, True] * 2])
+    torch.testing.assert_close(
+        small.subset_statistics(source).value(masks), small.subset_statistics(whole).value(masks)
+    )

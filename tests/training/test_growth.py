@@ -335,7 +335,7 @@ def test_grow_refitted_other_likelihoods_refit_each_doubling(
     assert pool.elbo == pytest.approx(pool.model.fixed_bound(labels), abs=1e-6)
 
 
-@pytest.mark.parametrize("most", [40, 150])
+@pytest.mark.parametrize("most", [12, 150])
 def test_limited_pool_has_hyperparameters_that_predict_best(most: int) -> None:
     """The ELBO of too few candidates prefers more noise; with many of them predictions do not."""
     g = seeded()

@@ -21,9 +21,8 @@ from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG as LOG
 from winnowgp.training.hyperparameters import (
     Initialization,
     maximise_evidence,
-    starting_points,
 )
-from winnowgp.training.initialization import trainable_lengthscales
+from winnowgp.training.initialization import starting_points, trainable_lengthscales
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 

@@ -7,6 +7,7 @@ from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
 from winnowgp.training.goals import AllCandidates, FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
 from winnowgp.training.initialization import principal_latents
+from winnowgp.training.laplace import hyperparameter_mixture
 from winnowgp.training.paper import PaperSchedule
 from winnowgp.training.schedules import FitResult, Growth, Schedule, SizedModel, fit
 from winnowgp.training.streaming import StreamUpdate, update
@@ -34,6 +35,7 @@ __all__ = [
     "StreamUpdate",
     "Tolerance",
     "fit",
+    "hyperparameter_mixture",
     "principal_latents",
     "update",
 ]

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.data.dataset import RowBatches
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.row_indices import RowBatches
 from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog

@@ -71,6 +71,13 @@ class Budget:
         return max(left, 0.0)
 
     @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the wall-clock limit, at least zero; None if there is none."""
+        if self.seconds is None:
+            return None
+        return max(self.seconds - (perf_counter() - self._started), 0.0)
+
+    @property
     def expired(self) -> bool:
         """Whether the wall-clock limit has passed."""
         return self.seconds is not None and perf_counter() - self._started > self.seconds

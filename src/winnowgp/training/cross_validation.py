@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
 import torch
+from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -20,11 +21,13 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.exact_gp import exact_log_density
+from winnowgp.models.kernels import cross_covariance
 from winnowgp.selection import elimination_frontier
 
 FOLDS = 10
 # Largest number of rows of a fold.
 _MOST_ROWS = 2000
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class CrossValidation:
     def densities(self, model: InducingModel, M: int | None = None) -> Float[Tensor, " n"]:
         """Return log densities of the held-out rows, in nats, summed over observed targets.
 
-        Candidates at held-out rows are left out, unless another row has the same inputs.
+        Candidates at held-out rows give way to neighbours, unless another row has the same inputs.
 
         Args:
             M: number of inducing points that are selected from the model's candidates without the
@@ -113,7 +116,8 @@ class CrossValidation:
         """Return log densities along the elimination, for several numbers of inducing points."""
         results: list[list[Tensor]] = [[] for _ in sizes]
         for rest, rows in self._splits():
-            pool = model.with_candidates(_without(model.candidates.detach(), rows.X, rest.X))
+            Z = _without(model.kernel, model.candidates.detach(), rows.X, rest.X)
+            pool = model.with_candidates(Z)
             masks = None
             if min(sizes) < pool.K:
                 masks = elimination_frontier(pool.subset_statistics(rest)).masks
@@ -169,10 +173,19 @@ class CrossValidation:
 
 
 def _without(
-    Z: Float[Tensor, "K D"], held: Float[Tensor, "n D"], rest: Float[Tensor, "m D"]
+    kernel: Kernel, Z: Float[Tensor, "K D"], held: Float[Tensor, "n D"], rest: Float[Tensor, "m D"]
 ) -> Float[Tensor, "J D"]:
-    """Return the points that are not at held-out rows only."""
+    """Return the points with those at held-out rows only replaced.
+
+    Each gives way to the free row of the highest correlation, if there is one: without the held-out
+    row, that neighbour would have become a candidate.
+    """
     places = torch.cat([Z, held, rest]).unique(dim=0, return_inverse=True)[1]
     point, at_held, at_rest = places.split([len(Z), len(held), len(rest)])
     own = torch.isin(point, at_held) & ~torch.isin(point, at_rest)
-    return Z[~own]
+    kept, free = Z[~own], rest[~torch.isin(at_rest, point)]
+    if not own.any() or not len(free):
+        return kept
+    cross, variance = cross_covariance(kernel, Z[own])(free)
+    nearest = (cross / variance.clamp_min(_TINY).sqrt()[:, None]).argmax(0).unique()
+    return torch.cat([kept, free[nearest]])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import nan
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -42,8 +42,9 @@ _ITERATIONS = 30
 _MOVED = 0.5
 # Nats per observation that the last update of q(f) and q(g) gains.
 _SETTLED = 1e-6
-# Shares of a wall-clock limit: constant noise, the first fit of g, the last fit of f.
-_SHARES = (0.4, 0.2, 0.4)
+# Shares of the seconds that are left: constant noise, the first fit of g, and f and g in turn. The
+# last fit of f may take the rest.
+_CONSTANT, _FIRST, _IN_TURN = 0.4, 0.3, 0.5
 
 
 def fit_heteroscedastic(
@@ -59,28 +60,35 @@ def fit_heteroscedastic(
     5. The optimal q(f) and q(g) at the final parameters.
 
     Gaps and frontier of the result are those of f given q(g). A limit on the number of points holds
-    for each process; g keeps fewer if they are within the tolerance.
+    for each process; g keeps fewer if they are within the tolerance. A wall-clock limit is divided
+    among the steps; the alternation ends once its share is used up.
     """
     warn_not_sharded(
         context.process_group, "the fast schedule shares rows for constant Gaussian noise only"
     )
     rows = data.require_dataset("`HeteroscedasticGP`")
-    each = [_limited(training, share) for share in _SHARES]
-    plain = fit_sparse(model.function, rows, training=each[0], context=context)
+    clock = Budget(model.candidates.device, seconds=training.max_seconds)
+    limited = replace(training, max_seconds=_share(clock, _CONSTANT))
+    plain = fit_sparse(model.function, rows, training=limited, context=context)
     targets = noise_targets(plain.posterior, rows)
     settings = replace(
-        each[1], goal=noise_goal(training.goal), kernels=(), linear_term=False, kept_sizes=0
+        training,
+        goal=noise_goal(training.goal),
+        kernels=(),
+        linear_term=False,
+        kept_sizes=0,
+        max_seconds=_share(clock, _FIRST),
     )
     noise = fit_sparse(model.log_noise, targets, training=settings, context=context)
     start = model.with_parts(function=plain.model, log_noise=noise.model).normalised(rows)
     if not start.log_noise.K:
         return _constant(plain, start, noise, rows)
-    steps = _Steps(rows, training, context)
+    in_turn = Budget(model.candidates.device, seconds=_share(clock, _IN_TURN))
+    steps = _Steps(rows, training, context, in_turn)
     current = steps.alternate(start)
     current, pool, selection = steps.select_noise(current, settings.goal)
-    warm = replace(each[2], warm_start=True)
-    if isinstance(training.goal, AllCandidates):
-        warm = replace(warm, warm_start=False)
+    earlier = not isinstance(training.goal, AllCandidates)
+    warm = replace(training, warm_start=earlier, max_seconds=_share(clock, 1.0))
     last = fit_sparse(current.function, current.weighted(rows), training=warm, context=context)
     current = steps.optimise_noise(current.with_parts(function=last.model))
     current = current.with_best_q(rows, gain=_SETTLED).normalised(rows)
@@ -88,17 +96,20 @@ def fit_heteroscedastic(
     if elbo < plain.elbo + significant_gain(current.log_noise, rows.N):
         return _constant(plain, steps.without_noise_points(start), noise, rows)
     posterior = current.posterior(rows)
-    return FitResult(
+    result: FitResult[Any] = last
+    return replace(
+        result,
         model=current,
         posterior=posterior,
         selections=(last.selection, selection),
         candidates=(last.candidates[0], pool),
         elbo=elbo,
-        elbo_gap=last.elbo_gap,
-        growth=last.growth,
         kernel_evidence=plain.kernel_evidence,
+        linear_gain=plain.linear_gain,
         frontier=_shifted(last.frontier, elbo - last.elbo, rows),
         sized=_sized(last.sized, posterior.log_noise, elbo - last.elbo),
+        evidence=None,
+        predictive_gap=None,
         noise_gain=elbo - plain.elbo,
     )
 
@@ -117,16 +128,19 @@ def noise_goal(goal: Goal) -> Goal:
 @final
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The steps of the schedule on fixed rows."""
+    """The steps of the schedule on fixed rows, within one budget."""
 
     rows: Dataset
     training: SparseTraining
     context: TrainingContext
+    budget: Budget
 
     def alternate(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
-        """Optimise f and g in turn until a round gains little."""
+        """Optimise f and g in turn until a round gains little or the budget is spent."""
         bound = model.fixed_bound(self.rows)
         for _ in range(_ROUNDS):
+            if self._spent():
+                break
             better = self.optimise_noise(self._optimise_function(model))
             gained = better.fixed_bound(self.rows) - bound
             if gained > 0:
@@ -185,22 +199,26 @@ class _Steps:
         better.candidates.requires_grad_(learnt)
         return better
 
+    def _spent(self) -> bool:
+        """Return whether the budget is spent; a decision by the clock is taken once."""
+        if self.budget.seconds is None:
+            return self.budget.remaining == 0
+        return self.context.checkpoint_log.once(lambda: self.budget.remaining == 0)
+
     def _steps(self, model: Model, rows: Dataset) -> FastSteps[Model]:
-        budget = Budget(model.candidates.device, seconds=self.training.max_seconds)
         return FastSteps(
             model,
             rows,
             rows=self.training.selection_rows,
             context=self.context,
-            budget=budget,
+            budget=self.budget,
             warm_start=True,
         )
 
 
-def _limited(training: SparseTraining, share: float) -> SparseTraining:
-    if training.max_seconds is None:
-        return training
-    return replace(training, max_seconds=share * training.max_seconds)
+def _share(clock: Budget, share: float) -> float | None:
+    """Return a share of the seconds that are left; None without a limit."""
+    return None if clock.seconds_left is None else share * clock.seconds_left
 
 
 def _constant(
@@ -213,19 +231,14 @@ def _constant(
     model = model.with_parts(function=plain.model).normalised(rows)
     log_noise = model.log_noise.posterior(rows)
     nothing = replace(noise.selection, mask=torch.zeros_like(noise.selection.mask))
-    return FitResult(
+    result: FitResult[Any] = plain
+    return replace(
+        result,
         model=model,
         posterior=HeteroscedasticPosterior(plain.posterior, log_noise),
         selections=(plain.selection, nothing),
         candidates=(*plain.candidates, *noise.candidates),
-        elbo=plain.elbo,
-        elbo_gap=plain.elbo_gap,
-        evidence=plain.evidence,
-        growth=plain.growth,
-        kernel_evidence=plain.kernel_evidence,
-        frontier=plain.frontier,
         sized=_sized(plain.sized, log_noise, 0.0),
-        predictive_gap=plain.predictive_gap,
         noise_gain=0.0,
     )
 

@@ -1,7 +1,8 @@
 """The fast schedule of models with one candidate set: `SparseGP` and `VariationalGP`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import inf
 from typing import Generic
 
 import torch
@@ -10,26 +11,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Source
-from winnowgp.errors import InputError, NotPositiveDefiniteError, TrainingError
+from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, Selection, SizeFrontier
 from winnowgp.training.budget import Budget, selection_work
-from winnowgp.training.confirmation import generalising, significant_gain
+from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
-from winnowgp.training.fast_steps import FastSteps, scaled
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.growth import Pool, grown_pool
-from winnowgp.training.hyperparameters import starting_points
+from winnowgp.training.initialization import scaled, starting_points
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.schedules import (
-    FitResult,
-    Growth,
-    SizedModel,
-    TrainingContext,
-    warn_not_sharded,
-)
+from winnowgp.training.schedules import FitResult, Growth, TrainingContext, warn_not_sharded
+from winnowgp.training.smaller_models import SmallerModel, smaller_models
 
 # Points are moved if they have fewer coordinates than this many per row. More of them would be
 # fitted to the rows, and hardly save points where so many are needed.
@@ -39,10 +36,10 @@ _MOVED = 0.5
 _INCLUSION, _REPORTED, _CRITERION = 0.001, 0.005, 0.05
 # Candidates that were not needed, of which inclusion probabilities are learnt.
 _FRESH = 512
+# The number of points has settled if it does not fall below this share.
+_SETTLED = 0.97
 # Ratio of the sizes that cross-validation compares.
 _SIZE_RATIO = 1.15
-# Numbers of inducing points that a fit may keep models of, besides its own.
-_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +81,10 @@ def fit_sparse(
             "`criterion='predictive'` needs all rows in the memory of one process; use 'elbo'."
         )
     chosen = _select(steps, training)
+    smaller = smaller_models(steps, chosen.model, training.kept_sizes)
+    while (simpler := _simpler(steps, chosen, smaller)) is not None:
+        chosen = simpler
+        smaller = smaller_models(steps, chosen.model, training.kept_sizes)
     data, fitted = steps.data, chosen.model
     steps.warn_unless_settled(fitted)
     pool, selection = _inclusion(steps, fitted, training, context.generator)
@@ -91,9 +92,12 @@ def fit_sparse(
     held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
     with threads_for(10.0 * fitted.K**3):
         elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
-        sized, frontiers = _sized_models(steps, fitted, training.kept_sizes, held_out)
+        sized = tuple(each.sized(data, held_out) for each in smaller)
     frontier = SizeFrontier.of(
-        *chosen.frontiers, selection.frontier, *frontiers, N=data.observations
+        *chosen.frontiers,
+        selection.frontier,
+        *(each.frontier for each in smaller),
+        N=data.observations,
     )
     for other in sized:
         frontier = frontier.with_model(
@@ -102,6 +106,8 @@ def fit_sparse(
     frontier, gap = _compared(steps, chosen, frontier, elbo, held_out)
     initial = steps.initialization
     assert initial is not None
+    for name in initial.held:
+        final_model.kernel.get_parameter(name).requires_grad_(True)
     evidence, reference = final_model.evidence(data), chosen.reference
     if chosen.exact:
         # With weights, the maximum of the evidence was that of unit weights.
@@ -168,24 +174,41 @@ def _compared(
     return frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own)), gap
 
 
-def _sized_models(
-    steps: FastSteps[Model], fitted: Model, count: int, held_out: CrossValidation | None
-) -> tuple[tuple[SizedModel, ...], list[Frontier]]:
-    """Return models with fewer inducing points, refitted at their size, and their frontiers."""
-    sized, frontiers = [], []
-    smaller = [size for size in _SIZES if size < fitted.K]
-    for M in smaller[max(len(smaller) - count, 0) :]:
-        try:
-            model, elbo = steps.shrunk(fitted, M)
-        except TrainingError:
-            continue
-        if model.K in [other.posterior.M for other in sized] or model.K >= fitted.K:
-            continue
-        frontiers.append(steps.frontier(model.subset_statistics(steps.data)))
-        model = model.with_best_q(steps.data)
-        density = nan if held_out is None else held_out.mean(held_out.densities(model))
-        sized.append(SizedModel(model.posterior(steps.data), elbo, density))
-    return tuple(sized), frontiers
+def _simpler(
+    steps: FastSteps[Model], chosen: "_Choice[Model]", smaller: Sequence[SmallerModel[Model]]
+) -> "_Choice[Model] | None":
+    """Return a choice of fewer points at other hyper-parameters, if these keep the tolerance.
+
+    The evidence may be highest for a function that varies rapidly and needs many points, and hardly
+    lower for a smooth one that needs few.
+    """
+    if chosen.goal is None:
+        return None
+    nats, within, prior = chosen.goal.nats, [], _log_prior(chosen.model)
+    for index, each in enumerate(smaller):
+        # Hyper-parameters that are less probable a priori must gain as much.
+        reference = chosen.reference + max(prior - _log_prior(each.model), 0.0)
+        if each.frontier.bounds.max().item() >= reference - nats * steps.data.observations:
+            within.append((each.frontier.smallest(nats, reference=reference), index))
+    if not within:
+        return None
+    M, index = min(within)
+    if M >= _SETTLED * chosen.model.K:
+        return None
+    pool, frontier = smaller[index].model, smaller[index].frontier
+    model = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
+    reference = chosen.reference
+    if M:
+        stop = Stop(3e-4 * steps.data.observations, 20, 200)
+        model, elbo = steps.optimise(model, stop=stop)
+        reference = max(reference, elbo)
+    frontiers = (*chosen.frontiers, *(each.frontier for each in smaller))
+    return replace(chosen, model=model, reference=reference, candidates=None, frontiers=frontiers)
+
+
+@torch.no_grad()
+def _log_prior(model: InducingModel) -> float:
+    return log_prior(model).item()
 
 
 def _exact_density(model: InducingModel, held_out: CrossValidation | None) -> float | None:
@@ -216,6 +239,8 @@ class _Choice(Generic[Model]):
     """ELBO of the constant model."""
     candidates: Model | None = None
     """The pool that the model is a subset of; None if its points have moved since."""
+    goal: Tolerance | None = None
+    """The tolerance that the ELBO of the model keeps, if that is the goal."""
 
     @property
     def compared(self) -> Model:
@@ -294,7 +319,7 @@ def _select_by_goal(
 ) -> _Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
     initial, data = steps.initialise(), steps.data
-    confirmed = generalising(steps, initial) if isinstance(goal, Tolerance) else initial
+    confirmed = confirmed_optima(steps, initial) if isinstance(goal, Tolerance) else initial
     initial = steps.initialization = confirmed or initial
     constant = steps.constant_model(initial.best)
     most = min(training.n_candidates or steps.most, steps.most)
@@ -360,7 +385,7 @@ def _select_by_goal(
         current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
         steps.budget.spend(selection_work(candidates, data, candidates.K))
         fits.append((current, frontier.bounds[M].item(), candidates))
-        settled = index > 0 and abs(M - size) <= 0.03 * size
+        settled = index > 0 and abs(M - size) <= (1 - _SETTLED) * size
         last, size = settled or index == training.rounds - 1, M
         if not current.K or pool.growth.limit in ("work", "memory", "max_fit_seconds"):
             # No work is left to move the points.
@@ -388,6 +413,7 @@ def _select_by_goal(
         reference=reference,
         frontiers=tuple(frontiers),
         candidates=candidates,
+        goal=goal if isinstance(goal, Tolerance) else None,
     )
 
 

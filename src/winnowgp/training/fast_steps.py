@@ -2,28 +2,25 @@
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from math import inf
 from typing import Generic, TypeVar, final
 
 import torch
 from gpytorch.kernels import Kernel, LinearKernel
-from torch import Tensor
 
 from winnowgp.data import Dataset, Source
-from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import ConvergenceWarning, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
-from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.base import Model
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
-from winnowgp.training.budget import DENSE, Budget, dense_work, selection_work
+from winnowgp.training.budget import Budget, dense_work, selection_work
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
@@ -32,22 +29,20 @@ from winnowgp.training.hyperparameters import (
     Optimum,
     maximise_evidence,
     optimise_evidence,
-    representative_rows,
-    starting_points,
-    with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.local_evidence import maximise_local_evidence
+from winnowgp.training.row_sampling import (
+    is_complete,
+    representative_rows,
+    rows_in_memory,
+    with_unit_weights,
+)
 from winnowgp.training.schedules import TrainingContext
 from winnowgp.typing import Mask
 
 _Decision = TypeVar("_Decision")
 
-# Largest number of rows that are sampled from a source which is not in memory. A wide table is
-# limited to `NUMBERS` numbers, but to at least `_FEWEST` rows, which the schedule uses.
-SAMPLE, NUMBERS, _FEWEST = 2**18, 2**25, 4096
-# A source with at most this many rows, all of them in the sample, is not read again in each pass.
-HELD = SAMPLE
 # Fewest L-BFGS iterations of a run that the budget limits.
 _LEAST = 10
 # Nats per observation gained by the last iterations from which an optimisation has not settled.
@@ -99,8 +94,8 @@ class FastSteps(Generic[Model]):
         self.initialization: Initialization[Model] | None = None
         self._kernels, self._linear_term = kernels, linear_term
         self._rows, self._context = rows, context
-        self.sample, self._order = _sampled(data, context.generator)
-        self.data = self.sample if _is_complete(data, self.sample) else data
+        self.sample, self._order = rows_in_memory(data, context.generator)
+        self.data = self.sample if is_complete(data, self.sample) else data
         self._given = model.candidates.detach().clone()
         # Points of an earlier fit are no limit on where candidates may be.
         self.earlier = self._given if warm_start and model.candidates.requires_grad else None
@@ -186,20 +181,12 @@ class FastSteps(Generic[Model]):
         bare = self.model.with_candidates(self.sample.X[:0])
         rows = representative_rows(bare, self.sample, self._order, count)
         rows = with_unit_weights(bare, rows)
-        _lift_noise(bare, rows)
+        initialization.lift_noise(bare, rows)
         optima = []
-        for model in (bare, starting_points(bare, self.sample)[1]):
-            value = -inf
-            with suppress(TrainingError), threads_for(DENSE * rows.N**3):
-                maximum = maximise_elbo(
-                    model,
-                    rows.X,
-                    objective=model.dense_bound(rows),
-                    stop=Stop(3e-4 * rows.observations, 10, 60),
-                    checkpoint_log=self._context.checkpoint_log,
-                )
-                value = maximum.value
-                self.budget.spend(1.15 * maximum.iterations * dense_work(model, rows))
+        for model in (bare, initialization.starting_points(bare, self.sample)[1]):
+            stop = Stop(3e-4 * rows.observations, 10, 60)
+            value, iterations = optimise_evidence(model, rows, stop, self._context.checkpoint_log)
+            self.budget.spend(1.15 * iterations * dense_work(model, rows))
             optima.append(Optimum(model, value, rows.observations, 0))
         optimum, fresh = optima
         if self.shared(optimum.evidence - fresh.evidence) < -_DISTINCT * rows.observations:
@@ -241,7 +228,7 @@ class FastSteps(Generic[Model]):
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = scaled(model, variance=1e-6, lengthscale=1.0)
+        bare = initialization.scaled(model, variance=1e-6, lengthscale=1.0)
         for kernel in initialization.trainable_variances(bare.kernel):
             initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
         for kernel in bare.kernel.modules():
@@ -268,7 +255,7 @@ class FastSteps(Generic[Model]):
         M points cannot represent the exact posterior: their optimum is closer to a smoother
         function with more noise.
         """
-        soft = scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
+        soft = initialization.scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
         start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
@@ -365,7 +352,7 @@ class FastSteps(Generic[Model]):
             moved.precision = precision
         dataset = rows.as_dataset()
         dataset = self.sample if dataset is None else dataset
-        _lift_noise(moved, dataset)
+        initialization.lift_noise(moved, dataset)
         cost = max(model.chunked_cost(rows), 1.0)
         affordable = self._decided(lambda: int(_SHARE * self.budget.remaining / cost))
         stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
@@ -426,8 +413,8 @@ class FastSteps(Generic[Model]):
         if self.earlier is not None:
             return [self._resized(self.model, M)]
         initial = self.initialization.best
-        smooth = starting_points(initial, self.sample)[1]
-        soft = scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
+        smooth = initialization.starting_points(initial, self.sample)[1]
+        soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M)]
         if M > 32:
             starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
@@ -438,7 +425,7 @@ class FastSteps(Generic[Model]):
                 self._centres(soft, M),
             ]
         if M <= 16:
-            smoother = scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
+            smoother = initialization.scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
             starts += [self._centres(smooth, M), self._centres(smoother, M)]
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
@@ -502,49 +489,3 @@ class FastSteps(Generic[Model]):
         """Return the model with points at random rows, from either end of the fixed order."""
         source = self._given if len(self._given) else self.sample.X[self._order]
         return model.with_candidates(source[:M] if first else source[-M:])
-
-
-def _sampled(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
-    """Return rows in memory, and a random order of them."""
-    device = generator.device
-    dataset = data.as_dataset()
-    if dataset is not None:
-        return dataset, torch.randperm(data.N, generator=generator, device=device)
-    most = min(SAMPLE, max(_FEWEST, NUMBERS // (data.D + data.P)))
-    if most >= data.N:
-        sample = data.part(torch.arange(data.N)).to(device)
-        return sample, torch.randperm(data.N, generator=generator, device=device)
-    rows = sampled_rows(data.N, most, generator)
-    sample = data.part(rows.cpu()).to(device)
-    return sample, torch.arange(sample.N, device=device)
-
-
-def _is_complete(data: Source, sample: Dataset) -> bool:
-    """Return whether the sample contains all rows, and no other process has any."""
-    return sample.N == data.N <= HELD and len(data.shards()) == data.process_group.world_size == 1
-
-
-def _lift_noise(model: InducingModel, rows: Dataset) -> None:
-    """Reset noise that has reached its lower constraint, where its gradient vanishes."""
-    noise = initialization.noise_of(model.likelihood)
-    if noise is None:
-        return
-    square = initialization.mean_square(model.likelihood, rows)
-    least = (1e-4 * square).clamp_min(10 * LEAST_NOISE)
-    if bool((noise.value < least).any()):
-        initialization.set_noise(model.likelihood, torch.maximum(noise.value, least))
-
-
-def scaled(
-    model: Model, *, variance: float = 1.0, lengthscale: float = 1.0, noise: float = 1.0
-) -> Model:
-    """Return a copy with trainable kernel variances, lengthscales and noise multiplied."""
-    scaled = deepcopy(model)
-    for kernel in initialization.trainable_variances(scaled.kernel):
-        initialization.set_within(kernel, "outputscale", variance * kernel.outputscale.detach())
-    for kernel in initialization.trainable_lengthscales(scaled.kernel):
-        initialization.set_within(kernel, "lengthscale", lengthscale * kernel.lengthscale.detach())
-    learnt = initialization.noise_of(scaled.likelihood)
-    if learnt is not None:
-        initialization.set_noise(scaled.likelihood, noise * learnt.value)
-    return scaled

@@ -14,9 +14,10 @@ from typing import Generic
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.training.budget import selection_work
-from winnowgp.training.fast_steps import FastSteps, scaled
+from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
 from winnowgp.training.hyperparameters import Initialization
+from winnowgp.training.initialization import scaled
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import Growth
 

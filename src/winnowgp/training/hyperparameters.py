@@ -20,8 +20,7 @@ from math import inf, sqrt
 from typing import Generic
 
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel
-from gpytorch.means import ConstantMean
+from gpytorch.kernels import AdditiveKernel, LinearKernel
 from jaxtyping import Int
 from torch import Tensor
 
@@ -34,16 +33,12 @@ from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
-    best_level,
-    column_count,
     column_spread,
-    kernel_variances,
-    mean_square,
-    noise_of,
-    set_noise,
     set_within,
+    shorten_lengthscales,
+    starting_points,
     trainable_lengthscales,
-    trainable_variances,
+    transferred,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.row_sampling import representative_rows, with_unit_weights
@@ -97,6 +92,8 @@ class Initialization(Generic[Model]):
     were compared; −∞ for a kernel that failed."""
     linear_gain: float | None = None
     """Nats per observation by which a linear term raised the evidence, if one was added."""
+    held: tuple[str, ...] = ()
+    """Names of kernel parameters that stay as they are during the fit, and are free after it."""
 
     @property
     def best(self) -> Model:
@@ -275,7 +272,7 @@ class _Search(Generic[Model]):
         starts = [Start(ranked[0].model, ranked[0].kernel)]
         for optimum in _distinct(ranked)[:2]:
             model = deepcopy(optimum.model)
-            if _shorten(model.kernel, self.data) or optimum is not ranked[0]:
+            if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
         return starts
 
@@ -326,61 +323,10 @@ class _Search(Generic[Model]):
         """
         rows, starts = self.rows(count), []
         for kernel, model in enumerate(self.models[1:], start=1):
-            modes = [_transferred(optimum.model, model) for optimum in _distinct(ranked)[:2]]
+            modes = [transferred(optimum.model, model) for optimum in _distinct(ranked)[:2]]
             own = max(starting_points(model, self.data)[1:], key=lambda m: _objective(m, rows))
             starts += [Start(start, kernel) for start in (*modes, own)]
         return starts
-
-
-def starting_points(model: Model, data: Dataset) -> list[Model]:
-    """Return the model as given, and variants that together reach most modes met in practice.
-
-    A kernel on D columns has lengthscales of √D or 1 standard deviations of the inputs (two typical
-    rows are √(2D) apart, so √D correlates them by e⁻¹), and a tenth with up to three columns, where
-    rows are dense enough to distinguish a rapidly varying function from noise. The noise is a tenth
-    or a hundredth of the targets' variance; a likelihood without noise has two kernel variances
-    instead. A constant mean is where the targets are most probable. Several terms of a kernel keep
-    the ratios of their lengthscales: equal terms would stay equal.
-    """
-    bare = model.with_candidates(data.X[:0])
-    starts = [bare]
-    level = best_level(model.likelihood, data)
-    constant = isinstance(model.mean, ConstantMean) and any(
-        p.requires_grad for p in model.mean.parameters()
-    )
-    variance = mean_square(model.likelihood, data, level * constant)
-    noisy = noise_of(model.likelihood) is not None
-    scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
-    lengthscales = trainable_lengthscales(model.kernel)
-    ratios = _relative_lengthscales(lengthscales)
-    columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
-    factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
-    for factor in factors if columns > 1 else factors[1:]:
-        for scale in scales:
-            start = deepcopy(bare)
-            for kernel, ratio in zip(trainable_lengthscales(start.kernel), ratios, strict=True):
-                times = sqrt(column_count(kernel, data)) if factor == "root" else factor
-                set_within(kernel, "lengthscale", times * ratio * column_spread(kernel, data))
-            if isinstance(start.mean, ConstantMean) and constant:
-                start.mean.initialize(constant=level)
-            if noisy:
-                set_noise(start.likelihood, (scale * variance).clamp_min(1e-5))
-            else:
-                for kernel in trainable_variances(start.kernel):
-                    set_within(kernel, "outputscale", data.X.new_tensor(scale))
-            starts.append(start)
-    return starts
-
-
-def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
-    """Return the lengthscales of each kernel, divided by those of the first on as many columns."""
-    first: dict[torch.Size, Tensor] = {}
-    ratios: list[Tensor | float] = []
-    for kernel in kernels:
-        own = kernel.lengthscale.detach()
-        known = first.setdefault(own.shape, own)
-        ratios.append(1.0 if known is own else (own / known).mean())
-    return ratios
 
 
 def optimise_evidence(
@@ -459,25 +405,6 @@ def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, 
     return tuple(best)
 
 
-def _transferred(source: Model, target: Model) -> Model:
-    """Return a copy of `target` with the hyper-parameters of `source` where they correspond."""
-    model = target.with_candidates(source.candidates.detach()[:0])
-    pairs = zip(
-        trainable_lengthscales(source.kernel), trainable_lengthscales(model.kernel), strict=False
-    )
-    for one, other in pairs:
-        if one.lengthscale.shape == other.lengthscale.shape:
-            set_within(other, "lengthscale", one.lengthscale.detach())
-    scales = zip(
-        trainable_variances(source.kernel), trainable_variances(model.kernel), strict=False
-    )
-    for one, other in scales:
-        set_within(other, "outputscale", one.outputscale.detach())
-    model.likelihood.load_state_dict(source.likelihood.state_dict())
-    model.mean.load_state_dict(source.mean.state_dict())
-    return model
-
-
 def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
     """Return the optimum with a linear term in addition, of a tenth of the targets' variance."""
     model = deepcopy(optimum.model)
@@ -486,18 +413,3 @@ def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
     linear.variance = variance[None]
     model.kernel = AdditiveKernel(model.kernel, linear)
     return Start(model, optimum.kernel)
-
-
-def _shorten(kernel: Kernel, data: Dataset) -> bool:
-    """Limit lengthscales to 2√D standard deviations; beyond, their gradient vanishes.
-
-    Returns: whether any was longer.
-    """
-    changed = False
-    for part in trainable_lengthscales(kernel):
-        spread = column_spread(part, data)
-        longest = 2 * sqrt(column_count(part, data)) * spread
-        before = part.lengthscale.detach()
-        changed |= bool((before > longest).any())
-        set_within(part, "lengthscale", torch.minimum(before, longest))
-    return changed

@@ -1,17 +1,22 @@
-"""Access to hyper-parameters that starts vary; initial latent positions and cluster centres."""
+"""Hyper-parameters, latent positions and cluster centres to start from."""
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 import gpytorch
 import torch
 from gpytorch import Module, likelihoods
 from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.means import ConstantMean
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
+from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000
@@ -122,6 +127,117 @@ def set_within(module: gpytorch.Module, name: str, value: Tensor) -> None:
         margin = 1e-3 * (high - low) if high < inf else 1e-9
         value = value.clamp(low + margin, high - margin)
     module.initialize(**{name: value})
+
+
+def starting_points(model: Model, data: Dataset) -> list[Model]:
+    """Return the model as given, and variants that together reach most modes met in practice.
+
+    A kernel on D columns has lengthscales of √D or 1 standard deviations of the inputs (two typical
+    rows are √(2D) apart, so √D correlates them by e⁻¹), and a tenth with up to three columns, where
+    rows are dense enough to distinguish a rapidly varying function from noise. The noise is a tenth
+    or a hundredth of the targets' variance; a likelihood without noise has two kernel variances
+    instead. A constant mean is where the targets are most probable. Several terms of a kernel keep
+    the ratios of their lengthscales: equal terms would stay equal.
+    """
+    bare = model.with_candidates(data.X[:0])
+    starts = [bare]
+    level = best_level(model.likelihood, data)
+    constant = isinstance(model.mean, ConstantMean) and any(
+        p.requires_grad for p in model.mean.parameters()
+    )
+    variance = mean_square(model.likelihood, data, level * constant)
+    noisy = noise_of(model.likelihood) is not None
+    scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
+    lengthscales = trainable_lengthscales(model.kernel)
+    ratios = _relative_lengthscales(lengthscales)
+    columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
+    factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
+    for factor in factors if columns > 1 else factors[1:]:
+        for scale in scales:
+            start = deepcopy(bare)
+            for kernel, ratio in zip(trainable_lengthscales(start.kernel), ratios, strict=True):
+                times = sqrt(column_count(kernel, data)) if factor == "root" else factor
+                set_within(kernel, "lengthscale", times * ratio * column_spread(kernel, data))
+            if isinstance(start.mean, ConstantMean) and constant:
+                start.mean.initialize(constant=level)
+            if noisy:
+                set_noise(start.likelihood, (scale * variance).clamp_min(1e-5))
+            else:
+                for kernel in trainable_variances(start.kernel):
+                    set_within(kernel, "outputscale", data.X.new_tensor(scale))
+            starts.append(start)
+    return starts
+
+
+def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
+    """Return the lengthscales of each kernel, divided by those of the first on as many columns."""
+    first: dict[torch.Size, Tensor] = {}
+    ratios: list[Tensor | float] = []
+    for kernel in kernels:
+        own = kernel.lengthscale.detach()
+        known = first.setdefault(own.shape, own)
+        ratios.append(1.0 if known is own else (own / known).mean())
+    return ratios
+
+
+def transferred(source: Model, target: Model) -> Model:
+    """Return a copy of `target` with the hyper-parameters of `source` where they correspond."""
+    model = target.with_candidates(source.candidates.detach()[:0])
+    pairs = zip(
+        trainable_lengthscales(source.kernel), trainable_lengthscales(model.kernel), strict=False
+    )
+    for one, other in pairs:
+        if one.lengthscale.shape == other.lengthscale.shape:
+            set_within(other, "lengthscale", one.lengthscale.detach())
+    scales = zip(
+        trainable_variances(source.kernel), trainable_variances(model.kernel), strict=False
+    )
+    for one, other in scales:
+        set_within(other, "outputscale", one.outputscale.detach())
+    model.likelihood.load_state_dict(source.likelihood.state_dict())
+    model.mean.load_state_dict(source.mean.state_dict())
+    return model
+
+
+def shorten_lengthscales(kernel: Kernel, data: Dataset) -> bool:
+    """Limit lengthscales to 2√D standard deviations; beyond, their gradient vanishes.
+
+    Returns: whether any was longer.
+    """
+    changed = False
+    for part in trainable_lengthscales(kernel):
+        spread = column_spread(part, data)
+        longest = 2 * sqrt(column_count(part, data)) * spread
+        before = part.lengthscale.detach()
+        changed |= bool((before > longest).any())
+        set_within(part, "lengthscale", torch.minimum(before, longest))
+    return changed
+
+
+def lift_noise(model: InducingModel, rows: Dataset) -> None:
+    """Reset noise that has reached its lower constraint, where its gradient vanishes."""
+    noise = noise_of(model.likelihood)
+    if noise is None:
+        return
+    square = mean_square(model.likelihood, rows)
+    least = (1e-4 * square).clamp_min(10 * LEAST_NOISE)
+    if bool((noise.value < least).any()):
+        set_noise(model.likelihood, torch.maximum(noise.value, least))
+
+
+def scaled(
+    model: Model, *, variance: float = 1.0, lengthscale: float = 1.0, noise: float = 1.0
+) -> Model:
+    """Return a copy with trainable kernel variances, lengthscales and noise multiplied."""
+    scaled = deepcopy(model)
+    for kernel in trainable_variances(scaled.kernel):
+        set_within(kernel, "outputscale", variance * kernel.outputscale.detach())
+    for kernel in trainable_lengthscales(scaled.kernel):
+        set_within(kernel, "lengthscale", lengthscale * kernel.lengthscale.detach())
+    learnt = noise_of(scaled.likelihood)
+    if learnt is not None:
+        set_noise(scaled.likelihood, noise * learnt.value)
+    return scaled
 
 
 def principal_latents(

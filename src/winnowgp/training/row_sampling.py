@@ -6,10 +6,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
+from winnowgp.data.row_indices import sampled_rows
 from winnowgp.models.base import InducingModel
 from winnowgp.training.initialization import noise_of
 
+# Largest number of rows that are sampled from a source which is not in memory. A wide table is
+# limited to `NUMBERS` numbers, but to at least `_FEWEST_ROWS` rows, which the schedule uses.
+SAMPLE, NUMBERS, _FEWEST_ROWS = 2**18, 2**25, 4096
+# A source with at most this many rows, all of them in the sample, is not read again in each pass.
+HELD = SAMPLE
 # A sample with fewer rows of the rarest kind of target than this is stratified.
 _FEWEST = 100
 
@@ -66,3 +72,23 @@ def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
     if rows.weights is None or not noisy or rows.observations <= rows.N:
         return rows
     return replace(rows, weights=rows.weights * (rows.N / rows.observations))
+
+
+def rows_in_memory(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
+    """Return all rows or a random sample, in memory, and a random order of them."""
+    device = generator.device
+    dataset = data.as_dataset()
+    if dataset is not None:
+        return dataset, torch.randperm(data.N, generator=generator, device=device)
+    most = min(SAMPLE, max(_FEWEST_ROWS, NUMBERS // (data.D + data.P)))
+    if most >= data.N:
+        sample = data.part(torch.arange(data.N)).to(device)
+        return sample, torch.randperm(data.N, generator=generator, device=device)
+    rows = sampled_rows(data.N, most, generator)
+    sample = data.part(rows.cpu()).to(device)
+    return sample, torch.arange(sample.N, device=device)
+
+
+def is_complete(data: Source, sample: Dataset) -> bool:
+    """Return whether the sample contains all rows, and no other process has any."""
+    return sample.N == data.N <= HELD and len(data.shards()) == data.process_group.world_size == 1

@@ -16,7 +16,13 @@ from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
-from winnowgp.models import DeepGP, HeteroscedasticGP, HeteroscedasticPosterior, Posterior
+from winnowgp.models import (
+    DeepGP,
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    MixturePosterior,
+    Posterior,
+)
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.selection import Selection, SizeFrontier
@@ -152,7 +158,7 @@ class Growth:
 class SizedModel:
     """A model of another size, with hyper-parameters and locations of its own."""
 
-    posterior: Posterior | HeteroscedasticPosterior
+    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
     elbo: float
     """ELBO in nats."""
     log_density: float
@@ -210,6 +216,7 @@ class FitResult(Generic[Trained]):
 class Schedule(ABC):
     """Interface of schedules, which train a model and select its inducing points."""
 
+    # Not abstract: a schedule that fits every model has nothing to check.
     def check(self, model: AnyModel, data: Source | MaskedMatrix) -> None:  # noqa: B027
         """Raise an error if the schedule cannot fit the model; called before anything else."""
 

@@ -15,7 +15,7 @@ from typing import final
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp.bounds.chunked import Moments, moment_bound
@@ -40,7 +40,7 @@ FRESH = 512
 
 # Share of the tolerance that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.1
-# Nats, per observation of the batch and at least in total, that the last iterations must gain.
+# Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
 
@@ -61,6 +61,8 @@ class StreamUpdate:
     added: int
     dropped: int
     moved: int
+    kept: Bool[Tensor, " M"]
+    """Which of the old inducing points are left; they come first in the posterior, in order."""
 
 
 def update(
@@ -69,6 +71,7 @@ def update(
     *,
     goal: Goal | None = None,
     given_up: float = 0.0,
+    earlier: float = 0.0,
     fresh: int = FRESH,
     learn: bool = True,
     move: bool = False,
@@ -84,6 +87,7 @@ def update(
         data: the batch, on the device of the model.
         goal: rule for the number of inducing points.
         given_up: nats that earlier selections gave up.
+        earlier: number of observations of `data` that are of earlier batches.
         fresh: largest number of rows of the batch that become candidates.
         learn: whether to optimise hyper-parameters.
         move: whether to optimise the locations of the selected points as well.
@@ -102,7 +106,7 @@ def update(
 
     pool = pool_of(online)
     if learn:
-        pool = pool_of(_learnt(pool, data, pool_of))
+        pool = pool_of(_learnt(pool, data, pool_of, earlier=earlier))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
@@ -133,6 +137,7 @@ def update(
         added=M - held,
         dropped=len(old) - held,
         moved=moved,
+        kept=mask[: len(old)].cpu(),
     )
 
 
@@ -150,7 +155,13 @@ def _with_fresh(
     return torch.cat([old, rows[matches(old, rows) < 0]])
 
 
-def _learnt(pool: OnlineGP, data: Dataset, pool_of: Callable[[OnlineGP], OnlineGP]) -> OnlineGP:
+def _learnt(
+    pool: OnlineGP,
+    data: Dataset,
+    pool_of: Callable[[OnlineGP], OnlineGP],
+    *,
+    earlier: float,
+) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
     A column that hardly varied in early batches has a long lengthscale, at which the bound is flat.
@@ -158,7 +169,7 @@ def _learnt(pool: OnlineGP, data: Dataset, pool_of: Callable[[OnlineGP], OnlineG
     with the rows as candidates that these need.
     """
     starts = [pool]
-    before, after = pool.memory.N, pool.memory.N + data.observations
+    before, after = pool.memory.N + earlier, pool.memory.N + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
         shorter = pool.with_candidates(pool.model.candidates)
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
@@ -172,10 +183,14 @@ def _learnt(pool: OnlineGP, data: Dataset, pool_of: Callable[[OnlineGP], OnlineG
 
 @torch.no_grad()
 def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
-    """Limit lengthscales to √D standard deviations of their column; return whether one changed."""
+    """Limit lengthscales to √D standard deviations of their column; return whether one changed.
+
+    Frozen lengthscales stay.
+    """
     changed = False
     for part in kernel.modules():
-        if isinstance(part, RBFKernel | MaternKernel | RQKernel):
+        stationary = isinstance(part, RBFKernel | MaternKernel | RQKernel)
+        if stationary and part.raw_lengthscale.requires_grad:
             columns = X[:, part.active_dims] if isinstance(part.active_dims, Tensor) else X
             spread, before = columns.std(0, correction=0), part.lengthscale.clone()
             spread = spread if before.numel() > 1 else spread.amax()
@@ -190,7 +205,7 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
     model = online.model
     model.candidates.requires_grad_(move)
     before = deepcopy(model.state_dict())
-    gain = max(_GAIN * data.observations, _LEAST_GAIN)
+    gain = max(_GAIN * (online.memory.N + data.observations), _LEAST_GAIN)
     try:
         with threads_for(10.0 * model.K**3):
             maximise_elbo(
