@@ -1,70 +1,95 @@
 """Streams: `partial_fit` against other selectors, against one fit of all rows, and for long.
 
-    python benchmarks/stream.py uci [--tables concrete] [--seeds 2 3 4] [--methods …]
-    python benchmarks/stream.py iid | away | moons [--seeds 2 3 4]
-    python benchmarks/stream.py long [--batches 10000] [--seconds 280]
+    python benchmarks/stream.py [--only uci moons …] [--seeds 2 3 4] [--jobs 8]
+    python benchmarks/stream.py --only uci --tables concrete --methods partial_fit VIPS
     python benchmarks/stream.py --report
 
 `uci` follows Pescador-Barrios et al. (2025): columns standardised over all rows, rows sorted by the
 first column, 20 batches, the rows of each shuffled and split 80/20; the log density is that of the
-test rows of all batches so far. All methods have an RBF kernel with one lengthscale per column.
-`iid` and `away` are synthetic; in `away` the inputs move away and return. `long` saves the model
-and goes on from it when it is called again. Results are in benchmarks/results/stream.
+test rows of all batches so far. `magnetometer` has path 3 in order of time, predicted on the other
+paths; then all paths one after another. `iid` and `away` are synthetic; in `away` the inputs move
+away and return. `moons` are two classes, sorted and shuffled. `long` has 10,000 small batches; it
+saves the model and goes on from it when it is called again. All methods have an RBF kernel with one
+lengthscale per column. Rows are written to benchmarks/results/stream after each batch.
 """
 
 import argparse
 import json
+import multiprocessing
 import resource
 import time
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from numpy.typing import NDArray
-from sklearn.datasets import make_moons
 
 from measure import RESULTS, Row, mean, table
 from stream_methods import ConditionalVariance, Oips, Selector, Vips
+from stream_problems import TABLES, Array, problem
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
-from winnowgp.data import Dataset, load_table
+from winnowgp.data import Dataset
+from winnowgp.errors import FitWarning
 from winnowgp.experiments.runs import Runs
 
-BATCHES = 20
-TABLES = ("concrete", "skillcraft", "kin8nm")
 SELECTORS: dict[str, type[Selector]] = {
     "VIPS": Vips,
     "OIPS": Oips,
     "conditional variance": ConditionalVariance,
 }
-METHODS = ("partial_fit", *SELECTORS, "all rows")
+OURS, BATCH_FIT = "partial_fit", "all rows"
+METHODS = (OURS, *SELECTORS, BATCH_FIT)
+PARTS = {
+    "uci": TABLES,
+    "magnetometer": ("path 3", "all paths"),
+    "iid": ("",),
+    "away": ("",),
+    "moons": ("sorted", "shuffled"),
+    "long": ("",),
+}
 FOLDER = RESULTS / "stream"
 
-Array = NDArray[Any]
-Parts = list[tuple[Array, Array, Array, Array]]
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One method on one stream."""
 
-def parts_of(name: str, seed: int) -> Parts:
-    """Return train and test rows of each batch."""
-    data = load_table(name).dataset()
-    X, y = data.X.numpy(), data.Y[:, 0].numpy()
-    X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
-    order = np.argsort(X[:, 0], kind="stable")
-    rng, parts = np.random.default_rng(seed), []
-    for rows in np.array_split(order, BATCHES):
-        rows = rng.permutation(rows)
-        train, test = rows[: int(0.8 * len(rows))], rows[int(0.8 * len(rows)) :]
-        parts.append((X[train], y[train], X[test], y[test]))
-    return parts
+    part: str
+    table: str
+    method: str
+    seed: int
+    tolerance: float
+
+    @property
+    def path(self) -> Path:
+        """File of the results."""
+        names = filter(None, (self.part, self.table, self.method))
+        name = "-".join(names).replace(" ", "_")
+        return FOLDER / f"{name}-{self.tolerance:g}-{self.seed}.jsonl"
+
+    @property
+    def key(self) -> Row:
+        """Columns that say which task a row is of."""
+        return {
+            "part": self.part,
+            "table": self.table,
+            "method": self.method,
+            "seed": self.seed,
+            "tolerance": self.tolerance,
+        }
 
 
 class Ours:
-    """`SparseGPRegressor.partial_fit`."""
+    """`partial_fit` of the regressor, or of the classifier for two moons."""
 
-    def __init__(self, tolerance: float) -> None:
-        self.model = SparseGPRegressor("rbf", tolerance=tolerance, random_state=0)
+    def __init__(self, task: Task) -> None:
+        kind = SparseGPClassifier if task.part == "moons" else SparseGPRegressor
+        self.model = kind("rbf", tolerance=task.tolerance, random_state=0)
 
     def learn(self, X: Array, y: Array) -> None:
         self.model.partial_fit(X, y)
@@ -75,6 +100,13 @@ class Ours:
 
     def log_density(self, X: Array, y: Array) -> float:
         return float(self.model.log_density(X, y).mean())
+
+
+class Whole(Ours):
+    """One fit of all rows."""
+
+    def learn(self, X: Array, y: Array) -> None:
+        self.model.fit(X, y)
 
 
 class Other:
@@ -99,82 +131,33 @@ class Other:
         return self.selector.posterior.log_density(*rows).mean().item()
 
 
-def stream_rows(method: str, parts: Parts, *, tolerance: float) -> Iterator[Row]:
+def stream_rows(task: Task) -> Iterator[Row]:
     """Yield the results of a method after each batch; those of all rows at once at the end."""
-    if method == "all rows":
-        model = SparseGPRegressor("rbf", tolerance=tolerance, random_state=0)
-        start = time.process_time()
-        model.fit(np.vstack([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
-        seconds = time.process_time() - start
-        X, y = np.vstack([p[2] for p in parts]), np.concatenate([p[3] for p in parts])
-        density = float(model.log_density(X, y).mean())
-        yield {"batch": len(parts), "points": model.n_inducing_, "log_density": density} | {
-            "cpu_s": round(seconds, 3)
-        }
-        return
-    D = parts[0][0].shape[1]
-    learner = Ours(tolerance) if method == "partial_fit" else Other(method, D)
+    stream = problem(task.part, task.table, task.seed)
+    batches, tests = stream.batches, stream.tests
+    if task.method == BATCH_FIT:
+        learner, batches, tests = Whole(task), [stream.all], tests[-1:]
+    elif task.method == OURS:
+        learner = Ours(task)
+    else:
+        learner = Other(task.method, batches[0][0].shape[1])
     seconds = 0.0
-    for number, (X, y, _, _) in enumerate(parts, 1):
+    for number, (batch, test) in enumerate(zip(batches, tests, strict=True), 1):
         start = time.process_time()
-        learner.learn(X, y)
+        learner.learn(*batch)
         seconds += time.process_time() - start
-        test = [np.concatenate([p[i] for p in parts[:number]]) for i in (2, 3)]
-        first = learner.log_density(parts[0][2], parts[0][3])
         yield {
-            "batch": number,
+            "batch": number if len(batches) > 1 else len(stream.batches),
             "points": learner.points,
             "log_density": round(learner.log_density(*test), 5),
-            "first_batch": round(first, 5),
+            "first_batch": round(learner.log_density(*stream.first), 5),
             "cpu_s": round(seconds, 3),
         }
 
 
-def synthetic(kind: str, seed: int) -> Parts:
-    """Return batches of a function of one input, drawn i.i.d., or moving away and returning."""
-    rng, parts = np.random.default_rng(seed), []
-    count = 40
-    for number in range(count):
-        low, high = 0.0, 10.0
-        if kind == "away":
-            # From 0 to 16 and back.
-            low = 16 * (1 - abs(2 * number / (count - 1) - 1))
-            high = low + 4
-        X = rng.uniform(low, high, (40, 1))
-        y = np.sin(2 * X[:, 0]) * (1 + 0.3 * np.cos(0.7 * X[:, 0])) + 0.2 * rng.normal(size=40)
-        parts.append((X[:32], y[:32], X[32:], y[32:]))
-    return parts
-
-
-def two_moons(seed: int, *, ordered: bool, tolerance: float) -> Row:
-    """Return log densities of a classifier of two moons, as a stream and of all rows."""
-    moons: Any = make_moons(1500, noise=0.25, random_state=seed)
-    X, y = moons
-    X, y, test = X[:1000], y[:1000], (X[1000:], y[1000:])
-    order = np.argsort(X[:, 0]) if ordered else np.arange(1000)
-    model = SparseGPClassifier("rbf", tolerance=tolerance, random_state=0)
-    start = time.process_time()
-    waiting: Array = order[:0]
-    for rows in np.array_split(order, BATCHES):
-        waiting = np.concatenate([waiting, rows])
-        # The first batch needs both classes.
-        if hasattr(model, "posterior_") or len(np.unique(y[waiting])) == 2:
-            model.partial_fit(X[waiting], y[waiting])
-            waiting = order[:0]
-    seconds = time.process_time() - start
-    whole = SparseGPClassifier("rbf", tolerance=tolerance, random_state=0).fit(X, y)
-    return {
-        "batches": model.n_batches_,
-        "points": model.n_inducing_,
-        "log_density": round(float(model.log_density(*test).mean()), 5),
-        "cpu_s": round(seconds, 3),
-        "all_points": whole.n_inducing_,
-        "all_log_density": round(float(whole.log_density(*test).mean()), 5),
-    }
-
-
-def long_stream(batches: int, seconds: float, path: Path, runs: Runs) -> None:
+def long_stream(batches: int, seconds: float, path: Path) -> None:
     """Learn small batches with repeated inputs and changing noise, for some seconds."""
+    runs = Runs(FOLDER / "long.jsonl", replace=not path.exists())
     start = time.process_time()
     model = load(path) if path.exists() else SparseGPRegressor("rbf", random_state=0)
     done = model.n_batches_ if path.exists() else 0
@@ -183,13 +166,13 @@ def long_stream(batches: int, seconds: float, path: Path, runs: Runs) -> None:
     clean = np.sin(2 * X_test[:, 0])
     while done < batches and time.process_time() - start < seconds:
         before = time.process_time()
-        for number in range(done, min(done + 100, batches)):
+        block = min(100, batches - done)
+        for number in range(done, done + block):
             rng = np.random.default_rng(number)
             # Of 1,000 different inputs, so that most repeat; the noise changes with the batch.
             X = rng.integers(0, 1000, (40 if number == 0 else 5, 1)) / 100
             noise = (0.05, 0.2, 0.5)[number % 3]
             model.partial_fit(X, np.sin(2 * X[:, 0]) + noise * rng.normal(size=len(X)))
-        block = min(100, batches - done)
         done += block
         runs.add(
             {
@@ -206,81 +189,92 @@ def long_stream(batches: int, seconds: float, path: Path, runs: Runs) -> None:
         model.save(path)
 
 
+def run(task: Task) -> str:
+    """Run a task in one thread and write its results; return its name."""
+    torch.set_num_threads(1)
+    runs = Runs(task.path, replace=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)
+        for row in stream_rows(task):
+            runs.add({**task.key, **row})
+    return task.path.stem
+
+
+def tasks_of(given: argparse.Namespace) -> list[Task]:
+    """Return the tasks of the command line, those that take longest first."""
+    tasks = []
+    for part in given.only:
+        names = [name for name in PARTS[part] if part != "uci" or name in given.tables]
+        # The magnetometer has no seeds, and the other methods no classes.
+        seeds = given.seeds[:1] if part == "magnetometer" else given.seeds
+        methods = (OURS, BATCH_FIT) if part == "moons" else METHODS
+        methods = [method for method in methods if method in given.methods]
+        if part != "long":
+            tasks += [
+                Task(part, name, method, seed, given.tolerance)
+                for name, method, seed in product(names, methods, seeds)
+            ]
+    slow = ("kin8nm", "all paths", "path 3", "skillcraft")
+    return sorted(tasks, key=lambda task: slow.index(task.table) if task.table in slow else 9)
+
+
 def report() -> None:
     """Print the tables of all results."""
     rows = [json.loads(line) for p in sorted(FOLDER.glob("*.jsonl")) for line in p.open()]
-    tables = [r for r in rows if r.get("part") in ("uci", "iid", "away")]
+    runs: dict[tuple[str, ...], dict[int, list[Row]]] = {}
+    for r in (r for r in rows if "method" in r):
+        key = (r["part"], r["table"], f"{r['tolerance']:g}", r["method"])
+        runs.setdefault(key, {}).setdefault(r["seed"], []).append(r)
+    order = {name: number for number, name in enumerate((*PARTS, *METHODS))}
     lines = []
-    for key in sorted({(r["part"], r.get("table", ""), r["tolerance"]) for r in tables}):
-        own = [r for r in tables if (r["part"], r.get("table", ""), r["tolerance"]) == key]
-        for method in METHODS:
-            last: dict[int, Row] = {}
-            first: dict[int, list[Row]] = {}
-            for r in (r for r in own if r["method"] == method):
-                last[r["seed"]] = r
-                first.setdefault(r["seed"], []).append(r)
-            if last:
-                change = [
-                    h[-1].get("first_batch", 0) - h[0].get("first_batch", 0) for h in first.values()
-                ]
-                peak = [max(r["points"] for r in h) for h in first.values()]
-                lines.append(
-                    [
-                        *key,
-                        method,
-                        len(last),
-                        round(mean(r["points"] for r in last.values())),
-                        round(mean(peak)),
-                        f"{-mean(r['log_density'] for r in last.values()):.3f}",
-                        f"{mean(change):+.3f}",
-                        f"{mean(r['cpu_s'] for r in last.values()):.1f}",
-                    ]
-                )
-    header = ("part", "table", "tolerance", "method", "seeds", "points", "most", "nlpd")
-    print(table([*header, "first_batch", "cpu_s"], lines))
-    for r in rows:
-        if r.get("part") == "moons":
-            print({k: v for k, v in r.items() if k != "part"})
+    for key in sorted(runs, key=lambda k: (order[k[0]], k[1], k[2], order[k[3]])):
+        own = list(runs[key].values())
+        change = [h[-1]["first_batch"] - h[0]["first_batch"] for h in own]
+        lines.append(
+            [
+                *key,
+                len(own),
+                min(h[-1]["batch"] for h in own),
+                round(mean(h[-1]["points"] for h in own)),
+                round(mean(max(r["points"] for r in h) for h in own)),
+                f"{-mean(h[-1]['log_density'] for h in own):.3f}",
+                f"{mean(change):+.3f}",
+                f"{min(change):+.3f}",
+                f"{mean(h[-1]['cpu_s'] for h in own):.1f}",
+            ]
+        )
+    header = ("part", "table", "tolerance", "method", "seeds", "batches", "points", "most")
+    print(table([*header, "nlpd", "first_batch", "worst", "cpu_s"], lines))
     for r in [r for r in rows if r.get("part") == "long"]:
         if r["batch"] % 1000 == 0 or r["batch"] == 100:
-            print({k: v for k, v in r.items() if k != "part"})
+            print({k: v for k, v in r.items() if k not in ("part", "versions")})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", choices=["uci", "iid", "away", "moons", "long"])
-    parser.add_argument("--tables", nargs="+", default=TABLES)
-    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--tolerance", type=float, default=0.01)
-    parser.add_argument("--batches", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=280)
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument("--batches", type=int, default=10_000, help="batches of `long`")
+    parser.add_argument("--seconds", type=float, default=280, help="CPU time of `long`")
     parser.add_argument("--model", type=Path, default=FOLDER / "long.winnow")
-    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--report", action="store_true", help="only print the results")
     given = parser.parse_args()
-    if given.report or given.part is None:
-        report()
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if given.part == "long":
-        runs = Runs(FOLDER / "long.jsonl", replace=not given.model.exists())
-        long_stream(given.batches, given.seconds, given.model, runs)
-        return
-    for seed in given.seeds:
-        if given.part == "moons":
-            runs = Runs(FOLDER / f"moons-{seed}.jsonl", replace=True)
-            for ordered in (True, False):
-                row = two_moons(seed, ordered=ordered, tolerance=given.tolerance)
-                runs.add({"part": "moons", "seed": seed, "sorted": ordered, **row})
-            continue
-        for name in given.tables if given.part == "uci" else ("",):
-            parts = parts_of(name, seed) if name else synthetic(given.part, seed)
-            for method in given.methods:
-                file = "-".join(filter(None, (given.part, name, method.replace(" ", "_"))))
-                runs = Runs(FOLDER / f"{file}-{given.tolerance:g}-{seed}.jsonl", replace=True)
-                for row in stream_rows(method, parts, tolerance=given.tolerance):
-                    key = {"part": given.part, "table": name, "method": method, "seed": seed}
-                    runs.add({**key, "tolerance": given.tolerance, **row})
+    if not given.report:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
+            jobs = []
+            if "long" in given.only:
+                torch.set_num_threads(1)
+                jobs.append(pool.submit(long_stream, given.batches, given.seconds, given.model))
+            jobs += [pool.submit(run, task) for task in tasks_of(given)]
+            for job in as_completed(jobs):
+                print("done:", job.result() or "long", flush=True)
+    report()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,11 @@ def test_update_learns_new_rows_and_says_what_changed(
         ({"x": lambda x: x and f"{1000 * float(x)}"}, "seems to be in other units"),
         ({"y": lambda _: ""}, "must have rows with a target"),
         ({"y": lambda _: "high"}, "must be numeric"),
+        ({"y": lambda _: "inf"}, "'y' has inf in row 1"),
+        ({"x": lambda _: "abc"}, "must have numbers"),
+        ({"y": lambda y: f"{1000 * float(y)}"}, "the target 'y' .* seems to be in other units"),
+        ({"y": lambda y: f"{0.001 * float(y)}"}, "the target 'y' .* seems to be in other units"),
+        ({"y": lambda y: f"{273 + float(y)}"}, "the target 'y' .* seems to be in other units"),
     ],
 )
 def test_update_other_columns_are_errors(
@@ -77,9 +85,67 @@ def test_update_other_columns_are_errors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     new, output = more(shop, tmp_path / "new.csv", **changes), tmp_path / "updated.winnow"
-    assert run(["update", str(models["y"]), str(new), "-o", str(output)]) == 2
-    assert message in capsys.readouterr().err
-    assert not output.exists()
+    output.write_bytes(models["y"].read_bytes())
+    assert run(["update", str(output), str(new), "-o", str(output)]) == 2
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+    assert output.read_bytes() == models["y"].read_bytes()
+
+
+@pytest.mark.parametrize("content", ["", "id,x,town,day,y,up,visits\n", "id,town,y\nr,Rome,1\n"])
+def test_update_without_rows_or_columns_leaves_the_file(
+    content: str, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, output = tmp_path / "new.csv", tmp_path / "model.winnow"
+    new.write_text(content)
+    output.write_bytes(models["y"].read_bytes())
+    assert run(["update", str(output), str(new), "-o", str(output)]) == 2
+    assert "internal error" not in capsys.readouterr().err
+    assert output.read_bytes() == models["y"].read_bytes()
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_update_with_one_row_or_equal_rows_is_used(
+    rows: int, models: dict[str, Path], shop: Path, tmp_path: Path
+) -> None:
+    new, output = tmp_path / "new.csv", tmp_path / "model.winnow"
+    header, first = shop.read_text(encoding="utf-8").splitlines()[:2]
+    new.write_text("\n".join([header, *[first] * rows]), encoding="utf-8")
+    words = ["update", str(models["y"]), str(new), "-o", str(output), "--test-size", "0"]
+    assert run([*words, "--quiet"]) == 0
+    assert winnowgp.load(output).estimator.n_rows_seen_ == 48 + rows
+
+
+def test_update_killed_while_writing_leaves_the_file(
+    models: dict[str, Path], shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, output = more(shop, tmp_path / "new.csv"), tmp_path / "model.winnow"
+    output.write_bytes(models["y"].read_bytes())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with suppress(KeyboardInterrupt):
+        run(["update", str(output), str(new), "-o", str(output)])
+    assert output.read_bytes() == models["y"].read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.winnow", "new.csv"]
+
+
+def test_update_with_a_window_is_remembered_by_the_file(
+    models: dict[str, Path], shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, output = more(shop, tmp_path / "new.csv"), tmp_path / "model.winnow"
+    words = [str(new), "-o", str(output), "--test-size", "0"]
+    words += ["--window", "2", "--move-points"]
+    assert run(["update", str(models["y"]), *words]) == 0
+    assert re.search(r"[1-9]\d* moved", " ".join(capsys.readouterr().out.split()))
+    estimator = winnowgp.load(output).estimator
+    assert (estimator.window, estimator.move_points) == (2, False)
+    assert [memory.N for memory in estimator._record().window] == [48, 59]
+    assert run(["info", str(output)]) == 0
+    assert "in 2 batches" in " ".join(capsys.readouterr().out.split())
+    assert run(["update", str(models["y"]), *words, "--window", "1"]) == 2
+    assert "at least 2 batches" in capsys.readouterr().err
 
 
 def test_update_table_leaves_the_model_as_it_was(models: dict[str, Path], shop: Path) -> None:

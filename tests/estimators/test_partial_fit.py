@@ -1,18 +1,29 @@
 """`partial_fit`: batches of a stream, what it refuses, and what files remember."""
 
+import pickle
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from numpy.typing import NDArray
 
+from helpers import shared_streams
+from helpers.forgery import contents, file_content
+from helpers.forks import Forks
+from helpers.shared_work import together
 from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
-from winnowgp.data import ArraySource
-from winnowgp.errors import InputError
+from winnowgp.data import ArraySource, Dataset
+from winnowgp.errors import CheckpointError, InputError
 from winnowgp.estimators import streaming
+from winnowgp.models import SparseGP
+from winnowgp.models.online import OnlineGP
+from winnowgp.training import Checkpoint
 
 # Shapes are checked by the tests of `models.online` and of fits.
 pytestmark = pytest.mark.unchecked
@@ -34,8 +45,9 @@ def labelled(seed: int, N: int = 25) -> Batch:
 
 @pytest.fixture(scope="module")
 def first() -> SparseGPRegressor:
+    # `fit` keeps no rows: later batches have what the inducing points remember.
     with shortest_fits():
-        return SparseGPRegressor("rbf", random_state=0).partial_fit(*batch(0))
+        return SparseGPRegressor("rbf", random_state=0).fit(*batch(0))
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +107,13 @@ def test_partial_fit_after_fit_without_record_equals_with(
     assert earlier.n_rows_seen_ == 40
 
 
+def test_model_with_priors_survives_pickle(model: SparseGPRegressor) -> None:
+    X, _ = batch(50)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-12)
+    assert again.partial_fit(*batch(2)).n_batches_ == 3
+
+
 def test_partial_fit_weights_equal_repeated_rows(model: SparseGPRegressor) -> None:
     other, (X, y) = deepcopy(model), batch(3)
     weights = np.where(np.arange(20) < 10, 2.0, 1.0)
@@ -102,6 +121,42 @@ def test_partial_fit_weights_equal_repeated_rows(model: SparseGPRegressor) -> No
     other.partial_fit(np.vstack([X, X[:10]]), np.concatenate([y, y[:10]]))
     np.testing.assert_allclose(model.predict(X), other.predict(X), rtol=1e-6)
     assert model.n_rows_seen_ == other.n_rows_seen_ == 70
+
+
+def test_batch_record_has_the_mean_density_of_repeated_rows(model: SparseGPRegressor) -> None:
+    X, y = batch(4)
+    X, y = np.vstack([X, np.repeat(X[:1], 30, 0)]), np.concatenate([y, np.repeat(y[:1] + 2, 30)])
+    expected = model.log_density(X, y).mean()
+    assert model.partial_fit(X, y).batches_[-1].log_density == pytest.approx(expected)
+
+
+def test_partial_fit_keeps_frozen_lengthscales() -> None:
+    kernel = ScaleKernel(RBFKernel())
+    kernel.base_kernel.lengthscale = torch.tensor(5.0)
+    kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    X, y = batch(0)
+    with shortest_fits():
+        model = SparseGPRegressor(kernel, random_state=0).fit(X, y)
+    model.partial_fit(X, np.sin(4 * X[:, 0]))
+    assert model.kernel_.base_kernel.lengthscale.item() == pytest.approx(5.0)
+
+
+def test_first_batch_that_a_stream_refuses_leaves_nothing() -> None:
+    X, y = batch(0)
+    Y = np.column_stack([y, y])
+    Y[3, 1] = np.nan
+    model = SparseGPRegressor("rbf", noise="shared", random_state=0)
+    with shortest_fits(), pytest.raises(InputError, match="without missing targets"):
+        model.partial_fit(X, Y)
+    assert not hasattr(model, "posterior_")
+
+
+def test_refused_classes_leave_the_columns(classifier: SparseGPClassifier) -> None:
+    model, (X, _) = deepcopy(classifier), labelled(1)
+    with pytest.raises(InputError, match="at least two classes"):
+        model.fit(np.hstack([X, X]), np.zeros(len(X)))
+    assert model.n_features_in_ == 2
+    model.predict(X)
 
 
 def test_partial_fit_source_equals_its_batches(
@@ -116,6 +171,59 @@ def test_partial_fit_source_equals_its_batches(
     np.testing.assert_allclose(model.predict(X), other.predict(X))
 
 
+def test_partial_fit_killed_between_batches_goes_on(
+    model: SparseGPRegressor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(streaming, "BATCH_ROWS", 16)
+    whole, (X, y) = deepcopy(model).set_params(window=3), batch(4, 48)
+    whole.partial_fit(ArraySource(X, y))
+    stream, learnt = deepcopy(model), []
+    stream.set_params(window=3, checkpoint=Checkpoint(tmp_path, every=0))
+    before, update_once = dict(vars(stream)), SparseGPRegressor._update_once
+
+    def killed(self: SparseGPRegressor, *arguments: Any) -> None:
+        if len(learnt) == 2:
+            raise KeyboardInterrupt
+        learnt.append(self.n_batches_)
+        update_once(self, *arguments)
+
+    monkeypatch.setattr(SparseGPRegressor, "_update_once", killed)
+    with pytest.raises(KeyboardInterrupt):
+        stream.partial_fit(ArraySource(X, y))
+    assert all(vars(stream)[key] is before[key] for key in before)
+    learnt.clear()
+    # Another stream is refused while this one has not ended.
+    with pytest.raises(CheckpointError, match="another fit, which has not ended"):
+        deepcopy(stream).partial_fit(ArraySource(X, y + 1))
+    assert not learnt
+    stream.partial_fit(ArraySource(X, y))
+    assert learnt == [4]
+    np.testing.assert_allclose(stream.predict(X), whole.predict(X), rtol=1e-10)
+    assert stream.elbo_ == pytest.approx(whole.elbo_, rel=1e-10)
+    assert stream.n_batches_ == 5
+    # An update that had ended is not repeated.
+    again = deepcopy(model).set_params(window=3, checkpoint=Checkpoint(tmp_path, every=0))
+    after = again.partial_fit(ArraySource(X, y)).predict(X)
+    np.testing.assert_allclose(after, whole.predict(X), rtol=1e-10)
+    assert learnt == [4]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_two_processes_update_as_one(forks: Forks) -> None:
+    (alone,) = forks.call(together, shared_streams.updates, 1)
+    first, second = forks.call(together, shared_streams.updates, 2)
+    # The first process learns; each reads its own half of the rows.
+    assert (first.pop("learnt"), second.pop("learnt"), alone.pop("learnt")) == (3, 0, 3)
+    assert (first.pop("read"), second.pop("read"), alone.pop("read")) == (24, 24, 48)
+    assert first == second
+    np.testing.assert_allclose(first["predicted"], alone["predicted"], rtol=1e-8)
+    assert first["elbo"] == pytest.approx(alone["elbo"], rel=1e-8)
+    assert first["sizes"] == alone["sizes"]
+    # An error of one process is raised in both.
+    for raised in (first["error"], alone["error"]):
+        assert "X[40, 1]` is nan" in raised
+
+
 def test_forgetting_follows_a_function_that_changes(model: SparseGPRegressor) -> None:
     forgetful = deepcopy(model).set_params(forgetting=0.5)
     for seed in range(2, 5):
@@ -128,7 +236,93 @@ def test_forgetting_follows_a_function_that_changes(model: SparseGPRegressor) ->
     assert forgetful._record().remembered == pytest.approx(40 / 8 + 20 * (1 / 4 + 1 / 2 + 1))
 
 
+@pytest.fixture(scope="module")
+def windowed(first: SparseGPRegressor) -> list[SparseGPRegressor]:
+    """A model after each of three batches with a window of two."""
+    models = [deepcopy(first).set_params(window=2)]
+    for seed in (1, 2):
+        models.append(deepcopy(models[-1]).partial_fit(*batch(seed)))
+    return models
+
+
+def test_window_forgets_the_rows_of_older_batches(windowed: list[SparseGPRegressor]) -> None:
+    model, (X, y) = windowed[-1], batch(50, 100)
+    assert model.n_rows_seen_ == 60
+    assert [memory.N for memory in model._record().window] == [20, 20]
+    # The same model without the first batch: the latest rows alone, at its hyper-parameters.
+    posterior, rows = model.posterior_, [batch(seed) for seed in (1, 2)]
+    recent = model._standardised(
+        Dataset.of(*(torch.tensor(np.concatenate(part)) for part in zip(*rows, strict=True)))
+    )
+    noise = model.likelihood_.noise.item()
+    alone = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
+    optimal = OnlineGP.start(alone).after(recent).remembered_posterior()
+    expected = optimal.predict_mean(model._inputs(X))[:, 0]
+    found = posterior.predict_mean(model._inputs(X))[:, 0]
+    # Batches were seen at the points and hyper-parameters of their time.
+    assert (found - expected).abs().max() < 0.05
+    assert model.log_density(X, y).mean() > -0.5
+
+
+def test_window_is_saved_and_goes_on(windowed: list[SparseGPRegressor], tmp_path: Path) -> None:
+    model = deepcopy(windowed[-1])
+    loaded = load(model.save(tmp_path / "model.winnow"))
+    assert loaded.window == 2
+    X, _ = batch(50)
+    after = loaded.partial_fit(*batch(3)).predict(X)
+    np.testing.assert_allclose(after, model.partial_fit(*batch(3)).predict(X), rtol=1e-9)
+    assert len(loaded._record().window) == 2
+
+
+def test_file_of_version_6_goes_on(model: SparseGPRegressor, tmp_path: Path) -> None:
+    outline, tensors = contents(model.save(tmp_path / "model.winnow"))
+    record = outline["value"]["state"]["_stream"]["state"]
+    for name in ("points", "arrived", "window"):
+        del record[name]
+    path = tmp_path / "earlier.winnow"
+    path.write_bytes(file_content(outline, tensors, version="6"))
+    loaded = load(path)
+    assert loaded.point_ids_.tolist() == list(range(model.n_inducing_))
+    X, _ = batch(50)
+    after = loaded.partial_fit(*batch(2)).predict(X)
+    np.testing.assert_allclose(after, model.partial_fit(*batch(2)).predict(X), rtol=1e-10)
+
+
+def test_window_longer_than_the_stream_forgets_nothing(
+    first: SparseGPRegressor, model: SparseGPRegressor
+) -> None:
+    other = deepcopy(first).set_params(window=5).partial_fit(*batch(1))
+    X, _ = batch(50)
+    np.testing.assert_allclose(other.predict(X), model.predict(X), atol=1e-6)
+    other.partial_fit(*batch(2))
+    np.testing.assert_allclose(other.predict(X), model.partial_fit(*batch(2)).predict(X), atol=1e-4)
+    assert other.elbo_ == pytest.approx(model.elbo_, abs=1e-3)
+    # Without the window the model goes on with all that it remembers.
+    assert not other.set_params(window=None).partial_fit(*batch(3))._record().window
+
+
+def test_window_of_classes_follows_labels_that_change(classifier: SparseGPClassifier) -> None:
+    model = deepcopy(classifier).set_params(window=2)
+    for seed in (1, 2):
+        X, y = labelled(seed)
+        model.partial_fit(X, np.where(y == "low", "high", "low"))
+    X, y = labelled(9, 100)
+    assert model.score(X, np.where(y == "low", "high", "low")) > 0.75
+    assert model._record().remembered == 50
+
+
+def test_point_ids_stay_when_points_move(model: SparseGPRegressor) -> None:
+    before = model.point_ids_
+    model.set_params(move_points=True, max_points=5).partial_fit(*batch(2))
+    after, record = model.point_ids_, model.batches_[-1]
+    assert record.moved
+    assert len(set(after) & set(before)) == len(before) - record.dropped
+    assert len(set(after) - set(before)) == record.added
+    assert min(set(after) - set(before), default=99) > max(before)
+
+
 def test_move_points_moves_them(model: SparseGPRegressor) -> None:
+    model.set_params(max_points=5)
     moved = deepcopy(model).set_params(move_points=True).partial_fit(*batch(2))
     model.partial_fit(*batch(2))
     assert model.batches_[-1].moved == 0
@@ -154,6 +348,9 @@ BAD = {
     "rows": (np.zeros((0, 2)), np.zeros(0)),
     "targets": (np.zeros((3, 2)), np.zeros((3, 2))),
     "length": (np.zeros((3, 2)), np.zeros(4)),
+    "words": (np.full((3, 2), "high"), np.zeros(3)),
+    "target words": (np.zeros((3, 2)), np.full(3, "high")),
+    "infinite": (np.zeros((3, 2)), np.full(3, np.inf)),
 }
 
 
@@ -165,6 +362,21 @@ def test_partial_fit_bad_batch_leaves_the_model_as_it_was(
     with pytest.raises(ValueError, match=r"."):
         model.partial_fit(*BAD[name])
     assert vars(model).keys() == before.keys()
+    assert all(vars(model)[key] is before[key] for key in before)
+
+
+def test_partial_fit_killed_in_a_batch_leaves_the_model_as_it_was(
+    model: SparseGPRegressor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(vars(model))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    # After the update of the posterior, before that of the record.
+    monkeypatch.setattr(streaming.StreamRecord, "plus", killed)
+    with pytest.raises(KeyboardInterrupt):
+        model.partial_fit(*batch(2))
     assert all(vars(model)[key] is before[key] for key in before)
 
 
@@ -181,9 +393,10 @@ def test_partial_fit_one_row_and_constant_batches_are_used(
     ("parameters", "message"),
     [
         ({"criterion": "predictive"}, "needs criterion='elbo'"),
-        ({"checkpoint": "folder"}, "save the model after a batch"),
         ({"forgetting": 1.5}, "at most 1"),
         ({"forgetting": 0}, "`forgetting` must be a positive number"),
+        ({"window": 1}, "at least 2 batches.*use `fit`"),
+        ({"window": 2.5}, "`window` must be"),
     ],
 )
 def test_partial_fit_unsupported_parameters_are_errors(
@@ -235,14 +448,20 @@ def test_classifier_batches_of_one_class_are_used_but_not_first(
 
 
 @pytest.mark.parametrize(
-    ("settings", "targets"),
-    [({}, 2), ({"likelihood": "heteroscedastic"}, 1), ({"noise": "known"}, 1)],
+    ("settings", "targets", "message"),
+    [
+        ({}, 2, r"needs one learnt noise variance.*noise='shared'"),
+        ({"noise": "known"}, 1, r"needs one learnt noise variance.*noise='shared'"),
+        ({"likelihood": "heteroscedastic"}, 1, "noise that does not depend on the inputs"),
+    ],
 )
-def test_partial_fit_needs_one_learnt_noise(settings: dict[str, Any], targets: int) -> None:
+def test_partial_fit_needs_one_learnt_noise(
+    settings: dict[str, Any], targets: int, message: str
+) -> None:
     X, y = batch(0)
     y = np.stack([y, -y], 1) if targets == 2 else y
     model = SparseGPRegressor("rbf", **settings)
-    with pytest.raises(InputError, match=r"needs one learnt noise variance.*noise='shared'"):
+    with pytest.raises(InputError, match=message):
         model.partial_fit(X, y)
     assert not hasattr(model, "posterior_")
 

@@ -173,7 +173,8 @@ def small(request: pytest.FixtureRequest) -> SparseGPRegressor:
     X = rows(20)
     Y = outcomes(X, request.param) + 0.1 * torch.randn(20, 1, generator=torch.Generator())
     points = rows(3, seed=4).numpy()
-    return SparseGPRegressor("rbf", inducing_points=points).fit(X.numpy(), Y.squeeze(-1).numpy())
+    model = SparseGPRegressor("rbf", inducing_points=points, hyper="point")
+    return model.fit(X.numpy(), Y.squeeze(-1).numpy())
 
 
 def z_scores(values: Tensor, mean: Tensor, cov: Tensor) -> Tensor:
@@ -233,6 +234,7 @@ def test_matheron_paths_of_a_conditioned_model_are_refused(small: SparseGPRegres
         get_matheron_path_model(conditioned)
 
 
+@pytest.mark.usefixtures("one_size")
 def test_repeated_steps_with_warm_start_reuse_the_last_fit() -> None:
     """The exact evidence is evaluated for one start instead of many."""
     X = rows(24)

@@ -300,8 +300,9 @@ def test_allocator_invalid_inputs_raise() -> None:
         WinnowingAllocator().allocate_inducing_points(X, k, 0, NONE)
     with pytest.raises(InputError, match="at least one row"):
         WinnowingAllocator().allocate_inducing_points(X[:0], k, 5, NONE)
+    linear: Any = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match="GPyTorch kernel; got Linear"):
-        WinnowingAllocator().allocate_inducing_points(X, torch.nn.Linear(2, 2), 5, NONE)  # pyright: ignore[reportArgumentType]
+        WinnowingAllocator().allocate_inducing_points(X, linear, 5, NONE)
     with pytest.raises(InputError, match="column for each of the 2 outputs; got 3"):
         WinnowingAllocator(targets=rows(10, 3)).allocate_inducing_points(
             X, kernel(batch=torch.Size([2])), 5, NONE

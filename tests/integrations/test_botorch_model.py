@@ -233,8 +233,9 @@ def test_model_invalid_arguments_raise(single: SparseGPRegressor) -> None:
         model.condition_on_observations(X, outcomes(X, 1)).updated(X, outcomes(X, 1))
     with pytest.raises(NotFittedError):
         SparseGPModel.of(SparseGPRegressor())
+    linear: Any = torch.nn.Linear(1, 1)
     with pytest.raises(InputError, match="must be a SparseGPRegressor; got Linear"):
-        SparseGPModel.of(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+        SparseGPModel.of(linear)
 
 
 def test_import_without_botorch_names_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:

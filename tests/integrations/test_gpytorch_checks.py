@@ -117,15 +117,16 @@ def test_model_without_strategy_raises_with_name() -> None:
         pass
 
     x, y = curve(20)
-    for model, words in (
+    models: list[tuple[Any, str]] = [
         (Exact(x, y, gaussian()), "Exact is an ExactGP.*winnowgp.SparseGP"),
         (Mixture(3), "Mixture is a DSPP"),
         (Empty(), "Empty holds no DeepGPLayer"),
         (torch.nn.Sequential(Model(points(8))), r"got Sequential. Pass `model\.0`"),
         (torch.nn.Linear(1, 1), "`model` must be an ApproximateGP or a DeepGP.*got Linear"),
-    ):
+    ]
+    for model, words in models:
         with pytest.raises(InputError, match=words):
-            winnow(model, gaussian(), (x, y))  # pyright: ignore[reportArgumentType]
+            winnow(model, gaussian(), (x, y))
 
 
 def test_functions_without_own_q_raise() -> None:

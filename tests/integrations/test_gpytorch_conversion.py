@@ -157,5 +157,6 @@ def test_integration_does_not_shadow_gpytorch() -> None:
 
 
 def test_to_gpytorch_other_types_raise() -> None:
+    linear: Any = torch.nn.Linear(1, 1)
     with pytest.raises(InputError, match=r"`fitted` must be .* got Linear"):
-        to_gpytorch(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+        to_gpytorch(linear)

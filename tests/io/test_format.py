@@ -160,8 +160,8 @@ def rewritten(file: Path, change: Any) -> Path:
 
 
 def test_load_of_a_newer_format_says_what_to_do(posterior_file: Path) -> None:
-    newer = rewritten(posterior_file, lambda state, metadata: metadata.update(version="7"))
-    with pytest.raises(ModelFileError, match=r"winnowgp 9\.9 in format 7.*Install a newer"):
+    newer = rewritten(posterior_file, lambda state, metadata: metadata.update(version="8"))
+    with pytest.raises(ModelFileError, match=r"winnowgp 9\.9 in format 8.*Install a newer"):
         winnowgp.load(newer)
 
 

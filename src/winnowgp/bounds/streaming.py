@@ -25,8 +25,15 @@ and batches that hold the points lose no information about them.
 
 Gaussian sites are remembered alike, with σ² = 1, one A for each latent function, and a residual of
 any sign that has the constants of their likelihood.
+
+A memory is forgotten by its exponent or by a window. `Memory.forget` multiplies each log-likelihood
+by a factor. For a window the batches have a memory each, all at the same inducing points, and the
+rows of some of them together have the columns of all of their A (`joined`). A batch that leaves the
+window takes its own columns along: the bound is that of the batches that are left, and no matrix is
+downdated. When the inducing points change, each memory is projected on the new ones (`projected`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log, pi
 
@@ -84,6 +91,11 @@ class Memory:
             residual=factor * self.residual,
             N=factor * self.N,
         )
+
+    def to(self, device: torch.device) -> "Memory":
+        """Return the memory on another device."""
+        Z, A, y, residual = (t.to(device) for t in (self.Z, self.A, self.y, self.residual))
+        return Memory(Z, A, y, residual, self.N)
 
     def centred(self, mean: Float[Tensor, "M 1"]) -> Float[Tensor, "R P"]:
         """Return the targets of the combinations of f − mean, given the prior mean at Z."""
@@ -192,7 +204,67 @@ def remember(
         roots.append(A)
         targets.append(y + A.mT @ mean)
     residual = total if noise is None else total.clamp_min(0)
-    return Memory(Z, torch.stack(roots), torch.cat(targets, 1), residual, moments[0].N)
+    A, y = torch.stack(roots), torch.cat(targets, 1)
+    # Fewer rows than points observe fewer combinations.
+    used = (A != 0).any(1).any(0)
+    return Memory(Z, A[..., used], y[used], residual, moments[0].N)
+
+
+def joined(memories: Sequence[Memory]) -> Memory:
+    """Return the memory of the rows of several, which have the same inducing points."""
+    first = memories[0]
+    return Memory(
+        first.Z,
+        torch.cat([m.A for m in memories], 2),
+        torch.cat([m.y for m in memories]),
+        torch.stack([m.residual for m in memories]).sum(),
+        sum(m.N for m in memories),
+    )
+
+
+def projected(
+    memory: Memory,
+    Z: Float[Tensor, "K D"],
+    L: Float[Tensor, "K K"],
+    V: Float[Tensor, "K M"],
+    left: Float[Tensor, "M M"],
+    *,
+    mean: Float[Tensor, "M 1"],
+    new_mean: Float[Tensor, "K 1"],
+) -> Memory:
+    """Return what other inducing points remember of the same rows; O(K M R).
+
+    Given u = f(Z), the old values have the mean L⁻ᵀV and the covariance `left`:
+
+        A' = L⁻ᵀ V A,   residual' = residual + P tr Aᵀ (K_aa − Q_aa) A.
+
+    Nothing is subtracted, and an old point that is among the new ones stays the same variable. More
+    than K combinations are reduced to K by a QR decomposition of A'ᵀ.
+
+    Args:
+        memory: memory at the old points.
+        Z: new points.
+        L: factor of their covariance.
+        V: V_a of `old_projection`.
+        left: covariance of the old points given the new ones.
+        mean: prior mean at the old points.
+        new_mean: prior mean at the new points.
+    """
+    match = matches(Z, memory.Z)
+    unit = torch.eye(len(Z), dtype=L.dtype, device=L.device)
+    T = torch.linalg.solve_triangular(L.mT, V, upper=True)
+    if len(Z):
+        T = torch.where(match >= 0, unit[:, match.clamp_min(0)], T)
+    A, outputs = T @ memory.A, memory.P // len(memory.A)
+    residual = memory.residual + outputs * (memory.A * (left @ memory.A)).sum()
+    y = memory.centred(mean)
+    if y.shape[0] > len(Z):
+        Q, R = torch.linalg.qr(A.mT)
+        columns = y[None] if len(A) == 1 else y.mT[..., None]
+        reduced = Q.mT @ columns
+        residual = residual + (columns - Q @ reduced).square().sum()
+        A, y = R.mT, reduced[0] if len(A) == 1 else reduced[..., 0].mT
+    return Memory(Z, A, y + (A.mT @ new_mean)[..., 0].mT, residual, memory.N)
 
 
 def restrict_moments(

@@ -46,6 +46,16 @@ def update(
             "that drift."
         ),
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of the latest updates to remember, this one included, each of up to "
+            "4,096 rows; the file keeps it for later updates."
+        ),
+    ] = None,
+    move_points: Annotated[
+        bool, typer.Option("--move-points", help="Move inducing points where the rows need them.")
+    ] = False,
     seed: Seed = 0,
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,
@@ -55,8 +65,8 @@ def update(
 
     The rows that it was fitted to are not needed. Inducing points are added where the new rows need
     them, and dropped where they are no longer needed. Columns are read as in the fit: unknown
-    categories, missing columns and inputs in other units are errors. Kernel and scaling stay those
-    of the fit; the hyper-parameters are updated.
+    categories, missing columns, and inputs or targets in other units are errors. Kernel and scaling
+    stay those of the fit; the hyper-parameters are updated.
     """
     checked_output(output)
     from winnowgp.cli.options import load_table_model
@@ -78,6 +88,8 @@ def update(
         test_size=test_size,
         seed=seed,
         forgetting=forgetting,
+        window=window,
+        move_points=True if move_points else None,
         settings={
             "command": command if before is None else f"{before} && {command}",
             "data_sha256": f"{earlier} {digest}".strip(),
@@ -117,11 +129,10 @@ def _print(result: "TableUpdate", output: Path) -> None:
     table = Table(title="Update", title_justify="left", show_header=False)
     table.add_row("new rows", f"{result.rows} learnt, {result.held_out} held out")
     table.add_row("seen in all", f"{estimator.n_rows_seen_:g} rows, {estimator.n_batches_} batches")
-    moved = f", {result.moved} moved" if result.moved else ""
     table.add_row(
         "inducing points",
         f"{result.points_before} before, {result.points} now: {result.added} added, "
-        f"{result.dropped} dropped{moved}",
+        f"{result.dropped} dropped, {result.moved} moved",
     )
     if result.density is not None:
         table.add_row(

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import isnan, nan
+from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Self, final
 
@@ -16,17 +18,36 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import ZeroMean
+from numpy.typing import NDArray
 
 from winnowgp import training
+from winnowgp.bounds.streaming import Memory, joined
 from winnowgp.data import Dataset, Source
+from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
+from winnowgp.estimators.first_rows import CONSTANT_ROWS, FirstRows
 from winnowgp.estimators.sparse import SparseEstimator, mean_from, selection_goal
-from winnowgp.estimators.validation import Constraint, Parameters, flag, optional, positive_number
-from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.estimators.stream_records import BatchRecord, StreamRecord, first_record
+from winnowgp.estimators.validation import (
+    Constraint,
+    Parameters,
+    flag,
+    integer,
+    optional,
+    positive_number,
+)
+from winnowgp.io.registry import deserialise, serialise
+from winnowgp.models import MixturePosterior, SparseGP, VariationalGP
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.selection import SizeFrontier, alpha_at
-from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
+from winnowgp.training.checkpoint import (
+    NO_CHECKPOINT_LOG,
+    Checkpoint,
+    CheckpointLog,
+    open_checkpoint,
+)
+from winnowgp.training.fingerprint import row_identity
 from winnowgp.training.schedules import SizedModel
 from winnowgp.training.streaming import FRESH, StreamUpdate, update
 
@@ -36,59 +57,8 @@ BATCH_ROWS = 4096
 # Share of the rows that a constant explained, from which a batch may replace it by a function.
 _LARGE = 0.2
 
-KEPT_BATCHES = 1000
-"""Number of the latest batches that `batches_` has."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
-    """What one batch of a stream did to a model."""
-
-    rows: float
-    """Number of observations."""
-    points: int
-    """Number of inducing points after the batch."""
-    added: int
-    """Rows of the batch that became inducing points."""
-    dropped: int
-    """Old inducing points that were given up."""
-    moved: int
-    elbo: float
-    """ELBO of all rows that are remembered, in nats."""
-    gap: float
-    """Nats per observation of the batch that the selection gave up."""
-    log_density: float
-    """Mean log density of the targets before the batch was learnt; NaN for the first batch."""
-    seconds: float
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
-    """What an estimator has seen of a stream."""
-
-    seen: float
-    """Number of observations in all batches."""
-    remembered: float
-    """Number of observations, each multiplied by what forgetting has left of it; NaN if they had
-    known noise or missing targets."""
-    count: int
-    """Number of batches."""
-    given_up: float
-    """Nats that all selections have given up."""
-    batches: tuple[BatchRecord, ...]
-    """The latest batches."""
-
-    def plus(self, batch: BatchRecord, *, factor: float, given_up: float) -> "StreamRecord":
-        """Return the record after another batch."""
-        return StreamRecord(
-            seen=self.seen + batch.rows,
-            remembered=factor * self.remembered + batch.rows,
-            count=self.count + 1,
-            given_up=given_up,
-            batches=(*self.batches, batch)[-KEPT_BATCHES:],
-        )
+# Kind of the archive in which the first process sends a model to the others.
+_KIND = "Stream"
 
 
 def _factor(name: str, value: Any) -> float:
@@ -101,6 +71,16 @@ def _factor(name: str, value: Any) -> float:
     return number
 
 
+def _window(name: str, value: Any) -> int:
+    number = integer(name, value)
+    if number < 2:
+        raise InputError(
+            f"`{name}` must be at least 2 batches, the new one included; got {value!r}. To learn "
+            "from each batch alone, use `fit`."
+        )
+    return number
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class StreamingEstimator(SparseEstimator, ABC):
     """The base class of estimators with `partial_fit`.
@@ -109,6 +89,9 @@ class StreamingEstimator(SparseEstimator, ABC):
         forgetting: factor between 0 and 1 by which `partial_fit` multiplies the log-likelihood of
             all earlier rows with each batch (a power posterior): an observation that is k batches
             old counts as forgetting^k observations. For data that drift; None forgets nothing.
+        window: number of the latest batches that `partial_fit` remembers, the new one included: the
+            rows of an older batch leave the bound exactly. All rows from before the first batch
+            with a window count as one batch. Takes `window` times the memory; None for all batches.
         move_points: whether `partial_fit` moves the inducing points to where they raise the bound.
 
     Attributes:
@@ -116,14 +99,18 @@ class StreamingEstimator(SparseEstimator, ABC):
         n_batches_: number of batches, the first `fit` included.
         batches_: a record of each of the latest 1,000 batches: inducing points, those added,
             dropped and moved, ELBO, gap, log density of the batch before it was learnt, seconds.
+        point_ids_: number of each inducing point, in the order in which they were added; a point
+            that moves keeps its number, and no number is used twice.
     """
 
     forgetting: float | None = None
+    window: int | None = None
     move_points: bool = False
 
     _constraints: ClassVar[Mapping[str, Constraint]] = {
         **SparseEstimator._constraints,
         "forgetting": optional(_factor),
+        "window": optional(_window),
         "move_points": flag,
     }
     # Set by a fit; not an argument.
@@ -144,6 +131,11 @@ class StreamingEstimator(SparseEstimator, ABC):
         """Records of the latest batches."""
         return self._record().batches
 
+    @property
+    def point_ids_(self) -> NDArray[np.int64]:
+        """Number of each inducing point, in the order in which they were added."""
+        return np.array(self._record().points, dtype=np.int64)
+
     @abstractmethod
     def _mean_log_density(self, data: Dataset) -> float:
         """Return the mean log density of standardised rows, in the units of the targets."""
@@ -154,26 +146,30 @@ class StreamingEstimator(SparseEstimator, ABC):
         first = BatchRecord(
             float(observations), self.n_inducing_, self.n_inducing_, 0, 0, self.elbo_, gap, nan, nan
         )
-        given_up, N = gap * observations, float(observations)
-        self._stream = StreamRecord(N, N, 1, given_up, (first,))
+        self._stream = first_record(
+            float(observations), gap=gap, batches=(first,), M=self.n_inducing_
+        )
 
     def _set_sized(self, sized: SizedModel) -> None:
         super()._set_sized(sized)
         if self._stream is not None and not isnan(self._stream.remembered):
             given_up = self.elbo_gap_ * self._stream.remembered
-            self._stream = replace(self._stream, given_up=given_up)
+            self._stream = self._stream.renumbered(self.n_inducing_, given_up=given_up)
 
     def _record(self) -> StreamRecord:
         """Return what the estimator has seen; files of earlier versions have it in the frontier."""
-        if self._stream is not None:
-            return self._stream
+        record = self._stream
+        if record is not None and len(record.points) == self.n_inducing_:
+            return record
+        if record is not None:  # files of version 6 do not number their inducing points
+            return record.renumbered(self.n_inducing_, given_up=record.given_up)
         if self.frontier_ is None:
             raise InputError(
                 "this model does not say how many rows it has seen: its file was written by an "
                 "earlier version of winnowgp, after the paper's schedule. Fit it again."
             )
-        N, gap = float(self.frontier_.N), max(self.elbo_gap_, 0.0)
-        return StreamRecord(N, N, 1, gap * N, ())
+        gap = max(self.elbo_gap_, 0.0)
+        return first_record(float(self.frontier_.N), gap=gap, batches=(), M=self.n_inducing_)
 
     def _validate_stream(self) -> Parameters:
         """Return the parameters of an update; raise an error for those that only `fit` has."""
@@ -183,64 +179,158 @@ class StreamingEstimator(SparseEstimator, ABC):
                 "this model was fitted to rows with known noise or missing targets, which "
                 "`partial_fit` would mistake for others. Fit all rows together."
             )
-        unsupported = {
-            "criterion": ("elbo", "earlier rows cannot be held out"),
-            "checkpoint": (None, "save the model after a batch instead, `model.save(path)`"),
-        }
-        for name, (only, why) in unsupported.items():
-            if getattr(params, name) != only:
-                raise InputError(
-                    f"`partial_fit` needs {name}={only!r}; got {getattr(self, name)!r}: {why}."
-                )
+        if params.criterion != "elbo":
+            raise InputError(
+                f"`partial_fit` needs criterion='elbo'; got {self.criterion!r}: earlier rows "
+                "cannot be held out."
+            )
         return params
 
-    def _update(self, batches: Iterable[Dataset], params: Parameters) -> Self:
-        """Learn from batches of standardised rows; after an error nothing has changed."""
-        updated = copy(self)
+    def _update(self, batches: Iterable[Dataset], params: Parameters, *, source: Source) -> Self:
+        """Learn from batches of standardised rows; after an error nothing has changed.
+
+        The first of several processes learns, and the others get its result. With a checkpoint the
+        batches are a resumable stage, which is saved between two of them.
+
+        Args:
+            source: the rows of all batches, in the user's units.
+        """
+        updated, group = copy(self), source.process_group
+        if params.checkpoint is not None or group.world_size > 1:
+            # An estimator that cannot be written is an error now, not after the first batch.
+            serialise(_KIND, updated)
         params.x_scaler = self._x_scaler
-        for data in batches:
-            updated._update_once(data, params)
-        vars(self).update(vars(updated))
+        log = self._opened(params, source)
+        # A batch that is fitted afresh, after a constant, has no checkpoint of its own.
+        params.checkpoint = None
+        progress = _StreamProgress(updated)
+        stage = log.stage({"stream": progress})
+        if not stage.ended:
+            for data in islice(batches, progress.batches, None):
+                group.broadcast_result(lambda data=data: updated._update_once(data, params))
+                progress.batches += 1
+                stage.save()
+            stage.end()
+        log.finish()
+        if group.world_size > 1:
+            updated = deserialise(group.broadcast_result(lambda: serialise(_KIND, updated)))
+        vars(self).update(_fitted(updated))
         return self
+
+    def _opened(self, params: Parameters, source: Source) -> CheckpointLog:
+        """Return the log of an update, in a folder of its own beside that of a fit."""
+        checkpoint: Checkpoint | None = params.checkpoint
+        if checkpoint is not None:
+            checkpoint = replace(checkpoint, folder=Path(checkpoint.folder) / "stream")
+        identity = {"rows": source.N} if checkpoint is None else row_identity(source, saved=True)
+        parameters = self.get_params(deep=False)
+        del parameters["callbacks"], parameters["checkpoint"]
+        return open_checkpoint(
+            checkpoint,
+            process_group=source.process_group,
+            **identity,
+            batch_rows=BATCH_ROWS,
+            rows_seen=self.n_rows_seen_,
+            posterior=self.posterior_,
+            estimator=type(self).__name__,
+            **parameters,
+        )
 
     def _update_once(self, data: Dataset, params: Parameters) -> None:
         start, record, before = perf_counter(), self._record(), self._mean_log_density(data)
-        factor = 1.0 if params.forgetting is None else params.forgetting
-        online = self._online(data, params, record)
-        online = replace(online, memory=online.memory.forget(factor))
-        given_up = factor * record.given_up
-        N = factor * record.remembered + data.observations
+        online = self._online(data, params, N=record.remembered)
+        memories = self._memories(online, params, record)
+        online = replace(online, memory=joined(memories))
+        share = online.memory.N / record.remembered
+        given_up = share * record.given_up
+        N = online.memory.N + data.observations
         data = data.to(params.device)
+        first = self._first_rows(data, params, record)
         if online.memory.M == 0:
-            change = (self._search(online, data, params, N=N), 0, 0)
+            if first is None and params.window is None:
+                first = FirstRows(data, float(data.observations))
+            first = self._search(online, data, first, params, N=N)
+            change, kept = (self.n_inducing_, 0, 0), []
             total = given_up + max(self.elbo_gap_, 0.0) * data.observations
         else:
+            rows, earlier = data, 0.0
+            if first is not None:
+                # All rows are there, so that nothing needs to be remembered.
+                online, given_up = OnlineGP.start(online.model, outputs=data.P), 0.0
+                rows, earlier = first.rows.merged(), N - data.observations
             result = update(
                 online,
-                data,
+                rows,
+                earlier=earlier,
                 goal=selection_goal(online.model, data, params, NO_CHECKPOINT_LOG),
                 given_up=given_up,
                 fresh=params.n_candidates or FRESH,
                 move=params.move_points and params.inducing_points is None,
             )
             self._set_updated(result, params, N=N)
-            change = (result.added, result.dropped, result.moved)
+            change, kept = (result.added, result.dropped, result.moved), result.kept.tolist()
             total = result.given_up
+        window = () if params.window is None else self._windowed(memories, data, params, N=N)
         self.elbo_gap_ = total / N
         batch = BatchRecord(
             float(data.observations),
             self.n_inducing_,
             *change,
             elbo=self.elbo_,
-            gap=(total - given_up) / data.observations,
+            gap=max(total - given_up, 0.0) / data.observations,
             log_density=before,
             seconds=perf_counter() - start,
         )
-        self._stream = record.plus(batch, factor=factor, given_up=total)
+        if first is not None:
+            first = first.to(torch.device("cpu")).kept(N, constant=self.n_inducing_ == 0)
+        self._stream = record.plus(
+            batch, share=share, given_up=total, kept=kept, window=window, first=first
+        )
 
-    def _online(self, data: Dataset, params: Parameters, record: StreamRecord) -> OnlineGP:
+    def _keep_first(self, batches: Iterable[Dataset]) -> Self:
+        """Keep the standardised rows of the first call of `partial_fit`, if they are few."""
+        record, constant = self._record(), self.n_inducing_ == 0
+        if self.window is None and record.seen <= CONSTANT_ROWS:
+            rows = FirstRows.of(list(batches))
+            self._stream = replace(record, first=rows.kept(record.seen, constant=constant))
+        return self
+
+    def _first_rows(
+        self, data: Dataset, params: Parameters, record: StreamRecord
+    ) -> FirstRows | None:
+        """Return the rows that were kept, together with those of a batch; None if none were."""
+        if record.first is None or params.window is not None:
+            return None
+        factor = 1.0 if params.forgetting is None else params.forgetting
+        return record.first.to(params.device).forget(factor).plus(data)
+
+    def _memories(
+        self, online: OnlineGP, params: Parameters, record: StreamRecord
+    ) -> tuple[Memory, ...]:
+        """Return what is left of earlier rows: one memory, or those of the batches of a window."""
+        memories = (online.memory,)
+        if params.window is not None:
+            known = tuple(memory.to(params.device) for memory in record.window)
+            memories = (known or memories)[1 - params.window :]
+        factor = 1.0 if params.forgetting is None else params.forgetting
+        return tuple(memory.forget(factor) for memory in memories)
+
+    def _windowed(
+        self, memories: tuple[Memory, ...], data: Dataset, params: Parameters, *, N: float
+    ) -> tuple[Memory, ...]:
+        """Return the memories of a window after a batch, and set the posterior to theirs."""
+        updated = self._online(data, params, N=N)
+        earlier = tuple(updated.projected(memory) for memory in memories)
+        batch = replace(updated, memory=joined(earlier)).batch_memory(data)
+        window = (*earlier, batch)
+        self._set_posterior(replace(updated, memory=joined(window)).remembered_posterior())
+        return tuple(memory.to(torch.device("cpu")) for memory in window)
+
+    def _online(self, data: Dataset, params: Parameters, *, N: float) -> OnlineGP:
         """Return a model with the parameters and the memory of the posterior."""
         posterior = self.posterior_
+        if isinstance(posterior, MixturePosterior):
+            posterior = posterior.mode
         kernel = deepcopy(posterior.kernel).requires_grad_(True)
         if isinstance(self.kernel, Kernel):
             frozen = {n for n, p in self.kernel.named_parameters() if not p.requires_grad}
@@ -255,34 +345,58 @@ class StreamingEstimator(SparseEstimator, ABC):
             getattr(model, name).load_state_dict(getattr(posterior, name).state_dict())
         model.candidates.requires_grad_(False)
         placed = deepcopy(posterior).to(params.device)
-        return OnlineGP.of(model, placed, elbo=self.elbo_, N=record.remembered)
+        return OnlineGP.of(model, placed, elbo=self.elbo_, N=N)
 
-    def _search(self, online: OnlineGP, data: Dataset, params: Parameters, *, N: float) -> int:
-        """Learn from a batch after rows that a constant explains; return the number of points.
+    def _search(
+        self,
+        online: OnlineGP,
+        data: Dataset,
+        first: FirstRows | None,
+        params: Parameters,
+        *,
+        N: float,
+    ) -> FirstRows | None:
+        """Learn from a batch after rows that a constant explains; return the rows to keep.
 
         A constant function has no hyper-parameters to go on with, and the memory without inducing
-        points does not know where its rows were: they are noise to any other function. So the batch
-        is fitted afresh, and its function replaces the constant if the batch is large enough or the
-        ELBO of all rows is higher. Otherwise the constant stays, and with it a mean that it learnt.
+        points does not know where its rows were: they are noise to any other function. So the rows
+        that are kept are fitted afresh whenever they have grown by half, and their function
+        replaces the constant if they are enough of all rows or the ELBO of all rows is higher.
+        Otherwise the constant stays, and with it a mean that it learnt.
+
+        Args:
+            first: the rows that are kept, those of the batch included; None keeps no rows.
         """
         level = isinstance(online.model.mean, ZeroMean)
         held = update(online, data, goal=training.AllCandidates(), fresh=0, learn=level)
-        result, _ = self._train(data, params, identity={})
-        nothing = replace(online, model=result.model).with_candidates(online.memory.Z)
-        earlier = nothing.remembered_bound()
-        large = data.observations >= _LARGE * (N - data.observations)
-        if result.posterior.M == 0 or not (large or result.elbo + earlier > held.elbo):
-            self._set_updated(held, params, N=N)
-            self.elbo_gap_ = 0.0
-            return 0
-        self._set_fitted(result, data.observations)
+        if first is None or first.is_search_due(N):
+            rows = data if first is None else first.rows.merged()
+            first = None if first is None else replace(first, waiting=0.0)
+            result, _ = self._train(rows, params, identity={})
+            earlier = _bound_of_others(held, result.model, rows)
+            large = rows.observations >= _LARGE * (N - rows.observations)
+            if result.posterior.M and (large or result.elbo + earlier > held.elbo):
+                self._set_found(result, rows, earlier, N=N)
+                return first
+        self._set_updated(held, params, N=N)
+        self.elbo_gap_ = 0.0
+        return first
+
+    def _set_found(
+        self, result: training.FitResult[Any], rows: Dataset, earlier: float, *, N: float
+    ) -> None:
+        """Set the fitted attributes to those of a function of the latest rows.
+
+        Args:
+            earlier: bound of the other rows in nats, which are noise to this function.
+        """
+        self._set_fitted(result, rows.observations)
         self.elbo_ += earlier
         self.evidence_, self._sized = None, ()
         if self.frontier_ is not None:
             self.frontier_ = SizeFrontier(
                 self.frontier_.elbos + earlier, torch.full_like(self.frontier_.elbos, nan), N
             )
-        return self.n_inducing_
 
     def _set_updated(self, result: StreamUpdate, params: Parameters, *, N: float) -> None:
         """Set the fitted attributes; those that need all rows are not known."""
@@ -299,12 +413,54 @@ class StreamingEstimator(SparseEstimator, ABC):
         self.candidates_, self.inclusion_ = self.inducing_points_[:0], np.zeros(0)
 
 
+def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: Dataset) -> float:
+    """Return the bound of remembered rows as noise to a model, in nats.
+
+    Without inducing points the bound is a sum over rows, and so is what is remembered of them.
+
+    Args:
+        held: a constant.
+        model: another model of the rows.
+        rows: rows that do not count, which the constant has seen.
+    """
+    memory = held.online.memory
+    N = memory.N - rows.observations
+    if N <= 1e-9 * memory.N:
+        return 0.0
+    own = OnlineGP.start(held.online.model, outputs=rows.P).after(rows).memory
+    memory = replace(memory, residual=memory.residual - own.residual, N=N)
+    return OnlineGP(model, memory).with_candidates(memory.Z).remembered_bound()
+
+
 def batches_of(source: Source) -> Iterator[Dataset]:
-    """Yield the rows of a source in batches of at most `BATCH_ROWS`, in double precision."""
-    if source.process_group.world_size > 1:
-        raise InputError(
-            "`partial_fit` learns in one process; got rows that several processes share. Pass the "
-            "source itself, without `shard`."
-        )
-    for rows in source.chunks(BATCH_ROWS):
+    """Yield the rows of a source in batches of at most `BATCH_ROWS`, in double precision.
+
+    Processes that share a source all get all batches.
+    """
+    shared = isinstance(source, ShardedSource)
+    for rows in source.all_chunks(BATCH_ROWS) if shared else source.chunks(BATCH_ROWS):
         yield rows.to(torch.device("cpu")).double().merged()
+
+
+def _fitted(estimator: StreamingEstimator) -> dict[str, Any]:
+    """Return all attributes of an estimator but its parameters."""
+    parameters = estimator.get_params(deep=False)
+    return {name: value for name, value in vars(estimator).items() if name not in parameters}
+
+
+@final
+@dataclass(slots=True)
+class _StreamProgress:
+    """The state of an update between two batches: the fitted attributes of an estimator."""
+
+    estimator: StreamingEstimator
+    batches: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches, "estimator": copy(self.estimator)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.batches, saved = state["batches"], state["estimator"]
+        if type(saved) is not type(self.estimator):
+            raise TypeError(f"holds a {type(saved).__name__}")
+        vars(self.estimator).update(_fitted(saved))

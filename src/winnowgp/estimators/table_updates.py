@@ -14,14 +14,18 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import table_summary
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_features
-from winnowgp.estimators.evaluation import labelled_rows, target_values
+from winnowgp.estimators.evaluation import labelled_rows, observed_targets
 from winnowgp.estimators.quality import class_densities, classification_quality, regression_quality
 from winnowgp.estimators.splits import held_out_split
 from winnowgp.estimators.tabular_model import TabularModel
+from winnowgp.estimators.validation import has_noise
 from winnowgp.report.summary import ColumnSummary, Summary
 
-# Ranges of a column by which its median may lie outside before it is taken for another unit.
+# Ranges of a column by which its median may lie outside before it is taken for another unit; also
+# the standard deviations, and the ratio of scales, of a target.
 _OTHER_UNITS = 10.0
+# Correlation of a target with its predictions, from which its scale can be compared with theirs.
+_FOLLOWS = 0.9
 
 
 @final
@@ -52,6 +56,8 @@ def update_table(
     test_size: float = 0.2,
     seed: int = 0,
     forgetting: float | None = None,
+    window: int | None = None,
+    move_points: bool | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> TableUpdate:
     """Return a table model that has learnt from the rows of another table (`partial_fit`).
@@ -64,25 +70,29 @@ def update_table(
         test_size: share of these rows held out to compare the model before and after; 0 for none.
         seed: seed of that split.
         forgetting: factor of the log-likelihood of all earlier rows; that of the model if None.
+        window: number of the latest batches that are remembered, this one included; that of the
+            model if None. The updated model has it too. More than 4,096 rows are several batches.
+        move_points: whether inducing points are moved; as the model says if None.
         settings: settings to replace or add, such as the command that made it.
 
     Raises:
-        InputError: columns are missing or have unknown categories or other units, or the model
-            cannot be updated.
+        InputError: columns are missing or have unknown categories, inputs or the target have other
+            units, or the model cannot be updated.
     """
     rows = labelled_rows(model, table)
     model.encoder.require_columns(rows)
     _check_categories(model, rows)
-    X, y = model.encoder.encode(rows), target_values(model, rows)
+    X, y = model.encoder.encode(rows), observed_targets(model, rows)
     ranges = _ranges(model, X)
     _check_units(model, ranges)
+    _check_target_units(model, X, y)
     train, test = held_out_split(rows, test_size, seed=seed)
     before = model.estimator
     estimator = copy(before)
-    if forgetting is not None:
-        estimator.set_params(forgetting=forgetting)
+    given = {"forgetting": forgetting, "window": window, "move_points": move_points}
+    estimator.set_params(**{name: value for name, value in given.items() if value is not None})
     estimator.partial_fit(X[train], y[train])
-    estimator.set_params(forgetting=before.forgetting)
+    estimator.set_params(forgetting=before.forgetting, move_points=before.move_points)
     batches = estimator.batches_[-(estimator.n_batches_ - before.n_batches_) :]
     changed = {
         **(settings or {}),
@@ -100,7 +110,7 @@ def update_table(
         points=estimator.n_inducing_,
         added=sum(batch.added for batch in batches),
         dropped=sum(batch.dropped for batch in batches),
-        moved=batches[-1].moved,
+        moved=max(batch.moved for batch in batches),
         density_before=_density(before, X[test], y[test]),
         density=_density(estimator, X[test], y[test]),
     )
@@ -139,6 +149,36 @@ def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]])
                 f"{high:.6g} in training: it seems to be in other units. Convert it; if the units "
                 "are right, fit a new model to all rows."
             )
+
+
+def _check_target_units(model: TabularModel, X: NDArray[np.float64], y: NDArray[Any]) -> None:
+    """Raise an error if the target is in other units than in training.
+
+    That is so if half of its values are more than ten standard deviations from the mean of the
+    first rows, or if they follow the predictions (correlation above 0.9) at another scale: a tenth
+    or ten times of it, or that ratio to the predictions if the model is one of log y. Counts,
+    proportions and classes have no units.
+    """
+    estimator = model.estimator
+    if isinstance(estimator, SparseGPClassifier) or not has_noise(estimator.likelihood_):
+        return
+    scaler, centre = estimator._y_scaler, np.asarray(estimator.predict(X), dtype=np.float64)
+    if scaler.log and (y <= 0).any():
+        return  # `partial_fit` says that the logarithm needs positive targets.
+    values, predicted = (np.log(y), np.log(centre)) if scaler.log else (y, centre)
+    shift, scale = scaler.columns.shift.item(), scaler.columns.scale.item()
+    far = bool(np.median(np.abs(values - shift)) > _OTHER_UNITS * scale)
+    follows = len(y) > 2 and min(np.ptp(values), np.ptp(predicted)) > 0
+    if follows and np.corrcoef(values, predicted)[0, 1] > _FOLLOWS:
+        slope = float(np.polyfit(predicted, values, 1)[0])
+        ratio = float(np.exp(np.median(values - predicted))) if scaler.log else slope
+        far = far or not 1 / _OTHER_UNITS < ratio < _OTHER_UNITS
+    if far:
+        raise InputError(
+            f"the target {model.target!r} has a median of {np.median(y):.6g}, where the model "
+            f"predicts {np.median(centre):.6g}: it seems to be in other units. Convert it; if the "
+            "units are right, fit a new model to all rows."
+        )
 
 
 def _summary(

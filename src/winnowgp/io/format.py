@@ -34,9 +34,9 @@ from torch import Tensor
 
 from winnowgp import __version__
 from winnowgp.errors import InputError, ModelFileError
-from winnowgp.io import version1, version2, version3, version4, version5
+from winnowgp.io import version1, version2, version3, version4, version5, version6
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -107,6 +107,8 @@ def read_archive(path: Path) -> Archive:
             outline = {**outline, "value": version4.upgraded(outline["value"])}
         if version <= 5:
             outline = {**outline, "value": version5.upgraded(outline["value"])}
+        if version <= 6:
+            outline = {**outline, "value": version6.upgraded(outline["value"])}
         return Archive(outline["kind"], outline["value"], tensors)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise unreadable(path) from error

@@ -108,6 +108,13 @@ def _heteroscedastic_posterior(
     return models.HeteroscedasticPosterior(function, log_noise)
 
 
+@register("MixturePosterior", models.MixturePosterior)
+def _mixture_posterior(
+    members: list[models.Posterior], mode: models.Posterior
+) -> models.MixturePosterior:
+    return models.MixturePosterior(members, mode=mode)
+
+
 @register("DeepLayer", models.DeepLayer, frozen=True)
 def _deep_layer(
     kernel: Kernel,

@@ -20,7 +20,8 @@ from torch import Tensor
 from winnowgp.errors import NotSaveableError
 from winnowgp.linalg import solve_lower
 from winnowgp.models import Posterior
-from winnowgp.models.likelihoods import DENSITY_NODES, SOFTMAX_DENSITY_NODES, is_plain
+from winnowgp.models.likelihoods import SOFTMAX_DENSITY_NODES, is_plain
+from winnowgp.models.observations import DENSITY_NODES
 from winnowgp.models.quadrature import normal_nodes
 
 

@@ -12,7 +12,7 @@ from typing import final
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
@@ -24,6 +24,7 @@ from winnowgp.bounds.streaming import (
     memory_moments,
     old_projection,
     posterior_moments,
+    projected,
     remember,
 )
 from winnowgp.data import Dataset
@@ -40,6 +41,9 @@ from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN, VariationalGP
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Scalar
+
+# The candidate that each point of the memory is, −1 if none.
+Matches = Int[Tensor, " M"]
 
 
 @final
@@ -145,15 +149,14 @@ class OnlineGP:
         It is a lower bound on log p(Y) of all rows if hyper-parameters were held, and otherwise
         approximates one.
         """
-        _, moments = self.moments(data)
-        return torch.stack([moment_bound(m) for m in moments]).sum().item()
+        return _total(self.moments(data)[1]).item()
 
     @torch.no_grad()
     def remembered_bound(self) -> float:
         """Return the bound of the remembered rows alone, in nats."""
         Z = self.model.candidates
         L = cholesky(covariance(self.model.kernel, Z, Z)).L
-        return torch.stack([moment_bound(m) for m in self._remembered(L)]).sum().item()
+        return _total(self._remembered(L)).item()
 
     def subset_statistics(self, data: Dataset) -> SubsetStatistics:
         """Return statistics that score subsets of the candidates by the bound of the stream."""
@@ -171,6 +174,49 @@ class OnlineGP:
         mean = prior_mean(self.model.mean, Z)
         memory = remember(Z, L, moments, mean=mean, noise=_noise(self.model))
         return replace(self, memory=memory)
+
+    @torch.no_grad()
+    def projected(self, memory: Memory) -> Memory:
+        """Return what the candidates remember of the rows of a memory at other points."""
+        Z = self.model.candidates.detach().clone()
+        L = cholesky(covariance(self.model.kernel, Z, Z)).L
+        V, left = replace(self, memory=memory)._projection(L)
+        mean, new_mean = (prior_mean(self.model.mean, each) for each in (memory.Z, Z))
+        return projected(memory, Z, L, V, left, mean=mean, new_mean=new_mean)
+
+    @torch.no_grad()
+    def batch_memory(self, data: Dataset) -> Memory:
+        """Return what the candidates remember of a batch alone, given the memory of other rows.
+
+        For a likelihood that is not Gaussian the batch has the sites of q(f) given all rows. Their
+        constants are those of all rows less those of the memory.
+        """
+        model = self.model
+        if isinstance(model, SparseGP):
+            return OnlineGP.start(model, outputs=data.P).after(data).memory
+        L = cholesky(covariance(model.kernel, model.candidates, model.candidates)).L
+        inference = self._inferred(data, L, gain=FINAL_GAIN)
+        V = solve_lower(L, covariance(model.kernel, model.candidates, data.X))
+        w, linear = inference.sites.precision[: data.N], inference.sites.linear[: data.N]
+        zero, kff = V.new_zeros(()), prior_variance(model.kernel, data.X)
+        own = [
+            Moments((V * w[:, p]) @ V.mT, V @ linear[:, p : p + 1], zero, w[:, p] @ kff, zero, 0)
+            for p in range(model.P)
+        ]
+        mean = prior_mean(model.mean, model.candidates)
+        memory = remember(model.candidates.detach(), L, own, mean=mean, noise=None)
+        # Bounds have −½ residual: the residual makes batch and memory have the bound of all rows.
+        alone = memory_moments(memory, L.mT, torch.zeros_like(L), mean=mean, noise=None)
+        parts = [a + b for a, b in zip(self._remembered(L), alone, strict=True)]
+        missing = _total(parts) - _total(self._of_sites(data, L, inference))
+        return replace(memory, residual=memory.residual + 2 * missing, N=data.observations)
+
+    @torch.no_grad()
+    def remembered_posterior(self) -> Posterior:
+        """Return q(f) of the remembered rows."""
+        Z = self.model.candidates
+        L = cholesky(covariance(self.model.kernel, Z, Z)).L
+        return self.posterior(L, self._remembered(L))
 
     @torch.no_grad()
     def posterior(self, L: Float[Tensor, "K K"], moments: list[Moments]) -> Posterior:
@@ -199,11 +245,12 @@ class OnlineGP:
         smaller than the jitter.
         """
         self._check(data)
-        moving = self.model.candidates.requires_grad
+        Z = self.model.candidates.detach()
+        match = matches(Z[:0] if self.model.candidates.requires_grad else Z, self.memory.Z)
         if isinstance(self.model, SparseGP):
-            return lambda: moment_bound(self._gaussian(data, self._jittered(), moving=moving))
+            return lambda: moment_bound(self._gaussian(data, self._jittered(), match=match))
         sites: list[Sites | None] = [None]
-        return lambda: self._profiled(data, sites, moving=moving)
+        return lambda: self._profiled(data, sites, match=match)
 
     def _jittered(self) -> Float[Tensor, "K K"]:
         Z = self.model.candidates
@@ -211,7 +258,9 @@ class OnlineGP:
         shift = JITTER * Kuu.diagonal().mean() if len(Z) else 0.0
         return definite_cholesky(Kuu + shift * torch.eye(len(Z), dtype=Z.dtype, device=Z.device))
 
-    def _gaussian(self, data: Dataset, L: Float[Tensor, "K K"], *, moving: bool = False) -> Moments:
+    def _gaussian(
+        self, data: Dataset, L: Float[Tensor, "K K"], *, match: Matches | None = None
+    ) -> Moments:
         """Return the moments of batch and memory for Gaussian noise, differentiable."""
         model = self.model
         assert isinstance(model, SparseGP)
@@ -228,17 +277,22 @@ class OnlineGP:
             constant=-0.5 * N * (log(2 * pi) + model.noise.log()),
             N=N,
         )
-        return batch + self._remembered(L, moving=moving)[0]
+        return batch + self._remembered(L, match=match)[0]
 
-    def _remembered(self, L: Float[Tensor, "K K"], *, moving: bool = False) -> list[Moments]:
+    def _remembered(
+        self, L: Float[Tensor, "K K"], *, match: Matches | None = None
+    ) -> list[Moments]:
         """Return the moments of the remembered rows, differentiable."""
-        V, left = self._projection(L, moving=moving)
+        V, left = self._projection(L, match=match)
         mean = prior_mean(self.model.mean, self.memory.Z)
         return memory_moments(self.memory, V, left, mean=mean, noise=_noise(self.model))
 
-    def _projection(self, L: Float[Tensor, "K K"], *, moving: bool) -> tuple[Tensor, Tensor]:
+    def _projection(
+        self, L: Float[Tensor, "K K"], *, match: Matches | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return `old_projection`, given the candidate that each old point is, if that is known."""
         kernel, Z, old = self.model.kernel, self.model.candidates, self.memory.Z
-        match = matches(Z.detach()[:0] if moving else Z.detach(), old)
+        match = matches(Z.detach(), old) if match is None else match
         if bool((match >= 0).all()):
             return L[match].mT, L.new_zeros(len(old), len(old))
         return old_projection(
@@ -252,7 +306,7 @@ class OnlineGP:
         *,
         gain: float,
         start: Sites | None = None,
-        moving: bool = False,
+        match: Matches | None = None,
     ) -> SiteInference:
         """Return the optimal q(u) given the batch and the memory.
 
@@ -262,7 +316,7 @@ class OnlineGP:
         assert isinstance(model, VariationalGP)
         blocks = RowBlocks.of(data, points=model.K)
         kernel, _ = chunked_kernel(model.kernel, model.candidates, blocks)
-        V, _ = self._projection(L, moving=moving)
+        V, _ = self._projection(L, match=match)
         R, P = memory.y.shape
         chunks = WhitenedChunks(kernel, blocks, L=L).followed_by(
             torch.cat([V @ A for A in memory.A], 1)
@@ -309,13 +363,13 @@ class OnlineGP:
         L: Float[Tensor, "K K"],
         inference: SiteInference,
         *,
-        moving: bool = False,
+        match: Matches | None = None,
     ) -> list[Moments]:
         """Return the moments of inferred sites, which include the remembered rows."""
         N, P = data.observations + self.memory.N, self.memory.P
         own = site_moments(inference.sums, constant=inference.constant(), N=N)
         # Of the memory, the sites do not have the residual and the trace.
-        remembered = self._remembered(L, moving=moving)
+        remembered = self._remembered(L, match=match)
         return [
             replace(
                 m,
@@ -325,23 +379,23 @@ class OnlineGP:
             for m, r in zip(own, remembered, strict=True)
         ]
 
-    def _profiled(self, data: Dataset, start: list[Sites | None], *, moving: bool) -> Scalar:
+    def _profiled(self, data: Dataset, start: list[Sites | None], *, match: Matches) -> Scalar:
         """Return the bound at the optimal sites, with its gradient; `start` keeps the sites."""
         model = self.model
         assert isinstance(model, VariationalGP)
         L = self._jittered()
         with torch.no_grad():
             inference = self._inferred(
-                data, L.detach(), gain=TRAINING_GAIN, start=start[0], moving=moving
+                data, L.detach(), gain=TRAINING_GAIN, start=start[0], match=match
             )
             start[0] = inference.sites
-            moments = self._of_sites(data, L.detach(), inference, moving=moving)
-            value = torch.stack([moment_bound(m) for m in moments]).sum()
+            moments = self._of_sites(data, L.detach(), inference, match=match)
+            value = _total(moments)
         w, linear = inference.sites.precision[: data.N], inference.sites.linear[: data.N]
         V = solve_lower(L, covariance(model.kernel, model.candidates, data.X))
         kff = prior_variance(model.kernel, data.X)
         surrogate = V.new_zeros(())
-        for p, memory in enumerate(self._remembered(L, moving=moving)):
+        for p, memory in enumerate(self._remembered(L, match=match)):
             batch = Moments(
                 C=(V * w[:, p]) @ V.mT,
                 D=V @ linear[:, p : p + 1],
@@ -398,6 +452,11 @@ def condition_with_points(posterior: Posterior, data: Dataset) -> Posterior:
         q_factor=q_factor,
         L=L,
     )
+
+
+def _total(moments: list[Moments]) -> Scalar:
+    """Return the bound of all outputs."""
+    return torch.stack([moment_bound(m) for m in moments]).sum()
 
 
 def _noise(model: SparseGP | VariationalGP) -> Scalar | None:

@@ -11,11 +11,18 @@ from winnowgp.plots.predictions import (
     draw_posterior_1d,
 )
 from winnowgp.plots.selection import draw_frontier, draw_inclusion
-from winnowgp.plots.streams import draw_point_history, draw_stream
+from winnowgp.plots.streams import (
+    StreamFrame,
+    draw_point_history,
+    draw_stream,
+    draw_stream_frame,
+    save_stream_animation,
+)
 
 __all__ = [
     "Curve",
     "LatentMap",
+    "StreamFrame",
     "draw_effects",
     "draw_frontier",
     "draw_importance",
@@ -24,5 +31,7 @@ __all__ = [
     "draw_point_history",
     "draw_posterior_1d",
     "draw_stream",
+    "draw_stream_frame",
     "save_animation",
+    "save_stream_animation",
 ]

@@ -1,16 +1,11 @@
 """Figures of two-dimensional latent embeddings, and animations of their training."""
 
-import base64
-import html
-import importlib.util
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -18,8 +13,8 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.io.format import atomic_write
-from winnowgp.plots.style import COLOURS, styled
+from winnowgp.plots.animation import Animation
+from winnowgp.plots.style import COLOURS
 
 # The palette of Okabe and Ito; further labels get the same colours, darker.
 _LABEL_COLOURS = (
@@ -100,83 +95,23 @@ def save_animation(
         path: ends in .gif or .html, which determines the format.
         frames_per_second: frame rate of a GIF.
     """
-    writers = {".gif": _write_gif, ".html": _write_page}
-    if path.suffix not in writers or not maps:
-        raise InputError(
-            f"`path` must end in .gif or .html and `maps` must not be empty; got {path.name!r} "
-            f"and {len(maps)} maps."
-        )
-    with atomic_write(path) as part:
-        writers[path.suffix](maps, labels, part, frames_per_second)
-    return path
+    if not maps:
+        raise InputError("`maps` must have at least one frame; got none.")
+    low = min(min(m.latents.min().item(), m.candidates.min().item()) for m in maps)
+    high = max(max(m.latents.max().item(), m.candidates.max().item()) for m in maps)
+    margin = 0.05 * (high - low)
+
+    def draw(figure: Figure, index: int) -> None:
+        ax = draw_latent_map(maps[index], labels, ax=figure.subplots())
+        ax.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
+
+    animation = Animation(
+        draw, frames=len(maps), size=(6, 5.6), title=maps[0].title, alt="latent embedding"
+    )
+    return animation.save(path, frames_per_second=frames_per_second)
 
 
 def _label_colour(number: int) -> tuple[float, float, float]:
     red, green, blue = to_rgba(_LABEL_COLOURS[number % len(_LABEL_COLOURS)])[:3]
     darker = 0.55 ** (number // len(_LABEL_COLOURS) % 3)
     return red * darker, green * darker, blue * darker
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>
-body{{font-family:sans-serif;max-width:45rem;margin:2rem auto}}
-img,input{{width:100%}}
-</style>
-<img id="frame" alt="latent embedding">
-<input id="slider" type="range" min="0" max="{last}" value="0" aria-label="training step">
-<script>
-const frames = [{frames}];
-const image = document.getElementById("frame"), slider = document.getElementById("slider");
-slider.oninput = () => {{ image.src = "data:image/png;base64," + frames[slider.value]; }};
-slider.oninput();
-</script></html>
-"""
-
-
-def _frame_drawer(
-    maps: Sequence[LatentMap], labels: Sequence[str] | None
-) -> tuple[Figure, Callable[[int], list]]:
-    figure = Figure(figsize=(6, 5.6))
-    ax = figure.subplots()
-    low = min(min(m.latents.min().item(), m.candidates.min().item()) for m in maps)
-    high = max(max(m.latents.max().item(), m.candidates.max().item()) for m in maps)
-    margin = 0.05 * (high - low)
-
-    def draw(index: int) -> list:
-        ax.clear()
-        draw_latent_map(maps[index], labels, ax=ax)
-        ax.set(xlim=(low - margin, high + margin), ylim=(low - margin, high + margin))
-        return []
-
-    return figure, draw
-
-
-def _write_gif(
-    maps: Sequence[LatentMap], labels: Sequence[str] | None, path: Path, frames_per_second: int
-) -> None:
-    if importlib.util.find_spec("PIL") is None:
-        raise InputError(
-            "a GIF needs Pillow: `pip install pillow`; or use a path that ends in .html."
-        )
-    with styled():
-        figure, draw = _frame_drawer(maps, labels)
-        animation = FuncAnimation(figure, draw, frames=len(maps))
-        animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=80)
-
-
-def _write_page(
-    maps: Sequence[LatentMap], labels: Sequence[str] | None, path: Path, frames_per_second: int
-) -> None:
-    frames = []
-    with styled():
-        figure, draw = _frame_drawer(maps, labels)
-        for index in range(len(maps)):
-            draw(index)
-            content = io.BytesIO()
-            figure.savefig(content, format="png", dpi=80)
-            frames.append(f'"{base64.b64encode(content.getvalue()).decode("ascii")}"')
-    page = _PAGE.format(
-        title=html.escape(maps[0].title), last=len(maps) - 1, frames=",".join(frames)
-    )
-    path.write_text(page, encoding="utf-8")

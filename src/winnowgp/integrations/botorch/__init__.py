@@ -1,9 +1,11 @@
 """BoTorch integration: inducing points for its models, and fitted models as BoTorch models."""
 
+from importlib import import_module
+
 from winnowgp.errors import MissingExtraError
 
 try:
-    import botorch as _botorch  # noqa: F401
+    import_module("botorch")
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         "`winnowgp.integrations.botorch` needs the package botorch: pip install 'winnowgp[botorch]'"
@@ -11,6 +13,8 @@ except ModuleNotFoundError as error:
 
 from winnowgp.integrations.botorch.allocator import WinnowingAllocator
 from winnowgp.integrations.botorch.model import SparseGPModel
+
+# It registers how BoTorch draws functions of a fitted model.
 from winnowgp.integrations.botorch.paths import SparseGPPath as _SparseGPPath  # noqa: F401
 
 __all__ = ["SparseGPModel", "WinnowingAllocator"]

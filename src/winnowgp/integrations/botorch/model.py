@@ -18,7 +18,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
-from winnowgp.models import JointPosterior, Posterior
+from winnowgp.models import JointPosterior, MixturePosterior, Posterior
 from winnowgp.models.noise import target_noise
 from winnowgp.models.online import condition_with_points
 
@@ -57,6 +57,11 @@ class SparseGPModel(Model, FantasizeMixin):
         targets: Standardiser | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(posterior, MixturePosterior):
+            raise InputError(
+                "`posterior` must be Gaussian; got one that averages over hyper-parameters. Pass "
+                "its `mode`, or the regressor to `SparseGPModel.of`."
+            )
         # A copy: `.to()` and `.float()` of this model must not change the regressor.
         joint = (
             JointPosterior(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior
@@ -81,9 +86,10 @@ class SparseGPModel(Model, FantasizeMixin):
             )
         check_is_fitted(regressor)
         regressor._refuse_logarithm("BoTorch's Gaussian posteriors")
-        regressor._refuse_varying_noise("BoTorch's Gaussian posteriors")
         return cls(
-            regressor.posterior_, inputs=regressor._x_scaler, targets=regressor._y_scaler.columns
+            regressor._gaussian_posterior("BoTorch's Gaussian posteriors"),
+            inputs=regressor._x_scaler,
+            targets=regressor._y_scaler.columns,
         )
 
     @property

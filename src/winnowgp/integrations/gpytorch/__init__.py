@@ -13,6 +13,7 @@ from winnowgp.integrations.gpytorch.selection import (
     subset_objective,
     winnow,
 )
+from winnowgp.integrations.gpytorch.updates import update_winnowed
 
 __all__ = [
     "ConvertedGP",
@@ -21,5 +22,6 @@ __all__ = [
     "WinnowedSet",
     "subset_objective",
     "to_gpytorch",
+    "update_winnowed",
     "winnow",
 ]

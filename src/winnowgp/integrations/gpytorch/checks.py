@@ -1,7 +1,8 @@
-"""Validation of a GPyTorch model, its likelihood and its data."""
+"""Validation of a GPyTorch model, its likelihood and data, and of the arguments of `winnow`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, final
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.integrations.gpytorch.distribution import Whitening
 from winnowgp.integrations.gpytorch.strategies import Call, InducingStrategy
+from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 
 
 @final
@@ -153,3 +155,42 @@ def check_targets(y: Tensor, output: MultivariateNormal, N: int) -> None:
 def _users_name(inducing: InducingStrategy) -> str:
     """Return the name in the user's model, which has no `Recorder`."""
     return inducing.name.removesuffix(".base_variational_strategy")
+
+
+def drawn_seed(generator: object) -> int:
+    """Return a seed drawn from the `generator` argument of `winnow`."""
+    draws = _checked_generator(generator)
+    return int(torch.randint(2**31, (), generator=draws, device=draws.device))
+
+
+def _checked_generator(generator: object) -> torch.Generator:
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise InputError(
+            f"`generator` must be a torch.Generator or None; got {generator!r}. Pass "
+            "`torch.Generator().manual_seed(seed)` for a seed."
+        )
+    return generator
+
+
+def checked_goal(alpha: float | str, tolerance: float, max_points: int | None) -> Goal:
+    """Return the goal that the arguments of `winnow` specify."""
+    for name, value, kind, need in (
+        ("alpha", alpha, Real | str, "positive or 'auto'"),
+        ("tolerance", tolerance, Real, "positive nats per observation"),
+        ("max_points", max_points, Integral | None, "a whole number, at least 1"),
+    ):
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"`{name}` must be {need}; got {value!r}.")
+    if isinstance(alpha, str) and alpha != "auto":
+        raise InputError(
+            f"`alpha` must be positive or 'auto'; got {alpha!r}. Larger values select fewer points."
+        )
+    if not isinstance(alpha, str) and max_points is not None:
+        raise InputError(
+            "`alpha` and `max_points` exclude each other; pass a number for one of them only."
+        )
+    if max_points is not None:
+        return MaxPoints(max_points)
+    return Tolerance(tolerance) if isinstance(alpha, str) else FixedAlpha(alpha)

@@ -17,7 +17,7 @@ from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPClassifier, SparseGPRegressor
 from winnowgp.integrations.gpytorch.distribution import GaussianQ
-from winnowgp.models import Posterior
+from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.training import FitResult
 
 
@@ -100,10 +100,15 @@ def to_gpytorch(
         fitted = fitted.posterior
     if isinstance(fitted, Posterior):
         return _converted(fitted, Standardiser.none(fitted.Z), Standardiser.none(fitted.q_mean))
+    if isinstance(fitted, MixturePosterior):
+        raise InputError(
+            "`fitted` must be Gaussian; got a posterior that averages over hyper-parameters. Pass "
+            "its `mode`, or the regressor."
+        )
     if isinstance(fitted, SparseGPRegressor):
         fitted._refuse_logarithm("GPyTorch's Gaussian predictions")
-        fitted._refuse_varying_noise("GPyTorch's Gaussian likelihood")
-        return _converted(fitted.posterior_, fitted._x_scaler, fitted._y_scaler.columns)
+        posterior = fitted._gaussian_posterior("GPyTorch's Gaussian predictions")
+        return _converted(posterior, fitted._x_scaler, fitted._y_scaler.columns)
     if isinstance(fitted, SparseGPClassifier):
         posterior = fitted.posterior_
         return _converted(posterior, fitted._x_scaler, Standardiser.none(posterior.q_mean))

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Generic, final
 
 import torch
@@ -16,9 +15,14 @@ from gpytorch.variational import (
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.errors import ConvergenceWarning
 from winnowgp.integrations.gpytorch import distribution
-from winnowgp.integrations.gpytorch.checks import TrainingData, check_likelihood
+from winnowgp.integrations.gpytorch.checks import (
+    TrainingData,
+    check_likelihood,
+    checked_goal,
+    drawn_seed,
+)
 from winnowgp.integrations.gpytorch.sites import ModelELBO, StrategySites
 from winnowgp.integrations.gpytorch.strategies import copy_module, inducing_strategies
 from winnowgp.models.site_inference import backtrack
@@ -45,6 +49,8 @@ _GAIN = 1e-5
 _SHORTEST, _STEPS = 0.05, 30
 # Attempts to stay within a tolerance.
 _TRIES = 4
+# Nats per observation below which differences of bounds are rounding errors.
+_ROUNDING = 1e-9
 
 
 @final
@@ -76,9 +82,12 @@ class Winnowed(Generic[distribution.Same]):
     bound: float
     """ELBO of `model`, in nats: Σ E[log p(y | f)] − KL[q(u) ‖ p(u)]."""
     reference: float
-    """ELBO with all points and the best q(u) that was found for them."""
+    """ELBO with all points and the best q(u) that was found for them; after an update, plus what
+    earlier selections gave up."""
     original: float
     """ELBO with all points and the original q(u)."""
+    N: int | float
+    """Number of rows, those of earlier calls included."""
 
     @property
     def elbo_gap(self) -> float:
@@ -152,22 +161,37 @@ def winnow(
     >>> 2 < result.n_inducing < 8, type(result.model).__name__
     (True, 'Line')
     """
-    goal = _goal(alpha, tolerance, max_points)
-    draws = _checked_generator(generator)
+    goal, seed = checked_goal(alpha, tolerance, max_points), drawn_seed(generator)
     rows = TrainingData.of(model, data)
     check_likelihood(likelihood, rows)
-    seed = int(torch.randint(2**31, (), generator=draws, device=draws.device))
-    elbo = ModelELBO.of(model, likelihood, rows.x, rows.y, seed=seed)
+    return select_points(model, ModelELBO.of(model, likelihood, rows.x, rows.y, seed=seed), goal)
+
+
+def select_points(
+    model: distribution.Same, elbo: ModelELBO, goal: Goal, *, given_up: float = 0.0
+) -> Winnowed[distribution.Same]:
+    """Return a copy of a model with the inducing points that a goal selects.
+
+    Args:
+        model: the model.
+        elbo: its ELBO.
+        goal: rule for the number of points.
+        given_up: nats that earlier selections gave up; a tolerance is for all of them together.
+    """
+    if isinstance(goal, Tolerance):
+        # Points that cost nothing but rounding errors may always leave.
+        goal = Tolerance(max(goal.nats - given_up / elbo.observations, _ROUNDING))
     original = elbo.bound()
     whole = refit_q(elbo, original)
     frontiers = [StrategyFrontiers.of(sites, whole.bound) for sites in whole.sites]
     pruned = _pruned_to(goal, whole, frontiers)
     return Winnowed(
         model=_result(model, pruned),
-        sets=_sets(model, frontiers, pruned, goal, torch.Generator().manual_seed(seed)),
+        sets=_sets(model, frontiers, pruned, goal, torch.Generator().manual_seed(elbo.seed)),
         bound=pruned.bound,
-        reference=whole.bound,
+        reference=whole.bound + given_up,
         original=original,
+        N=elbo.observations,
     )
 
 
@@ -398,11 +422,11 @@ def _pruned_to(
     for number in range(_TRIES):
         stricter = Tolerance(goal.nats * 0.5**number)
         pruned = _attempt(_sizes(frontiers, stricter), whole, frontiers)
-        if whole.bound - pruned.bound <= goal.nats * whole.elbo.N:
+        if whole.bound - pruned.bound <= goal.nats * whole.elbo.observations:
             return pruned
         attempts.append(pruned)
     best = max(attempts, key=lambda each: each.bound)
-    lost = (whole.bound - best.bound) / whole.elbo.N
+    lost = (whole.bound - best.bound) / whole.elbo.observations
     points = sum(int(mask.sum()) for mask in best.keep)
     warnings.warn(
         f"the tolerance of {goal.nats:g} nats per observation was exceeded: with {points} inducing "
@@ -410,7 +434,7 @@ def _pruned_to(
         "order for this model; pass a smaller `tolerance`, or `max_points`.",
         ConvergenceWarning,
         # The caller of `winnow` and of torch's decorator around it.
-        stacklevel=4,
+        stacklevel=5,
     )
     return best
 
@@ -459,35 +483,3 @@ def _sets(
             name = inducing.name if len(selections) == 1 else f"{inducing.name}[{g}]"
             sets.append(WinnowedSet(name, Z.clone(), selection))
     return tuple(sets)
-
-
-def _checked_generator(generator: object) -> torch.Generator:
-    if generator is None:
-        return torch.Generator().manual_seed(0)
-    if not isinstance(generator, torch.Generator):
-        raise InputError(
-            f"`generator` must be a torch.Generator or None; got {generator!r}. Pass "
-            "`torch.Generator().manual_seed(seed)` for a seed."
-        )
-    return generator
-
-
-def _goal(alpha: float | str, tolerance: float, max_points: int | None) -> Goal:
-    for name, value, kind, need in (
-        ("alpha", alpha, Real | str, "positive or 'auto'"),
-        ("tolerance", tolerance, Real, "positive nats per observation"),
-        ("max_points", max_points, Integral | None, "a whole number, at least 1"),
-    ):
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f"`{name}` must be {need}; got {value!r}.")
-    if isinstance(alpha, str) and alpha != "auto":
-        raise InputError(
-            f"`alpha` must be positive or 'auto'; got {alpha!r}. Larger values select fewer points."
-        )
-    if not isinstance(alpha, str) and max_points is not None:
-        raise InputError(
-            "`alpha` and `max_points` exclude each other; pass a number for one of them only."
-        )
-    if max_points is not None:
-        return MaxPoints(max_points)
-    return Tolerance(tolerance) if isinstance(alpha, str) else FixedAlpha(alpha)

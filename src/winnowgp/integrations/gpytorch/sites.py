@@ -29,6 +29,7 @@ from winnowgp.integrations.gpytorch.distribution import (
     Whitening,
     prior_blocks,
 )
+from winnowgp.integrations.gpytorch.memory import EarlierRows
 from winnowgp.integrations.gpytorch.strategies import (
     Call,
     InducingStrategy,
@@ -70,6 +71,8 @@ class ModelELBO:
     """Rows `[N D]`; None if the model has latent inputs of its own."""
     y: Tensor
     seed: int
+    earlier: EarlierRows | None = None
+    """Rows that are remembered, for a model with one strategy."""
 
     @classmethod
     def of(
@@ -92,7 +95,7 @@ class ModelELBO:
 
     def with_model(self, model: Any) -> "ModelELBO":
         """Return the ELBO of a modified copy of `model` on the same data."""
-        return ModelELBO(model, self.likelihood, self.x, self.y, self.seed)
+        return replace(self, model=model)
 
     @property
     def strategies(self) -> tuple[InducingStrategy, ...]:
@@ -105,6 +108,11 @@ class ModelELBO:
         if self.x is not None:
             return self.x.shape[-2]
         return self.y.shape[-1]
+
+    @property
+    def observations(self) -> int | float:
+        """Number of rows, those that are remembered included."""
+        return self.N if self.earlier is None else self.N + self.earlier.N
 
     @property
     def passes(self) -> int:
@@ -120,6 +128,8 @@ class ModelELBO:
         with self._same_draws():
             for output, y in self._evaluated():
                 nats += self._expected(output, y).item() / self.passes
+        if self.earlier is not None:
+            nats += self.earlier.expected(Whitening.of(self.strategies[0]))
         return nats - self.divergence()
 
     @torch.no_grad()
@@ -138,7 +148,7 @@ class ModelELBO:
     def sites(self) -> "tuple[StrategySites, ...]":
         """Return the summed sites of every strategy, in one pass over the rows."""
         strategies = self.strategies
-        sites = [StrategySites.none(Whitening.of(each), self.N) for each in strategies]
+        sites = [StrategySites.none(Whitening.of(each), self.observations) for each in strategies]
         recorders = [_recorder(self.model, each) for each in strategies]
         with self._same_draws():
             for output, y in self._evaluated(differentiable=True):
@@ -149,6 +159,8 @@ class ModelELBO:
                 for (n, call), (slope, precision) in zip(calls, per_call, strict=True):
                     blocks = prior_blocks(strategies[n], call.x, call.arguments)
                     sites[n] = sites[n].added(blocks, call.mean.detach(), slope, precision)
+        if self.earlier is not None:
+            sites = [sites[0].plus(self.earlier)]
         return tuple(sites)
 
     def _evaluated(self, *, differentiable: bool = False) -> Iterator[tuple[Any, Tensor]]:
@@ -260,13 +272,13 @@ class StrategySites:
     """
 
     whitening: Whitening
-    N: int
+    N: int | float
     C: Float[Tensor, "R F K K"]
     D: Float[Tensor, "R F K"]
     open: Float[Tensor, "R F"]
 
     @classmethod
-    def none(cls, whitening: Whitening, N: int) -> "StrategySites":
+    def none(cls, whitening: Whitening, N: int | float) -> "StrategySites":
         """Return the sums over no rows."""
         inducing = whitening.inducing
         D = whitening.L.new_zeros(inducing.roles, inducing.F, inducing.K)
@@ -293,6 +305,11 @@ class StrategySites:
             D=self.D + (V @ linear[..., None])[..., 0],
             open=self.open + (w * t).sum(-1),
         )
+
+    def plus(self, earlier: EarlierRows) -> "StrategySites":
+        """Return the sums with rows that are remembered."""
+        C, D, trace = earlier.at(self.whitening.inducing.locations[0])
+        return replace(self, C=self.C + C, D=self.D + D, open=self.open + trace)
 
     def sums(self) -> list[SiteSums]:
         """Return the sums of each role, with I + C factorised."""
