@@ -6,21 +6,25 @@ alarm should name.
 
     python benchmarks/alarms.py              # 40 well-specified draws, and 3 of each fault
     python benchmarks/alarms.py --draws 120 --faults 0 --tasks regression
-    python benchmarks/alarms.py --summary    # the table of benchmarks/results/alarms
+    python benchmarks/alarms.py --draws 0 --faults 20 --only "varying noise" --name noise
+    python benchmarks/alarms.py --residuals  # the test of noise alone: false alarms and power
+    python benchmarks/alarms.py --summary    # the tables of benchmarks/results/alarms
 """
 
 import argparse
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from measure import Row, new_results, read_results, timed
+from measure import Row, grouped, markdown, new_results, read_results, timed
 from winnowgp import DataTable, fit_table
-from winnowgp.errors import FitWarning
+from winnowgp.errors import DependentResidualsWarning, FitWarning
+from winnowgp.estimators.residuals import Column, residual_alarms
 
 Values = NDArray[np.float64]
 Table = tuple[dict[str, Any], dict[str, Any]]
@@ -114,6 +118,14 @@ def drift(rng: np.random.Generator) -> Table:
     return {"a": a, "b": b, "y": y}, {"max_points": 30}
 
 
+def varying_noise(rng: np.random.Generator) -> Table:
+    """Return noise that is four times as large at one end of a column as at the other."""
+    a, b, f = _base(rng)
+    return {"a": a, "b": b, "y": f + 0.4 * 4 ** (b - 1) * rng.normal(size=len(a))}, {
+        "max_points": 30
+    }
+
+
 FAULTS: dict[str, tuple[Callable[[np.random.Generator], Table], str]] = {
     "noise only": (noise_only, "NoInducingPointsWarning"),
     "outliers": (outliers, "HeavyTailsWarning"),
@@ -121,6 +133,7 @@ FAULTS: dict[str, tuple[Callable[[np.random.Generator], Table], str]] = {
     "leak": (leak, "LeakageWarning"),
     "daily cycle": (daily, "PeriodicResidualsWarning"),
     "drift": (drift, "DependentResidualsWarning"),
+    "varying noise": (varying_noise, "DependentResidualsWarning"),
 }
 
 
@@ -140,6 +153,46 @@ def run(name: str, table: Table, seed: int, *, expected: str | None) -> Row:
     }
 
 
+def residual_rows(draws: int) -> list[Row]:
+    """Return how often residuals whose spread depends on one of three columns sound an alarm.
+
+    Their standard deviation grows by a factor from one end of the column to the other; a factor of
+    one is a false alarm. The p-value of an alarm is at most 0.002.
+    """
+    rows = []
+    for N, factor in product((40, 80, 200, 1000), (1.0, 2.0, 4.0, 10.0)):
+        rng, sounded = np.random.default_rng([N, int(factor)]), 0
+        for _ in range(draws):
+            X = rng.uniform(0, 1, (N, 3))
+            z = factor ** (X[:, 0] - 0.5) * rng.normal(size=N)
+            columns = [Column(f"x{i}", "number", X[:, i]) for i in range(3)]
+            sounded += any(
+                isinstance(alarm, DependentResidualsWarning)
+                for alarm in residual_alarms(
+                    z,
+                    columns,
+                    predicted=rng.normal(size=N),
+                    positive=False,
+                    likelihood="gaussian",
+                )
+            )
+        rows.append({"rows": N, "factor": factor, "draws": draws, "sounded": sounded})
+    return rows
+
+
+def residual_summary(rows: list[Row]) -> str:
+    """Return the shares of residuals with an alarm as a Markdown table."""
+    groups = grouped(rows, "rows")
+    header = [
+        ">held-out rows",
+        *(f">{row['factor']:g} times" for row in next(iter(groups.values()))),
+    ]
+    shares = {
+        key: [f"{row['sounded'] / row['draws']:.3f}" for row in own] for key, own in groups.items()
+    }
+    return markdown(header, [[*key, *values] for key, values in shares.items()])
+
+
 def summary() -> None:
     """Print how many fits of each kind had an alarm, and which."""
     rows = read_results("alarms/*")
@@ -151,6 +204,8 @@ def summary() -> None:
         wanted = "none" if expected is None else expected
         sounded = f"sounded in {len(right):3} of {len(mine):3}"
         print(f"{name:30} expected {wanted:26} {sounded} {dict(kinds)}")
+    if residuals := read_results("alarms/residuals/*"):
+        print(residual_summary(residuals))
 
 
 def main() -> None:
@@ -159,11 +214,17 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=3, help="draws of each fault")
     parser.add_argument("--tasks", nargs="+", default=TASKS)
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--residuals", action="store_true", help="test residuals, and fit nothing")
     parser.add_argument("--name", default="alarms")
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
     if options.summary:
         summary()
+        return
+    if options.residuals:
+        residuals = new_results("alarms/residuals/power")
+        print(residual_summary([residuals.add(row) for row in residual_rows(500)]))
         return
     results = new_results(f"alarms/{options.name}")
     for seed in range(options.first_seed, options.first_seed + options.draws):
@@ -171,7 +232,8 @@ def main() -> None:
         row = run(f"well-specified {task}", well_specified(task, seed), seed, expected=None)
         results.add(row)
         print(row, flush=True)
-    for name, (fault, expected) in FAULTS.items():
+    for name in options.only:
+        fault, expected = FAULTS[name]
         for seed in range(options.faults):
             row = run(name, fault(np.random.default_rng([seed, 2])), seed, expected=expected)
             results.add(row)

@@ -1,204 +1,268 @@
 """Noise that depends on the inputs: test density, coverage by region, points of both processes.
 
-    python benchmarks/heteroscedastic.py --seeds 3 4 5 --rows 500
+    python benchmarks/heteroscedastic.py --seeds 3 4 5 --jobs 2            # all rows
+    python benchmarks/heteroscedastic.py --seeds 3 4 5 --rows 500 --methods ours gpboost catboost
     python benchmarks/heteroscedastic.py --summary            # print the results as Markdown
 
-Each split is fitted with constant noise (`SparseGP`), with noise that depends on the inputs
-(`HeteroscedasticGP`), and with half of the inducing points of its log noise, which backward
-elimination removes from that fit at fixed hyper-parameters. All have RBF kernels and weak priors,
-as `SparseGPRegressor(kernel="rbf")`. Settings were chosen on seeds 0 to 2.
+A made function of one input whose noise is large in the middle, as in the motorcycle data, and
+parts of three tables. To protein and kin8nm, noise with the standard deviation of y is added where
+the first column exceeds its median. Test rows are divided into a quiet and a noisy half: by the
+true noise of made data, and by the first column of the tables. Each split is fitted by
 
-Test rows are divided into a quiet and a noisy half: by the true noise of made data, by whether
-noise was added to a row of kin8nm, and by the noise that the model predicts for other tables.
+- constant: a `SparseGP`, as `SparseGPRegressor()` fits it,
+- heteroscedastic: a `HeteroscedasticGP`, as `SparseGPRegressor(likelihood="heteroscedastic")`,
+- twice, half: the same with twice or half as many inducing points of the log noise. The others are
+  rows of greatest conditional variance, or are removed by backward elimination and the rest
+  optimised again,
+- GPBoost, CatBoost: see `peers/heteroscedastic.py`; `make noise-peers` installs them.
+
+Settings were chosen on seeds 0 to 2.
 """
 
-import argparse
+import subprocess
+import sys
 import warnings
-from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from numpy.typing import NDArray
+from scipy.stats import norm
 
-from measure import RESULTS, Row, timed
+from measure import RESULTS, Row, grouped, markdown, mean, parser_of, run_missing, timed
 from right_number_problems import Problem, split_table
 from winnowgp import SparseGP
 from winnowgp.data import Dataset
+from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import AUTO_KERNELS
 from winnowgp.experiments.runs import Runs
-from winnowgp.models import HeteroscedasticGP, LogVarianceLikelihood, VariationalGP
+from winnowgp.models import HeteroscedasticGP, LogVarianceLikelihood, VariationalGP, greedy_variance
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.selection import elimination_frontier
-from winnowgp.training import fit
+from winnowgp.training import FastSchedule, fit
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 Values = NDArray[np.float64]
 
 FILE = RESULTS / "heteroscedastic" / "fits.jsonl"
-TABLES = ("motorcycle", "concrete", "protein", "kin8nm")
-MADE_ROWS = 200
+PEERS = Path(__file__).parent / "peers"
+SIZES = {"motorcycle": 200, "concrete": 927, "protein": 2000, "kin8nm": 2000}
+"""Training rows of each table at most."""
+OURS = ("constant", "heteroscedastic", "twice", "half")
+METHODS = ("ours", "gpboost", "catboost")
 
 
-def motorcycle(seed: int) -> tuple[Problem, Values]:
+def motorcycle(seed: int, train: int) -> tuple[Problem, NDArray[np.bool_]]:
     """Return a function of one input whose noise is large in the middle, as in the crash data."""
     rng = np.random.default_rng(seed)
-    x = rng.uniform(0, 1, MADE_ROWS + 1000)
+    x = rng.uniform(0, 1, train + 1000)
     sd = 0.03 + 0.5 * np.exp(-0.5 * ((x - 0.6) / 0.15) ** 2)
     y = np.sin(8 * x) * np.exp(-(((x - 0.5) / 0.3) ** 2)) + sd * rng.normal(size=len(x))
-    n = MADE_ROWS
-    return Problem(x[:n, None], y[:n], x[n:, None], y[n:]), sd[n:]
+    problem = Problem(x[:train, None], y[:train], x[train:, None], y[train:])
+    return problem, sd[train:] > np.median(sd[train:])
 
 
-def noisy_kin8nm(seed: int, train: int) -> tuple[Problem, Values]:
-    """Return kin8nm with noise of the standard deviation of y where the first angle is positive."""
-    problem = split_table("kin8nm", seed=seed, train=train)
-    rng = np.random.default_rng(seed)
-    sd = [np.where(X[:, 0] > 0, problem.scale, 0.0) for X in (problem.X, problem.X_test)]
-    y, y_test = (
-        y + s * rng.normal(size=len(y))
-        for y, s in zip((problem.y, problem.y_test), sd, strict=True)
-    )
-    return replace(problem, y=y, y_test=y_test), sd[1]
-
-
-def problem_of(name: str, seed: int, train: int) -> tuple[Problem, Values | None]:
-    """Return a split in standardised units, and the noise of its test rows if it is known."""
+def problem_of(name: str, seed: int, train: int) -> tuple[Problem, NDArray[np.bool_]]:
+    """Return a split in standardised units, and which of its test rows are in the noisy half."""
     if name == "motorcycle":
-        problem, sd = motorcycle(seed)
-    elif name == "kin8nm":
-        problem, sd = noisy_kin8nm(seed, train)
-    else:
-        problem, sd = split_table(name, seed=seed, train=train), None
-    return problem.standardised(), sd
+        problem, noisy = motorcycle(seed, train)
+        return problem.standardised(), noisy
+    problem = split_table(name, seed=seed, train=train)
+    halves = [X[:, 0] > np.median(problem.X[:, 0]) for X in (problem.X, problem.X_test)]
+    if name != "concrete":
+        rng = np.random.default_rng(seed)
+        y, y_test = (
+            y + problem.scale * half * rng.normal(size=len(y))
+            for y, half in zip((problem.y, problem.y_test), halves, strict=True)
+        )
+        problem = replace(problem, y=y, y_test=y_test)
+    return problem.standardised(), halves[1]
 
 
-def kernel(D: int) -> ScaleKernel:
-    """Return an RBF kernel with weak priors."""
-    result = ScaleKernel(RBFKernel(ard_num_dims=D))
+def run(name: str, seed: int, rows: int, method: str) -> Row | None:
+    """Return the scores of one split; those of all four models for our own methods."""
+    torch.set_num_threads(1)
+    problem, noisy = problem_of(name, seed, rows)
+    case = {"name": name, "seed": seed, "rows": problem.N, "method": method}
+    if method != "ours":
+        scores = peer_scores(method, problem, noisy, seed)
+        return None if scores is None else case | scores
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return case | {"models": our_scores(problem, noisy, seed)}
+
+
+def kernel(name: str, D: int) -> Kernel:
+    """Return a kernel with weak priors."""
+    result = kernel_from(name, D)
     add_weak_priors(result)
     return result
 
 
-def run(name: str, seed: int, train: int) -> list[Row]:
-    """Return the rows of all methods on one split."""
-    problem, sd = problem_of(name, seed, train)
+def our_scores(problem: Problem, noisy: NDArray[np.bool_], seed: int) -> dict[str, Row]:
+    """Return scores, points and times of our models."""
     data = Dataset.of(torch.from_numpy(problem.X), torch.from_numpy(problem.y)).merged()
-    plain = SparseGP(kernel(data.D), data.X[:0], noise=1.0)
+    first, *others = AUTO_KERNELS
+    plain = SparseGP(kernel(first, data.D), data.X[:0], noise=1.0)
     add_weak_priors(plain.likelihood)
-    noise = VariationalGP(kernel(data.D), data.X[:0], likelihood=LogVarianceLikelihood())
-    both = HeteroscedasticGP(plain, noise)
+    log_noise = VariationalGP(kernel("rbf", data.D), data.X[:0], likelihood=LogVarianceLikelihood())
+    schedule = FastSchedule(
+        kernels=tuple(kernel(other, data.D) for other in others), linear_term=True
+    )
     generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
-    constant, seconds = timed(lambda: fit(plain, data, generator=generators[0]))
-    varying, longer = timed(lambda: fit(both, data, generator=generators[1]))
+    constant, seconds = timed(lambda: fit(plain, data, schedule=schedule, generator=generators[0]))
+    both = HeteroscedasticGP(plain, log_noise)
+    varying, longer = timed(lambda: fit(both, data, schedule=schedule, generator=generators[1]))
     X = torch.from_numpy(problem.X_test)
-    predicted = varying.posterior.predict_noise(X).mean.sqrt()[:, 0].numpy()
-    noisy = predicted > np.median(predicted) if sd is None else sd > np.median(sd)
-    if sd is not None and len(np.unique(sd)) == 2:
-        noisy = sd > 0
-    half = halved(varying.model, data)
-    methods = {
-        "constant": (constant.posterior, (constant.model.K, 0), seconds.row()),
-        "heteroscedastic": (varying.posterior, sizes(varying.model), longer.row()),
-        "half of the noise points": (half.posterior(data), sizes(half), {}),
+    Y = torch.from_numpy(problem.y_test)[:, None]
+
+    def scores(posterior: Any) -> Row:
+        ends = posterior.quantiles(X, torch.tensor([0.05, 0.95], dtype=X.dtype))
+        inside = ((ends[0] <= Y) & (ends[1] >= Y))[:, 0].numpy()
+        return quality(posterior.log_density(X, Y)[:, 0].numpy(), inside, noisy)
+
+    result = {
+        "constant": {"points": constant.model.K, "elbo": constant.elbo / problem.N}
+        | scores(constant.posterior)
+        | seconds.row()
     }
-    elbos = {"constant": constant.elbo, "heteroscedastic": varying.elbo}
-    elbos["half of the noise points"] = half.fixed_bound(data)
-    return [
-        {
-            "name": name,
-            "seed": seed,
-            "rows": problem.N,
-            "method": method,
-            "points": points[0],
-            "noise_points": points[1],
-            "elbo": elbos[method] / data.observations,
-            **quality(posterior, X, torch.from_numpy(problem.y_test)[:, None], noisy),
-            **time,
+    models = {"heteroscedastic": varying.model}
+    if len(varying.model.log_noise.candidates):
+        models |= {"twice": doubled(varying.model, data), "half": halved(varying.model, data)}
+    for method, model in models.items():
+        points, noise_points = map(len, model.candidate_sets)
+        result[method] = {
+            "points": points,
+            "noise_points": noise_points,
+            "elbo": model.fixed_bound(data) / problem.N,
+            **scores(model.posterior(data)),
         }
-        for method, (posterior, points, time) in methods.items()
-    ]
+    result["heteroscedastic"] |= longer.row()
+    return result
 
 
-def sizes(model: HeteroscedasticGP) -> tuple[int, int]:
-    """Return the numbers of inducing points of function and log noise."""
-    function, log_noise = model.candidate_sets
-    return len(function), len(log_noise)
+def doubled(model: HeteroscedasticGP, data: Dataset) -> HeteroscedasticGP:
+    """Return the model with twice the inducing points of its log noise, at the same kernel."""
+    g = model.log_noise
+    Z = g.candidates.detach()
+    fresh = data.X[greedy_variance(g.kernel, data.X, len(Z), given=Z)]
+    return model.with_parts(log_noise=g.with_candidates(torch.cat([Z, fresh]))).with_best_q(
+        data, gain=1e-6
+    )
 
 
 def halved(model: HeteroscedasticGP, data: Dataset) -> HeteroscedasticGP:
-    """Return the model with half of the inducing points of its log noise, by elimination."""
+    """Return the model with half of the inducing points of its log noise, optimised again."""
     function, log_noise = model.candidate_sets
     frontier = elimination_frontier(model.subset_statistics(data)[1])
     whole = torch.ones(len(function), dtype=torch.bool)
     pruned = model.prune((whole, frontier.masks[(len(log_noise) + 1) // 2]))
-    return pruned.with_best_q(data, gain=1e-6)
+    pruned = pruned.with_best_q(data, gain=1e-6)
+    targets, g = pruned.residuals(data), pruned.log_noise
+    maximise_elbo(g, data.X, objective=g.chunked_bound(targets), stop=Stop(1e-4 * data.N, 10, 60))
+    return pruned.with_parts(log_noise=g).with_best_q(data, gain=1e-6)
 
 
-def quality(posterior: Any, X: torch.Tensor, Y: torch.Tensor, noisy: NDArray[np.bool_]) -> Row:
+def peer_scores(peer: str, problem: Problem, noisy: NDArray[np.bool_], seed: int) -> Row | None:
+    """Return scores and times of a peer; None if it is not installed."""
+    python = PEERS / f".venv-{peer}" / "bin" / "python"
+    if not python.exists():
+        print(f"{peer} is not installed; `make noise-peers` installs it.", file=sys.stderr)
+        return None
+    with TemporaryDirectory() as folder:
+        given, predicted = Path(folder) / "problem.npz", Path(folder) / "predictions.npz"
+        np.savez(given, X=problem.X, y=problem.y, X_test=problem.X_test)
+        script = PEERS / "heteroscedastic.py"
+        subprocess.run(
+            [python, script, peer, given, predicted, "--seed", str(seed)],
+            check=True,
+            env={"PATH": ""},
+        )
+        found = dict(np.load(predicted))
+    sd = np.sqrt(found["variance"])
+    error = problem.y_test - found["mean"]
+    scores = quality(norm.logpdf(error, scale=sd), np.abs(error) < norm.ppf(0.95) * sd, noisy)
+    return scores | {key: round(float(found[key]), 4) for key in ("wall_s", "cpu_s")}
+
+
+def quality(nats: Values, inside: NDArray[np.bool_], noisy: NDArray[np.bool_]) -> Row:
     """Return the log density and the coverage of 90 % intervals, of all rows and by region."""
-    nats = posterior.log_density(X, Y)[:, 0].numpy()
-    ends = posterior.quantiles(X, torch.tensor([0.05, 0.95], dtype=X.dtype))
-    inside = ((ends[0] <= Y) & (ends[1] >= Y))[:, 0].numpy()
     regions = {"": np.ones_like(noisy), "_quiet": ~noisy, "_noisy": noisy}
     return {
         f"{measure}{region}": float(values[rows].mean())
         for region, rows in regions.items()
-        if rows.any()  # Constant noise has one region.
         for measure, values in (("log_density", nats), ("coverage_90", inside))
     }
 
 
+def flat(rows: list[Row]) -> list[Row]:
+    """Return one row per model."""
+    return [
+        row | {"method": method} | scores
+        for row in rows
+        for method, scores in row.get("models", {row["method"]: {}}).items()
+    ]
+
+
 def summary(rows: list[Row]) -> str:
     """Return the means over seeds as a Markdown table."""
-    groups: dict[tuple[str, int, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row["name"], row["rows"], row["method"]].append(row)
-    lines = [
-        "| table (rows) | noise | points | of the noise | ELBO | test log density "
-        "| 90 % intervals hold | in the quiet half | in the noisy half | CPU s |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for (name, count, method), own in groups.items():
+    names = {"gpboost": "GPBoost", "catboost": "CatBoost"}
+    order = [*OURS, *METHODS[1:]]
+    rows = sorted(flat(rows), key=lambda r: (r["name"], r["rows"], order.index(r["method"])))
+    lines, shown_last = [], None
+    for (name, count, method), own in grouped(rows, "name", "rows", "method").items():
 
-        def mean(key: str, own: list[Row] = own) -> float:
-            return float(np.mean([row.get(key, np.nan) for row in own]))
+        def shown(key: str, digits: int, own: list[Row] = own) -> str:
+            return f"{mean(r[key] for r in own):.{digits}f}" if key in own[0] else ""
 
-        cpu = f"{mean('cpu_s'):.0f}" if "cpu_s" in own[0] else ""
-        shares = [f"{mean(f'coverage_90{r}'):.3f}" for r in ("", "_quiet", "_noisy")]
         lines.append(
-            f"| {name} ({count}) | {method} | {mean('points'):.0f} "
-            f"| {mean('noise_points'):.0f} | {mean('elbo'):.3f} | {mean('log_density'):.3f} "
-            f"| {' | '.join(shares)} | {cpu} |"
+            [
+                "" if (name, count) == shown_last else f"{name} ({count})",
+                names.get(method, method),
+                len(own),
+                shown("points", 0),
+                shown("noise_points", 0),
+                shown("elbo", 3),
+                shown("log_density", 3),
+                *(shown(f"log_density{region}", 3) for region in ("_quiet", "_noisy")),
+                *(shown(f"coverage_90{region}", 3) for region in ("", "_quiet", "_noisy")),
+                shown("cpu_s", 0),
+            ]
         )
-    return "\n".join(lines)
+        shown_last = name, count
+    header = ["table (rows)", "model", ">seeds", ">points", ">of the noise", ">ELBO"]
+    halves = [">quiet half", ">noisy half"]
+    return markdown(
+        [*header, ">test log density", *halves, ">90 % intervals hold", *halves, ">CPU s"], lines
+    )
 
 
 def main() -> None:
     """Parse the command line; fit splits that have no rows yet, or print the summary."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--names", nargs="+", default=TABLES, choices=TABLES)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5])
-    parser.add_argument("--rows", type=int, default=500, help="training rows of real tables")
-    parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
+    parser = parser_of(__doc__, seeds=[3, 4, 5])
+    parser.add_argument("--only", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--rows", type=int, default=2000, help="training rows at most")
+    parser.add_argument("--methods", nargs="+", default=["ours"], choices=METHODS)
     arguments = parser.parse_args()
     runs = Runs(FILE)
     if arguments.summary:
         print(summary(list(runs)))
         return
-    done = {(row["name"], row["seed"], row["rows"]) for row in runs}
-    for name in arguments.names:
-        for seed in arguments.seeds:
-            train = MADE_ROWS if name == "motorcycle" else arguments.rows
-            if (name, seed, train) in done:
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                rows = run(name, seed, train)
-            for row in rows:
-                runs.add(row)
-                density = f"{row['log_density']:.3f}"
-                print(name, seed, row["method"], row["noise_points"], density, flush=True)
+    cases = [
+        (name, seed, min(SIZES[name], arguments.rows), method)
+        for method in arguments.methods
+        for seed in arguments.seeds
+        for name in arguments.only
+    ]
+    keys = ("name", "seed", "rows", "method")
+    for row in run_missing(runs, run, cases, keys=keys, jobs=arguments.jobs):
+        for model in flat([row]):
+            name, seed, method = (model[key] for key in ("name", "seed", "method"))
+            print(name, seed, method, f"{model['log_density']:.3f}", flush=True)
 
 
 if __name__ == "__main__":

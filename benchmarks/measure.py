@@ -4,10 +4,13 @@ Results are JSON Lines files in benchmarks/results, written and read by `winnowg
 """
 
 import time
-from collections.abc import Callable, Iterable
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from winnowgp.experiments.runs import Row, Runs
 
@@ -60,6 +63,56 @@ def table(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in cells
     )
+
+
+def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table; columns whose name begins with ">" are right-aligned."""
+    names = list(header)
+    rules = ["---:" if name.startswith(">") else "---" for name in names]
+    cells = [[name.removeprefix(">") for name in names], rules, *lines]
+    return "\n".join(
+        "|" + "|".join(f" {c} " if str(c) else " " for c in line) + "|" for line in cells
+    )
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return the rows by the values of some columns, in the order in which these first occur."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(row)
+    return dict(groups)
+
+
+def parser_of(documentation: str | None, *, seeds: Sequence[int]) -> ArgumentParser:
+    """Return a parser of what benchmarks of many fits share: seeds, processes, and the summary."""
+    parser = ArgumentParser(description=(documentation or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
+    parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
+    return parser
+
+
+def run_missing(
+    runs: Runs,
+    work: Callable[..., Row | None],
+    cases: Iterable[tuple[Any, ...]],
+    *,
+    keys: Sequence[str],
+    jobs: int,
+) -> Iterator[Row]:
+    """Run the cases that have no row yet in so many processes; yield rows as they are written.
+
+    Args:
+        runs: the result file.
+        work: returns the row of a case; None if it cannot be run here.
+        keys: columns of a row that are the values of its case.
+    """
+    done = set(grouped(runs, *keys))
+    missing = [case for case in cases if case not in done]
+    with ProcessPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(work, *case) for case in missing]):
+            if (row := future.result()) is not None:
+                yield runs.add(row)
 
 
 def mean(values: Iterable[float]) -> float:

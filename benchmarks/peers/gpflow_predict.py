@@ -22,9 +22,9 @@ for _variable in (
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-import gpflow  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import gpflow
+import numpy as np
+import tensorflow as tf
 
 
 def main() -> None:

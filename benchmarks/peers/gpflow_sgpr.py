@@ -27,11 +27,11 @@ for _variable in (
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-import gpflow  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from scipy.optimize import OptimizeResult  # noqa: E402
-from sklearn.cluster import KMeans  # noqa: E402
+import gpflow
+import numpy as np
+import tensorflow as tf
+from scipy.optimize import OptimizeResult
+from sklearn.cluster import KMeans
 
 SWEEP = (16, 32, 64, 128, 256, 512)
 

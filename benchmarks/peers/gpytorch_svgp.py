@@ -21,11 +21,11 @@ from pathlib import Path
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-import gpytorch  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from linear_operator.utils.errors import NanError, NotPSDError  # noqa: E402
-from sklearn.cluster import KMeans  # noqa: E402
+import gpytorch
+import numpy as np
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+from sklearn.cluster import KMeans
 
 SWEEP = (16, 32, 64, 128, 256, 512)
 BATCH = 1024
