@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar, final
 import torch
 
 from winnowgp.errors import InputError
-from winnowgp.point_processes import Bernoulli
+from winnowgp.point_processes import Bernoulli, PointProcess
 from winnowgp.typing import Masks, Nats, Scalar, ScoreMasks, ScoreWeights, Weights
 
 __all__ = [
@@ -66,7 +66,7 @@ class Gradient(ABC, Generic[State]):
     @abstractmethod
     def step(
         self,
-        q: Bernoulli,
+        q: PointProcess,
         score: ScoreMasks | ScoreWeights,
         *,
         state: State,
@@ -154,7 +154,7 @@ class ScoreFunction(Gradient[Any]):
 
     def step(
         self,
-        q: Bernoulli,
+        q: PointProcess,
         score: ScoreMasks,
         *,
         state: Any,
@@ -196,7 +196,7 @@ class Enumeration(Gradient[None]):
 
     def step(
         self,
-        q: Bernoulli,
+        q: PointProcess,
         score: ScoreMasks,
         *,
         state: None = None,
@@ -260,12 +260,17 @@ class Relaxed(Gradient[int]):
 
     def step(
         self,
-        q: Bernoulli,
+        q: PointProcess,
         score: ScoreWeights,
         *,
         state: int,
         generator: torch.Generator | None = None,
     ) -> Estimate[int]:
+        if not isinstance(q, Bernoulli):
+            raise InputError(
+                "`Relaxed` needs a Bernoulli process, of independent inclusions; got a "
+                f"{type(q).__name__}. Use ScoreFunction instead."
+            )
         values = score(self._draw(q, self.temperature.at(state), generator))
         return Estimate(values.mean(), values.detach(), state + 1)
 

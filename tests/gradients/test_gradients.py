@@ -26,7 +26,7 @@ from winnowgp.gradients import (
     Temperature,
     all_masks,
 )
-from winnowgp.point_processes import Bernoulli
+from winnowgp.point_processes import Bernoulli, Determinantal
 
 K = 5
 DRAWS = 1_500
@@ -144,6 +144,46 @@ class OwnMean(Baseline[None]):
 def test_score_function_biased_baseline_fails_the_same_check() -> None:
     _, gradients = estimates(ScoreFunction(samples=4, baseline=OwnMean()))
     assert (z_scores(gradients, exact()[1])[:K].abs() > 4).any()
+
+
+def determinantal_gradients(baseline: Baseline, draws: int) -> tuple[Tensor, Tensor]:
+    """The gradient of E_q[L] in logits and features: exact, and `draws` estimates of it."""
+    g = torch.Generator().manual_seed(5)
+    logits = torch.linspace(-1, 1, K, dtype=torch.float64).requires_grad_(True)
+    features = torch.randn(K, 2, generator=g, dtype=torch.float64).requires_grad_(True)
+    table = torch.randn(2**K, generator=g, dtype=torch.float64)
+
+    def gradient(estimate: Any) -> Tensor:
+        parts = torch.autograd.grad(estimate.surrogate, [logits, features])
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def score(mask: Tensor) -> Tensor:
+        return table[mask.long() @ (2 ** torch.arange(K))]
+
+    estimator = ScoreFunction(samples=4, baseline=baseline)
+    state, estimates = estimator.init(), []
+    for _ in range(draws):
+        q = Determinantal(logits, features)
+        estimate = estimator.step(q, score, state=state, generator=g)
+        state = estimate.state
+        estimates.append(gradient(estimate))
+    q = Determinantal(logits, features)
+    return gradient(Enumeration().step(q, score)), torch.stack(estimates)
+
+
+@pytest.mark.unchecked
+def test_score_function_of_determinantal_process_is_unbiased() -> None:
+    exact_gradient, drawn = determinantal_gradients(LeaveOneOut(), 500)
+    # Fifteen numbers, |z| < 4 each.
+    assert (z_scores(drawn, exact_gradient).abs() < 4).all()
+    exact_gradient, biased = determinantal_gradients(OwnMean(), 500)
+    assert (z_scores(biased, exact_gradient).abs() > 4).any()
+
+
+def test_relaxed_determinantal_process_raises() -> None:
+    q = Determinantal(torch.zeros(2), torch.zeros(2, 1))
+    with pytest.raises(InputError, match="ScoreFunction"):
+        Relaxed().step(q, lambda weights: weights.sum(1), state=0)
 
 
 @pytest.mark.unchecked

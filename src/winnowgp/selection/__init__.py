@@ -4,9 +4,14 @@
 - `statistics` and `elimination`: exact bounds and marginal gains of subsets, independent of N;
 - `search`: backward elimination, forward selection and local search;
 - `frontier`: the best bound for each number of inducing points, and the α that each implies;
-- `natural`: inclusion probabilities fitted by natural gradients.
+- `natural`: inclusion probabilities fitted by natural gradients;
+- `gibbs` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
+- `annealing`: the evidence of the optimal q(Z), which no q exceeds;
+- `determinantal_fit`: a q(Z) with repulsion between similar candidates.
 """
 
+from winnowgp.selection.annealing import SubsetEvidence, subset_evidence
+from winnowgp.selection.determinantal_fit import DeterminantalFit, fit_determinantal
 from winnowgp.selection.frontier import (
     Frontier,
     Selection,
@@ -17,6 +22,7 @@ from winnowgp.selection.frontier import (
     elimination_frontier,
     search_frontier,
 )
+from winnowgp.selection.gibbs import sample_subsets
 from winnowgp.selection.natural import fit_inclusion
 from winnowgp.selection.objective import (
     MarginalGainObjective,
@@ -26,23 +32,30 @@ from winnowgp.selection.objective import (
 )
 from winnowgp.selection.search import backward_elimination, forward_selection, local_search
 from winnowgp.selection.statistics import SubsetStatistics
+from winnowgp.selection.subset_samples import SubsetSamples
 
 __all__ = [
+    "DeterminantalFit",
     "Frontier",
     "MarginalGainObjective",
     "RelaxedObjective",
     "SearchObjective",
     "Selection",
     "SizeFrontier",
+    "SubsetEvidence",
     "SubsetObjective",
+    "SubsetSamples",
     "SubsetStatistics",
     "alpha_at",
     "alpha_interval",
     "backward_elimination",
     "concave_hull",
     "elimination_frontier",
+    "fit_determinantal",
     "fit_inclusion",
     "forward_selection",
     "local_search",
+    "sample_subsets",
     "search_frontier",
+    "subset_evidence",
 ]

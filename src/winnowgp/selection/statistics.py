@@ -95,6 +95,11 @@ class SubsetStatistics(SearchObjective):
         """Return the statistics of a subset of the candidates; O(K² M)."""
         return SubsetStatistics(roots=self.roots.restrict(mask))
 
+    def correlations(self) -> Float[Tensor, "K K"]:
+        """Return the prior correlations of the candidates; O(K³)."""
+        rows = torch.nn.functional.normalize(self.roots.L, dim=1)
+        return rows @ rows.mT
+
     def shifted(self, nats: float) -> "SubsetStatistics":
         """Return the statistics with a constant added to the bound of every subset."""
         return SubsetStatistics(roots=replace(self.roots, empty=self.roots.empty + nats))

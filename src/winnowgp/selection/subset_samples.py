@@ -1,0 +1,179 @@
+"""Samples of subsets, what they say about the posterior q(Z), and whether the chains have mixed.
+
+R-hat and the effective sample size are those of Vehtari et al. (2021, "Rank-normalization, folding,
+and localization"), with split chains and without rank normalisation.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.selection.search import SearchResult
+from winnowgp.typing import Masks, SizeTable
+
+_LARGEST_R_HAT = 1.05
+_SMALLEST_SAMPLE = 50.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SubsetSamples:
+    """Subsets sampled by C chains, T from each, in the order of sampling.
+
+    Attributes:
+        masks: the subsets.
+        bounds: L(Z) of each, in nats.
+        conditional_inclusion: mean of q*(k ∈ Z | Z₋ₖ) over the samples of each chain.
+        log_weights: w(0..K) of the prior.
+    """
+
+    masks: Bool[Tensor, "C T K"]
+    bounds: Float[Tensor, "C T"]
+    conditional_inclusion: Float[Tensor, "C K"]
+    log_weights: SizeTable
+
+    @classmethod
+    def concatenate(cls, chains: "list[SubsetSamples]") -> "SubsetSamples":
+        """Return the samples of several runs with the same prior as chains of one."""
+        return cls(
+            torch.cat([samples.masks for samples in chains]),
+            torch.cat([samples.bounds for samples in chains]),
+            torch.cat([samples.conditional_inclusion for samples in chains]),
+            chains[0].log_weights,
+        )
+
+    @property
+    def pooled(self) -> Masks:
+        """The subsets of all chains, one after another."""
+        return self.masks.flatten(0, 1)
+
+    @property
+    def sizes(self) -> Int[Tensor, "C T"]:
+        """Number of inducing points of each subset."""
+        return self.masks.sum(2)
+
+    @property
+    def inclusion(self) -> Float[Tensor, " K"]:
+        """Marginal inclusion probabilities P(k ∈ Z), as means of conditional probabilities.
+
+        The mean of q*(k ∈ Z | Z₋ₖ) has a smaller error than the share of samples that contain k
+        (Rao-Blackwell), most of all for probabilities close to zero or one.
+        """
+        return self.conditional_inclusion.mean(0)
+
+    @property
+    def best(self) -> SearchResult:
+        """The sampled subset with the highest score L(Z) + w(|Z|)."""
+        scores = (self.bounds + self.log_weights[self.sizes]).flatten()
+        at = int(scores.argmax())
+        return SearchResult(self.pooled[at], self.bounds.flatten()[at].item(), scores[at].item())
+
+    def pairwise_inclusion(self) -> Float[Tensor, "K K"]:
+        """Return P(j ∈ Z and k ∈ Z) of every pair, as the share of samples that contain both.
+
+        Far below P(j ∈ Z) P(k ∈ Z), either of the two can replace the other.
+        """
+        masks = self.pooled.to(self.bounds.dtype)
+        return masks.mT @ masks / len(masks)
+
+    def credible_size(self, level: float = 0.9) -> tuple[int, int]:
+        """Return the central credible interval of the number of inducing points."""
+        if not 0 < level < 1:
+            raise InputError(f"`level` must lie between 0 and 1; got {level}.")
+        sizes = self.sizes.flatten().double()
+        tails = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=sizes.dtype)
+        low = torch.quantile(sizes, tails[0], interpolation="lower")
+        high = torch.quantile(sizes, tails[1], interpolation="higher")
+        return int(low), int(high)
+
+    @property
+    def monitored(self) -> dict[str, Float[Tensor, "C T"]]:
+        """Quantities by which chains are compared.
+
+        The number of inducing points, the bound, and the number of candidates in which a subset
+        differs from the best one. The last tells chains apart that hold different but equivalent
+        subsets.
+        """
+        dtype = self.bounds.dtype
+        distance = (self.masks != self.best.mask).sum(2)
+        return {"size": self.sizes.to(dtype), "bound": self.bounds, "distance": distance.to(dtype)}
+
+    @property
+    def r_hat(self) -> dict[str, float]:
+        """R-hat of each monitored quantity; 1 if the chains agree."""
+        return {name: r_hat(draws) for name, draws in self.monitored.items()}
+
+    @property
+    def effective_samples(self) -> dict[str, float]:
+        """Effective number of independent samples of each monitored quantity."""
+        return {name: effective_samples(draws) for name, draws in self.monitored.items()}
+
+
+def r_hat(draws: Float[Tensor, "C T"]) -> float:
+    """Return the split R-hat of draws of C chains: 1 if halves of chains agree with each other.
+
+        R̂² = ((n − 1)/n W + B) / W
+
+    with the mean W of the variances within half-chains of n draws, and the variance B of their
+    means. Draws that never change have R-hat one if all are equal, and infinity otherwise.
+    """
+    halves = _halves(draws)
+    n = halves.shape[1]
+    within, between = halves.var(1).mean(), halves.mean(1).var()
+    if within == 0:
+        return 1.0 if between == 0 else float("inf")
+    return (((n - 1) / n * within + between) / within).sqrt().item()
+
+
+def effective_samples(draws: Float[Tensor, "C T"]) -> float:
+    """Return the number of independent draws whose mean has the same variance.
+
+        C T / (1 + 2 Σ_t ρ_t),
+
+    with autocorrelations ρ_t of half-chains against the variance of all draws, summed in pairs
+    while these sums are positive and decreasing (Geyer 1992). At most C T log₁₀ C T.
+    """
+    halves = _halves(draws)
+    m, n = halves.shape
+    centred = halves - halves.mean(1, keepdim=True)
+    # Autocovariances by a Fourier transform, padded so that it does not wrap around.
+    spectrum = torch.fft.rfft(centred, n=2 * n).abs().square()
+    covariance = torch.fft.irfft(spectrum, n=2 * n)[:, :n] / n
+    within = halves.var(1).mean()
+    total = (n - 1) / n * within + halves.mean(1).var()
+    if total == 0:
+        return float(m * n)
+    correlation = 1 - (within - covariance.mean(0) * n / (n - 1)) / total
+    correlation[0] = 1.0
+    pairs = correlation[: n - n % 2].unflatten(0, (-1, 2)).sum(1)
+    positive = (pairs > 0).int().cumprod(0).bool()
+    pairs = torch.where(positive, pairs.cummin(0).values, 0.0)
+    time = -1 + 2 * pairs.sum().item()
+    most = m * n * torch.tensor(float(m * n)).log10().item()
+    return min(m * n / max(time, 1e-12), most)
+
+
+def warn_if_poor(samples: SubsetSamples) -> None:
+    """Warn if the chains disagree, or if there are few independent samples."""
+    worst, fewest = max(samples.r_hat.values()), min(samples.effective_samples.values())
+    if worst <= _LARGEST_R_HAT and fewest >= _SMALLEST_SAMPLE:
+        return
+    warnings.warn(
+        f"the chains have not mixed: R-hat is {worst:.2f} (at most {_LARGEST_R_HAT} is good) and "
+        f"{fewest:.0f} samples are independent (at least {_SMALLEST_SAMPLE:.0f} are needed). "
+        "Inclusion probabilities and sizes may be wrong. Increase `sweeps`, or pass a `reference` "
+        "and `betas` for tempering.",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
+
+
+def _halves(draws: Float[Tensor, "C T"]) -> Float[Tensor, "H n"]:
+    """Return each half of each chain as a row; the middle draw of an odd number is left out."""
+    n = draws.shape[1] // 2
+    return torch.cat([draws[:, :n], draws[:, -n:]])

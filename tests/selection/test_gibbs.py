@@ -1,0 +1,253 @@
+"""Gibbs sampling of q*(Z) ∝ p(Z) exp L(Z) against the sum over all subsets."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.selection_problems import problem
+from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.gradients import all_masks
+from winnowgp.point_processes import (
+    Bernoulli,
+    Budget,
+    CardinalityPrior,
+    Determinantal,
+    PointProcess,
+    SquaredCardinality,
+)
+from winnowgp.selection import SubsetStatistics, sample_subsets
+from winnowgp.selection.gibbs import Chain, TemperedPosterior, _exchange, gibbs_sweep, relocate
+
+K = 5
+DRAWS = 600
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """π_β of a small problem, and the probability of each of the 2^K subsets."""
+
+    target: TemperedPosterior
+    probabilities: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        return self.probabilities @ values
+
+
+@cache
+def small(candidates: int = K) -> SubsetStatistics:
+    return problem(22, K=candidates, noise=1.0, duplicates=2).statistics
+
+
+@cache
+def enumerated(beta: float = 1.0, *, budget: bool = False, repulsive: bool = False) -> Enumerated:
+    statistics, masks = small(), all_masks(K)
+    prior: CardinalityPrior = SquaredCardinality(K, 0.5)
+    if budget:
+        prior = Budget(torch.tensor([-math.inf, 0.0, 0.2, -0.5, -math.inf, -math.inf]).double())
+    reference: PointProcess = Bernoulli(torch.linspace(-1, 1.5, K, dtype=torch.float64))
+    if repulsive:
+        features = torch.linspace(-2, 2, 2 * K, dtype=torch.float64).reshape(K, 2)
+        reference = Determinantal(reference.logits, features)
+    log_joint = statistics.value(masks) + prior.log_prob(masks, like=statistics.empty)
+    tempered = beta * log_joint + (1 - beta) * reference.log_prob(masks)
+    target = TemperedPosterior.of(statistics, prior, reference=reference).at(beta)
+    return Enumerated(target, tempered.softmax(0))
+
+
+@pytest.mark.parametrize(
+    ("beta", "budget", "repulsive"),
+    [(1.0, False, False), (1.0, True, False), (0.3, True, False), (0.3, False, True)],
+)
+def test_inclusion_logits_are_conditional_distributions(
+    beta: float, budget: bool, repulsive: bool
+) -> None:
+    exact = enumerated(beta, budget=budget, repulsive=repulsive)
+    masks, eye, code = all_masks(K), torch.eye(K, dtype=torch.bool), 2 ** torch.arange(K)
+    for mask, probability in zip(masks, exact.probabilities, strict=True):
+        if probability == 0:
+            continue
+        with_k = (mask | eye).long() @ code
+        without_k = (mask & ~eye).long() @ code
+        expected = exact.probabilities[with_k].log() - exact.probabilities[without_k].log()
+        logits = exact.target.inclusion_logits(Chain.at(exact.target.objective, mask))
+        torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+        # Places of one more inducing point, relative to the first candidate outside.
+        if not budget and not bool(mask.all()):
+            places = exact.target.location_logits(Chain.at(exact.target.objective, mask))
+            joint = exact.probabilities[with_k].log()
+            torch.testing.assert_close(
+                (places - places[~mask][0])[~mask], (joint - joint[~mask][0])[~mask]
+            )
+
+
+Move = Callable[[TemperedPosterior, Chain, torch.Generator], Chain]
+
+
+def sweep(target: TemperedPosterior, chain: Chain, generator: torch.Generator) -> Chain:
+    return gibbs_sweep(target, chain, generator=generator)[0]
+
+
+def relocation(target: TemperedPosterior, chain: Chain, generator: torch.Generator) -> Chain:
+    return relocate(target, chain, generator=generator)
+
+
+def stale_sweep(target: TemperedPosterior, chain: Chain, generator: torch.Generator) -> Chain:
+    """A biased twin: every candidate is decided by the gains at the start of the sweep."""
+    thresholds = torch.rand(K, generator=generator, dtype=torch.float64).logit()
+    return Chain.at(target.objective, thresholds < target.inclusion_logits(chain))
+
+
+def uniform_relocation(
+    target: TemperedPosterior, chain: Chain, generator: torch.Generator
+) -> Chain:
+    """A biased twin: the place is drawn uniformly."""
+    inside, outside = chain.included.nonzero()[:, 0], (~chain.included).nonzero()[:, 0]
+    if len(inside) == 0 or len(outside) == 0:
+        return chain
+    pair = [int(a[torch.randint(len(a), (), generator=generator)]) for a in (inside, outside)]
+    for index in pair:
+        chain = chain.toggle(target.objective, index)
+    return chain
+
+
+def largest_z(exact: Enumerated, move: Move) -> float:
+    """The largest |z| of functionals after one move from each of 600 exact draws.
+
+    A move that leaves π_β as it is leaves their expectations as they are.
+    """
+    generator = seeded(3)
+    starts = torch.multinomial(exact.probabilities, DRAWS, replacement=True, generator=generator)
+    chains = {i: Chain.at(exact.target.objective, m) for i, m in enumerate(all_masks(K))}
+    ends = [move(exact.target, chains[int(i)], generator).included for i in starts]
+    masks = all_masks(K).double()
+    pairs = (masks[:, :, None] * masks[:, None, :]).flatten(1)
+    functionals = torch.cat([pairs, masks.sum(1, keepdim=True) ** 2], dim=1)
+    values = functionals[torch.stack(ends).long() @ (2 ** torch.arange(K))]
+    z = (values.mean(0) - exact.mean(functionals)) / (values.std(0) / DRAWS**0.5).clamp_min(1e-9)
+    return z.abs().max().item()
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+@pytest.mark.parametrize("move", [sweep, relocation])
+def test_moves_leave_distribution_unchanged(move: Move, beta: float) -> None:
+    assert largest_z(enumerated(beta), move) < 4
+
+
+@pytest.mark.unchecked
+def test_sweep_leaves_distribution_with_forbidden_sizes_unchanged() -> None:
+    assert largest_z(enumerated(budget=True), sweep) < 4
+
+
+def test_tempered_logits_forbid_what_the_prior_forbids() -> None:
+    prior = Budget(torch.tensor([0.0, 0.0] + [-math.inf] * (K - 1)).double())
+    reference = Bernoulli(torch.ones(K).double())
+    target = TemperedPosterior.of(small(), prior, reference=reference).at(0.0)
+    logits = target.inclusion_logits(Chain.at(small(), torch.arange(K) == 0))
+    assert logits[0] == 1
+    assert (logits[1:] == -math.inf).all()
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("move", [stale_sweep, uniform_relocation])
+def test_biased_moves_fail_the_same_check(move: Move) -> None:
+    assert largest_z(enumerated(0.3), move) > 4
+
+
+def exact_posterior(statistics: SubsetStatistics, prior: CardinalityPrior) -> tuple[Tensor, Tensor]:
+    masks = all_masks(statistics.K)
+    log_joint = statistics.value(masks) + prior.log_prob(masks, like=statistics.empty)
+    return masks.double(), log_joint.softmax(0)
+
+
+@pytest.mark.unchecked
+def test_exchange_of_temperatures_leaves_both_distributions_unchanged() -> None:
+    pair, generator = [enumerated(1.0), enumerated(0.2)], seeded(5)
+    masks = all_masks(K)
+    chains = [Chain.at(small(), mask) for mask in masks]
+    starts = [torch.multinomial(e.probabilities, DRAWS, True, generator=generator) for e in pair]
+    ends = []
+    for a, b in zip(*starts, strict=True):
+        both = [chains[int(a)], chains[int(b)]]
+        _exchange([e.target for e in pair], both, first=0, generator=generator)
+        ends.append(torch.stack([chain.included for chain in both]))
+    after = torch.stack(ends, dim=1).double()
+    assert (after[0] != masks[starts[0]]).any(1).double().mean() > 0.2
+    for exact, drawn in zip(pair, after, strict=True):
+        z = (drawn.mean(0) - exact.mean(masks.double())) / (drawn.std(0) / DRAWS**0.5)
+        assert z.abs().max() < 4
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(("betas", "chains"), [((1.0,), 4), ((1.0, 0.4), 2)])
+def test_sample_subsets_marginals_match_enumeration(betas: tuple[float, ...], chains: int) -> None:
+    statistics, prior = small(), SquaredCardinality(K, 0.5)
+    reference = Bernoulli(torch.linspace(-1, 1.5, K, dtype=torch.float64))
+    samples = sample_subsets(
+        statistics,
+        prior=prior,
+        generator=seeded(1),
+        chains=chains,
+        sweeps=120,
+        reference=reference,
+        betas=betas,
+    )
+    masks, probabilities = exact_posterior(statistics, prior)
+    # An effective number of at least 120 samples: a standard error of at most 0.046.
+    assert min(samples.effective_samples.values()) > 120
+    assert (samples.inclusion - probabilities @ masks).abs().max() < 0.1
+    pairs = masks.mT @ (probabilities[:, None] * masks)
+    assert (samples.pairwise_inclusion() - pairs).abs().max() < 0.16
+    scores = statistics.value(masks.bool()) + prior.log_prob(masks.bool(), like=masks)
+    best = samples.best.score - prior.log_normaliser(masks).item()
+    assert best == pytest.approx(scores.max().item(), abs=1e-6)
+    torch.testing.assert_close(samples.bounds.flatten(), statistics.value(samples.pooled))
+
+
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.ConvergenceWarning")
+def test_sample_subsets_same_seed_same_result() -> None:
+    first, second = (
+        sample_subsets(small(), prior=SquaredCardinality(K, 0.5), generator=seeded(1), sweeps=8)
+        for _ in "ab"
+    )
+    assert torch.equal(first.masks, second.masks)
+
+
+def test_sample_subsets_without_relocations_of_duplicates_warns() -> None:
+    """Two copies of a candidate that exclude each other: no path of likely single changes."""
+    log_weights = torch.tensor([-60.0, 0.0, -60.0], dtype=torch.float64)
+    statistics = problem(3, K=2, duplicates=1, noise=0.01).statistics
+    arguments = {"prior": Budget(log_weights), "generator": seeded(1), "sweeps": 60, "chains": 2}
+    start = torch.tensor([[True, False], [False, True]])
+    with pytest.warns(ConvergenceWarning, match="not mixed"):
+        stuck = sample_subsets(statistics, **arguments, start=start, relocations=0)
+    moved = sample_subsets(statistics, **arguments, start=start)
+    assert stuck.masks.double().mean(1).tolist() == [[1, 0], [0, 1]]
+    assert (moved.masks.double().mean((0, 1)) - 0.5).abs().max() < 0.2
+
+
+def test_sample_subsets_bad_arguments_raise() -> None:
+    prior, statistics, generator = SquaredCardinality(K, 0.5), small(), seeded(0)
+    with pytest.raises(InputError, match="`reference`"):
+        sample_subsets(statistics, prior=prior, generator=generator, betas=(1.0, 0.5))
+    with pytest.raises(InputError, match="start at 1"):
+        sample_subsets(statistics, prior=prior, generator=generator, betas=(0.5, 0.2))
+    with pytest.raises(InputError, match="at least 4"):
+        sample_subsets(statistics, prior=prior, generator=generator, sweeps=3)
+    start = torch.ones(3, K, dtype=torch.bool)
+    with pytest.raises(InputError, match="one subset of 5"):
+        sample_subsets(statistics, prior=prior, generator=generator, start=start)
+    with pytest.raises(InputError, match="K=5"):
+        sample_subsets(statistics, prior=SquaredCardinality(4, 0.5), generator=generator)
+    hard = Budget(torch.tensor([0.0, 0.0] + [-math.inf] * 4, dtype=torch.float64))
+    with pytest.raises(InputError, match="`prior` allows"):
+        sample_subsets(statistics, prior=hard, generator=generator, chains=3, start=start)
