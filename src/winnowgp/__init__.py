@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # Type checkers do not run `__getattr__`; they find the names of `_NAMES` among these.
-    from winnowgp.data import *  # noqa: F403
-    from winnowgp.estimators import *  # noqa: F403
-    from winnowgp.io import *  # noqa: F403
-    from winnowgp.models import *  # noqa: F403
-    from winnowgp.training import *  # noqa: F403
+    from winnowgp.data import *
+    from winnowgp.estimators import *
+    from winnowgp.io import *
+    from winnowgp.models import *
+    from winnowgp.training import *
 
 __version__ = "0.1.0"
 

@@ -61,7 +61,7 @@ class FitWarning(UserWarning):
 
 
 class ConvergenceWarning(FitWarning):
-    """A search ended before it reached its tolerance; the result is the best one found."""
+    """A search ended before its tolerance, or a sampler before its chains agreed."""
 
 
 class GrowthLimitWarning(FitWarning):

@@ -49,7 +49,7 @@ class NoiseGroup:
     noise: TargetNoise
 
     @property
-    def each(self) -> bool:
+    def separate(self) -> bool:
         """Whether every target of the group has a variance of its own."""
         return self.noise.dim() == 1
 
@@ -60,7 +60,7 @@ class NoiseGroup:
 
     def variances(self) -> list[tuple[slice, Float[Tensor, ""]]]:
         """Return the columns that share a variance, and this variance (see `unit`)."""
-        if not self.each:
+        if not self.separate:
             return [(slice(None), self.unit)]
         return [(slice(p, p + 1), noise) for p, noise in enumerate(self.noise)]
 
@@ -98,20 +98,20 @@ class NoiseGroup:
 
 
 def noise_groups(
-    groups: Sequence[TargetGroup], noise: TargetNoise, *, each: bool = False
+    groups: Sequence[TargetGroup], noise: TargetNoise, *, separate: bool = False
 ) -> list[NoiseGroup]:
     """Return the groups of targets with their learnt noise.
 
     Args:
         groups: groups of targets.
         noise: σ², one for all targets or one each.
-        each: whether to make a group for every variance σ², also where sums over rows are shared.
+        separate: whether every variance σ² has a group, also where sums over rows are shared.
     """
     if noise.dim() == 0:
         return [NoiseGroup(group, noise) for group in groups]
     result = []
     for group in groups:
-        if each or group.known or group.P == 1:
+        if separate or group.known or group.P == 1:
             result += [NoiseGroup(single, noise[single.targets[0]]) for single in group.split()]
         else:
             result.append(NoiseGroup(group, noise[list(group.targets)]))

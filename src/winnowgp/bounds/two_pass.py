@@ -156,7 +156,7 @@ class _GroupSums:
         self.group, noise = group, group.noise
         M, P = len(L), group.group.P
         zero = noise.new_zeros(())
-        square = noise.new_zeros(P) if group.each else zero
+        square = noise.new_zeros(P) if group.separate else zero
         self.sums = [noise.new_zeros(M, M), noise.new_zeros(M, P), square, zero]
         self.slopes = [noise.new_zeros(M, M), noise.new_zeros(M, P), zero, zero]
         self.count = self.log = self.log_slope = zero
@@ -180,8 +180,8 @@ class _GroupSums:
         row_blocks.add_gram(sums[0], V, chunk)
         row_blocks.add_product(sums[1], V, Y.to(V.dtype))
         square = Y.square() if w is None else w[:, None] * Y.square()
-        sums[2] = sums[2] + (square.sum(0) if self.group.each else square.sum())
-        unit = 1.0 if self.group.each else self.group.unit
+        sums[2] = sums[2] + (square.sum(0) if self.group.separate else square.sum())
+        unit = 1.0 if self.group.separate else self.group.unit
         sums[3] = sums[3] + (t if w is None else w * t).sum() / unit
 
     def taken(self) -> row_blocks.Sums:
@@ -234,9 +234,9 @@ class _GroupTerm:
         log_sum, log_slope, *slopes = islice(sums, 6) if known else (torch.zeros_like(trace),) * 2
         parts: list[tuple[Tensor, ...]] = []
         for columns, noise in group.variances():
-            own_d, own_square = d[:, columns], square[columns] if group.each else square
-            own_square = own_square.sum() if group.each else own_square
-            own_trace = trace / noise if group.each else trace
+            own_d, own_square = d[:, columns], square[columns] if group.separate else square
+            own_square = own_square.sum() if group.separate else own_square
+            own_trace = trace / noise if group.separate else trace
             P = own_d.shape[1]
             LB = definite_cholesky(eye + C / noise)
             B_inverse = torch.cholesky_inverse(LB)
@@ -276,7 +276,7 @@ class _GroupTerm:
         return cls(
             group=group,
             value=_total(value),
-            noise_gradient=torch.stack(slope) if group.each else slope[0],
+            noise_gradient=torch.stack(slope) if group.separate else slope[0],
             inner=_total(inner),
             middle=_total(middle),
             left=torch.cat(left, 1),
@@ -294,7 +294,7 @@ class _GroupTerm:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ∂F/∂mean, ∂F/∂K_uf and −2 ∂F/∂k_ii of a chunk: pass two."""
         V, rows = chunk.V, self.group.rows(chunk.block, Y)
-        noise, weights = self.group.noise if self.group.each else self.group.unit, rows.weights
+        noise, weights = self.group.noise if self.group.separate else self.group.unit, rows.weights
         Y_gradient = (rows.Y - V.mT @ self.beta) / noise
         kff_gradient = self.precision.expand(len(Y))
         Kuf_gradient = (self.left @ rows.Y.mT.to(V.dtype)).addmm_(self.middle, V)
@@ -361,7 +361,7 @@ def evidence_gradient(
     """
     centred, K = mean.centred(block), kernel.uu()
     groups = groups or (TargetGroup(tuple(range(centred.shape[1]))),)
-    parts = noise_groups(groups, noise, each=True)
+    parts = noise_groups(groups, noise, separate=True)
     only = len(parts) == 1 and groups[0].complete
     total, values, slopes, alphas = torch.zeros_like(K), [], [], []
     for part in parts:

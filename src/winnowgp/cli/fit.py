@@ -151,6 +151,14 @@ def fit(
             "or none."
         ),
     ] = "weak",
+    hyper: Annotated[
+        str,
+        typer.Option(
+            help="point: the most probable hyper-parameters; laplace: predictions average over "
+            "their uncertainty, for regression of at most 2,000 rows with Gaussian noise; auto: "
+            "laplace with up to 500 rows."
+        ),
+    ] = "auto",
     mean: Annotated[
         str,
         typer.Option(
@@ -264,6 +272,7 @@ def fit(
         "max_words": max_words,
         "kernel": kernel,
         "priors": None if priors == "none" else priors,
+        "hyper": hyper,
         "mean": mean,
         "alpha": alpha_value,
         "tolerance": tolerance,

@@ -41,6 +41,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             "ignored_columns": summary.get("ignored", []),
             "inducing_points": choice["points"],
             "noise_inducing_points": choice.get("noise_points"),
+            "hyper_posteriors": choice.get("hyper_posteriors"),
             "goal": choice["asked"],
             "alpha": choice["alpha"],
             "elbo_nats": choice["bound"],
@@ -183,6 +184,8 @@ def _likelihood(settings: dict[str, str]) -> str:
 def _rows(summary: Summary) -> str:
     """Return how many rows were used for training, and how rows were held out."""
     settings, training = summary["settings"], f"{summary['train_rows']} for training"
+    if "batches" in settings:
+        training += f" in {settings['batches']} batches"
     by = f" by {settings['split_by']!r}" if "split_by" in settings else ""
     if "folds" in settings:
         return f"{training}; held out in {settings['folds']} folds{by}"

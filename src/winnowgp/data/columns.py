@@ -30,7 +30,7 @@ class ColumnKind:
 
     kind: str
     """"number", "date", or "words" for categories."""
-    notation: Notation = Notation()  # noqa: RUF009  it is frozen
+    notation: Notation = Notation()
     literal: bool = False
     """Whether only empty strings are missing, so that NA is a category."""
 

@@ -89,29 +89,29 @@ class ProcessGroup:
         """
         return self._exchanged(values, _broadcast_tensor)
 
-    def broadcast_object(self, value: Value) -> Value:
-        """Return the value of the first process, for example a random seed or a time."""
+    def broadcast_object(self, value: Value, *, rank: int = 0) -> Value:
+        """Return the value of one process, for example a random seed or a time."""
         if self.world_size == 1:
             return value
         values: list[Any] = [value]
         with _lost_process_errors():
-            dist.broadcast_object_list(values)
+            dist.broadcast_object_list(values, src=rank)
         return values[0]
 
-    def broadcast_result(self, compute: Callable[[], Value]) -> Value:
-        """Call `compute` in the first process only, and return its result in all.
+    def broadcast_result(self, compute: Callable[[], Value], *, rank: int = 0) -> Value:
+        """Call `compute` in one process only, the first by default, and return its result in all.
 
         An exception that it raises is raised in all processes.
         """
         result: list[Value] = []
         error: Exception | None = None
-        if self.is_first:
+        if self.rank == rank:
             try:
                 result.append(compute())
             except Exception as raised:
                 error = raised
         result, remote_error = self.broadcast_object(
-            (result, None if error is None else _picklable_error(error))
+            (result, None if error is None else _picklable_error(error)), rank=rank
         )
         if error is not None:
             raise error
@@ -212,7 +212,7 @@ def _picklable_error(error: Exception) -> Exception:
     except Exception:
         # Unpickling calls the constructor of a class we do not know, which may raise anything.
         pass
-    return LostProcessError(f"the first process has failed: {type(error).__name__}: {error}")
+    return LostProcessError(f"another process has failed: {type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class TableEncoder:
 
     columns: tuple["ColumnEncoding", ...]
     missing: str = "error"
-    target: Notation = Notation()  # noqa: RUF009  it is frozen
+    target: Notation = Notation()
     """How strings write a numeric target."""
 
     @classmethod
@@ -153,7 +153,7 @@ class ColumnEncoding:
     """Whether an indicator column marks missing numbers."""
     categories: tuple[str, ...] = ()
     """Strings of a column of kind "words", most frequent first."""
-    notation: Notation = Notation()  # noqa: RUF009  it is frozen
+    notation: Notation = Notation()
     """How strings write numbers or dates."""
     literal: bool = False
     """Whether only empty strings are missing categories, so that NA is a category."""

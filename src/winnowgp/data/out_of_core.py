@@ -12,13 +12,8 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data.dataset import (
-    Dataset,
-    Source,
-    SourceInfo,
-    checked_rows,
-    shard_range,
-)
+from winnowgp.data.dataset import Dataset, Source, SourceInfo
+from winnowgp.data.row_indices import checked_rows, shard_range
 from winnowgp.data.tables import checked_size
 from winnowgp.errors import InputError
 
@@ -172,15 +167,18 @@ class StreamedSource(Source):
         if not len(unique):
             return next(self.chunks(1)).part(slice(0))
         # Rows are selected as pieces pass, so that only the requested ones stay in memory.
-        X, Y = (torch.empty(len(unique), n, dtype=self.dtype) for n in (self.D, self.P))
+        widths = (self.D, self.P, self.P)
+        X, Y, noise = (torch.empty(len(unique), n, dtype=self.dtype) for n in widths)
         start, stop = int(unique[0]), int(unique[-1]) + 1
         row, done = start, 0
         for piece in _complete(self.between(start, stop), stop - start):
             end = int(torch.searchsorted(unique, row + piece.N))
             selected = piece.part(unique[done:end] - row)
             X[done:end], Y[done:end] = selected.X, selected.Y
+            if selected.noise is not None:
+                noise[done:end] = selected.noise
             row, done = row + piece.N, end
-        return Dataset(X, Y).part(inverse)
+        return Dataset(X, Y, noise=noise if self.has_noise else None).part(inverse)
 
     @final
     def shard(self, index: int, count: int) -> Source:
@@ -197,6 +195,10 @@ class _RowRange(StreamedSource):
     @property
     def info(self) -> SourceInfo:
         return SourceInfo(len(self._rows), self._source.D, self._source.P, self._source.dtype)
+
+    @property
+    def has_noise(self) -> bool:
+        return self._source.has_noise
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         return self._source.between(self._rows.start + start, self._rows.start + stop)
@@ -215,6 +217,8 @@ def _complete(pieces: Iterable[Dataset], N: int) -> Iterator[Dataset]:
 class BatchSource(StreamedSource):
     """Pairs of inputs `[B D]` and targets `[B]` or `[B P]` from a function that yields them.
 
+    A third array is the known noise variances of the targets.
+
     The function is called once to count the rows and once per pass. It must yield the same rows in
     the same order each time. A shard reads up to its own last row.
 
@@ -223,14 +227,14 @@ class BatchSource(StreamedSource):
     (6, [[0.0, 0.0, 1.0, 1.0], [2.0, 2.0]])
 
     Args:
-        batches: function that returns a new iterator of pairs of arrays or tensors. They are
-            copied, so it may reuse its buffers.
+        batches: function that returns a new iterator of pairs, or of triples with noise, of arrays
+            or tensors. They are copied, so it may reuse its buffers.
         dtype: dtype of the tensors that rows are converted to.
     """
 
     def __init__(
         self,
-        batches: Callable[[], Iterator[tuple[Any, Any]]],
+        batches: Callable[[], Iterator[tuple[Any, ...]]],
         *,
         dtype: torch.dtype = torch.float64,
     ) -> None:
@@ -241,10 +245,11 @@ class BatchSource(StreamedSource):
             )
         self._batches, self._dtype = batches, dtype
         self._info: SourceInfo | None = None
+        self._has_noise = False
         N = 0
         for batch in self._pieces():
             N += batch.N
-            self._info = SourceInfo(N, batch.D, batch.P, dtype)
+            self._info, self._has_noise = SourceInfo(N, batch.D, batch.P, dtype), batch.has_noise
         if self._info is None:
             raise InputError("`batches` yielded no rows; a fit needs at least one.")
 
@@ -252,6 +257,10 @@ class BatchSource(StreamedSource):
     def info(self) -> SourceInfo:
         assert self._info is not None
         return self._info
+
+    @property
+    def has_noise(self) -> bool:
+        return self._has_noise
 
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
         before = 0
@@ -277,11 +286,14 @@ class BatchSource(StreamedSource):
         for number, pair in enumerate(batches):
             where = f"batch {number} (counted from 0) of `batches`"
             try:
-                X, y = _pair(pair)
-                inputs, targets = _tensor("X", X, self._dtype), _tensor("y", y, self._dtype)
-                if not len(inputs) and not len(targets):
+                names = ("X", "y", "noise")
+                arrays = [
+                    _tensor(name, values, self._dtype)
+                    for name, values in zip(names, _arrays(pair), strict=False)
+                ]
+                if not any(array.numel() for array in arrays[:2]):
                     continue
-                batch = Dataset.of(inputs, targets)
+                batch = Dataset.of(arrays[0], arrays[1], noise=_noise(arrays))
             except InputError as error:
                 raise InputError(f"{where}: {error}") from None
             info = self._info
@@ -290,6 +302,8 @@ class BatchSource(StreamedSource):
                     f"{where} has {batch.D} inputs and {batch.P} targets, and those before it "
                     f"{info.D} and {info.P}; give all batches the same columns."
                 )
+            if info is not None and batch.has_noise != self._has_noise:
+                raise InputError(f"{where}: give the noise of all batches, or of none.")
             yield batch
 
     def _changed(self, rows: str) -> InputError:
@@ -299,13 +313,27 @@ class BatchSource(StreamedSource):
         )
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
+def _arrays(batch: Any) -> Sequence[Any]:
+    """Return inputs and targets, and noise if the batch has it."""
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         length = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
         raise InputError(
-            f"must be a pair of inputs and targets; got a {type(batch).__name__}{length}."
+            "must be a pair of inputs and targets, or these and noise variances; got a "
+            f"{type(batch).__name__}{length}."
         )
-    return batch[0], batch[1]
+    return batch
+
+
+def _noise(arrays: Sequence[Tensor]) -> Tensor | None:
+    """Return the noise of a batch, if it has any, or raise an error if its shape is wrong."""
+    if len(arrays) == 2:
+        return None
+    if arrays[2].shape != arrays[1].shape:
+        raise InputError(
+            f"the noise must be a variance for each target, {list(arrays[1].shape)}; got shape "
+            f"{list(arrays[2].shape)}."
+        )
+    return arrays[2]
 
 
 def _tensor(name: str, values: Any, dtype: torch.dtype) -> Tensor:

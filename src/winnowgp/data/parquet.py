@@ -33,6 +33,8 @@ class ParquetSource(StreamedSource):
         path: a file or a folder, in which names that begin with a dot or underscore are ignored.
         targets: name or names of the target columns.
         inputs: name or names of the input columns; all other columns if None.
+        noise: name or names of columns with the known noise variances of the targets, one for each
+            of them, if there are any.
         dtype: dtype of the tensors that rows are converted to.
     """
 
@@ -42,21 +44,23 @@ class ParquetSource(StreamedSource):
         *,
         targets: str | Sequence[str],
         inputs: str | Sequence[str] | None = None,
+        noise: str | Sequence[str] = (),
         dtype: torch.dtype = torch.float64,
     ) -> None:
         paths = _paths(Path(path))
-        self.targets = _names(targets)
+        self.targets, self.noise = _names(targets), _names(noise)
         if inputs is None:
+            others = {*self.targets, *self.noise}
             with ParquetFile(paths[0]) as file:
-                inputs = [name for name in file.schema.names if name not in self.targets]
+                inputs = [name for name in file.schema.names if name not in others]
         self.inputs = _names(inputs)
-        _check_selection(self.inputs, self.targets)
+        _check_selection(self.inputs, self.targets, self.noise)
         self._files: list[_FileRows] = []
         N = 0
         for each in paths:
             stamp = _stamp(each)
             with ParquetFile(each) as file:
-                _check_columns(file, [*self.inputs, *self.targets])
+                _check_columns(file, [*self.inputs, *self.targets, *self.noise])
                 if file.N:
                     self._files.append(_FileRows(each, N, N + file.N, stamp))
                     N += file.N
@@ -68,8 +72,12 @@ class ParquetSource(StreamedSource):
     def info(self) -> SourceInfo:
         return self._info
 
+    @property
+    def has_noise(self) -> bool:
+        return bool(self.noise)
+
     def between(self, start: int, stop: int) -> Iterator[Dataset]:
-        columns = [*self.inputs, *self.targets]
+        columns = [*self.inputs, *self.targets, *self.noise]
         size = max(1, min(_BATCH, _NUMBERS // len(columns)))
         for rows in self._files:
             if rows.stop <= start or stop <= rows.start:
@@ -85,18 +93,29 @@ class ParquetSource(StreamedSource):
                     yield self._dataset(batch, rows.path, origin)
 
     def _dataset(self, batch: Any, path: Path, origin: Origin) -> Dataset:
-        X, Y = (
+        tensors = [
             torch.from_numpy(
                 np.stack([_numbers(batch, name, path, origin) for name in names], axis=1)
             ).to(self.dtype)
-            for names in (self.inputs, self.targets)
-        )
-        if not bool(torch.isfinite(X).all() and torch.isfinite(Y).all()):
+            for names in (self.inputs, self.targets, self.noise)
+            if names
+        ]
+        if not all(bool(torch.isfinite(values).all()) for values in tensors):
             raise InputError(
                 f"{path}: a number in or after {origin.describe(0)} is too large for {self.dtype}; "
                 "use float64, or scale the column."
             )
-        return Dataset(X, Y)
+        if not self.noise:
+            return Dataset(*tensors)
+        X, Y, noise = tensors
+        negative = (noise < 0).nonzero()
+        if len(negative):
+            row, column = negative[0].tolist()
+            raise InputError(
+                f"{path}: column {self.noise[column]!r} must have variances of at least 0; got "
+                f"{noise[row, column]:g} in {origin.describe(row)}."
+            )
+        return Dataset(X, Y, noise=noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +156,23 @@ def _paths(path: Path) -> list[Path]:
     return paths
 
 
-def _check_selection(inputs: tuple[str, ...], targets: tuple[str, ...]) -> None:
+def _check_selection(
+    inputs: tuple[str, ...], targets: tuple[str, ...], noise: tuple[str, ...]
+) -> None:
     if not inputs or not targets:
         raise InputError(
             f"`inputs` and `targets` must each name a column; got {list(inputs)} and "
             f"{list(targets)}."
         )
-    repeated = [name for name, count in Counter([*inputs, *targets]).items() if count > 1]
+    repeated = [name for name, count in Counter([*inputs, *targets, *noise]).items() if count > 1]
     if repeated:
         raise InputError(
-            f"a column must be named once in `inputs` and `targets`; got {repeated[0]!r} twice."
+            "a column must be named once in `inputs`, `targets` and `noise`; got "
+            f"{repeated[0]!r} twice."
+        )
+    if noise and len(noise) != len(targets):
+        raise InputError(
+            f"`noise` must name one column for each of {len(targets)} targets; got {list(noise)}."
         )
 
 

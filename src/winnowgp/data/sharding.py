@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from winnowgp.data.dataset import Dataset, Source, checked_rows, shard_range
+from winnowgp.data.dataset import Dataset, Source
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.out_of_core import StreamedSource, WrappedSource, chunk_sizes
+from winnowgp.data.out_of_core import StreamedSource, WrappedSource, chunk_sizes, rechunk
+from winnowgp.data.row_indices import checked_rows, shard_range
 from winnowgp.errors import InputError
 
 # Shards whose sums are formed separately, divided among 1, 2, 4 or 8 processes: the order of
@@ -118,6 +119,24 @@ class ShardedSource(WrappedSource):
         # A source that has changed raises its error at the end of the stream.
         for _ in stream:
             pass
+
+    def all_chunks(self, size: int) -> Iterator[Dataset]:
+        """Yield all rows in order, `size` at a time and the same in every process.
+
+        Each process reads its own rows, in one pass, and sends them to the others. An error of one
+        of them is raised in all.
+        """
+        return rechunk(self._sent(size), chunk_sizes(self.N, size))
+
+    def _sent(self, size: int) -> Iterator[Dataset]:
+        """Yield the chunks of the first process, then those of the second, and so on."""
+        own = self.source.shard(self.group.rank, self.group.world_size).chunks(size)
+        for rank in range(self.group.world_size):
+            while True:
+                chunk = self.group.broadcast_result(lambda: next(own, None), rank=rank)
+                if chunk is None:
+                    break
+                yield chunk
 
     def to(self, device: torch.device) -> "ShardedSource":
         return ShardedSource(self.source.to(device), self.group)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +25,11 @@ from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
     HeteroscedasticPosterior,
+    MixturePosterior,
     Posterior,
     Prediction,
-    SparseGP,
 )
+from winnowgp.models.base import check_kernel
 from winnowgp.selection import Frontier
 from winnowgp.training import Callbacks, FitResult, Schedule, fit
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
@@ -41,6 +42,9 @@ ROWS = 16_384
 
 NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
+
+AnyPosterior: TypeAlias = Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
+"""A posterior of observed inputs."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -273,9 +277,9 @@ def predicting_on(device: str, estimator: Estimator) -> Estimator:
     return moved
 
 
-def rows_at_once(posterior: Posterior | HeteroscedasticPosterior | DeepPosterior) -> int:
+def rows_at_once(posterior: AnyPosterior) -> int:
     """Return the number of rows that are predicted at once, as memory allows."""
-    if isinstance(posterior, Posterior | HeteroscedasticPosterior):
+    if not isinstance(posterior, DeepPosterior):
         return ROWS
     hidden = sum(layer.P for layer in posterior.layers[:-1])
     samples = max(posterior.samples, 4 * hidden)
@@ -283,7 +287,7 @@ def rows_at_once(posterior: Posterior | HeteroscedasticPosterior | DeepPosterior
 
 
 def chunks_with_noise(
-    posterior: Posterior | HeteroscedasticPosterior | DeepPosterior,
+    posterior: AnyPosterior,
     inputs: Tensor,
     noise: Tensor | None,
 ) -> list[tuple[Tensor, dict[str, Tensor]]]:
@@ -295,11 +299,9 @@ def chunks_with_noise(
     return [(x, {"noise": s}) for x, s in zip(chunks, noise.split(size), strict=True)]
 
 
-def posterior_device(
-    posterior: Posterior | HeteroscedasticPosterior | DeepPosterior,
-) -> torch.device:
+def posterior_device(posterior: AnyPosterior) -> torch.device:
     """Return the device on which a posterior predicts."""
-    if isinstance(posterior, Posterior | HeteroscedasticPosterior):
+    if not isinstance(posterior, DeepPosterior):
         return posterior.Z.device
     return posterior.layers[0].candidates.device
 
@@ -316,9 +318,9 @@ def cpu_frontier(frontier: Frontier | None) -> Frontier | None:
     return Frontier(frontier.bounds.cpu(), frontier.masks.cpu(), frontier.N)
 
 
-def check_kernel_columns(kernel: Kernel, D: int) -> None:
-    """Raise an error if a kernel cannot be evaluated on D columns."""
-    SparseGP(kernel, torch.zeros(0, D))
+def check_kernel_columns(kernel: Kernel, D: int, *, name: str = "kernel") -> None:
+    """Raise an error that names the argument if a kernel cannot be evaluated on D columns."""
+    check_kernel(kernel, torch.zeros(0, D), name=name)
 
 
 def _moved(data: Any, device: torch.device) -> Any:

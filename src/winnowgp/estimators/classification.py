@@ -1,7 +1,8 @@
 """Classification: class labels, and the sparse GP classifier."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
@@ -21,7 +22,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
 from winnowgp.estimators.docstrings import documented
-from winnowgp.estimators.streaming import BATCH_ROWS, StreamingEstimator, batches_of
+from winnowgp.estimators.streaming import StreamingEstimator, batches_of
 from winnowgp.models import VariationalGP
 
 
@@ -113,22 +114,24 @@ class ClassTargets(ClassifierMixin, BaseGP):
     def _fit_labels(self, labels: ClassLabels | None, X: Any, y: Any, sample_weight: Any) -> Self:
         """Fit rows whose labels are given, or those that occur."""
         params = self._validate()
-        if isinstance(X, Source):
-            validation.set_source_columns(self, X, y, sample_weight)
-            self._check_columns(params, X.D)
-            labels, data = _rows_of_source(X, labels)
-        else:
-            labels, data = self._rows_of_arrays(X, y, sample_weight, labels=labels, reset=True)
-            self._check_columns(params, data.D)
-        if len(data.Y.unique()) < 2:
-            raise InputError(
-                "the first batch must have at least two classes: one class alone is explained by a "
-                "constant, which does not remember where its rows were. Join it with the next one."
-            )
-        weighted = _class_weighted(data, labels, params.class_weight)
-        rows = X.with_rows(weighted) if isinstance(X, Source) else weighted
-        params.likelihood = labels.likelihood()
-        self._check_targets(params, rows)
+        with validation.columns_kept_after_errors(self):
+            if isinstance(X, Source):
+                validation.set_source_columns(self, X, y, sample_weight)
+                self._check_columns(params, X.D)
+                labels, data = _rows_of_source(X, labels)
+            else:
+                labels, data = self._rows_of_arrays(X, y, sample_weight, labels=labels, reset=True)
+                self._check_columns(params, data.D)
+            if len(data.Y.unique()) < 2:
+                raise InputError(
+                    "the first batch must have at least two classes: one class alone is explained "
+                    "by a constant, which does not remember where its rows were. Join it with the "
+                    "next one."
+                )
+            weighted = _class_weighted(data, labels, params.class_weight)
+            rows = X.with_rows(weighted) if isinstance(X, Source) else weighted
+            params.likelihood = labels.likelihood()
+            self._check_targets(params, rows)
         self._fit(rows, params)
         self._labels, self.classes_ = labels, labels.classes
         self._warn_of_limits()
@@ -229,6 +232,10 @@ def _integer_labels(rows: Dataset) -> NDArray[np.int64]:
     labels = rows.Y.numpy()
     if rows.P != 1:
         raise InputError(f"`X` must have one target column of classes; got {rows.P}.")
+    if rows.has_noise:
+        raise InputError(
+            "`X`, a source, has noise variances, which classes do not have; leave its noise out."
+        )
     # Above 2**53 two integers can be the same float64.
     wrong = labels[(labels != labels.round()) | (np.abs(labels) >= 2**53)]
     if len(wrong):
@@ -284,7 +291,7 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
     def partial_fit(
         self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None
     ) -> Self:
-        """Learn from one more batch of rows, without the rows of earlier batches.
+        """Learn from one more batch of rows; those of earlier batches need not be passed again.
 
         The first call is `fit`, which fixes the kernel, the classes and the scaling of inputs; the
         estimator may also have been fitted or loaded. Later calls update the hyper-parameters, add
@@ -307,7 +314,10 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
             )
         if not hasattr(self, "posterior_"):
             labels = None if classes is None else ClassLabels.of(np.asarray(classes))[0]
-            return self._fit_labels(labels, X, y, sample_weight)
+            first = copy(self)._fit_labels(labels, X, y, sample_weight)
+            first._keep_first(first._stream_rows(X, y, sample_weight)[0])
+            vars(self).update(vars(first))
+            return self
         if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise InputError(
                 f"`classes` must be those of the first batch, {self.classes_.tolist()[:10]}; got "
@@ -316,19 +326,24 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
         params = self._validate_stream()
         self._check_columns(params, self.n_features_in_)
         params.likelihood = self._labels.likelihood()
+        rows, source = self._stream_rows(X, y, sample_weight)
+        return self._update(rows, params, source=source)
+
+    def _stream_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Iterator[Dataset], Source]:
+        """Return standardised batches of weighted rows, and the rows in the user's units."""
         if isinstance(X, Source):
             validation.check_source_columns(self, X, y, sample_weight)
+            source: Source = X
             rows = (_numbered(self._labels, part) for part in batches_of(X))
         else:
-            _, data = self._rows_of_arrays(X, y, sample_weight, labels=self._labels)
-            rows = data.chunks(BATCH_ROWS)
-        weighted = (_class_weighted(part, self._labels, params.class_weight) for part in rows)
-        return self._update(
-            (replace(part, X=self._x_scaler.forward(part.X)) for part in weighted), params
-        )
+            source = self._rows_of_arrays(X, y, sample_weight, labels=self._labels)[1]
+            rows = batches_of(source)
+        weighted = (_class_weighted(part, self._labels, self.class_weight) for part in rows)
+        return (replace(part, X=self._x_scaler.forward(part.X)) for part in weighted), source
 
     def _mean_log_density(self, data: Dataset) -> float:
-        return self._log_density(data.X, data.Y).mean().item()
+        nats = data.weighted(self._log_density(data.X, data.Y))
+        return nats.sum().item() / data.observations
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, `[N C]`, averaged over the latent functions."""

@@ -20,7 +20,7 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.quality import class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import has_noise
-from winnowgp.models import HeteroscedasticPosterior
+from winnowgp.models import HeteroscedasticPosterior, MixturePosterior
 from winnowgp.models.kernels import covariance
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 
@@ -460,6 +460,9 @@ def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: 
     posterior, rows = model.posterior_, model._inputs(X)
     if isinstance(posterior, HeteroscedasticPosterior):
         posterior = posterior.function
+    if isinstance(posterior, MixturePosterior):
+        # The parts of the members do not add up to averages: those of the mode do.
+        posterior = posterior.mode
     k = covariance(term, rows, posterior.Z)
     mean = (k @ posterior.weights)[:, 0].numpy()
     mean = mean - mean.mean()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
+from winnowgp.data.columns import check_finite
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
 from winnowgp.estimators.alarms import coverage_alarm
@@ -37,7 +38,7 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
     for these very rows, since the model does not keep those it was fitted to.
     """
     rows = labelled_rows(model, table)
-    X, y = model.encoder.encode(rows), target_values(model, rows)
+    X, y = model.encoder.encode(rows), observed_targets(model, rows)
     if isinstance(model.estimator, SparseGPClassifier):
         return classification_quality(model.estimator, X, y, train_labels=y)
     noise = model.noise_variance(rows)
@@ -76,7 +77,7 @@ def compare_models(
     rows = labelled_rows(first, table)
     if rows.N < 2:
         raise InputError(f"a comparison needs at least 2 rows with a target; got {rows.N}.")
-    y = target_values(first, rows)
+    y = observed_targets(first, rows)
     values = [_row_measures(model, rows, y) for model in (first, second)]
     return tuple(
         _paired(name, values[0][name][0], values[1][name][0], better=better)
@@ -283,7 +284,12 @@ def labelled_rows(model: TabularModel, table: TableLike) -> DataTable:
     return rows
 
 
-def target_values(model: TabularModel, rows: DataTable) -> NDArray[Any]:
+def observed_targets(model: TabularModel, rows: DataTable) -> NDArray[Any]:
+    """Return the labels or numbers of new rows, which predictions are compared with.
+
+    Raises:
+        InputError: the model does not know a class, or the target is not numeric.
+    """
     if isinstance(model.estimator, SparseGPClassifier):
         labels = rows.strings(model.target).astype(str)
         classes = model.estimator.classes_.tolist()
@@ -298,6 +304,7 @@ def target_values(model: TabularModel, rows: DataTable) -> NDArray[Any]:
     values = rows.numbers(model.target, model.encoder.target)
     if values is None:
         raise InputError(f"the target {model.target!r} must be numeric, as in the training table.")
+    check_finite(rows, model.target, values)
     return values
 
 
@@ -320,7 +327,7 @@ def _row_measures(
     """Return measures of each row, and whether they are better if higher or lower."""
     X, estimator = model.encoder.encode(rows), model.estimator
     if isinstance(estimator, SparseGPClassifier):
-        target_values(model, rows)
+        observed_targets(model, rows)
         nats = class_densities(estimator, X, y)
         hits = (estimator.predict(X) == y).astype(float)
         return {"log probability": (nats, "higher"), "accuracy": (hits, "higher")}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
 from winnowgp.io.program import Program, add_latents, add_observation
+from winnowgp.models import MixturePosterior
 
 Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier
 
@@ -62,14 +64,18 @@ def predictor_program(model: Exportable) -> Program:
     else:
         estimator = model
         X = program.add_input("X", width=estimator.n_features_in_)
+    posterior = estimator.posterior_
     if isinstance(estimator, SparseGPRegressor):
-        estimator._refuse_varying_noise("exported predictions")
+        posterior = estimator._constant_noise_posterior("exported predictions")
     x_scaler = estimator._x_scaler
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
     inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())
-    latent_mean, latent_variance = add_latents(program, estimator.posterior_, inputs)
-    likelihood = estimator.posterior_.likelihood
-    mean, variance = add_observation(program, likelihood, latent_mean, latent_variance)
+    members = posterior.members if isinstance(posterior, MixturePosterior) else [posterior]
+    each = [
+        add_observation(program, member.likelihood, *add_latents(program, member, inputs))
+        for member in members
+    ]
+    mean, variance = each[0] if len(each) == 1 else _mixed(program, each)
     if isinstance(estimator, SparseGPClassifier):
         program.metadata["classes"] = json.dumps(estimator.classes_.tolist())
         program.add_output("probabilities", mean, width=len(estimator.classes_))
@@ -92,6 +98,25 @@ def predictor_program(model: Exportable) -> Program:
     program.add_output("mean", mean, width=width)
     program.add_output("variance", variance, width=width)
     return program
+
+
+def _mixed(program: Program, each: Sequence[tuple[str, str | None]]) -> tuple[str, str]:
+    """Add m = (1/S) Σ m_s and (1/S) Σ (v_s + (m_s − m)²), as `mixture_moments`."""
+    share = program.constant(1 / len(each))
+    mean = program.apply("Mul", _sum(program, [one for one, _ in each]), share)
+    spreads = []
+    for one, variance in each:
+        assert variance is not None
+        offset = program.apply("Sub", one, mean)
+        spreads += [variance, program.apply("Mul", offset, offset)]
+    return mean, program.apply("Mul", _sum(program, spreads), share)
+
+
+def _sum(program: Program, terms: Sequence[str]) -> str:
+    total = terms[0]
+    for term in terms[1:]:
+        total = program.apply("Add", total, term)
+    return total
 
 
 def _log_normal(program: Program, mean: str, variance: str) -> tuple[str, str]:

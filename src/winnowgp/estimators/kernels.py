@@ -118,12 +118,17 @@ KernelExpression: TypeAlias = NamedKernel | ComposedKernel
 
 
 def parse_kernel(
-    text: str, D: int, *, columns: Mapping[str, Sequence[int]] | None = None
+    text: str,
+    D: int,
+    *,
+    columns: Mapping[str, Sequence[int]] | None = None,
+    name: str = "kernel",
 ) -> KernelExpression:
     """Parse a kernel string for D input columns.
 
     Args:
         columns: column numbers by column name.
+        name: the argument that the string was passed as, for error messages.
 
     >>> parse_kernel("rbf[1:] + linear", 3)
     ComposedKernel(is_sum=True, operands=(NamedKernel(name='rbf', columns=(1, 2), period=None), \
@@ -135,7 +140,7 @@ NamedKernel(name='linear', columns=None, period=None)))
     Raises:
         InputError: the text is not a kernel expression; the message gives the position.
     """
-    return _Parser(text, D, {} if columns is None else columns).parse()
+    return _Parser(text, D, {} if columns is None else columns, name).parse()
 
 
 def column_text(name: str) -> str:
@@ -153,6 +158,7 @@ def kernel_from(
     *,
     columns: Mapping[str, Sequence[int]] | None = None,
     scale: Float[Tensor, " D"] | None = None,
+    name: str = "kernel",
 ) -> kernels.Kernel:
     """Return a new GPyTorch kernel for D input columns.
 
@@ -165,6 +171,7 @@ def kernel_from(
         kernel: a kernel string or its parsed expression, or a GPyTorch kernel.
         columns: column numbers by column name.
         scale: the scale by which each column was divided, for periods.
+        name: the argument that the kernel was passed as, for error messages.
 
     >>> kernel_from("matern52", 3).base_kernel.nu
     2.5
@@ -176,28 +183,29 @@ def kernel_from(
             kind of model.
     """
     if isinstance(kernel, kernels.Kernel):
-        _refuse_other_models(kernel)
+        _refuse_other_models(kernel, name)
         copied = deepcopy(kernel)
         for component in copied.modules():
             if isinstance(component, kernels.AdditiveKernel | kernels.ProductKernel):
                 _set_apart([k for k in component.kernels if isinstance(k, kernels.Kernel)])
         return copied
     if isinstance(kernel, str):
-        kernel = parse_kernel(kernel, D, columns=columns)
+        kernel = parse_kernel(kernel, D, columns=columns, name=name)
     if not isinstance(kernel, KernelExpression):
+        names = (AUTO, *KERNEL_NAMES) if name == "kernel" else KERNEL_NAMES
         raise InputError(
-            f"`kernel` must be one of auto, {', '.join(KERNEL_NAMES)}, a sum or product such as "
+            f"`{name}` must be one of {', '.join(names)}, a sum or product such as "
             f"'rbf + periodic', or a GPyTorch kernel; got {kernel!r}."
         )
     return _scaled(kernel, D, scale)
 
 
-def _refuse_other_models(kernel: kernels.Kernel) -> None:
+def _refuse_other_models(kernel: kernels.Kernel, name: str) -> None:
     """Refuse kernels of other kinds of models by name."""
     for component in kernel.modules():
         for kinds, advice in _OTHER_MODELS.items():
             if isinstance(component, kinds):
-                raise InputError(f"`kernel` cannot contain {type(component).__name__}: {advice}.")
+                raise InputError(f"`{name}` cannot contain {type(component).__name__}: {advice}.")
 
 
 def _set_apart(components: Sequence[kernels.Kernel], *, periods: bool = True) -> None:
@@ -262,8 +270,8 @@ def _term_name(kernel: torch.nn.Module) -> str:
 class _Parser:
     """Parses one kernel string."""
 
-    def __init__(self, text: str, D: int, columns: Mapping[str, Sequence[int]]) -> None:
-        self._text, self._D, self._columns = text, D, columns
+    def __init__(self, text: str, D: int, columns: Mapping[str, Sequence[int]], name: str) -> None:
+        self._text, self._D, self._columns, self._name = text, D, columns, name
 
     def parse(self) -> KernelExpression:
         try:
@@ -271,8 +279,8 @@ class _Parser:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             position = self._syntax_position(error) if isinstance(error, SyntaxError) else ""
             raise InputError(
-                "`kernel` must be an expression such as 'rbf + periodic' or 'rbf[0, 1] * linear'; "
-                f"{self._text!r} cannot be parsed{position}."
+                f"`{self._name}` must be an expression such as 'rbf + periodic' or "
+                f"'rbf[0, 1] * linear'; {self._text!r} cannot be parsed{position}."
             ) from error
         return self._expression(tree)
 
@@ -373,7 +381,7 @@ class _Parser:
 
     def _refuse(self, node: ast.AST, reason: str) -> NoReturn:
         raise InputError(
-            f"`kernel` cannot contain {ast.unparse(node)!r} at {self._node_position(node)}: "
+            f"`{self._name}` cannot contain {ast.unparse(node)!r} at {self._node_position(node)}: "
             f"{reason}."
         )
 

@@ -1,6 +1,7 @@
 """Numeric targets: their scaler, and the base class of all regressors."""
 
 import warnings
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar, Self, final
@@ -24,9 +25,7 @@ from winnowgp.estimators.base import (
     cpu_scaler,
     posterior_device,
 )
-from winnowgp.models import (
-    Posterior,
-)
+from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.noise import gaussian_noise
 
@@ -182,8 +181,9 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 0 is left out.
             noise_variance: known variances of the noise of each row, in the squared units of `y`:
                 one number, `[N]` or `[N P]`. The noise of a row has this variance plus the learnt
-                one, unless `noise="known"`. For `SparseGPRegressor` with a Gaussian likelihood; a
-                source has its own (`Dataset.noise`).
+                one, unless `noise="known"`; it may be NaN where the target is missing. For
+                `SparseGPRegressor` with a Gaussian likelihood; a source has its own
+                (`Dataset.noise`).
         """
         params = self._validate()
         with validation.columns_kept_after_errors(self):
@@ -219,10 +219,54 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 to the learnt one.
         """
         inputs = self._inputs(X)
-        known = self._known_noise(noise_variance, len(inputs))
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
+        known = self._known_noise(noise_variance, len(inputs), targets=targets)
         nats = self._log_density(inputs, targets, noise=known)
         return self._y_scaler.log_densities(nats, targets)
+
+    @abstractmethod
+    def predict(self, X: Any) -> Any:
+        """Return the predictive mean, `[N]` or `[N P]`."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R² of the predictive mean, averaged over targets.
+
+        R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; 1 is best, and the mean ȳ of the rows scores 0. The sums
+        leave out those of several targets that are missing (NaN).
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`.
+            sample_weight: weights `[N]` of the rows.
+        """
+        missing = torch.isnan(validation.tensor(y)).numpy()
+        if not missing.any():
+            return float(super().score(X, y, sample_weight))
+        predicted = self.predict(X)
+        if missing.shape != predicted.shape or predicted.ndim == 1:
+            raise InputError(
+                "`y` must have a target in every row, or some of several targets as in `fit`; got "
+                f"NaN in {int(missing.sum())} of {missing.size} places of shape "
+                f"{list(missing.shape)}. Leave such rows out."
+            )
+        if (few := (~missing).sum(0) < 2).any():
+            raise InputError(
+                "`y` must have at least two values of every target to be scored; column "
+                f"{int(few.argmax())} (counted from 0) has fewer. Score more rows."
+            )
+        # With the command `winnow` and in most programs it is not needed, and slow to import.
+        from sklearn.metrics import r2_score
+
+        observed = np.asarray(y, dtype=np.float64)
+        weights = np.broadcast_to(1.0 if sample_weight is None else sample_weight, len(observed))
+        return float(
+            np.mean(
+                [
+                    r2_score(observed[rows, p], predicted[rows, p], sample_weight=weights[rows])
+                    for p, rows in enumerate(~missing.T)
+                ]
+            )
+        )
 
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
         super()._check_targets(params, data)
@@ -232,9 +276,9 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
         """Raise an error if this model cannot have known noise, or missing targets."""
         if missing or data.has_noise:
-            what = "missing targets" if missing else "`noise_variance`"
+            what = "missing targets need" if missing else "`noise_variance` needs"
             raise InputError(
-                f"{what} need a `SparseGPRegressor` with Gaussian noise; got a "
+                f"{what} a `SparseGPRegressor` with Gaussian noise; got a "
                 f"{type(self).__name__}. Leave incomplete rows and the noise out."
             )
         if params.noise == "known":
@@ -250,9 +294,16 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             return likelihood
         return gaussian_noise(likelihood.noise.detach().expand(P).double())
 
-    def _known_noise(self, noise_variance: Any, N: int, *, observed: bool = True) -> Tensor | None:
-        """Validate known noise variances of new rows; return them for standardised targets."""
-        variances = validation.noise_variances(noise_variance, (N, self._y_scaler.P))
+    def _known_noise(
+        self, noise_variance: Any, N: int, *, observed: bool = True, targets: Tensor | None = None
+    ) -> Tensor | None:
+        """Validate known noise variances of new rows; return them for standardised targets.
+
+        Args:
+            targets: the observations, if they are known; NaN where they are missing.
+        """
+        missing = None if targets is None else torch.isnan(targets).cpu().numpy()
+        variances = validation.noise_variances(noise_variance, (N, self._y_scaler.P), missing)
         if variances is None:
             return None
         if not observed:
@@ -261,7 +312,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 "Leave one of them out."
             )
         gaussian = is_plain(self.likelihood_, GaussianLikelihood)
-        if self._takes_logarithm() or not (gaussian and isinstance(self.posterior_, Posterior)):
+        plain = gaussian and isinstance(self.posterior_, Posterior | MixturePosterior)
+        if self._takes_logarithm() or not plain:
             raise InputError(
                 "`noise_variance` needs a `SparseGPRegressor` with Gaussian noise, and without "
                 "`log_target`. Leave it out."
@@ -362,11 +414,11 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         Y = Y[:, None] if single else Y
         if missing is not None:
             Y[torch.from_numpy(missing)] = torch.nan
-        noise = validation.noise_variances(noise_variance, (len(Y), Y.shape[1]))
+        noise = validation.noise_variances(noise_variance, (len(Y), Y.shape[1]), missing)
         X, kept, weights = validation.weighted_rows(X, np.arange(len(X)), sample_weight)
-        Y = logarithm(Y[kept]) if self._takes_logarithm() else Y[kept]
+        Y = logarithm(Y[kept], kept) if self._takes_logarithm() else Y[kept]
         data = Dataset(validation.tensor(X), Y, weights, None if noise is None else noise[kept])
-        data = _with_targets(data)
+        data = _with_targets(data, kept)
         return Dataset.of(
             data.X, data.Y, weights=data.weights, noise=data.noise, missing=missing is not None
         ).merged(), single
@@ -389,26 +441,37 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
 
 
-def logarithm(Y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return log Y, or raise an error that names the first row that is not positive."""
+def logarithm(
+    Y: Float[Tensor, "*shape"], rows: NDArray[np.intp] | None = None
+) -> Float[Tensor, "*shape"]:
+    """Return log Y, or raise an error that names the first row that is not positive.
+
+    Args:
+        rows: index of each target among the user's rows; they are all of them by default.
+    """
     wrong = (Y <= 0).nonzero()
     if len(wrong):
         at = tuple(wrong[0].tolist())
+        row = at[0] if rows is None else int(rows[at[0]])
         raise InputError(
-            f"`log_target` needs positive targets; got {Y[at]:g} in row {at[0] + 1}. Leave such "
+            f"`log_target` needs positive targets; got {Y[at]:g} in row {row + 1}. Leave such "
             "rows out, add a constant to the target, or fit without the logarithm."
         )
     return Y.log()
 
 
-def _with_targets(data: Dataset) -> Dataset:
-    """Return the rows that have a target, with a warning if others are left out."""
+def _with_targets(data: Dataset, rows: NDArray[np.intp]) -> Dataset:
+    """Return the rows that have a target, with a warning if others are left out.
+
+    Args:
+        rows: index of each row among the user's rows.
+    """
     empty = torch.isnan(data.Y).all(1)
     if not bool(empty.any()):
         return data
     warnings.warn(
         f"{int(empty.sum())} of {data.N} rows have no target and were left out of the fit; the "
-        f"first is row {int(empty.nonzero()[0])} (counted from 0).",
+        f"first is row {rows[empty.numpy()][0]} (counted from 0).",
         MissingTargetsWarning,
         stacklevel=4,
     )

@@ -17,8 +17,11 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.models.likelihoods import Prediction, is_plain, observation_model
+from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.mixture import mixture_moments
 from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import Prediction
+from winnowgp.models.quantiles import gaussian_quantiles
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
 Values = NDArray[np.float64]
@@ -40,8 +43,8 @@ class Predictive:
 
     mean: Values
     sd: Values
-    _latent: Prediction
-    _likelihood: Likelihood
+    _parts: tuple[tuple[Prediction, Likelihood], ...]
+    """Latent functions and their likelihood; several are a mixture with equal weights."""
     _scaler: TargetScaler
 
     def cdf(self, y: Values) -> Values:
@@ -51,11 +54,12 @@ class Predictive:
 
     def quantiles(self, probabilities: Sequence[float]) -> NDArray[np.float64]:
         """Return the least y of each row with P(Y ≤ y) ≥ p, `[Q N]`."""
-        model = observation_model(self._likelihood)
         wanted = torch.tensor(probabilities, dtype=torch.float64)
-        return self._scaler.values(
-            model.quantiles(self._latent.mean, self._latent.variance, wanted)
-        )
+        (latent, likelihood), *others = self._parts
+        if others:
+            return self._scaler.values(gaussian_quantiles(*_observed(self._parts), wanted))
+        model = observation_model(likelihood)
+        return self._scaler.values(model.quantiles(latent.mean, latent.variance, wanted))
 
     def quantile(self, p: float) -> Values:
         """Return the least y of each row with P(Y ≤ y) ≥ p."""
@@ -81,16 +85,27 @@ class Predictive:
 
     def _ends(self, y: Values) -> tuple[Values, Values]:
         """Return P(Y < y) and P(Y ≤ y) of each row."""
-        Y = self._scaler.standardise(y, self._likelihood, inputs=self._latent.mean)
+        latent, likelihood = self._parts[0]
+        Y = self._scaler.standardise(y, likelihood, inputs=latent.mean)
         up_to = below = self._cdf(Y)
-        if is_plain(self._likelihood, PoissonLikelihood, NegativeBinomialLikelihood):
+        if is_plain(likelihood, PoissonLikelihood, NegativeBinomialLikelihood):
             below = torch.where(Y > 0, self._cdf((Y - 1).clamp_min(0)), 0.0)
         return below[:, 0].numpy(), up_to[:, 0].numpy()
 
     def _cdf(self, Y: Tensor) -> Tensor:
-        model = observation_model(self._likelihood)
-        blocks = (part.split(_ROWS) for part in (Y, self._latent.mean, self._latent.variance))
-        return torch.cat([model.cdf(*block) for block in zip(*blocks, strict=True)])
+        return torch.stack([_cdf(Y, *part) for part in self._parts]).mean(0)
+
+
+def _cdf(Y: Tensor, latent: Prediction, likelihood: Likelihood) -> Tensor:
+    model = observation_model(likelihood)
+    blocks = (part.split(_ROWS) for part in (Y, latent.mean, latent.variance))
+    return torch.cat([model.cdf(*block) for block in zip(*blocks, strict=True)])
+
+
+def _observed(parts: Sequence[tuple[Prediction, Likelihood]]) -> tuple[Tensor, Tensor]:
+    """Return means and variances of an observation under each part, `[S N P]`."""
+    each = [observation_model(one).predict(f.mean, f.variance) for f, one in parts]
+    return torch.stack([o.mean for o in each]), torch.stack([o.variance for o in each])
 
 
 def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) -> Predictive:
@@ -102,15 +117,16 @@ def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) 
     if not model._y_scaler.single:
         raise InputError("predictive distributions need one target; fit one model per target.")
     inputs = model._inputs(X)
-    latent = model._latents(inputs)
     known = model._known_noise(noise_variance, len(inputs))
-    if known is not None:
-        # The likelihood adds its own noise to the variance.
-        latent = Prediction(latent.mean, latent.variance + known.cpu())
-    likelihood = deepcopy(model.likelihood_).cpu()
-    observed = observation_model(likelihood).predict(latent.mean, latent.variance)
+    # The likelihood adds its own noise to the variance.
+    extra = 0.0 if known is None else known.cpu()
+    parts = tuple(
+        (Prediction(latent.mean, latent.variance + extra), deepcopy(likelihood).cpu())
+        for latent, likelihood in model._latents(inputs)
+    )
+    observed = mixture_moments(*_observed(parts))
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
-    return Predictive(mean, sd, latent, likelihood, model._y_scaler)
+    return Predictive(mean, sd, parts, model._y_scaler)
 
 
 def regression_quality(

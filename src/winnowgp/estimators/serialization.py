@@ -19,16 +19,18 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from winnowgp.bounds.evidence import Evidence
-from winnowgp.data import Standardiser, TableEncoder
+from winnowgp.bounds.streaming import Memory
+from winnowgp.data import Dataset, Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_locations
+from winnowgp.estimators.first_rows import FirstRows
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.streaming import BatchRecord, StreamRecord
+from winnowgp.estimators.stream_records import BatchRecord, StreamRecord
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
@@ -37,6 +39,7 @@ from winnowgp.models import (
     DeepPosterior,
     HeteroscedasticPosterior,
     LatentPosterior,
+    MixturePosterior,
     Posterior,
 )
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
@@ -64,7 +67,7 @@ _ANY: _Fields = {
 }
 _SHALLOW: _Fields = _ANY | {
     "_x_scaler": Standardiser,
-    "posterior_": Posterior | HeteroscedasticPosterior,
+    "posterior_": Posterior | HeteroscedasticPosterior | MixturePosterior,
     "alpha_": float | None,
     "candidates_": Float[np.ndarray, "K D"],
     "inclusion_": Float[np.ndarray, " K"],
@@ -327,7 +330,9 @@ def _evidence(lower: float, upper: float, method: str) -> Evidence:
 
 @register("SizedModel", SizedModel)
 def _sized_model(
-    posterior: Posterior | HeteroscedasticPosterior, elbo: float, log_density: float
+    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior,
+    elbo: float,
+    log_density: float,
 ) -> SizedModel:
     return SizedModel(posterior, elbo, log_density)
 
@@ -354,11 +359,47 @@ def _stream_record(
     count: int,
     given_up: float,
     batches: tuple[BatchRecord, ...],
+    points: tuple[int, ...],
+    arrived: int,
+    window: tuple[Memory, ...],
+    first: FirstRows | None,
 ) -> StreamRecord:
     known = isnan(remembered) or 0 < remembered <= seen * (1 + 1e-9)
     if not (known and seen > 0 and count >= 1 and given_up >= 0):
         raise ModelFileError("a StreamRecord must have batches with rows")
-    return StreamRecord(seen, remembered, count, given_up, batches)
+    if len(set(points)) < len(points) or not all(0 <= number < arrived for number in points):
+        raise ModelFileError("a StreamRecord must have different numbers of its inducing points")
+    return StreamRecord(seen, remembered, count, given_up, batches, points, arrived, window, first)
+
+
+def _first_rows_state(first: FirstRows) -> dict[str, Any]:
+    rows = first.rows
+    return {"X": rows.X, "Y": rows.Y, "weights": rows.weights, "waiting": float(first.waiting)}
+
+
+@register("FirstRows", FirstRows, state=_first_rows_state)
+def _first_rows(
+    X: Float[Tensor, "N D"],
+    Y: Float[Tensor, "N P"],
+    weights: Float[Tensor, " N"] | None,
+    waiting: float,
+) -> FirstRows:
+    if not waiting >= 0:
+        raise ModelFileError("FirstRows cannot wait for a negative number of rows")
+    return FirstRows(Dataset.of(X, Y, weights=weights), waiting)
+
+
+@register("Memory", Memory)
+def _memory(
+    Z: Float[Tensor, "M D"],
+    A: Float[Tensor, "G M R"],
+    y: Float[Tensor, "R P"],
+    residual: Float[Tensor, ""],
+    N: int | float,
+) -> Memory:
+    if len(A) not in (1, y.shape[1]) or not N > 0:
+        raise ModelFileError("a Memory must have rows, and combinations of each output")
+    return Memory(Z, A, y, residual, N)
 
 
 def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Source
-from winnowgp.data.dataset import sampled_rows
 from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.row_indices import sampled_rows
 from winnowgp.errors import GrowthLimitWarning, InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.alarms import selection_alarms
@@ -48,6 +48,7 @@ from winnowgp.estimators.validation import (
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
+    MixturePosterior,
     Posterior,
     greedy_variance,
 )
@@ -255,6 +256,8 @@ class SparseEstimator(BaseGP, ABC):
     def _check_warm_start(self, params: Parameters) -> None:
         """Remember the earlier fit, if it is the start of this one."""
         params.earlier = getattr(self, "posterior_", None) if params.warm_start else None
+        if isinstance(params.earlier, MixturePosterior):
+            params.earlier = params.earlier.mode
         if params.earlier is None or params.earlier.M == 0:
             # A constant function is no start: its kernel has hardly any variance.
             params.earlier = None
@@ -370,7 +373,9 @@ class SparseEstimator(BaseGP, ABC):
         self.candidates_ = self._x_scaler.inverse(result.candidates[0].cpu().double()).numpy()
         self.inclusion_ = selection.inclusion.cpu().numpy()
 
-    def _set_posterior(self, posterior: Posterior | HeteroscedasticPosterior) -> None:
+    def _set_posterior(
+        self, posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
+    ) -> None:
         self.posterior_ = posterior.cpu().double()
         self.kernel_ = self.posterior_.kernel
         self.n_inducing_ = self.posterior_.M

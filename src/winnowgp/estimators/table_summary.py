@@ -22,6 +22,7 @@ from winnowgp.estimators.effects import (
     term_effects,
 )
 from winnowgp.estimators.validation import HETEROSCEDASTIC
+from winnowgp.models import MixturePosterior
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Alarm,
@@ -172,6 +173,8 @@ def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choi
     }
     if getattr(estimator, "likelihood", None) == HETEROSCEDASTIC:
         result["noise_points"] = estimator.n_noise_inducing_
+    if isinstance(estimator.posterior_, MixturePosterior):
+        result["hyper_posteriors"] = estimator.posterior_.S
     return result
 
 

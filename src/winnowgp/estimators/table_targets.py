@@ -109,9 +109,18 @@ def _checked_task(task: str, table: DataTable, target: str) -> str:
     return task
 
 
-def target_values(
+def training_targets(
     table: DataTable, target: str, task: str, train: NDArray[Any], number: NDArray[np.intp]
 ) -> NDArray[Any]:
+    """Return the labels or numbers that a model is to be fitted to.
+
+    Args:
+        train: indices of the training rows.
+        number: row number of each target in its table, from 1.
+
+    Raises:
+        InputError: the training rows have one class only, or a number is too large or infinite.
+    """
     if task == "classification":
         labels = table.strings(target).astype(str)
         if len(set(labels[train])) < 2:
@@ -224,7 +233,7 @@ def known_noise(
     """Return the noise variances in a column of a table.
 
     Args:
-        number: numbers of the rows, from 1, for error messages.
+        number: numbers of the rows, from 1, for error messages; those of their file by default.
     """
     values = table.numbers(column)
     if values is None:
@@ -234,9 +243,9 @@ def known_noise(
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
         row = int(bad.argmax())
+        where = table.describe_row(row) if number is None else f"row {int(number[row])}"
         raise InputError(
             f"the noise column {column!r} must have a variance of at least 0 in every row; got "
-            f"{values[row]:g} in row {row + 1 if number is None else int(number[row])}. Variances "
-            "are squares of standard deviations."
+            f"{values[row]:g} in {where}. Variances are squares of standard deviations."
         )
     return values

@@ -41,8 +41,8 @@ from winnowgp.estimators.table_targets import (
     likelihood_warning,
     numeric_target_kind,
     rows_with_target,
-    target_values,
     task_of,
+    training_targets,
 )
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import TOLERANCE, CheckpointLike, tensor
@@ -72,6 +72,7 @@ def fit_table(
     max_words: int = 30,
     kernel: str = AUTO,
     priors: str | None = "weak",
+    hyper: str = "auto",
     mean: str = "auto",
     alpha: str | float = "auto",
     tolerance: float | None = None,
@@ -123,6 +124,8 @@ def fit_table(
             "rbf[size] + linear[colour]".
         priors: "weak", or None to fit Gaussian noise without priors of hyper-parameters; see
             `SparseGPRegressor`. Classes and other likelihoods have none.
+        hyper: "auto", "point", or "laplace" to average predictions over the hyper-parameters of
+            regression with Gaussian noise and at most 2,000 rows; see `SparseGPRegressor`.
         mean: prior mean of the function: "auto", "zero", "constant" or "linear"; see
             `SparseGPRegressor`.
         precision: "double", or "mixed" for regression.
@@ -182,7 +185,7 @@ def fit_table(
     )
     if target in target_kind:
         encoder = replace(encoder, target=target_kind[target].notation)
-    y = target_values(table, target, task, train, number)
+    y = training_targets(table, target, task, train, number)
     if log_target:
         check_positive(y, target, number)
     if likelihood == "beta":
@@ -209,7 +212,8 @@ def fit_table(
         expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
     noise = likelihood_for(task, likelihood)
     _check_noise_column(noise_column, task, noise, log_target=log_target)
-    estimator = _estimator(task, precision, likelihood=noise, log_target=log_target, priors=priors)(
+    options = {"log_target": log_target, "priors": priors, "hyper": hyper}
+    estimator = _estimator(task, precision, likelihood=noise, **options)(
         expression,
         random_state=seed,
         device=device,
@@ -357,16 +361,15 @@ def _target_settings(task: str, likelihood: str, *, log_target: bool) -> dict[st
     return {"likelihood": likelihood} | ({"log_target": "True"} if log_target else {})
 
 
-def _estimator(
-    task: str, precision: str, *, likelihood: str, log_target: bool, priors: str | None
-) -> Any:
+def _estimator(task: str, precision: str, *, likelihood: str, hyper: str, **options: Any) -> Any:
     if task == "regression":
         return partial(
-            SparseGPRegressor,
-            likelihood=likelihood,
-            log_target=log_target,
-            precision=precision,
-            priors=priors,
+            SparseGPRegressor, likelihood=likelihood, precision=precision, hyper=hyper, **options
+        )
+    if hyper not in ("auto", "point"):
+        raise InputError(
+            f"`hyper` (`--hyper`) must be 'auto' or 'point' for {task}; got {hyper!r}. Only "
+            "regression with Gaussian noise averages over hyper-parameters."
         )
     if precision != "double":
         raise InputError(

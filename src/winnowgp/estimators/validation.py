@@ -519,12 +519,16 @@ def missing_targets(y: Any) -> tuple[Any, NDArray[np.bool_] | None]:
     return np.where(missing, 0.0, numbers), missing
 
 
-def noise_variances(noise_variance: Any, shape: tuple[int, int]) -> Tensor | None:
+def noise_variances(
+    noise_variance: Any, shape: tuple[int, int], missing: NDArray[np.bool_] | None = None
+) -> Tensor | None:
     """Return known noise variances of all targets, `[N P]`; None if there are none.
 
     Args:
         noise_variance: one number, one per row `[N]`, or one per row and target `[N P]`.
         shape: N and P.
+        missing: where targets are missing; their noise is not used, may be anything, and becomes
+            zero.
 
     >>> noise_variances([0.1, 0.2], (2, 1)).tolist()
     [[0.1], [0.2]]
@@ -544,12 +548,15 @@ def noise_variances(noise_variance: Any, shape: tuple[int, int]) -> Tensor | Non
             f"`noise_variance` must be one number, one per row [{N}] or one per row and target "
             f"[{N} {P}]; got shape {list(values.shape)}."
         )
+    values = values.expand(N, P).clone()
+    if missing is not None:
+        values[torch.from_numpy(missing)] = 0.0
     if not bool((torch.isfinite(values) & (values >= 0)).all()):
         raise InputError(
-            "`noise_variance` must be finite and at least 0; some values are not. It is a "
-            "variance, the square of a standard deviation."
+            "`noise_variance` must be finite and at least 0 wherever there is a target; some "
+            "values are not. It is a variance, the square of a standard deviation."
         )
-    return values.expand(N, P).clone()
+    return values
 
 
 def weighted_rows(

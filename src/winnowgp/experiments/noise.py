@@ -109,7 +109,7 @@ class Noise(Experiment):
         if settings["kind"] == "exact":
             # With an inducing point at every row the sparse posterior is exact.
             data = observations.data
-            curve = _curve(_model(data, data.X, sigma).posterior(data), observations.grid)
+            curve = _curve(_model(data.X, sigma).posterior(data), observations.grid)
             row = {"mean_sd": round(curve.sd.mean().item(), 4)}
             return row if not drawn else {**row, **_figure_columns(observations, curve)}
         fitted = _fitted(settings, observations.data)
@@ -170,7 +170,7 @@ def _kernel() -> Kernel:
     return kernel_from("rbf", 1).double()
 
 
-def _model(data: Dataset, points: Float[Tensor, "K 1"], sigma: float) -> SparseGP:
+def _model(points: Float[Tensor, "K 1"], sigma: float) -> SparseGP:
     """Return a model with the kernel and noise of the data; only inducing points are trained."""
     model = SparseGP(_kernel(), points, noise=sigma**2)
     model.kernel.requires_grad_(False)
@@ -192,7 +192,7 @@ def _fitted(settings: Row, data: Dataset) -> FitResult[SparseGP]:
             post=steps["post"],
             learning_rate=settings["learning_rate"],
         )
-    model = _model(data, data.X[rows], settings["sigma"])
+    model = _model(data.X[rows], settings["sigma"])
     return fit(model, data, schedule=schedule, generator=generator)
 
 

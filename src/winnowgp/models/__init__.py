@@ -8,7 +8,8 @@ from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.models.greedy import greedy_variance
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
-from winnowgp.models.likelihoods import Prediction
+from winnowgp.models.mixture import MixturePosterior, subset_mixture
+from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
 from winnowgp.models.posterior import JointPosterior, Posterior
@@ -26,6 +27,7 @@ __all__ = [
     "LatentVariableGP",
     "Latents",
     "LogVarianceLikelihood",
+    "MixturePosterior",
     "OnlineGP",
     "Posterior",
     "PosteriorPaths",
@@ -35,4 +37,5 @@ __all__ = [
     "VariationalGP",
     "deep_layers",
     "greedy_variance",
+    "subset_mixture",
 ]

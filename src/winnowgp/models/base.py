@@ -207,8 +207,12 @@ Model = TypeVar("Model", bound=InducingModel)
 """The class of model that a fit takes and returns."""
 
 
-def check_kernel(kernel: Kernel, candidates: Tensor) -> None:
-    """Raise an `InputError` if the kernel cannot be evaluated at the candidates."""
+def check_kernel(kernel: Kernel, candidates: Tensor, *, name: str = "kernel") -> None:
+    """Raise an `InputError` if the kernel cannot be evaluated at the candidates.
+
+    Args:
+        name: the argument that the kernel was passed as, for the error message.
+    """
     floating = candidates.dtype.is_floating_point
     if candidates.dim() != 2 or not floating or not torch.isfinite(candidates).all():
         raise InputError(
@@ -217,7 +221,7 @@ def check_kernel(kernel: Kernel, candidates: Tensor) -> None:
         )
     if kernel.batch_shape:
         raise InputError(
-            f"`kernel` must not have a batch shape; got {type(kernel).__name__} with "
+            f"`{name}` must not have a batch shape; got {type(kernel).__name__} with "
             f"{list(kernel.batch_shape)}. All outputs share one kernel: remove its `batch_shape`, "
             "or fit a model for each output."
         )
@@ -226,12 +230,12 @@ def check_kernel(kernel: Kernel, candidates: Tensor) -> None:
         shape = covariance(deepcopy(kernel).to(row), row, row).shape
     except RuntimeError as error:
         raise InputError(
-            f"`kernel` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
+            f"`{name}` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
             f"`ard_num_dims={row.shape[1]}`, or none."
         ) from error
     if shape != (1, 1):
         raise InputError(
-            f"`kernel` must give one covariance for a pair of rows; {type(kernel).__name__} gives "
+            f"`{name}` must give one covariance for a pair of rows; {type(kernel).__name__} gives "
             f"{list(shape)}. All outputs share one kernel: pass the kernel of one output."
         )
 

@@ -16,7 +16,7 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_kernel, copy_with
 from winnowgp.models.kernels import covariance, prior_variance
-from winnowgp.models.likelihoods import Prediction
+from winnowgp.models.observations import Prediction
 from winnowgp.typing import Mask, Masks
 
 HIDDEN_MEANS = ("identity", "zero")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from winnowgp.errors import InputError
 from winnowgp.models.deep_layer import DeepLayer, LayerPoints, layer_inputs, propagated
-from winnowgp.models.likelihoods import Prediction, observation_model, predicted_quantiles
+from winnowgp.models.likelihoods import observation_model, predicted_quantiles
+from winnowgp.models.observations import Prediction
 from winnowgp.models.quadrature import normal_nodes
 
 

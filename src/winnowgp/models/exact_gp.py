@@ -47,7 +47,7 @@ def gaussian_rows(
     There is one element for each group of targets with noise of its own; a group that no row has is
     left out.
     """
-    groups = noise_groups(target_groups(data), noise.detach(), each=True)
+    groups = noise_groups(target_groups(data), noise.detach(), separate=True)
     each = [_gaussian_rows(kernel, group.observed_rows(data), mean, group) for group in groups]
     return tuple(rows for rows in each if rows.N)
 
@@ -82,7 +82,7 @@ def exact_log_density(
     total = torch.zeros_like(rows.Y[:, 0])
     prior = kernels.prior_variance(kernel, rows.X)[:, None]
     centre = kernels.prior_mean(mean, rows.X)
-    for group in noise_groups(target_groups(data), noise, each=True):
+    for group in noise_groups(target_groups(data), noise, separate=True):
         targets = list(group.group.targets)
         given = _gaussian_rows(kernel, group.observed_rows(data), mean, group)
         variance, latent = prior, torch.zeros_like(rows.Y[:, targets])

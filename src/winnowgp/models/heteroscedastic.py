@@ -40,7 +40,9 @@ from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import SelectableModel
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.kernels import KernelBlocks, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import HeteroscedasticLikelihood, Prediction
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood
+from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import Prediction
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
@@ -269,7 +271,8 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
         model = self.with_parts()
         level = prior_mean(model.log_noise.mean, data.X[:1])[0, 0]
         model.log_noise.mean.initialize(constant=level + shift)
-        model.function.likelihood.initialize(noise=model.function.noise * (-shift).exp())
+        noise = (model.function.noise * (-shift).exp()).clamp_min(1.01 * LEAST_NOISE)
+        model.function.likelihood.initialize(noise=noise)
         return model
 
     def with_parts(

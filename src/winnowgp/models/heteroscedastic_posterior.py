@@ -1,5 +1,6 @@
 """Predictions with noise that depends on the inputs: Gaussian mixtures over the log noise."""
 
+from copy import deepcopy
 from typing import final
 
 import torch
@@ -10,11 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.errors import InputError
-from winnowgp.models.likelihoods import (
-    HeteroscedasticLikelihood,
-    Prediction,
-    observation_model,
-)
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, observation_model
+from winnowgp.models.observations import Prediction
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quantiles import check_probabilities
 
@@ -124,6 +122,18 @@ class HeteroscedasticPosterior(nn.Module):
         g = self.log_noise.sample(X, n, generator=generator)
         eps = torch.randn(f.shape, generator=generator, dtype=X.dtype, device=X.device)
         return f + (self.likelihood.noise * g.exp()).sqrt() * eps
+
+    def with_constant_noise(self) -> Posterior:
+        """Return q(f) with the noise variance of all rows, if the log noise has no points."""
+        if self.log_noise.M:
+            raise InputError(
+                f"noise depends on the inputs: its logarithm has {self.log_noise.M} inducing "
+                "points. Use `predict_noise` for the noise of a row."
+            )
+        constant = deepcopy(self.function)
+        noise = self.predict_noise(self.Z.new_zeros(1, self.Z.shape[1])).mean[0]
+        constant.likelihood.initialize(noise=noise)
+        return constant
 
     def latents(self, X: Float[Tensor, "N D"]) -> Prediction:
         """Return means and variances of f and g, `[N 2]`, for `HeteroscedasticLikelihood`."""

@@ -14,7 +14,8 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower, threads_for
 from winnowgp.models.kernels import Cross, covariance, cross_covariance, prior_mean
-from winnowgp.models.likelihoods import Prediction, observation_model, predicted_quantiles
+from winnowgp.models.likelihoods import observation_model, predicted_quantiles
+from winnowgp.models.observations import Prediction
 
 # Rows predicted at once: larger blocks exceed the processor's cache and take half as long again.
 _ROWS = 2048

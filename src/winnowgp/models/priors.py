@@ -1,11 +1,13 @@
 """Priors on hyper-parameters, as GPyTorch registers them on kernels, means and likelihoods."""
 
+from dataclasses import dataclass
 from math import inf, log, pi, sqrt
 from typing import final
 
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
+from gpytorch.module import Module
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -75,7 +77,22 @@ def _register(
     if f"{name}_prior" not in getattr(part, "_priors", {}):
         # The density of x, rather than of log x, has its mode at exp(loc − scale²).
         prior = kind(log(mode) + width**2, width).to(getattr(part, name))
-        part.register_prior(f"{name}_prior", prior, name)  # pyright: ignore[reportCallIssue]
+        parameter = _Parameter(name)
+        part.register_prior(f"{name}_prior", prior, parameter, parameter.initialise)  # pyright: ignore[reportCallIssue]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A parameter of any module by its name; it can be pickled, and GPyTorch's closures cannot."""
+
+    name: str
+
+    def __call__(self, module: nn.Module) -> Tensor:
+        return getattr(module, self.name)
+
+    def initialise(self, module: Module, value: Tensor | float) -> None:
+        module.initialize(**{self.name: value})
 
 
 def _log_density(prior: Distribution, value: Tensor) -> Tensor:

@@ -325,6 +325,7 @@ class _Logarithm(torch.autograd.Function):
             ctx.save_for_backward(*(g.reshape(square.shape) for g in (once, by_v, by_s)))
         return -(weights @ k_minus_1).reshape(square.shape)
 
+    # The type of `once_differentiable` has positional parameters only.
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -402,6 +403,7 @@ class _ProbitExpectation(torch.autograd.Function):
             ctx.save_for_backward(sign * level, curvature)
         return weights @ nats
 
+    # The type of `once_differentiable` has positional parameters only.
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -462,6 +464,7 @@ class _SoftmaxExpectation(torch.autograd.Function):
             ctx.save_for_backward(observed - share, curvature)
         return nats
 
+    # The type of `once_differentiable` has positional parameters only.
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

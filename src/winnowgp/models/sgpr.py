@@ -306,13 +306,7 @@ class SparseGP(InducingModel):
     @torch.no_grad()
     def posterior(self, data: Source) -> Posterior:
         """Return q(f) given the data, on which it does not depend afterwards; O(N K²) once."""
-        q_mean, q_factor = moment_posterior(*self.moments(data)[1])
-        groups = self._groups(data)
-        if len(groups) > 1:
-            # From the order of the groups to that of the targets.
-            targets = torch.tensor([p for group in groups for p in group.group.targets])
-            order = targets.argsort().to(q_mean.device)
-            q_mean, q_factor = q_mean[:, order], q_factor[order]
+        q_mean, q_factor = self.optimal_q(data, self.moments(data)[1])
         return Posterior(
             self.kernel,
             self.candidates.detach(),
@@ -322,12 +316,25 @@ class SparseGP(InducingModel):
             q_factor=q_factor,
         )
 
+    def optimal_q(
+        self, data: Source, moments: tuple[Moments, ...]
+    ) -> tuple[Float[Tensor, "M P"], Float[Tensor, "#P M M"]]:
+        """Return means and factors of the optimal q(v) from moments of the data; O(M³)."""
+        q_mean, q_factor = moment_posterior(*moments)
+        groups = self._groups(data)
+        if len(groups) > 1:
+            # From the order of the groups to that of the targets.
+            targets = torch.tensor([p for group in groups for p in group.group.targets])
+            order = targets.argsort().to(q_mean.device)
+            q_mean, q_factor = q_mean[:, order], q_factor[order]
+        return q_mean, q_factor
+
     def _blocks(self, data: Source) -> RowBlocks:
         return RowBlocks.of(data, points=self.K, device=self.candidates.device)
 
     def _groups(self, data: Source) -> list[NoiseGroup]:
         """Return the groups of targets that share their noise in every row."""
-        return noise_groups(target_groups(data), self.noise, each=True)
+        return noise_groups(target_groups(data), self.noise, separate=True)
 
     def _sums(
         self,
@@ -346,7 +353,7 @@ class SparseGP(InducingModel):
                 for group, total in zip(groups, totals, strict=True):
                     own = group.rows(block, Y)
                     # A row of weight w counts as w rows, or as one row with noise σ²/w.
-                    unit = 1 / (L.new_ones(()) if group.each else group.unit)
+                    unit = 1 / (L.new_ones(()) if group.separate else group.unit)
                     precision = unit.expand(len(block))
                     precision = precision if own.weights is None else precision * own.weights
                     targets.append((own.Y, precision))
@@ -411,7 +418,7 @@ def _moments_of(
     """Return the moments of a group; of each of its targets, if they have noise of their own."""
     C, D, square, diagonal, counted, log_variance = sums
     count = observations if group.group.plain else counted
-    if not group.each:
+    if not group.separate:
         constant = -0.5 * (count * (log(2 * pi) + group.unit.log()) + log_variance)
         return [Moments(C, D, square.sum(), diagonal, constant, observations)]
     return [

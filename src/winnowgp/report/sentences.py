@@ -34,6 +34,9 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         )
     if choice["kernel"] is not None:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
+    if "hyper_posteriors" in choice:
+        members = counted(choice["hyper_posteriors"], "posterior")
+        lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
     lines.append(("ELBO gap", f"{choice['given_up']:.4f} nats per observation"))
     if choice["kl"] is not None and choice["evidence"] is not None:
         lines.append(("log evidence", evidence_sentence(choice)))

@@ -83,6 +83,8 @@ class Choice(TypedDict):
     """Standard error of the predictive gap."""
     noise_points: NotRequired[int]
     """Number of inducing points of the log noise, if noise may depend on the inputs."""
+    hyper_posteriors: NotRequired[int]
+    """Number of posteriors that predictions average over, if hyper-parameters are uncertain."""
 
 
 class Metric(TypedDict):
