@@ -9,7 +9,7 @@ INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 # the installation.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test lint format types unit slow coverage hooks structure bench peers docs dist clean
+.PHONY: demo test lint format types unit slow coverage hooks structure bench peers noise-peers docs dist clean
 .DEFAULT_GOAL := test
 
 # Dependency groups need pip 25.1 or later; Python 3.11 comes with an older one.
@@ -67,11 +67,7 @@ bench: $(INSTALLED)
 # GPflow and GPyTorch, each in a virtual environment of its own; hours on two cores.
 PEERS := benchmarks/peers
 SWEEP := 16,32,64,128,256,512
-peers:
-	test -x $(PEERS)/.venv-gpflow/bin/python || $(PYTHON) -m venv $(PEERS)/.venv-gpflow
-	test -x $(PEERS)/.venv-gpytorch/bin/python || $(PYTHON) -m venv $(PEERS)/.venv-gpytorch
-	$(PEERS)/.venv-gpflow/bin/pip install --quiet -r $(PEERS)/requirements-gpflow.txt
-	$(PEERS)/.venv-gpytorch/bin/pip install --quiet -r $(PEERS)/requirements-gpytorch.txt
+peers: $(PEERS)/.venv-gpflow/.installed $(PEERS)/.venv-gpytorch/.installed
 	for data in concrete energy kin8nm; do \
 	  for start in kmeans greedy random; do \
 	    $(PEERS)/.venv-gpflow/bin/python $(PEERS)/gpflow_sgpr.py --data-dir "$$WINNOWGP_DATA" \
@@ -83,7 +79,18 @@ peers:
 	    --out benchmarks/results/regression/gpytorch-$$data.jsonl || exit 1; \
 	done
 
-# Runs every example of every page: about three minutes. The site can be read from site/index.html.
+# GPBoost and CatBoost on tables whose noise varies; half an hour on two cores.
+noise-peers: $(INSTALLED) $(PEERS)/.venv-gpboost/.installed $(PEERS)/.venv-catboost/.installed
+	$(BIN)/python benchmarks/heteroscedastic.py --methods catboost
+	$(BIN)/python benchmarks/heteroscedastic.py --methods catboost gpboost --rows 500
+
+$(PEERS)/.venv-%/.installed: $(PEERS)/requirements-%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# Runs every example of every page, two pages at a time: about two minutes. The site can be read
+# from site/index.html.
 docs: $(INSTALLED)
 	$(BIN)/python -m pip $(INSTALL) -e . --group docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d site/.doctrees docs site

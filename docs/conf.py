@@ -10,8 +10,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "src")]
 
-from run_pages import FENCE, run_pages, with_outputs  # noqa: E402
-from winnowgp import __version__  # noqa: E402
+from run_pages import FENCE, run_pages, with_outputs
+from winnowgp import __version__
 
 project = "winnowgp"
 author = "The winnowgp authors"

@@ -97,9 +97,10 @@ def run_pages(
     stale = {name: text for name, text in pages.items() if not files[name].exists()}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
-        futures = {name: pool.submit(run_page, text, name) for name, text in stale.items()}
-        for name, future in futures.items():
-            files[name].write_text(json.dumps([asdict(output) for output in future.result()]))
+        # One page at a time needs no other process.
+        run = map if min(processes, len(stale)) <= 1 else pool.map
+        for name, outputs in zip(stale, run(run_page, stale.values(), stale), strict=True):
+            files[name].write_text(json.dumps([asdict(output) for output in outputs]))
     for file in set(cache.glob("*.json")) - set(files.values()):
         file.unlink()
     return {

@@ -35,6 +35,7 @@ SLOW = {
     "regression.md",
     "scikit-learn.md",
     "streams.md",
+    "subset-posterior.md",
 }
 # Code that is replaced by a shorter computation unless the page is run in the slow tests.
 SHORTER = {

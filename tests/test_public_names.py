@@ -21,4 +21,4 @@ def test_top_level_name_is_public_in_its_package(package: str) -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'SparseGPRegresor'"):
-        winnowgp.SparseGPRegresor  # noqa: B018
+        _ = winnowgp.SparseGPRegresor

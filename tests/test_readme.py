@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.short_fits import short_fits
+from helpers.short_fits import shortest_fits
 from winnowgp.cli.app import run
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def test_winnow_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {"evaluate", "compare", "fit"} <= {line[1] for line in lines}
     for _, *arguments in lines:
         prints = arguments[0] in ("evaluate", "compare")
-        with short_fits():
+        with shortest_fits():
             assert run(arguments if prints else [*arguments, "-q"]) == 0
     written = {"houses.winnow", "cv.winnow", "predicted.csv", "houses.html", "houses.onnx"}
     assert written <= {path.name for path in tmp_path.iterdir()}

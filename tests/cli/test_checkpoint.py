@@ -32,6 +32,7 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingHistory, "__call__", call)
 
 
+@pytest.mark.usefixtures("quickly")
 def test_fit_interrupted_resumes_to_the_same_model(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
@@ -61,6 +62,7 @@ def test_fit_damaged_checkpoint_is_one_line(words: list[str], tmp_path: Path, ca
     assert "delete it to start again" in line
 
 
+@pytest.mark.usefixtures("quickly")
 def test_fit_full_disk_warns_and_saves_the_model(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -10,7 +10,7 @@ import winnowgp
 from helpers.short_fits import shortest_fits
 from winnowgp import fit_table
 from winnowgp.cli.app import run
-from winnowgp.estimators import evaluate_model
+from winnowgp.estimators import evaluate_model, tabular_model
 
 N = 90
 HEADER = ["x", "s2", "y"]
@@ -104,3 +104,16 @@ def test_negative_variance_names_the_row() -> None:
     rows["s2"] = np.array(["a"] * 9)
     with pytest.raises(winnowgp.errors.InputError, match="it has strings"):
         fit_table(rows, "y", noise_column="s2")
+
+
+def test_negative_variance_in_a_later_chunk_names_the_line_of_the_file(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tabular_model, "rows_at_once", lambda _: 3)
+    path = tmp_path / "new.csv"
+    path.write_text("x,s2\n" + "1.5,0.1\n" * 7 + "1.5,-1\n", encoding="utf-8")
+    assert run(["predict", str(model), str(path)]) != 0
+    assert "got -1 in row 8" in capsys.readouterr().err

@@ -39,8 +39,10 @@ def test_predict_equals_the_library(
     X = model.encoder.encode(winnowgp.read_table(shop))
     mean, sd = model.estimator.predict(X, return_std=True)
     np.testing.assert_allclose([float(r["mean"]) for r in found], mean, rtol=1e-12)
-    # Half of a Gaussian lies within 0.6745 standard deviations.
-    np.testing.assert_allclose([float(r["upper"]) for r in found], mean + 0.67449 * sd, rtol=1e-4)
+    upper = model.estimator.predict_interval(X, 0.5)[1]
+    np.testing.assert_allclose([float(r["upper"]) for r in found], upper, rtol=1e-9)
+    # Half of a Gaussian lies within 0.6745 standard deviations; the mixture is close to one.
+    np.testing.assert_array_less(np.abs(upper - mean - 0.67449 * sd), 0.05 * sd)
 
 
 def test_predict_classes_has_probabilities(

@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     rows = folder / "rows.csv"
     rows.write_text("x\n" + "\n".join(map(str, table().values["x"])) + "\n", encoding="utf-8")
     with short_fits():
-        return fitted("y").save(folder / "y.winnow"), rows
+        return fitted("y", hyper="point").save(folder / "y.winnow"), rows
 
 
 def predicted(saved: tuple[Path, Path], *words: str) -> int:

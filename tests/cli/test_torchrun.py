@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on one mac
 
 def table(folder: Path) -> Path:
     rng = np.random.default_rng(8)
-    X = rng.uniform(0, 4, size=(90, 2))
-    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.normal(size=90)
+    X = rng.uniform(0, 4, size=(60, 2))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] + 0.2 * rng.normal(size=60)
     rows = [f"{a},{b},{c}" for (a, b), c in zip(X, y, strict=True)]
     (folder / "table.csv").write_text("\n".join(["a,b,y", *rows]))
     return folder / "table.csv"

@@ -104,5 +104,5 @@ def test_broadcast_returns_values_and_errors_of_the_first_process(forks: Forks) 
         assert [each["decided"] for each in answers] == [None] * of
         first, *others = [each["error"] for each in answers]
         assert first == "Odd: no luck"
-        expected = "LostProcessError: the first process has failed: Odd: no luck"
+        expected = "LostProcessError: another process has failed: Odd: no luck"
         assert others == [expected] * (of - 1)

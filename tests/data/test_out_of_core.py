@@ -142,8 +142,13 @@ def test_batch_source_detaches_tensors() -> None:
         ([PAIR], "`batches` must be a function .*got a list"),
         (iter([PAIR]), "`batches` must be a function .*got a list_iterator"),
         (lambda: None, "`batches` must return an iterator of pairs; it returned a NoneType"),
-        (lambda: iter([PAIR[0]]), r"batch 0 .*must be a pair of inputs and targets; got a ndarray"),
-        (lambda: iter([PAIR, (*PAIR, 1)]), r"batch 1 .*must be a pair .*got a tuple of 3"),
+        (
+            lambda: iter([PAIR[0]]),
+            r"batch 0 .*must be a pair of inputs and targets.* got a ndarray",
+        ),
+        (lambda: iter([PAIR, (*PAIR, 1, 1)]), r"batch 1 .*must be a pair .*got a tuple of 4"),
+        (lambda: iter([(*PAIR, 1.0)]), r"batch 0 .*a variance for each target.*got shape \[\]"),
+        (lambda: iter([PAIR, (*PAIR, PAIR[1] ** 2)]), "batch 1 .*noise of all batches, or of none"),
     ],
 )
 @pytest.mark.unchecked

@@ -77,6 +77,8 @@ def test_parquet_source_that_changes_raises_input_error(tmp_path: Path) -> None:
         ({"targets": ["y"]}, "column 'word' has type string; a source needs numeric columns"),
         ({"targets": ["y"], "inputs": ["a", "q"]}, "no column 'q'; its columns are 'a', 'y', 'b'"),
         ({"targets": ["y"], "inputs": ["a", "y"]}, "named once in .*'y' twice"),
+        ({"targets": ["y"], "inputs": ["a"], "noise": "y"}, "named once in .*'y' twice"),
+        ({"targets": ["y"], "inputs": ["a"], "noise": ["b", "z"]}, "one column for each of 1"),
         ({"targets": [], "inputs": ["a"]}, r"must each name a column; got \['a'\] and \[\]"),
     ],
 )
@@ -86,6 +88,16 @@ def test_parquet_source_names_columns_it_cannot_use(
     path = row_groups(tmp_path / "a", [N])
     with pytest.raises(InputError, match=message):
         ParquetSource(path, **words)
+
+
+def test_parquet_source_names_the_row_of_a_negative_variance(tmp_path: Path) -> None:
+    long = np.ones((200, 3))
+    path = row_groups(tmp_path / "a", [50] * 4, long, long, b=[0.5] * 120 + [-1.0] + [0.5] * 79)
+    source = ParquetSource(path, targets="y", inputs="a", noise="b")
+    with pytest.raises(
+        InputError, match=r"column 'b'.* at least 0; got -1 in row 121 \(row group 2"
+    ):
+        list(source.chunks(9))
 
 
 def test_parquet_source_without_rows_raises_input_error(tmp_path: Path) -> None:

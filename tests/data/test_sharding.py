@@ -131,6 +131,15 @@ def test_shard_without_torchrun_reads_all_rows(monkeypatch: pytest.MonkeyPatch) 
     assert standardise(source).process_group == SINGLE_PROCESS
 
 
+def test_all_chunks_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    X, y, _ = map(torch.tensor, rows())
+    source = Dataset.of(X, y)
+    expected = [chunk.X for chunk in source.chunks(50)]
+    for found, X in zip(shard(source).all_chunks(50), expected, strict=True):
+        torch.testing.assert_close(found.X, X, rtol=0, atol=0)
+
+
 def test_sharded_source_more_processes_than_shards_reads_all() -> None:
     X, y, _ = map(torch.tensor, rows())
     whole = Dataset.of(X, y)

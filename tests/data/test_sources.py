@@ -31,7 +31,7 @@ from winnowgp.data import (
     Standardiser,
     standardise,
 )
-from winnowgp.data.dataset import RowBatches, sampled_rows
+from winnowgp.data.row_indices import RowBatches, sampled_rows
 from winnowgp.errors import InputError
 
 
@@ -128,10 +128,10 @@ def test_source_invalid_size_or_shard_raises_input_error(
         ask(source)
 
 
+# A Dataset indexes as tensors do.
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "tensors"], indirect=True)
 @pytest.mark.parametrize("rows", [[-1], [3, N]])
 def test_source_part_outside_the_rows_raises_input_error(source: Source, rows: list[int]) -> None:
-    if isinstance(source, Dataset):
-        pytest.skip("a Dataset indexes as tensors do")
     with pytest.raises(InputError, match=f"indices from 0 to {N - 1}; got {rows[0]} to {rows[-1]}"):
         source.part(torch.tensor(rows))
 

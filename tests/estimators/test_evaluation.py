@@ -21,7 +21,7 @@ from winnowgp.estimators.table_targets import implied_task, likelihood_warning
 from winnowgp.report.summary import Quality
 
 RNG = np.random.default_rng(1)
-QUICK: dict[str, Any] = {"kernel": "rbf", "tolerance": 1.0}
+QUICK: dict[str, Any] = {"kernel": "rbf", "tolerance": 1.0, "hyper": "point"}
 BRIEF: dict[str, Any] = {
     "schedule": "paper",
     "alpha": 0.01,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helpers.short_fits import short_fits
+from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators import export_numpy, export_onnx
@@ -77,6 +77,7 @@ def test_export_agrees_with_predict_for_each_kernel(
     np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-8)
 
 
+# One candidate is all of them.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.AllCandidatesWarning")
 @pytest.mark.parametrize(("D", "M"), [(1, 6), (2, 1), (1, 1)])
 def test_onnx_is_in_double_precision_with_one_input_or_point(
@@ -137,7 +138,8 @@ def tabular() -> tuple[TabularModel, DataTable]:
     town = np.array(["Oslo", EVIL, "São Paulo"], dtype=object)[np.arange(N) % 3]
     day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
     table = DataTable.of({EVIL: x, "v0": town, "c0": day, "y": y[:N]})
-    return fit_table(table, "y", missing="impute", tolerance=0.5, test_size=0), table
+    with shortest_fits():
+        return fit_table(table, "y", missing="impute", tolerance=0.5, test_size=0), table
 
 
 STRINGS = np.array(["NA", "paved", "null"] * 8, dtype=object)
@@ -162,6 +164,7 @@ def test_export_knows_na_as_a_category(
     assert expected[0] > 0.9
 
 
+# Some categories are not in the training rows.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.ExtrapolationWarning")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_export_includes_preprocessing(
@@ -218,11 +221,13 @@ def categorical(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel,
     """Return a model of a column of similar categories, and its exported `predict`."""
     words = np.array(["up", "Up", "1", "0.1", "true", "True", "up\0", "-1"] * 6, dtype=object)
     table = DataTable({"w": words, "y": np.arange(48.0) % 8 + 0.5 * np.sin(np.arange(48.0))})
-    model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1, kernel="rbf")
+    with shortest_fits():
+        model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1, kernel="rbf")
     path = export_numpy(model, tmp_path_factory.mktemp("categorical") / "model.py")
     return model, runpy.run_path(str(path))["predict"]
 
 
+# Some categories are not in the training rows.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.ExtrapolationWarning")
 @pytest.mark.parametrize("container", ["list", "objects", "array"])
 @settings(max_examples=60, deadline=None)

@@ -1,10 +1,13 @@
 """`SparseGPRegressor(likelihood="heteroscedastic")`, alone and as the model of a table."""
 
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gpytorch.kernels import IndexKernel, RBFKernel
 
 import winnowgp
 from helpers.short_fits import shortest_fits
@@ -101,6 +104,23 @@ def test_other_forms_refuse_noise_that_varies(model, tmp_path: Path) -> None:
             convert(model)
 
 
+def test_other_forms_represent_noise_that_turned_out_constant(tmp_path: Path) -> None:
+    calm = np.sin(X[:, 0]) + 0.2 * np.random.default_rng(0).normal(size=60)
+    with shortest_fits():
+        constant = SparseGPRegressor(**SETTINGS, random_state=0).fit(X, calm)
+    assert constant.n_noise_inducing_ == 0
+    mean, sd = constant.predict(X, return_std=True)
+    exported = run_path(str(export_numpy(constant, tmp_path / "m.py")))["predict"](X)
+    np.testing.assert_allclose(exported["mean"], mean, atol=1e-7)
+    np.testing.assert_allclose(np.sqrt(exported["variance"]), sd, rtol=1e-6)
+    gp, likelihood = to_gpytorch(constant)
+    with torch.no_grad():
+        found = likelihood(gp(torch.tensor(X))).variance.sqrt()
+        botorch = SparseGPModel.of(constant).posterior(torch.tensor(X), observation_noise=True)
+    np.testing.assert_allclose(found.numpy(), sd, rtol=1e-5)
+    np.testing.assert_allclose(botorch.variance[:, 0].sqrt().numpy(), sd, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -108,7 +128,11 @@ def test_other_forms_refuse_noise_that_varies(model, tmp_path: Path) -> None:
         ({"warm_start": True}, "`warm_start` must be False"),
         ({"max_predict_us": 3.0}, "set `max_points` instead"),
         ({"log_target": True}, "`log_target` needs Gaussian noise"),
-        ({"noise_kernel": "rbg"}, "the kernels are rbf"),
+        ({"noise_kernel": "rbg"}, "`noise_kernel` cannot contain 'rbg'.*the kernels are rbf"),
+        ({"noise_kernel": "rbf["}, "`noise_kernel` must be an expression"),
+        ({"noise_kernel": 3}, "`noise_kernel` must be one of rbf"),
+        ({"noise_kernel": IndexKernel(num_tasks=2)}, "`noise_kernel` cannot contain"),
+        ({"noise_kernel": RBFKernel(ard_num_dims=3)}, "`noise_kernel` cannot be evaluated on 1"),
     ],
 )
 def test_settings_that_need_constant_noise_raise(settings, message) -> None:
@@ -126,7 +150,7 @@ def test_several_targets_and_other_models_raise() -> None:
 
 
 def test_attributes_and_noise_of_other_likelihoods(model) -> None:
-    plain = SparseGPRegressor("rbf", inducing_points=X[::20], random_state=0)
+    plain = SparseGPRegressor("rbf", inducing_points=X[::20], random_state=0, hyper="point")
     with shortest_fits():
         plain.fit(X[::4], Y[::4])
     np.testing.assert_allclose(plain.predict_noise(X[:3]), np.sqrt(plain.noise_[0]))

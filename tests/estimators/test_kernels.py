@@ -287,6 +287,7 @@ def test_equal_terms_of_a_gpytorch_product_start_apart() -> None:
     assert torch.equal(*(k.period_length for k in given.kernels))
 
 
+@pytest.mark.usefixtures("one_size")
 def test_equal_terms_learn_two_scales() -> None:
     rng = np.random.default_rng(0)
     X = np.sort(rng.uniform(0, 10, (100, 1)), axis=0)

@@ -70,6 +70,7 @@ def test_student_t_is_robust_to_outliers_in_any_units(likelihood) -> None:
         pytest.param(NegativeBinomialLikelihood(), 200.0, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("one_size")
 def test_counts_small_and_large(likelihood, level: float) -> None:
     few, rate = X[::3], level * np.exp(1.2 * WAVE[::3])
     y = np.random.default_rng(1).poisson(rate)
@@ -118,11 +119,12 @@ def test_laplace_and_several_targets() -> None:
     assert model.score(X, Y) > 0.9
 
 
+@pytest.mark.usefixtures("one_size")
 def test_gaussian_likelihood_object_agrees_with_the_collapsed_model() -> None:
     few = X[::3]
     y = WAVE[::3] + 0.1 * np.random.default_rng(7).normal(size=50)
     # An object has no weak priors.
-    settings: dict[str, Any] = {"inducing_points": few[::2], "priors": None}
+    settings: dict[str, Any] = {"inducing_points": few[::2], "priors": None, "hyper": "point"}
     collapsed, explicit = (
         SparseGPRegressor("rbf", likelihood=likelihood, **settings).fit(few, y)
         for likelihood in ("gaussian", GaussianLikelihood())

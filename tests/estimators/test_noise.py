@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import r2_score
 
 import winnowgp
 from helpers.short_fits import shortest_fits
-from winnowgp import DeepGPRegressor, SparseGPRegressor
+from winnowgp import (
+    DeepGPClassifier,
+    DeepGPRegressor,
+    SparseGPClassifier,
+    SparseGPRegressor,
+)
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.estimators import export_numpy
@@ -36,7 +42,12 @@ SOME = ~np.isnan(MISSING).all(1)
 NEW = RNG.uniform(-3, 3, (400, 1))
 NEW_Y = functions(NEW) + SD * RNG.normal(size=(400, 2))
 POINTS = np.linspace(-3, 3, 12)[:, None]
-QUICK: dict[str, Any] = {"kernel": "rbf", "inducing_points": POINTS, "random_state": 0}
+QUICK: dict[str, Any] = {
+    "kernel": "rbf",
+    "inducing_points": POINTS,
+    "random_state": 0,
+    "hyper": "point",
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +108,53 @@ def test_log_density_of_missing_targets_is_nan(model: SparseGPRegressor) -> None
     density, full = model.log_density(NEW[:3], y), model.log_density(NEW[:3], NEW_Y[:3])
     assert np.isnan(density[1, 0])
     np.testing.assert_array_equal(density[~np.isnan(y)], full[~np.isnan(y)])
+
+
+def test_score_of_missing_targets_is_that_of_the_observed_ones(model: SparseGPRegressor) -> None:
+    weights = np.linspace(1, 2, N)
+    predicted = model.predict(X)
+    parts = []
+    for p, rows in enumerate(~np.isnan(MISSING.T)):
+        y, w = MISSING[rows, p], weights[rows]
+        error = (w * np.square(y - predicted[rows, p])).sum()
+        parts.append(1 - error / (w * np.square(y - np.average(y, weights=w))).sum())
+    assert model.score(X, MISSING, weights) == pytest.approx(np.mean(parts), rel=1e-12)
+    assert model.score(X, Y) == pytest.approx(r2_score(Y, predicted), rel=1e-12)
+    with pytest.raises(InputError, match=r"at least two values of every target.*column 1"):
+        model.score(X, np.column_stack([Y[:, 0], np.full(N, np.nan)]))
+    with pytest.raises(InputError, match=r"NaN in 1 of 120 places of shape \[120\]"):
+        model.score(X, np.r_[np.nan, Y[1:, 0]])
+
+
+def test_noise_of_missing_targets_may_be_missing() -> None:
+    """It is not used: zero and NaN give the same model and the same densities."""
+    rows = np.flatnonzero(SOME)[:40]
+    known = np.where(np.isnan(MISSING), np.nan, 0.3)[rows]
+    models = []
+    with shortest_fits():
+        for noise in (known, np.nan_to_num(known, nan=0.3)):
+            quick = SparseGPRegressor("rbf", inducing_points=POINTS[::3], random_state=0)
+            models.append(quick.fit(X[rows], MISSING[rows], noise_variance=noise))
+    assert models[0].elbo_ == models[1].elbo_
+    densities = [m.log_density(X[rows], MISSING[rows], noise_variance=known) for m in models]
+    np.testing.assert_array_equal(*densities)
+    assert np.array_equal(np.isnan(densities[0]), np.isnan(known))
+    with pytest.raises(InputError, match="wherever there is a target"):
+        models[0].predict(X[rows], noise_variance=known)
+    with pytest.raises(InputError, match="wherever there is a target"):
+        models[0].fit(X[rows], Y[rows], noise_variance=known)
+
+
+@pytest.mark.parametrize("log_target", [False, True])
+def test_rows_are_counted_with_those_of_weight_zero(log_target: bool) -> None:
+    weights = np.r_[0.0, 0.0, np.ones(N - 2)]
+    quick = SparseGPRegressor(**QUICK, log_target=log_target)
+    if log_target:
+        with pytest.raises(InputError, match="in row 5"):
+            quick.fit(X, np.where(np.arange(N) == 4, -1.0, 1.0), weights)
+        return
+    with shortest_fits(), pytest.warns(MissingTargetsWarning, match="the first is row 5 "):
+        quick.fit(X, MISSING, weights)
 
 
 def test_save_and_export_keep_the_noise_of_each_target(
@@ -276,6 +334,10 @@ def test_bad_known_noise_raises(parameters: dict[str, Any], noise: Any, message:
 def test_known_noise_of_other_models_raises(informed: SparseGPRegressor) -> None:
     with pytest.raises(InputError, match="got a DeepGPRegressor"):
         DeepGPRegressor().fit(X, y, noise_variance=KNOWN)
+    classes = Dataset.of(torch.tensor(X), torch.tensor(y > 0).double(), noise=torch.tensor(KNOWN))
+    for classifier in (SparseGPClassifier(), DeepGPClassifier()):
+        with pytest.raises(InputError, match="noise variances, which classes do not have"):
+            classifier.fit(classes)
     with pytest.raises(InputError, match="`observed=False`"):
         informed.predict(NEW, observed=False, noise_variance=1.0)
 

@@ -14,7 +14,8 @@ from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.quality import Predictive, predictive
-from winnowgp.models.likelihoods import Prediction, observation_model
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import Prediction
 
 
 def distribution(likelihood: Likelihood, mean: list[float], sd: list[float]) -> Predictive:
@@ -22,7 +23,7 @@ def distribution(likelihood: Likelihood, mean: list[float], sd: list[float]) -> 
     f = Prediction(torch.tensor(mean).double()[:, None], torch.tensor(sd).double()[:, None] ** 2)
     y = observation_model(likelihood).predict(f.mean, f.variance)
     scaler = TargetScaler(Standardiser.none(f.mean), single=True)
-    return Predictive(*scaler.moments(y.mean, y.variance), f, likelihood, scaler)
+    return Predictive(*scaler.moments(y.mean, y.variance), ((f, likelihood),), scaler)
 
 
 def test_gaussian_quantiles_invert_the_distribution_function() -> None:

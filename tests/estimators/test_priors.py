@@ -70,6 +70,7 @@ def test_priors_unknown_name_raises() -> None:
         fitted(priors="strong")
 
 
+# A constant is the right model of noise.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 def test_few_rows_of_noise_are_predicted_no_worse_than_by_a_constant() -> None:
     """Without priors and held-out rows the fit interpolated the noise: −3 nats per observation."""

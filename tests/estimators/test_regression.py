@@ -7,9 +7,13 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 
+from helpers.short_fits import smaller_sizes
 from winnowgp import SparseGPRegressor
 from winnowgp.errors import InputError
 from winnowgp.experiments.synthetic import sampled
+
+# Smaller sizes are tested in `test_sparse.py`.
+pytestmark = pytest.mark.usefixtures("one_size")
 
 
 def wave(N: int = 60, P: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -20,7 +24,8 @@ def wave(N: int = 60, P: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 
 
 def regressor(**arguments: Any) -> SparseGPRegressor:
-    settings: dict[str, Any] = {"kernel": "rbf", "n_candidates": 30, "random_state": 0} | arguments
+    settings: dict[str, Any] = {"kernel": "rbf", "n_candidates": 30, "random_state": 0}
+    settings |= {"hyper": "point"} | arguments
     return SparseGPRegressor(**settings)
 
 
@@ -37,7 +42,8 @@ def paper(**arguments: Any) -> SparseGPRegressor:
 @pytest.fixture(scope="module")
 def fitted() -> SparseGPRegressor:
     """Fitted to the wave, for tests that only ask it."""
-    return regressor().fit(*wave())
+    with smaller_sizes(0):
+        return regressor().fit(*wave())
 
 
 @pytest.mark.parametrize("schedule", ["fast", "paper"])
@@ -83,6 +89,7 @@ def test_elbo_gap_is_within_tolerance_without_noise(seed: int) -> None:
     assert model.elbo_gap_ <= 0.01
 
 
+# A large α leaves no points.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.usefixtures("quickly")
 def test_goals_set_the_number_of_points() -> None:
@@ -187,6 +194,7 @@ def test_same_seed_gives_the_same_fit(fitted: SparseGPRegressor) -> None:
     np.testing.assert_array_equal(first.inducing_points_, second.inducing_points_)
 
 
+# A short fit of few rows may select none.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.usefixtures("quickly")
 def test_kernels_by_name_and_as_objects() -> None:

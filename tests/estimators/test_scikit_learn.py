@@ -163,7 +163,9 @@ def test_random_state_determines_the_fit(estimator: Any) -> None:
     assert first != other
 
 
+# The fit to spoilt rows selects none.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
+@pytest.mark.usefixtures("one_size")
 def test_small_weight_reduces_the_influence_of_a_row() -> None:
     X, y = frame()
     wrong = np.arange(40) % 8 == 3

@@ -67,6 +67,7 @@ def test_auto_kernel_is_the_best_by_evidence(fitted: SparseGPRegressor) -> None:
     assert isinstance(fitted.kernel_.base_kernel, RBFKernel)
 
 
+@pytest.mark.usefixtures("one_size")
 def test_auto_kernel_of_a_rough_function_is_matern() -> None:
     walk = np.cumsum(np.random.default_rng(2).normal(size=N))
     model = SparseGPRegressor(random_state=0, tolerance=0.1).fit(np.arange(N)[:, None], walk)
@@ -74,6 +75,7 @@ def test_auto_kernel_of_a_rough_function_is_matern() -> None:
     assert model.kernel_evidence_["rbf"] < -0.01
 
 
+@pytest.mark.usefixtures("one_size")
 def test_auto_kernel_adds_a_linear_term_where_it_pays() -> None:
     trend = y + 10 * X[:, 0]
     model = SparseGPRegressor(random_state=0).fit(X, trend)
@@ -101,6 +103,7 @@ def test_auto_kernel_of_the_paper_schedule_is_rbf() -> None:
     ("kernel", "name"),
     [("matern12[0]", "matern12[0]"), (ScaleKernel(RBFKernel()), "ScaleKernel")],
 )
+# A short fit of twenty rows selects none.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 def test_kernel_name_of_a_given_kernel(kernel: Any, name: str) -> None:
     with short_fits():
@@ -230,6 +233,7 @@ def test_fit_within_tolerance_of_the_full_gp_does_not_warn() -> None:
     model._warn_of_limits()
 
 
+# Four candidates may be too few to explain anything.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.parametrize("goal", [{"max_points": 3}, {"alpha": 0.5}])
 def test_fit_with_another_goal_does_not_warn(goal: dict[str, Any]) -> None:

@@ -132,8 +132,9 @@ def test_copied_rows_are_counted() -> None:
     assert copied_rows_warning(X.round(), y, train, test) is None
 
 
-@pytest.mark.filterwarnings("ignore::winnowgp.errors.CoverageWarning")
+# The levels of groups that were not seen cannot be predicted.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.WorseThanConstantWarning")
+@pytest.mark.usefixtures("quickly")
 def test_groups_that_are_an_input_are_noted() -> None:
     rng = np.random.default_rng(0)
     group = np.repeat([f"p{i}" for i in range(12)], 10)

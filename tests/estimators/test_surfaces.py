@@ -22,7 +22,8 @@ height = np.sin(x) + 0.3 * z + 0.1 * rng.normal(size=40)
 def test_surface_equals_predict() -> None:
     holes = np.where(np.arange(40) == 3, np.nan, x)
     table = DataTable.of({"z": z, "x": holes, "height": height})
-    model = fit_table(table, "height", missing="impute", tolerance=0.5, test_size=0)
+    with shortest_fits():
+        model = fit_table(table, "height", missing="impute", tolerance=0.5, test_size=0)
     found = surface(model, side=5)
     assert isinstance(found, Surface)
     assert (found.x[0], found.x[-1]) == (z.min(), z.max())
@@ -36,6 +37,7 @@ def test_surface_equals_predict() -> None:
     np.testing.assert_array_equal(targets, height[np.arange(40) != 3])
 
 
+# Half of the labels are noise.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.usefixtures("quickly")
 def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:

@@ -28,6 +28,6 @@ def regressor(P: int, **settings: Any) -> SparseGPRegressor:
     Y = outcomes(X, P)
     Y = Y + 0.05 * Y.std(0) * torch.randn(Y.shape, generator=torch.Generator().manual_seed(1))
     with shortest_fits():
-        return SparseGPRegressor(tolerance=0.1, random_state=0, **settings).fit(
+        return SparseGPRegressor(tolerance=0.1, random_state=0, hyper="point", **settings).fit(
             X.numpy(), Y[:, 0].numpy() if P == 1 else Y.numpy()
         )

@@ -170,6 +170,7 @@ class Latent(BayesianGPLVM):
         self.to(start)
         X.q_log_sigma.data = torch.full_like(start, -3.0)
 
+    # GPyTorch's base class takes any number of arguments.
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor
     ) -> MultivariateNormal:

@@ -10,14 +10,14 @@ import numpy as np
 from helpers.forks import Fork, returned
 from winnowgp.cli.app import run
 
-ROWS, NAMES = 300, "a,b,c,d,e,f"
+ROWS, NAMES = 100, "a,b,c,d,e,f"
 
 
 def interrupted_fit() -> tuple[int, str, dict[str, str | None]]:
     """Its exit code, what it said, and what is in its folder: the contents of the model's file
     and the name of any other.
 
-    The signal is sent when the first progress is seen, many seconds before the fit would end.
+    The signal is sent when the first progress is seen, long before the fit would end.
     """
     folder = Path("folder")
     folder.mkdir()
@@ -32,7 +32,7 @@ def interrupted_fit() -> tuple[int, str, dict[str, str | None]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(COLUMNS="100", FORCE_COLOR="1")
         os.dup2(speaks, 2)
-        return run(["fit", "big.csv", "-t", "f", "-o", "m.winnow"])
+        return run(["fit", "big.csv", "-t", "f", "--kernel", "rbf", "-o", "m.winnow"])
 
     fork = Fork.of(fit, Path("../code"))
     os.close(speaks)

@@ -16,13 +16,13 @@ X = _RNG.uniform(-2, 2, size=(60, 2))
 Y = np.sin(2 * X[:, 0]) + 0.1 * _RNG.normal(size=60)
 CLASSES = (Y > 0).astype(int) + (X[:, 1] > 1)
 
-_DEEP: dict[str, Any] = {"epochs": (2, 10, 3), "batch_size": 12, "n_candidates": 6}
+_DEEP: dict[str, Any] = {"epochs": (1, 4, 2), "batch_size": 12, "n_candidates": 6}
 ESTIMATORS: dict[str, tuple[Any, Any]] = {
     "classes": (
         SparseGPClassifier(
             schedule="paper",
             alpha=0.05,
-            epochs=(4, 6, 3),
+            epochs=(2, 3, 2),
             batch_size=12,
             n_candidates=6,
             random_state=0,

@@ -7,7 +7,7 @@ import numpy as np
 
 # Imported before processes are forked, rather than in each of them.
 import pyarrow.dataset
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet
 import torch
 import torch.distributed as dist
 
@@ -59,12 +59,9 @@ def parquet() -> ParquetSource:
 
 
 def _write_parquet() -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     X, y, _ = rows()
     table = pyarrow.table({"a": X[:, 0], "b": X[:, 1], "y": y})
-    parquet.write_table(table, "table.parquet", row_group_size=47)
+    pyarrow.parquet.write_table(table, "table.parquet", row_group_size=47)
 
 
 def plain(tensor: torch.Tensor) -> list[Any]:

@@ -198,7 +198,7 @@ def test_count_cdf_with_wide_latent_equals_grid(kind: Any, m: float, s: float) -
 
 def test_quantiles_in_blocks_of_rows_equal_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = quantiles("student")
-    monkeypatch.setattr("winnowgp.models.likelihoods._QUANTILE_NUMBERS", 1)
+    monkeypatch.setattr("winnowgp.models.observations._QUANTILE_NUMBERS", 1)
     torch.testing.assert_close(quantiles("student"), whole, rtol=1e-9, atol=1e-9)
 
 
