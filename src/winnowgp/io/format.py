@@ -34,7 +34,7 @@ from torch import Tensor
 
 from winnowgp import __version__
 from winnowgp.errors import InputError, ModelFileError
-from winnowgp.io import version1, version2, version3, version4, version5, version6
+from winnowgp.io.upgrades import upgraded
 
 FORMAT_VERSION = 7
 
@@ -95,20 +95,7 @@ def read_archive(path: Path) -> Archive:
             "the model."
         )
     try:
-        outline = json.loads(metadata["outline"])
-        version = int(metadata["version"])
-        if version == 1:
-            outline = {"kind": "Model", "value": version1.upgraded(outline, tensors)}
-        if version <= 2:
-            outline = {**outline, "value": version2.upgraded(outline["value"])}
-        if version <= 3:
-            outline = {**outline, "value": version3.upgraded(outline["value"])}
-        if version <= 4:
-            outline = {**outline, "value": version4.upgraded(outline["value"])}
-        if version <= 5:
-            outline = {**outline, "value": version5.upgraded(outline["value"])}
-        if version <= 6:
-            outline = {**outline, "value": version6.upgraded(outline["value"])}
+        outline = upgraded(json.loads(metadata["outline"]), int(metadata["version"]), tensors)
         return Archive(outline["kind"], outline["value"], tensors)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise unreadable(path) from error
