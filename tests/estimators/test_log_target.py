@@ -12,7 +12,7 @@ from winnowgp import SparseGPRegressor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.quality import predictive, regression_quality
-from winnowgp.estimators.validation import tensor
+from winnowgp.estimators.rows import tensor
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 

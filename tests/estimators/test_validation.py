@@ -10,7 +10,8 @@ from gpytorch.kernels import RBFKernel
 
 from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.errors import InputError
-from winnowgp.estimators.validation import tensor, validated
+from winnowgp.estimators.rows import tensor
+from winnowgp.estimators.validation import validated
 
 X = np.linspace(0, 6, 20)[:, None]
 Y = np.sin(X[:, 0])

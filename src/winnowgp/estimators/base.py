@@ -21,6 +21,7 @@ from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
+from winnowgp.estimators.rows import refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
@@ -222,9 +223,9 @@ class BaseGP(BaseEstimator, ABC):
     def _inputs(self, X: Any) -> Tensor:
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""
         check_is_fitted(self)
-        validation.refuse_source(X)
+        refuse_source(X)
         X = validate_data(self, dates_as_days(X), dtype=np.float64, reset=False)
-        return self._x_scaler.forward(validation.tensor(X)).to(posterior_device(self.posterior_))
+        return self._x_scaler.forward(tensor(X)).to(posterior_device(self.posterior_))
 
     @torch.no_grad()
     def _predict_latent(

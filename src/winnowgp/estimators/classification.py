@@ -22,6 +22,14 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
 from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.rows import (
+    check_source_columns,
+    columns_kept_after_errors,
+    rows_in_memory,
+    set_source_columns,
+    tensor,
+    weighted_rows,
+)
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
 from winnowgp.models import VariationalGP
 
@@ -114,9 +122,9 @@ class ClassTargets(ClassifierMixin, BaseGP):
     def _fit_labels(self, labels: ClassLabels | None, X: Any, y: Any, sample_weight: Any) -> Self:
         """Fit rows whose labels are given, or those that occur."""
         params = self._validate()
-        with validation.columns_kept_after_errors(self):
+        with columns_kept_after_errors(self):
             if isinstance(X, Source):
-                validation.set_source_columns(self, X, y, sample_weight)
+                set_source_columns(self, X, y, sample_weight)
                 self._check_columns(params, X.D)
                 labels, data = _rows_of_source(X, labels)
             else:
@@ -163,7 +171,7 @@ class ClassTargets(ClassifierMixin, BaseGP):
         """Return the log probability of each label, in nats; −∞ for an unknown label."""
         inputs = self._inputs(X)
         numbers, known = self._labels.numbers(y, len(inputs))
-        nats = self._log_density(inputs, validation.tensor(numbers)[:, None])[:, 0]
+        nats = self._log_density(inputs, tensor(numbers)[:, None])[:, 0]
         return torch.where(torch.from_numpy(known), nats, -torch.inf).numpy()
 
     def _rows_of_arrays(
@@ -185,25 +193,23 @@ class ClassTargets(ClassifierMixin, BaseGP):
         X, y = validate_data(
             self, dates_as_days(X), y, dtype=np.float64, ensure_min_samples=1, reset=reset
         )
-        X, y, weights = validation.weighted_rows(X, y, sample_weight)
+        X, y, weights = weighted_rows(X, y, sample_weight)
         labels, numbers = ClassLabels.of(y) if labels is None else (labels, labels.known(y))
-        return labels, Dataset.of(
-            validation.tensor(X), validation.tensor(numbers), weights=weights
-        ).merged()
+        return labels, Dataset.of(tensor(X), tensor(numbers), weights=weights).merged()
 
 
 def _numbered(labels: ClassLabels, rows: Dataset) -> Dataset:
     """Return rows of a source whose targets are class numbers."""
-    numbers = validation.tensor(labels.known(_integer_labels(rows)))
+    numbers = tensor(labels.known(_integer_labels(rows)))
     return Dataset.of(rows.X, numbers, weights=rows.weights)
 
 
 def _rows_of_source(source: Source, labels: ClassLabels | None) -> tuple[ClassLabels, Dataset]:
-    data = validation.rows_in_memory(source, "classification")
+    data = rows_in_memory(source, "classification")
     if labels is not None:
         return labels, _numbered(labels, data).merged()
     labels, numbers = ClassLabels.of(_integer_labels(data))
-    return labels, Dataset.of(data.X, validation.tensor(numbers), weights=data.weights).merged()
+    return labels, Dataset.of(data.X, tensor(numbers), weights=data.weights).merged()
 
 
 def _class_weighted(
@@ -332,7 +338,7 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
     def _stream_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Iterator[Dataset], Source]:
         """Return standardised batches of weighted rows, and the rows in the user's units."""
         if isinstance(X, Source):
-            validation.check_source_columns(self, X, y, sample_weight)
+            check_source_columns(self, X, y, sample_weight)
             source: Source = X
             rows = (_numbered(self._labels, part) for part in batches_of(X))
         else:

@@ -32,6 +32,7 @@ from winnowgp.estimators.gplvm_initialization import (
     latent_kernel,
     relevance,
 )
+from winnowgp.estimators.rows import tensor
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import fill_with_observed
 from winnowgp.report.sentences import counted
@@ -199,9 +200,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
                 f"`X` must have {Q} columns, one per latent dimension; got {positions.shape[1]}."
             )
         with torch.no_grad():
-            expected = self.posterior_.function.predict(
-                validation.tensor(positions), observed=True
-            ).mean
+            expected = self.posterior_.function.predict(tensor(positions), observed=True).mean
         return self._x_scaler.inverse(expected).numpy()
 
     def reconstruct(
@@ -271,10 +270,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         dims = [int(first), int(second)]
         embedding = LatentMap(
             title=counted(self.n_inducing_),
-            latents=validation.tensor(self.embedding_[:, dims]),
-            deviation=validation.tensor(self.embedding_std_[:, dims]),
-            candidates=validation.tensor(self.candidates_[:, dims]),
-            inclusion=validation.tensor(self.inclusion_),
+            latents=tensor(self.embedding_[:, dims]),
+            deviation=tensor(self.embedding_std_[:, dims]),
+            candidates=tensor(self.candidates_[:, dims]),
+            inclusion=tensor(self.inclusion_),
         )
         names = None if labels is None else [str(label) for label in labels]
         drawn = draw_latent_map(embedding, names, ax=Figure().subplots() if ax is None else ax)
@@ -439,7 +438,7 @@ def _checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P
             f"`X` must be a table [N P]; got a {type(X).__name__}. GPLVM does not support "
             "out-of-core or shared sources; pass an array in memory."
         )
-    return validation.tensor(
+    return tensor(
         validate_data(
             estimator,
             dates_as_days(X),

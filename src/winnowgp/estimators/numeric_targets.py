@@ -25,6 +25,15 @@ from winnowgp.estimators.base import (
     cpu_scaler,
     posterior_device,
 )
+from winnowgp.estimators.rows import (
+    columns_kept_after_errors,
+    missing_targets,
+    noise_variances,
+    rows_in_memory,
+    set_source_columns,
+    tensor,
+    weighted_rows,
+)
 from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.noise import gaussian_noise
@@ -68,7 +77,7 @@ class TargetScaler:
         self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
     ) -> Float[Tensor, "N P"]:
         """Validate targets that are to be scored, and standardise them."""
-        Y = Dataset.of(inputs, validation.tensor(y), missing=self.P > 1).Y
+        Y = Dataset.of(inputs, tensor(y), missing=self.P > 1).Y
         if Y.shape[1] != self.P:
             raise InputError(
                 f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
@@ -186,10 +195,10 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 (`Dataset.noise`).
         """
         params = self._validate()
-        with validation.columns_kept_after_errors(self):
+        with columns_kept_after_errors(self):
             if isinstance(X, Source):
                 self._refuse_logarithm_of_source()
-                validation.set_source_columns(self, X, y, sample_weight, noise_variance)
+                set_source_columns(self, X, y, sample_weight, noise_variance)
                 self._check_columns(params, X.D)
                 self._check_targets(params, X)
                 rows, scaler = self._rows_of_source(X, params)
@@ -239,7 +248,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             y: targets `[N]` or `[N P]`.
             sample_weight: weights `[N]` of the rows.
         """
-        missing = torch.isnan(validation.tensor(y)).numpy()
+        missing = torch.isnan(tensor(y)).numpy()
         if not missing.any():
             return float(super().score(X, y, sample_weight))
         predicted = self.predict(X)
@@ -303,7 +312,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             targets: the observations, if they are known; NaN where they are missing.
         """
         missing = None if targets is None else torch.isnan(targets).cpu().numpy()
-        variances = validation.noise_variances(noise_variance, (N, self._y_scaler.P), missing)
+        variances = noise_variances(noise_variance, (N, self._y_scaler.P), missing)
         if variances is None:
             return None
         if not observed:
@@ -356,7 +365,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             noise_variance: known noise variances of these observations, as in `fit`; they are added
                 to the learnt one.
         """
-        p = validation.tensor(probabilities, name="probabilities", hint="Pass one or several.")
+        p = tensor(probabilities, name="probabilities", hint="Pass one or several.")
         inputs = self._inputs(X)
         p = p.reshape(-1).to(inputs)
         known = self._known_noise(noise_variance, len(inputs), observed=observed)
@@ -399,7 +408,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         Args:
             reset: whether the rows set the columns of the estimator, or must have them.
         """
-        y, missing = validation.missing_targets(y)
+        y, missing = missing_targets(y)
         X, y = validate_data(
             self,
             dates_as_days(X),
@@ -410,14 +419,14 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             ensure_min_samples=1,
             reset=reset,
         )
-        Y, single = validation.tensor(y), np.ndim(y) == 1
+        Y, single = tensor(y), np.ndim(y) == 1
         Y = Y[:, None] if single else Y
         if missing is not None:
             Y[torch.from_numpy(missing)] = torch.nan
-        noise = validation.noise_variances(noise_variance, (len(Y), Y.shape[1]), missing)
-        X, kept, weights = validation.weighted_rows(X, np.arange(len(X)), sample_weight)
+        noise = noise_variances(noise_variance, (len(Y), Y.shape[1]), missing)
+        X, kept, weights = weighted_rows(X, np.arange(len(X)), sample_weight)
         Y = logarithm(Y[kept], kept) if self._takes_logarithm() else Y[kept]
-        data = Dataset(validation.tensor(X), Y, weights, None if noise is None else noise[kept])
+        data = Dataset(tensor(X), Y, weights, None if noise is None else noise[kept])
         data = _with_targets(data, kept)
         return Dataset.of(
             data.X, data.Y, weights=data.weights, noise=data.noise, missing=missing is not None
@@ -427,7 +436,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         self, source: Source, params: validation.Parameters
     ) -> tuple[Source, TargetScaler]:
         if not self._out_of_core:
-            data = validation.rows_in_memory(source, "a deep model").merged()
+            data = rows_in_memory(source, "a deep model").merged()
             rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
             return source.with_rows(rows), scaler
         if params.schedule == "paper" or self.likelihood != "gaussian":

@@ -33,6 +33,7 @@ from winnowgp.estimators.hyperparameter_uncertainty import (
 )
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
+from winnowgp.estimators.rows import check_source_columns
 from winnowgp.estimators.sampled_functions import SampledFunctions
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
 from winnowgp.models import (
@@ -186,7 +187,7 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
         """Return standardised batches of the rows, and the rows in the user's units."""
         if isinstance(X, Source):
             self._refuse_logarithm_of_source()
-            validation.check_source_columns(self, X, y, sample_weight)
+            check_source_columns(self, X, y, sample_weight)
             source: Source = X
         else:
             source = self._rows_of_arrays(X, y, sample_weight, reset=False)[0]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
+from gpytorch.means import Mean, ZeroMean
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -23,7 +23,6 @@ from winnowgp.data import Source
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.row_indices import sampled_rows
 from winnowgp.errors import GrowthLimitWarning, InputError
-from winnowgp.estimators import validation
 from winnowgp.estimators.alarms import selection_alarms
 from winnowgp.estimators.base import BaseGP, check_kernel_columns
 from winnowgp.estimators.kernels import (
@@ -34,6 +33,8 @@ from winnowgp.estimators.kernels import (
     kernel_name,
     parse_kernel,
 )
+from winnowgp.estimators.means import check_mean_columns, mean_from, mean_or_name
+from winnowgp.estimators.rows import tensor
 from winnowgp.estimators.validation import (
     PARAMETERS,
     TOLERANCE,
@@ -53,7 +54,6 @@ from winnowgp.models import (
     greedy_variance,
 )
 from winnowgp.models.base import InducingModel
-from winnowgp.models.kernels import prior_mean
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import SquaredCardinality
@@ -184,7 +184,7 @@ class SparseEstimator(BaseGP, ABC):
         "candidates": partial(_CANDIDATES, shape=("K", "D")),
         "epochs": optional(partial(step_counts, phases=_PHASES)),
         "inducing_points": optional(partial(_INDUCING_POINTS, shape=("M", "D"))),
-        "mean": lambda name, value: _mean(name, value),
+        "mean": mean_or_name,
     }
     # Set by a fit; not arguments.
     frontier_: SizeFrontier | None = field(init=False)
@@ -267,7 +267,7 @@ class SparseEstimator(BaseGP, ABC):
                 "`warm_start` begins with the inducing points of the earlier fit; got "
                 f"candidates={self.candidates!r} as well. Leave one of them out."
             )
-        params.earlier_points = validation.tensor(self.inducing_points_)
+        params.earlier_points = tensor(self.inducing_points_)
         if params.other_kernels:
             params.kernel, params.other_kernels = deepcopy(self.kernel_).requires_grad_(True), ()
 
@@ -430,50 +430,6 @@ class SparseEstimator(BaseGP, ABC):
                 GrowthLimitWarning,
                 stacklevel=3,
             )
-
-
-MEANS = ("auto", "zero", "constant", "linear")
-"""Names of prior means."""
-
-
-def mean_from(mean: str | Mean, D: int) -> Mean | None:
-    """Return a prior mean of D columns by name, or the one given; None for "auto"."""
-    if isinstance(mean, Mean):
-        return mean
-    if mean == "linear":
-        linear: Any = LinearMean(D)
-        # GPyTorch draws them at random.
-        return linear.initialize(weights=torch.zeros(D, 1), bias=torch.zeros(1))
-    return {"zero": ZeroMean(), "constant": ConstantMean()}.get(mean)
-
-
-def check_mean_columns(mean: str | Mean, D: int) -> None:
-    """Raise an error if a mean cannot be evaluated on D columns."""
-    if not isinstance(mean, Mean):
-        return
-    row = torch.zeros(1, D, dtype=torch.float64)
-    try:
-        shape = prior_mean(deepcopy(mean).to(row), row).shape
-    except (RuntimeError, NotImplementedError) as error:
-        raise InputError(
-            f"`mean` cannot be evaluated on {D} columns ({error}); make it one of as many."
-        ) from error
-    if shape != (1, 1):
-        raise InputError(
-            f"`mean` must give one number per row; {type(mean).__name__} gives "
-            f"{list(shape[1:])}. Remove its `batch_shape`."
-        )
-
-
-def _mean(name: str, value: Any) -> str | Mean:
-    if isinstance(value, Mean):
-        return value
-    if not isinstance(value, str) or value not in MEANS:
-        raise InputError(
-            f"`{name}` must be one of {', '.join(map(repr, MEANS))} or a GPyTorch mean; got "
-            f"{value!r}."
-        )
-    return value
 
 
 def check_same_structure(name: str, new: torch.nn.Module, earlier: torch.nn.Module) -> None:

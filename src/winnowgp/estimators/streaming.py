@@ -26,7 +26,8 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
 from winnowgp.estimators.first_rows import CONSTANT_ROWS, FirstRows
-from winnowgp.estimators.sparse import SparseEstimator, mean_from, selection_goal
+from winnowgp.estimators.means import mean_from
+from winnowgp.estimators.sparse import SparseEstimator, selection_goal
 from winnowgp.estimators.stream_records import BatchRecord, StreamRecord, first_record
 from winnowgp.estimators.validation import (
     Constraint,

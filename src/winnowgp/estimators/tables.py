@@ -25,6 +25,7 @@ from winnowgp.estimators.effects import importance, relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.quality import classification_quality, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.rows import tensor
 from winnowgp.estimators.splits import (
     copied_rows_warning,
     has_groups,
@@ -45,7 +46,7 @@ from winnowgp.estimators.table_targets import (
     training_targets,
 )
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
-from winnowgp.estimators.validation import TOLERANCE, CheckpointLike, tensor
+from winnowgp.estimators.validation import TOLERANCE, CheckpointLike
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import Callbacks

@@ -8,8 +8,7 @@ reads a row.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from numbers import Integral, Real
@@ -20,12 +19,11 @@ import numpy as np
 import torch
 from gpytorch import likelihoods
 from gpytorch.constraints import GreaterThan
-from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
+from winnowgp.estimators.rows import tensor
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
 from winnowgp.models.noise import LEAST_NOISE
@@ -394,208 +392,3 @@ PARAMETERS: Mapping[str, Constraint] = {
     "width": _unchanged,
 }
 """The constraints that all estimators share; an estimator adds those that are its own."""
-
-
-def tensor(values: Any, *, name: str = "y", hint: str = "Use a classifier for labels.") -> Tensor:
-    """Copy numbers to a float64 tensor, whatever the strides of the array.
-
-    Args:
-        name: the argument that the values were passed as, for the error message.
-        hint: what to do if they are not numbers.
-    """
-    try:
-        numbers = np.ascontiguousarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        wrong = next((v for v in np.ravel(np.asarray(values, object)) if not _is_number(v)), values)
-        raise InputError(f"`{name}` must be numbers; got {wrong!r}. {hint}") from error
-    return torch.tensor(numbers)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def set_source_columns(
-    estimator: Any, source: Source, y: Any, sample_weight: Any, noise_variance: Any = None
-) -> None:
-    """Set the number and the names of an estimator's input columns from a source.
-
-    Raises:
-        InputError: targets, weights or noise were passed as well.
-    """
-    _refuse_targets_of_source(y, sample_weight, noise_variance)
-    estimator.n_features_in_ = source.D
-    if hasattr(estimator, "feature_names_in_"):
-        del estimator.feature_names_in_
-    if source.names is not None:
-        estimator.feature_names_in_ = np.array(source.names, dtype=object)
-
-
-@contextmanager
-def columns_kept_after_errors(estimator: Any) -> Iterator[None]:
-    """Undo what a block has set of an estimator's input columns if it raises an error."""
-    names = ("n_features_in_", "feature_names_in_")
-    before = {name: vars(estimator)[name] for name in names if name in vars(estimator)}
-    try:
-        yield
-    except Exception:
-        for name in names:
-            vars(estimator).pop(name, None)
-        vars(estimator).update(before)
-        raise
-
-
-def check_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
-    """Raise an `InputError` if a source lacks the input columns of a fitted estimator."""
-    _refuse_targets_of_source(y, sample_weight)
-    names = getattr(estimator, "feature_names_in_", None)
-    if estimator.n_features_in_ != source.D:
-        raise InputError(
-            f"`X` must have {estimator.n_features_in_} input columns as before; got {source.D}."
-        )
-    if names is not None and source.names is not None and list(source.names) != list(names):
-        raise InputError(
-            f"`X` must have the input columns {list(names)[:12]} as before, in this order; got "
-            f"{list(source.names)[:12]}."
-        )
-
-
-def _refuse_targets_of_source(*given: Any) -> None:
-    if any(values is not None for values in given):
-        raise InputError(
-            "`X` is a source, which has targets, weights and noise of its own; leave out `y`, "
-            "`sample_weight` and `noise_variance`."
-        )
-
-
-def refuse_source(X: Any) -> None:
-    """Raise an error if predictions for all rows of a source are requested at once."""
-    if isinstance(X, Source):
-        raise InputError(
-            f"`X` must be inputs [N D]; got a {type(X).__name__}. Predict its rows in chunks: "
-            "`for rows in source.chunks(10_000): model.predict(rows.X.numpy())`."
-        )
-
-
-def rows_in_memory(source: Source, user: str) -> Dataset:
-    """Return all rows of a source on the CPU in double precision.
-
-    Args:
-        user: name of the algorithm that needs them, for the error message.
-    """
-    return source.require_dataset(user).to(torch.device("cpu")).double()
-
-
-def missing_targets(y: Any) -> tuple[Any, NDArray[np.bool_] | None]:
-    """Return targets with missing ones replaced by zero, and where they are missing, `[N P]`.
-
-    Several targets may be missing in different rows. Other targets are returned as they are, for
-    scikit-learn to check.
-
-    >>> missing_targets([[1.0, np.nan], [2.0, 3.0]])[0].tolist()
-    [[1.0, 0.0], [2.0, 3.0]]
-    """
-    try:
-        values = np.asarray(y)
-        # Objects may be numbers; other kinds, such as integers, are never NaN.
-        numbers = values.astype(np.float64) if values.dtype.kind in "fO" else None
-    except (TypeError, ValueError):
-        return y, None
-    if numbers is None:
-        return y, None
-    missing = np.isnan(numbers)
-    if numbers.ndim != 2 or numbers.shape[1] < 2 or not missing.any():
-        return y, None
-    empty = missing.all(0)
-    if empty.any():
-        raise InputError(
-            "`y` must have a value of every target in at least one row; column "
-            f"{int(empty.argmax())} (counted from 0) has none. Leave that column out."
-        )
-    return np.where(missing, 0.0, numbers), missing
-
-
-def noise_variances(
-    noise_variance: Any, shape: tuple[int, int], missing: NDArray[np.bool_] | None = None
-) -> Tensor | None:
-    """Return known noise variances of all targets, `[N P]`; None if there are none.
-
-    Args:
-        noise_variance: one number, one per row `[N]`, or one per row and target `[N P]`.
-        shape: N and P.
-        missing: where targets are missing; their noise is not used, may be anything, and becomes
-            zero.
-
-    >>> noise_variances([0.1, 0.2], (2, 1)).tolist()
-    [[0.1], [0.2]]
-    """
-    if noise_variance is None:
-        return None
-    N, P = shape
-    hint = "Pass variances in the squared units of `y`."
-    values = tensor(noise_variance, name="noise_variance", hint=hint)
-    # `tensor` makes one number an array of length one.
-    if np.ndim(noise_variance) == 0:
-        values = values.reshape(1, 1)
-    elif values.shape == (N,):
-        values = values[:, None]
-    elif values.shape != (N, P):
-        raise InputError(
-            f"`noise_variance` must be one number, one per row [{N}] or one per row and target "
-            f"[{N} {P}]; got shape {list(values.shape)}."
-        )
-    values = values.expand(N, P).clone()
-    if missing is not None:
-        values[torch.from_numpy(missing)] = 0.0
-    if not bool((torch.isfinite(values) & (values >= 0)).all()):
-        raise InputError(
-            "`noise_variance` must be finite and at least 0 wherever there is a target; some "
-            "values are not. It is a variance, the square of a standard deviation."
-        )
-    return values
-
-
-def weighted_rows(
-    X: NDArray[np.float64], y: NDArray[Any], sample_weight: Any
-) -> tuple[NDArray[np.float64], NDArray[Any], Tensor | None]:
-    """Return the rows of positive weight and their weights `[N]`; None if all weights are one.
-
-    A row of weight w counts as w rows.
-
-    >>> X, y, weights = weighted_rows(np.eye(3), np.arange(3), [2, 0, 1])
-    >>> y.tolist(), weights.tolist()
-    ([0, 2], [2.0, 1.0])
-    """
-    if sample_weight is None:
-        return X, y, None
-    weights = _sample_weights(sample_weight, len(X))
-    positive = weights > 0
-    if not positive.any():
-        raise InputError(
-            "`sample_weight` must be positive for at least one row; all weights are zero."
-        )
-    return X[positive], y[positive], torch.tensor(weights[positive])
-
-
-def _sample_weights(sample_weight: Any, N: int) -> NDArray[np.float64]:
-    try:
-        weights = np.asarray(sample_weight, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"`sample_weight` must be numbers; {error}.") from error
-    if weights.ndim == 0:
-        weights = np.full(N, float(weights))
-    if weights.shape != (N,):
-        raise InputError(
-            f"`sample_weight` must be one number per row, [{N}]; got shape {list(weights.shape)}."
-        )
-    bad = int((~np.isfinite(weights) | (weights < 0)).sum())
-    if bad:
-        raise InputError(
-            f"`sample_weight` must be finite and not negative; {bad} of {N} are not. A row of "
-            "weight 2 counts as two rows, and a row of weight 0 is left out."
-        )
-    return weights
