@@ -48,6 +48,10 @@ class MissingTargetsWarning(UserWarning):
     """Rows without any target were left out of a fit."""
 
 
+class RowIndexWarning(UserWarning):
+    """The first column of a file has no name and was left out as a row index."""
+
+
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be written; the fit continues, and the previous one is kept."""
 

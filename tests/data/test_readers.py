@@ -16,7 +16,7 @@ from pyarrow import parquet
 from helpers.parquet_files import spoil, write_row_groups
 from winnowgp.data import DataTable, read_blocks, read_table
 from winnowgp.data.out_of_core import rechunk
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, RowIndexWarning
 
 N = 103
 FORMATS = ["csv", "crlf", "gz", "utf-8-sig", "utf-16", "latin-1", "parquet"]
@@ -129,10 +129,22 @@ def test_read_table_converts_parquet_columns_by_type(tmp_path: Path) -> None:
         read_table(tmp_path / "b")
 
 
+def test_read_table_first_column_without_a_name_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('"","a","b"\n"1",2,3\n"2",4,5\n', encoding="utf-8")
+    with pytest.warns(RowIndexWarning, match="row index and left out. To use it, give it a name"):
+        table = read_table(path)
+    assert table.names == ("a", "b")
+    assert table.numbers("a").tolist() == [2.0, 4.0]
+    # Later blocks of a file that is predicted say nothing: the fit has said so.
+    assert [block.names for block in read_blocks(path, size=1)] == [("a", "b")] * 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "nothing in its first line"),
+        ('""\n1\n', "column 1 has no name"),
         ("a,b\n", "no rows"),
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 fields where the first line names 2"),
         ("a,,c\n1,2,3\n", "column 2 has no name.*index=False"),

@@ -28,9 +28,17 @@ from winnowgp.errors import (
     FitWarning,
     MissingGlyphWarning,
     NotShardedWarning,
+    RowIndexWarning,
     WinnowError,
 )
 
+_OWN_WARNINGS = (
+    CheckpointWarning,
+    FitWarning,
+    MissingGlyphWarning,
+    NotShardedWarning,
+    RowIndexWarning,
+)
 SUCCESS, INTERNAL_ERROR, INVALID_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 app = typer.Typer(
@@ -109,7 +117,7 @@ def run(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             # Warnings of other libraries about themselves are hidden; ours are shown.
             warnings.simplefilter("ignore")
-            for ours in (CheckpointWarning, FitWarning, MissingGlyphWarning, NotShardedWarning):
+            for ours in _OWN_WARNINGS:
                 warnings.simplefilter("always", ours)
             warnings.showwarning = _show_warning
             app(arguments, prog_name="winnow")

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import re
+import warnings
 import zlib
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -21,8 +22,8 @@ import numpy as np
 from winnowgp.data.excel import excel_blocks
 from winnowgp.data.frames import parse_string
 from winnowgp.data.parquet_file import parquet_blocks
-from winnowgp.data.tables import DataTable, Origin, checked_size, distinct_names
-from winnowgp.errors import InputError
+from winnowgp.data.tables import ROW_INDEX, DataTable, Origin, checked_size, distinct_names
+from winnowgp.errors import InputError, RowIndexWarning
 
 BLOCK = 16_384
 """Default number of rows of a block."""
@@ -41,9 +42,19 @@ def read_table(path: Path, *, encoding: str = "utf-8") -> DataTable:
 
     Args:
         path: file whose first line, or schema, names the columns; of an Excel file the first sheet.
+            A first column without a name is a row index, as pandas and R write it, and left out
+            with a `RowIndexWarning`.
         encoding: text encoding of a CSV file; a byte-order mark overrides it.
     """
-    return DataTable(DataTable.joined(list(read_blocks(path, encoding=encoding))).values)
+    table = DataTable.joined(list(_blocks(path, size=BLOCK, encoding=encoding)))
+    if ROW_INDEX in table.names:
+        warnings.warn(
+            f"{path}: the first column has no name; it is taken for a row index and left out. To "
+            "use it, give it a name in the first line.",
+            RowIndexWarning,
+            stacklevel=2,
+        )
+    return DataTable(table.without([ROW_INDEX]).values)
 
 
 def read_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> Iterator[DataTable]:
@@ -53,9 +64,16 @@ def read_blocks(path: Path, *, size: int = BLOCK, encoding: str = "utf-8") -> It
 
     Args:
         path: file whose first line, or schema, names the columns; of an Excel file the first sheet.
+            A first column without a name is left out.
         size: largest number of rows of a block.
         encoding: text encoding of a CSV file; a byte-order mark overrides it.
     """
+    for block in _blocks(path, size=size, encoding=encoding):
+        yield block.without([ROW_INDEX])
+
+
+def _blocks(path: Path, *, size: int, encoding: str) -> Iterator[DataTable]:
+    """Yield all columns of a file in blocks of rows."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a CSV, Excel or Parquet file.")
     checked_size(size)

@@ -166,11 +166,18 @@ class DataTable:
             )
 
 
+ROW_INDEX = ""
+"""Name of a first column without one, in which pandas and R write numbers or labels of rows."""
+
+
 def distinct_names(header: Iterable[str], path: Path) -> list[str]:
-    """Strip the column names of a file, and raise an error if one is empty or repeated."""
+    """Strip the column names of a file, and raise an error if one is empty or repeated.
+
+    The first of several columns may be a `ROW_INDEX`.
+    """
     names = [name.strip() for name in header]
     for number, name in enumerate(names, start=1):
-        if not name:
+        if not name and (number > 1 or len(names) == 1):
             raise InputError(
                 f"{path}: column {number} has no name; give every column one "
                 "(pandas: `to_csv(..., index=False)`)."
