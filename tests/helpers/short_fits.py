@@ -11,7 +11,7 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
-from winnowgp.training import FastSchedule, confirmation, fast_sparse, lbfgs
+from winnowgp.training import FastSchedule, confirmation, fast_sparse, laplace, lbfgs
 from winnowgp.training import hyperparameters as warm_up
 from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
@@ -36,7 +36,8 @@ def smaller_sizes(count: int) -> Iterator[None]:
 def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[None]:
     """In it estimators begin from the model as given and from so few starts, the first of those
     that the data suggest, choose and move so few times, end each optimisation early, hold out two
-    tenths of the rows instead of all in turn, and refit models of so few smaller sizes."""
+    tenths of the rows instead of all in turn, refit models of so few smaller sizes, and mix four
+    posteriors over hyper-parameters, of 16 draws."""
     every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
     search = warm_up._Search.optimise
 
@@ -63,6 +64,8 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
         patch.setattr(CrossValidation, "of", two)
         patch.setattr(confirmation, "_SMALL_FOLDS", 5)
         patch.setattr(confirmation, "_FOLDS", 3)
+        patch.setattr(laplace, "_DRAWS", 16)
+        patch.setattr(laplace, "MEMBERS", 4)
         patch.setattr(
             training, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )

@@ -231,7 +231,8 @@ def test_copied_module_equals_a_deep_copy_and_shares_nothing() -> None:
                 assert type(value) is type(vars(other)[name])
                 assert value.keys() == vars(other)[name].keys()
                 assert id(value) not in own
-    for one, other in zip(copied.parameters(), gp.parameters(), strict=True):
+    tensors = ([*each.parameters(), *each.buffers()] for each in (copied, gp))
+    for one, other in zip(*tensors, strict=True):
         assert torch.equal(one, other)
         assert one.data_ptr() != other.data_ptr()
 
