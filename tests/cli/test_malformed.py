@@ -221,8 +221,9 @@ def small_model(shop: Path) -> Path:
     clean = shop.parent / "clean.csv"
     clean.write_bytes(text_of(kept))
     model = shop.parent / "clean.winnow"
+    words = ["--tolerance", "1", "--hyper", "point", "-q"]
     with short_fits():
-        assert run(["fit", str(clean), "-t", "y", "-o", str(model), "-q", "--tolerance", "1"]) == 0
+        assert run(["fit", str(clean), "-t", "y", "-o", str(model), *words]) == 0
     return model
 
 

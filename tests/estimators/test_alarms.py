@@ -114,6 +114,7 @@ def test_good_predictions_without_a_leak_have_no_alarm() -> None:
     assert leakage_alarm([rank, one], labels, 1.0) is None
 
 
+@pytest.mark.usefixtures("quickly")
 def test_no_inducing_points_is_an_alarm() -> None:
     draw = rng(1)
     with pytest.warns(NoInducingPointsWarning, match="predicts the same for every row"):
@@ -123,6 +124,7 @@ def test_no_inducing_points_is_an_alarm() -> None:
     assert model.n_inducing_ == 0
 
 
+@pytest.mark.usefixtures("quickly")
 def test_all_candidates_is_an_alarm() -> None:
     X = rng(2).uniform(0, 6, (40, 1))
     y = np.sin(3 * X[:, 0]) + 0.1 * rng(3).normal(size=40)
@@ -371,6 +373,7 @@ def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
     assert issued == []
 
 
+@pytest.mark.usefixtures("one_size")
 def test_optimisation_that_does_not_settle_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     # Comparing the starts optimises them; without that two iterations are not enough.
     monkeypatch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])

@@ -1,5 +1,6 @@
 """Exported predictors agree with `predict`."""
 
+import functools
 import json
 import runpy
 import subprocess
@@ -34,6 +35,8 @@ QUICK: dict[str, Any] = {
     "random_state": 0,
 }
 Outputs = dict[str, NDArray[np.float64]]
+# Models that both runtimes are compared with are fitted once.
+fitted_once = functools.cache
 
 
 def by_onnx(model: Any, folder: Path, data: Any) -> Outputs:
@@ -65,12 +68,29 @@ KERNELS: dict[str, Any] = {
 }
 
 
+@fitted_once
+def of_kernel(kernel: str) -> SparseGPRegressor:
+    return SparseGPRegressor(KERNELS[kernel], **QUICK).fit(X, y)
+
+
+@fitted_once
+def of_likelihood(likelihood: str) -> SparseGPRegressor:
+    targets = COUNTS if likelihood == "poisson" else np.stack([y, 3 * y + 7], 1)
+    return SparseGPRegressor(likelihood=likelihood, **QUICK).fit(X, targets)
+
+
+@fitted_once
+def of_classes(classes: int) -> SparseGPClassifier:
+    labels = np.where(y > 0.5, "up", np.where(y > -0.3, "mid" if classes == 3 else "low", "low"))
+    return SparseGPClassifier(**QUICK).fit(X, labels)
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_export_agrees_with_predict_for_each_kernel(
     kernel: str, runtime: str, tmp_path: Path
 ) -> None:
-    model = SparseGPRegressor(KERNELS[kernel], **QUICK).fit(X, y)
+    model = of_kernel(kernel)
     mean, sd = model.predict(NEW, return_std=True)
     outputs = RUNTIMES[runtime](model, tmp_path, NEW)
     np.testing.assert_allclose(outputs["mean"], mean, atol=1e-9 * mean.std())
@@ -99,9 +119,7 @@ def test_onnx_is_in_double_precision_with_one_input_or_point(
 def test_export_agrees_with_predict_for_each_likelihood(
     likelihood: str, runtime: str, tmp_path: Path
 ) -> None:
-    counts = likelihood == "poisson"
-    targets = COUNTS if counts else np.stack([y, 3 * y + 7], 1)
-    model = SparseGPRegressor(likelihood=likelihood, **QUICK).fit(X, targets)
+    model = of_likelihood(likelihood)
     mean, sd = model.predict(NEW, return_std=True)
     outputs = RUNTIMES[runtime](model, tmp_path, NEW)
     assert outputs["mean"].shape == mean.shape
@@ -121,8 +139,7 @@ def test_export_of_log_target_is_log_normal(runtime: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_export_agrees_with_predict_proba(classes: int, runtime: str, tmp_path: Path) -> None:
-    labels = np.where(y > 0.5, "up", np.where(y > -0.3, "mid" if classes == 3 else "low", "low"))
-    model = SparseGPClassifier(**QUICK).fit(X, labels)
+    model = of_classes(classes)
     outputs = RUNTIMES[runtime](model, tmp_path, NEW)
     np.testing.assert_allclose(outputs["probabilities"], model.predict_proba(NEW), atol=1e-6)
     assert model.predict_proba(NEW).std(0).max() > 0.05
@@ -291,5 +308,7 @@ def test_export_of_an_unsupported_kernel_names_it(tmp_path: Path) -> None:
 
 def test_export_onnx_of_a_column_named_like_an_output_is_refused(tmp_path: Path) -> None:
     table = DataTable.of({"mean": X[:30, 0], "y": y[:30]})
+    with shortest_fits():
+        model = fit_table(table, "y", tolerance=1.0)
     with pytest.raises(InputError, match="rename the column"):
-        export_onnx(fit_table(table, "y", tolerance=1.0), tmp_path / "a.onnx")
+        export_onnx(model, tmp_path / "a.onnx")

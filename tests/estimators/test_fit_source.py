@@ -79,7 +79,8 @@ def test_fit_of_a_source_equals_fit_of_its_rows(
 def test_several_targets_and_mixed_precision() -> None:
     X, y = table(30, P=2)
     double, mixed = (
-        regressor(precision=p, n_candidates=30).fit(ArraySource(X, y)) for p in ("double", "mixed")
+        regressor(precision=p, n_candidates=30, hyper="point").fit(ArraySource(X, y))
+        for p in ("double", "mixed")
     )
     assert double.predict(X).shape == (30, 2)
     # Both are within the tolerance of the same evidence, of 60 observations.

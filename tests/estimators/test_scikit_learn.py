@@ -170,7 +170,7 @@ def test_small_weight_reduces_the_influence_of_a_row() -> None:
     X, y = frame()
     wrong = np.arange(40) % 8 == 3
     spoilt = np.where(wrong, y + 5, y)
-    model = SparseGPRegressor("rbf", random_state=0, priors=None)
+    model = SparseGPRegressor("rbf", random_state=0, priors=None, hyper="point")
     trusted = copied(model).fit(X, spoilt, sample_weight=np.where(wrong, 1e-4, 1.0))
     clean = copied(model).fit(X[~wrong], y[~wrong])
     error = np.abs(trusted.predict(X) - clean.predict(X))
@@ -245,12 +245,13 @@ def test_pipelines_cross_validate() -> None:
     assert (labels > 0.5).all()
 
 
-@pytest.mark.parametrize("weight", [3.0, 5.0, 1e4])
+@pytest.mark.parametrize("weight", [3.0, 1e4])
+@pytest.mark.usefixtures("one_size")
 def test_large_weights_do_not_remove_the_noise(weight: float) -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 6, size=(120, 1))
     y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=120)
-    model = SparseGPRegressor(random_state=0, n_candidates=40)
+    model = SparseGPRegressor(random_state=0, n_candidates=40, hyper="point")
     model.fit(X, y, sample_weight=np.full(120, weight))
     assert model.n_inducing_ < 15
     assert 0.06 < model.noise_[0] < 0.12

@@ -44,6 +44,7 @@ def test_invalid_parameter_is_refused_before_rows_are_read(
 
 
 @pytest.mark.filterwarnings("ignore:the latent positions of all rows are 0")
+@pytest.mark.usefixtures("quickly")
 def test_estimator_without_source_support_refuses_a_source() -> None:
     source = ArraySource(X, Y)
     with pytest.raises(InputError, match="classification needs all 30 rows in memory at once"):

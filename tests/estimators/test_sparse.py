@@ -70,7 +70,9 @@ def test_auto_kernel_is_the_best_by_evidence(fitted: SparseGPRegressor) -> None:
 @pytest.mark.usefixtures("one_size")
 def test_auto_kernel_of_a_rough_function_is_matern() -> None:
     walk = np.cumsum(np.random.default_rng(2).normal(size=N))
-    model = SparseGPRegressor(random_state=0, tolerance=0.1).fit(np.arange(N)[:, None], walk)
+    model = SparseGPRegressor(random_state=0, tolerance=0.1, hyper="point").fit(
+        np.arange(N)[:, None], walk
+    )
     assert model.kernel_name_ == "matern32"
     assert model.kernel_evidence_["rbf"] < -0.01
 
@@ -78,7 +80,7 @@ def test_auto_kernel_of_a_rough_function_is_matern() -> None:
 @pytest.mark.usefixtures("one_size")
 def test_auto_kernel_adds_a_linear_term_where_it_pays() -> None:
     trend = y + 10 * X[:, 0]
-    model = SparseGPRegressor(random_state=0).fit(X, trend)
+    model = SparseGPRegressor(random_state=0, hyper="point").fit(X, trend)
     assert model.kernel_name_.endswith(" + linear")
     assert any(isinstance(part, LinearKernel) for part in model.kernel_.kernels)
     # It is one of the kernels that were compared, and the best of them.
@@ -236,6 +238,7 @@ def test_fit_within_tolerance_of_the_full_gp_does_not_warn() -> None:
 # Four candidates may be too few to explain anything.
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")
 @pytest.mark.parametrize("goal", [{"max_points": 3}, {"alpha": 0.5}])
+@pytest.mark.usefixtures("quickly")
 def test_fit_with_another_goal_does_not_warn(goal: dict[str, Any]) -> None:
     model = SparseGPRegressor(n_candidates=4, random_state=0, **goal).fit(X, y)
     assert model.growth_limit_ in ("max_points", "n_candidates")

@@ -43,7 +43,7 @@ def test_surface_equals_predict() -> None:
 def test_surface_of_two_classes_is_a_probability_three_are_refused() -> None:
     sides = np.where(height + np.random.default_rng(1).normal(size=40) > 4.5, "over", "under")
     table = DataTable.of({"x": x, "z": z, "side": sides})
-    model = fit_table(table, "side", tolerance=0.5)
+    model = fit_table(table, "side", tolerance=0.5, kernel="rbf")
     found = surface(model, side=4)
     assert isinstance(found, ClassMap)
     at = DataTable.of({"x": [found.x[2].item()], "z": [found.y[0].item()]})

@@ -11,7 +11,7 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
-from winnowgp.training import FastSchedule, confirmation, fast_sparse, lbfgs
+from winnowgp.training import FastSchedule, confirmation, fast_sparse, laplace, lbfgs
 from winnowgp.training import hyperparameters as warm_up
 from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
@@ -35,10 +35,11 @@ def smaller_sizes(count: int) -> Iterator[None]:
 @contextmanager
 def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[None]:
     """In it estimators begin from the model as given and from so few starts, the first of those
-    that the data suggest, choose and move so few times, end each optimisation early, hold out two
-    tenths of the rows instead of all in turn, and refit models of so few smaller sizes."""
+    that the data suggest; compare as few of a given number of points; choose and move so few times;
+    end each optimisation early; hold out two tenths of the rows instead of all in turn; refit
+    models of so few smaller sizes; and mix four posteriors over hyper-parameters, of 16 draws."""
     every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
-    search = warm_up._Search.optimise
+    search, halving = warm_up._Search.optimise, FastSteps.successive_halving
 
     def few(model: Model, data: Dataset) -> list[Model]:
         return every(model, data)[: 1 + max(starts, 1)]
@@ -47,6 +48,9 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
         kernels = [start.kernel for start in given]
         within = [kernels[:i].count(kernel) <= starts for i, kernel in enumerate(kernels)]
         return search(self, [s for s, kept in zip(given, within, strict=True) if kept], count)
+
+    def of_fewer(self: Any, given: list[Any], **settings: Any) -> Any:
+        return halving(self, given[: 1 + max(starts, 1)], **settings)
 
     def early(*arguments: Any, stop: lbfgs.Stop, **settings: Any) -> lbfgs.Maximum:
         # Five iterations that gain little, ten times as much as in a whole fit.
@@ -59,10 +63,13 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
     with smaller_sizes(sizes), pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
         patch.setattr(warm_up._Search, "optimise", of_few)
+        patch.setattr(FastSteps, "successive_halving", of_fewer)
         patch.setattr(lbfgs, "maximise", early)
         patch.setattr(CrossValidation, "of", two)
         patch.setattr(confirmation, "_SMALL_FOLDS", 5)
         patch.setattr(confirmation, "_FOLDS", 3)
+        patch.setattr(laplace, "_DRAWS", 16)
+        patch.setattr(laplace, "MEMBERS", 4)
         patch.setattr(
             training, "FastSchedule", partial(FastSchedule, rounds=rounds, inclusion_steps=10)
         )

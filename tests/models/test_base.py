@@ -1,5 +1,7 @@
 """Contracts of models with candidates and of their subset objectives, over all models."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -24,6 +26,7 @@ from winnowgp.models import (
     VariationalGP,
 )
 from winnowgp.models.base import InducingModel, SelectableModel
+from winnowgp.models.kernels import copy_module
 from winnowgp.selection import MarginalGainObjective, RelaxedObjective, SubsetObjective
 
 
@@ -207,6 +210,31 @@ def test_prune_keeps_candidates_of_mask(build) -> None:
     everywhere = gp.with_candidates(data.X[:4])
     assert torch.equal(everywhere.candidates.detach(), data.X[:4])
     assert gp.K == 6
+
+
+def test_copied_module_equals_a_deep_copy_and_shares_nothing() -> None:
+    gp, data = model(IN_ORDER)
+    gp.kernel.register_forward_hook(lambda *_: None)
+    copied, expected = copy_module(gp), deepcopy(gp)
+    assert copied.bound(data) == expected.bound(data) == gp.bound(data)
+    own = {
+        id(value)
+        for part in gp.modules()
+        for value in vars(part).values()
+        if isinstance(value, dict)
+    }
+    for part, other in zip(copied.modules(), expected.modules(), strict=True):
+        assert type(part) is type(other)
+        assert vars(part).keys() == vars(other).keys()
+        for name, value in vars(part).items():
+            if isinstance(value, dict):
+                assert type(value) is type(vars(other)[name])
+                assert value.keys() == vars(other)[name].keys()
+                assert id(value) not in own
+    tensors = ([*each.parameters(), *each.buffers()] for each in (copied, gp))
+    for one, other in zip(*tensors, strict=True):
+        assert torch.equal(one, other)
+        assert one.data_ptr() != other.data_ptr()
 
 
 @models

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.models.kernels import covariance
+from winnowgp.models.kernels import copy_module, covariance
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetObjective, SubsetStatistics
 from winnowgp.typing import Mask, Scalar
@@ -227,7 +226,7 @@ def check_kernel(kernel: Kernel, candidates: Tensor, *, name: str = "kernel") ->
         )
     row = candidates.new_zeros(1, candidates.shape[1])
     try:
-        shape = covariance(deepcopy(kernel).to(row), row, row).shape
+        shape = covariance(copy_module(kernel).to(row), row, row).shape
     except RuntimeError as error:
         raise InputError(
             f"`{name}` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
@@ -242,7 +241,7 @@ def check_kernel(kernel: Kernel, candidates: Tensor, *, name: str = "kernel") ->
 
 def copy_with(model: _Module, candidates: Tensor, **parameters: Tensor) -> _Module:
     """Return a copy of a model with other candidates, frozen if they were, and other parameters."""
-    copied = deepcopy(model)
+    copied = copy_module(model)
     learnt = model.get_parameter("candidates").requires_grad
     copied.register_parameter(
         "candidates", nn.Parameter(candidates.detach().clone(), requires_grad=learnt)

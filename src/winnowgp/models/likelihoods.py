@@ -10,7 +10,6 @@ likelihood is not much narrower than q(f). Integrals of softmax are means over f
 nodes. Nothing here draws a random number.
 """
 
-from copy import deepcopy
 from math import log, pi
 from typing import TypeGuard, TypeVar, final
 
@@ -25,6 +24,7 @@ from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
 from winnowgp.models import quantiles as inversion
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.observations import (
     DENSITY_NODES,
     EXPECTATION_NODES,
@@ -396,7 +396,7 @@ def copy_likelihood(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihoo
     GPyTorch stores its nodes in single precision, which limits bounds to seven digits.
     """
     _check_supported(likelihood)
-    copied = deepcopy(likelihood)
+    copied = copy_module(likelihood)
     if isinstance(copied, likelihoods._OneDimensionalLikelihood):
         locations, weights = np.polynomial.hermite.hermgauss(EXPECTATION_NODES)
         copied.quadrature.locations = torch.from_numpy(locations)

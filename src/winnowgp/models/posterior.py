@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower, threads_for
-from winnowgp.models.kernels import Cross, covariance, cross_covariance, prior_mean
+from winnowgp.models.kernels import Cross, copy_module, covariance, cross_covariance, prior_mean
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
 from winnowgp.models.observations import Prediction
 
@@ -81,9 +81,9 @@ class Posterior(nn.Module):
         signs: Float[Tensor, "#P M"] | None = None,
     ) -> None:
         super().__init__()
-        self.kernel = deepcopy(kernel).requires_grad_(False)
-        self.mean = deepcopy(mean).requires_grad_(False)
-        self.likelihood = deepcopy(likelihood).requires_grad_(False)
+        self.kernel = copy_module(kernel).requires_grad_(False)
+        self.mean = copy_module(mean).requires_grad_(False)
+        self.likelihood = copy_module(likelihood).requires_grad_(False)
         if L is None:
             L = cholesky(covariance(self.kernel, Z, Z)).L
         if gain is None or signs is None:

@@ -1,7 +1,6 @@
 """Sparse Gaussian-process regression with Gaussian noise: the collapsed bound of Titsias (2009)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import log, pi
 from typing import final
@@ -31,7 +30,7 @@ from winnowgp.bounds.evidence import (
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
-from winnowgp.bounds.two_pass import two_pass_bound
+from winnowgp.bounds.two_pass import one_pass_bound, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.data.target_groups import target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
@@ -147,8 +146,8 @@ class SparseGP(InducingModel):
         super().__init__()
         check_kernel(kernel, candidates)
         self.precision = _checked_precision(precision)
-        self.kernel = deepcopy(kernel).to(candidates)
-        self.mean = deepcopy(ZeroMean() if mean is None else mean).to(candidates)
+        self.kernel = kernels.copy_module(kernel).to(candidates)
+        self.mean = kernels.copy_module(ZeroMean() if mean is None else mean).to(candidates)
         start = torch.as_tensor(noise, dtype=candidates.dtype, device=candidates.device)
         self.likelihood = gaussian_noise(start)
         self.candidates = nn.Parameter(candidates.detach().clone())
@@ -369,7 +368,7 @@ class SparseGP(InducingModel):
 
     def _dense_evidence(self, data: Dataset, max_rows: int | None) -> Evidence | None:
         """Return the evidence from K_ff, or None if that is not affordable or K̂ is singular."""
-        model = deepcopy(self).double()
+        model = kernels.copy_module(self).double()
         device = model.candidates.device
         limit = exact_rows(device) if max_rows is None else max_rows
         groups = gaussian_rows(
@@ -447,8 +446,9 @@ def _total(nats: Callable[[Moments], Scalar], moments: tuple[Moments, ...]) -> f
 class ChunkedBound:
     """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
 
-    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`).
-    Memory does not grow with N · M, nor with N if the rows are not in memory.
+    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`);
+    without gradients (`torch.no_grad`), one pass is enough. Memory does not grow with N · M, nor
+    with N if the rows are not in memory.
     """
 
     blocks: RowBlocks
@@ -461,16 +461,16 @@ class ChunkedBound:
         """Return the bound in nats, differentiable in all parameters."""
         chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
         row_mean, more = chunked_mean(mean)
+        fixed = noise.detach()
+        if not torch.is_grad_enabled():
+            return one_pass_bound(
+                chunked, self.blocks, mean=row_mean, noise=fixed, dtype=self.dtype
+            )
 
         def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-            result = two_pass_bound(
-                chunked,
-                self.blocks,
-                mean=row_mean,
-                noise=noise.detach(),
-                dtype=self.dtype,
+            return unpacked(
+                two_pass_bound(chunked, self.blocks, mean=row_mean, noise=fixed, dtype=self.dtype)
             )
-            return unpacked(result)
 
         return WithGradient.apply(evaluate, noise, *more, *inputs)
 

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from copy import deepcopy
 from math import inf
 from typing import Generic, TypeVar, final
 
@@ -15,6 +14,7 @@ from winnowgp.errors import ConvergenceWarning, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import Model
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.models.priors import log_prior
@@ -145,8 +145,8 @@ class FastSteps(Generic[Model]):
         """Return the optima of the exact evidence of up to so many rows; of all by default."""
         models = [self.model]
         for kernel in self._kernels:
-            other = deepcopy(self.model)
-            other.kernel = deepcopy(kernel).to(self.sample.X)
+            other = copy_module(self.model)
+            other.kernel = copy_module(kernel).to(self.sample.X)
             models.append(other)
         return maximise_evidence(
             models,
@@ -160,7 +160,7 @@ class FastSteps(Generic[Model]):
 
     def maximise_evidence_of(self, model: Model, rows: Dataset) -> tuple[Model, float]:
         """Return the optimum of the exact evidence of some rows next to a model, and its nats."""
-        found = deepcopy(model)
+        found = copy_module(model)
         stop = Stop(1e-3 * rows.observations, 5, _REFIT)
         evidence, iterations = optimise_evidence(found, rows, stop, self._context.checkpoint_log)
         self.budget.spend(1.15 * iterations * dense_work(found, rows))
@@ -346,7 +346,7 @@ class FastSteps(Generic[Model]):
             precision: precision of the objective of a `SparseGP`, instead of the model's own, where
                 K_uf is large. The ELBO is computed in double precision.
         """
-        moved, rows = deepcopy(model), self.data if on is None else on
+        moved, rows = copy_module(model), self.data if on is None else on
         large = rows.N * model.K >= _LARGE
         if precision is not None and large and isinstance(moved, SparseGP):
             moved.precision = precision

@@ -6,13 +6,13 @@ evidence of all rows, they are then refitted with the locations held, and the po
 frontier at fixed hyper-parameters cannot tell whether more points would pay with others.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic
 
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.kernels import copy_module
 from winnowgp.training.budget import selection_work
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
@@ -207,7 +207,7 @@ def grow(
 
 def refit(steps: FastSteps[Model], pool: Pool[Model], iterations: int = _REFIT) -> Pool[Model]:
     """Return the pool with hyper-parameters that maximise its ELBO, locations held."""
-    model = deepcopy(pool.model)
+    model = copy_module(pool.model)
     learnt = model.candidates.requires_grad
     model.candidates.requires_grad_(False)
     stop = Stop(1e-3 * steps.data.observations, 10, iterations)

@@ -14,7 +14,6 @@ finer structure, and the collapsed bound of all rows decides later.
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Generic
@@ -29,6 +28,7 @@ from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -208,7 +208,7 @@ class _Search(Generic[Model]):
         """
         optima, approximate = [], []
         for start in starts:
-            model = deepcopy(start.model)
+            model = copy_module(start.model)
             evidence = self._optimise_sparse(model, rows, stop)
             if evidence is None:
                 evidence = self._optimise(model, rows, stop)
@@ -221,7 +221,7 @@ class _Search(Generic[Model]):
             if settled:
                 optima.append(optimum)
                 continue
-            model = deepcopy(optimum.model)
+            model = copy_module(optimum.model)
             few = Stop(0.3 * stop.gain, 3, stop.iterations)
             after = _optimum(model, self._optimise(model, rows, few), rows, optimum.kernel)
             settled = after.objective - optimum.objective < _CLOSE * rows.observations
@@ -271,7 +271,7 @@ class _Search(Generic[Model]):
         """
         starts = [Start(ranked[0].model, ranked[0].kernel)]
         for optimum in _distinct(ranked)[:2]:
-            model = deepcopy(optimum.model)
+            model = copy_module(optimum.model)
             if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
         return starts
@@ -287,7 +287,7 @@ class _Search(Generic[Model]):
                 continue
             for column in range(len(spread)):
                 for short in _SHORT:
-                    start = deepcopy(template)
+                    start = copy_module(template)
                     lengthscale = 2 * sqrt(len(spread)) * spread
                     lengthscale[column] = short * spread[column]
                     own = trainable_lengthscales(start.kernel)[part]
@@ -407,7 +407,7 @@ def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, 
 
 def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
     """Return the optimum with a linear term in addition, of a tenth of the targets' variance."""
-    model = deepcopy(optimum.model)
+    model = copy_module(optimum.model)
     linear = LinearKernel(ard_num_dims=data.D).to(data.X)
     variance = 0.1 / (data.D * data.X.var(0, correction=0).clamp_min(1e-12))
     linear.variance = variance[None]

@@ -1,7 +1,6 @@
 """Hyper-parameters, latent positions and cluster centres to start from."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, sqrt
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.training.schedules import draw_seed
@@ -154,7 +154,7 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
     for factor in factors if columns > 1 else factors[1:]:
         for scale in scales:
-            start = deepcopy(bare)
+            start = copy_module(bare)
             for kernel, ratio in zip(trainable_lengthscales(start.kernel), ratios, strict=True):
                 times = sqrt(column_count(kernel, data)) if factor == "root" else factor
                 set_within(kernel, "lengthscale", times * ratio * column_spread(kernel, data))
@@ -229,7 +229,7 @@ def scaled(
     model: Model, *, variance: float = 1.0, lengthscale: float = 1.0, noise: float = 1.0
 ) -> Model:
     """Return a copy with trainable kernel variances, lengthscales and noise multiplied."""
-    scaled = deepcopy(model)
+    scaled = copy_module(model)
     for kernel in trainable_variances(scaled.kernel):
         set_within(kernel, "outputscale", variance * kernel.outputscale.detach())
     for kernel in trainable_lengthscales(scaled.kernel):

@@ -7,7 +7,6 @@ Coordinates are those of L-BFGS: logarithms of positive parameters, of which exp
 as the density.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
 from typing import final
@@ -19,6 +18,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
 from winnowgp.training.lbfgs import Coordinates
 from winnowgp.training.schedules import FitResult, draw_seed
@@ -115,7 +115,7 @@ class LogDensity:
     """
 
     def __init__(self, model: SparseGP, data: Dataset) -> None:
-        self._model, self._data = deepcopy(model), data
+        self._model, self._data = copy_module(model), data
         # Differences of gradients need double precision.
         self._model.precision = "double"
         self._model.candidates.requires_grad_(False)

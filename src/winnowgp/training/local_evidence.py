@@ -6,7 +6,6 @@ O(N B²) for blocks of B rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from math import inf
 from typing import Any, final
 
@@ -19,6 +18,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models.base import Model
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.callbacks import Stateful
@@ -64,7 +64,7 @@ def maximise_local_evidence(
     stop = Stop(gain=1e-3 * observations, window=10, iterations=40)
     results, before = [], -inf
     for factor in (1.0, 0.4):
-        model = deepcopy(optimum.model)
+        model = copy_module(optimum.model)
         for kernel in trainable_lengthscales(model.kernel):
             set_within(kernel, "lengthscale", factor * kernel.lengthscale.detach())
         noise = noise_of(model.likelihood)
