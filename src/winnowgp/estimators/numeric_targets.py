@@ -328,6 +328,14 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """Return whether the model is one of log y."""
         return False
 
+    def _refuse_logarithm(self, what: str) -> None:
+        """Raise an `InputError` if y is log-normal, which `what` cannot represent."""
+        if self._takes_logarithm():
+            raise InputError(
+                f"`log_target` must be False for {what}; fit a model of log y, without "
+                "`log_target`, and convert that one."
+            )
+
     def _refuse_logarithm_of_source(self) -> None:
         if self._takes_logarithm():
             raise InputError(
