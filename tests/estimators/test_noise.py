@@ -192,8 +192,7 @@ def test_minibatches_and_deep_models_have_noise_for_each_target() -> None:
         schedule="paper", alpha=0.01, epochs=(1, 1, 1, 1), n_candidates=3, predict_samples=4
     )
     assert deep.fit(X[:30], Y[:30]).likelihood_.noise.shape == (2,)
-    with pytest.raises(InputError, match="missing targets can be used with"):
-        paper.fit(X[SOME], MISSING[SOME])
+    assert np.isfinite(paper.fit(X[SOME], MISSING[SOME]).noise_).all()
     with pytest.raises(InputError, match="got a DeepGPRegressor"):
         deep.fit(X[SOME], MISSING[SOME])
 
@@ -295,6 +294,26 @@ def test_known_noise_alone_learns_none(tmp_path: Path) -> None:
     loaded = winnowgp.load(model.save(tmp_path / "known.winnow"))
     assert loaded.noise == "known"
     np.testing.assert_allclose(loaded.predict(NEW), model.predict(NEW), rtol=1e-9)
+
+
+def test_minibatches_weight_rows_by_their_known_noise() -> None:
+    minibatches = SparseGPRegressor(
+        "rbf",
+        schedule="paper",
+        alpha=0.01,
+        epochs=(60, 1, 20),
+        batch_size=50,
+        n_candidates=12,
+        noise="known",
+        random_state=0,
+    )
+    total = KNOWN + 0.05**2
+    model = minibatches.fit(X, y, noise_variance=total)
+    assert model.noise_[0] == pytest.approx(2e-6 * y.var(), rel=1e-3)
+    truth = functions(NEW)[:, 0]
+    error = np.abs(model.predict(NEW) - truth).mean()
+    without = minibatches.set_params(noise="target").fit(X, y)
+    assert error < 0.85 * np.abs(without.predict(NEW) - truth).mean()
 
 
 @pytest.mark.filterwarnings("ignore:all 12 candidates")

@@ -364,13 +364,11 @@ class SparseGPRegressor(StreamingEstimator, VaryingNoise):
         return gaussian and params.batch_size is None
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
-        plain = self.likelihood == "gaussian" and params.batch_size is None
-        if not plain and (missing or data.has_noise or params.noise == "known"):
+        if self.likelihood != "gaussian" and (missing or data.has_noise or params.noise == "known"):
             what = "missing targets" if missing else "known noise"
             raise InputError(
-                f"{what} can be used with `likelihood='gaussian'` and without `batch_size`; got "
-                f"likelihood={self.likelihood!r} and batch_size={params.batch_size!r}. Other "
-                "likelihoods define the noise themselves."
+                f"{what} can be used with `likelihood='gaussian'`; got "
+                f"likelihood={self.likelihood!r}. Other likelihoods define the noise themselves."
             )
         if data.has_noise and params.log_target:
             raise InputError(
@@ -414,6 +412,9 @@ class SparseGPRegressor(StreamingEstimator, VaryingNoise):
             likelihood=params.likelihood,
             targets=data.P,
         ).to(params.device)
+        if params.noise == "known":
+            model.likelihood.initialize(noise=_NEGLIGIBLE)
+            model.likelihood.requires_grad_(False)
         constant = isinstance(model.mean, ConstantMean) and not isinstance(self.mean, Mean)
         if constant and not validation.has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
