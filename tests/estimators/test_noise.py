@@ -18,6 +18,7 @@ from winnowgp import (
     SparseGPRegressor,
 )
 from winnowgp.data import Dataset
+from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.estimators import export_numpy
 from winnowgp.integrations.botorch import SparseGPModel
@@ -294,6 +295,36 @@ def test_known_noise_alone_learns_none(tmp_path: Path) -> None:
     loaded = winnowgp.load(model.save(tmp_path / "known.winnow"))
     assert loaded.noise == "known"
     np.testing.assert_allclose(loaded.predict(NEW), model.predict(NEW), rtol=1e-9)
+
+
+@pytest.mark.parametrize("noise", ["target", "known"])
+def test_fit_of_repeated_measurements_is_that_of_all_rows(
+    noise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    settings = rng.uniform(0, 6, (12, 1))[rng.integers(0, 12, 150)]
+    known = rng.uniform(0.05, 0.3, 150) if noise == "known" else None
+    deviation = 0.3 if known is None else np.sqrt(known)
+    targets = np.sin(settings[:, 0]) + deviation * rng.standard_normal(150)
+    model = SparseGPRegressor("rbf", max_points=4, noise=noise, random_state=0)
+    seen: list[int] = []
+
+    def counted(rows: Dataset, *, known: float | None) -> Dataset:
+        fewer = pooled(rows, known=known)
+        seen.append(fewer.N)
+        return fewer if len(seen) == 1 else rows
+
+    monkeypatch.setattr("winnowgp.estimators.regression.pooled", counted)
+    grid = np.linspace(0, 6, 20)[:, None]
+    elbos, predictions = [], []
+    with shortest_fits():
+        for _ in range(2):
+            model.fit(settings, targets, noise_variance=known)
+            elbos.append(model.elbo_)
+            predictions.append(model.predict(grid))
+    assert seen[0] <= 24
+    assert elbos[0] == pytest.approx(elbos[1], abs=0.2)
+    np.testing.assert_allclose(*predictions, atol=0.02)
 
 
 def test_minibatches_weight_rows_by_their_known_noise() -> None:

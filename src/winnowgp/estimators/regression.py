@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import rows_at_once
@@ -343,6 +344,11 @@ class SparseGPRegressor(StreamingEstimator, VaryingNoise):
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
         super()._check_targets(params, data)
         check_hyper_rows(params, data)
+
+    def _pooled(self, rows: Dataset, params: validation.Parameters) -> Dataset:
+        if not self._collapsed(params):
+            return rows
+        return pooled(rows, known=_NEGLIGIBLE if params.noise == "known" else None)
 
     def _after_training(
         self,
