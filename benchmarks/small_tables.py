@@ -5,7 +5,9 @@
 
 Tables of 16 to 800 training rows: those that come with scikit-learn, parts of the tables in
 $WINNOWGP_DATA, and made ones: pure noise, weak linear effects, functions almost without noise, and
-skewed targets (the exponential of noise, and of an effect with noise).
+skewed targets (the exponential of noise, and of an effect with noise). Unusual ones have more
+columns than rows, correlated, duplicate and constant columns, codes of categories, heavy-tailed
+inputs, repeated settings, counts, ratings, two values, many zeros, or a trend with outliers.
 Each split is fitted by `SparseGPRegressor()`, by `SparseGPRegressor(hyper="point")`, also with
 `priors=None`, and by the exact GP with an RBF kernel at the maximum of its evidence. The weak
 priors and the Laplace approximation were set on seeds 0 to 3.
@@ -104,9 +106,51 @@ def made_tables() -> dict[str, Table]:
     return tables
 
 
+def unusual_tables() -> dict[str, Table]:
+    """Return made tables of kinds that small public tables often are."""
+    tables = {}
+    for n in (30, 90, 270):
+        rng = np.random.default_rng(n)
+        rows = n + FRESH
+        Z, noise = rng.normal(size=(rows, 8)), rng.normal(size=rows)
+        effect = np.sin(2 * Z[:, 0]) + 0.5 * Z[:, 1]
+        codes = rng.integers(0, 6, size=(rows, 3))
+        levels = rng.normal(size=(3, 6))
+        additive = sum(levels[column, codes[:, column]] for column in range(3))
+        settings = rng.normal(size=(n // 3, 4))[rng.integers(0, n // 3, size=rows)]
+        tables |= {
+            f"many columns, {n}": (rng.normal(size=(rows, 60)) + Z[:, :1], effect + 0.3 * noise),
+            f"correlated columns, {n}": (
+                Z[:, :1] + 0.05 * rng.normal(size=(rows, 8)),
+                effect + 0.3 * noise,
+            ),
+            f"duplicate columns, {n}": (
+                np.hstack([Z[:, :2], Z[:, :2], np.ones((rows, 1)), Z[:, 2:]]),
+                effect + 0.3 * noise,
+            ),
+            f"codes, {n}": (codes.astype(float), additive + 0.5 * noise),
+            f"heavy-tailed inputs, {n}": (np.exp(1.5 * Z), effect + 0.3 * noise),
+            f"repeated settings, {n}": (settings, np.sin(2 * settings[:, 0]) + 0.5 * noise),
+            f"counts, {n}": (Z[:, :4], rng.poisson(np.exp(0.5 + 0.6 * effect)).astype(float)),
+            f"ratings, {n}": (Z, np.clip(np.round(3 + effect + noise), 1, 5)),
+            f"two values, {n}": (Z, (effect + noise > 0.5).astype(float)),
+            f"many zeros, {n}": (Z[:, :5], np.maximum(effect + 0.5 * noise, 0.3) - 0.3),
+            f"trend with outliers, {n}": (
+                np.sort(rng.uniform(0, 1, size=(rows, 1)), 0),
+                np.arange(rows) / rows + 0.05 * rng.standard_t(2, size=rows),
+            ),
+        }
+    return {name: Table(X, y, int(name.split(", ")[1])) for name, (X, y) in tables.items()}
+
+
+def all_tables() -> dict[str, Table]:
+    """Return all tables."""
+    return {**real_tables(), **made_tables(), **unusual_tables()}
+
+
 def run_fit(name: str, seed: int, method: str) -> Row:
     """Return the test scores of one fit of a table by its name."""
-    return scored({**real_tables(), **made_tables()}[name], name, seed, method)
+    return scored(all_tables()[name], name, seed, method)
 
 
 def scored(table: Table, name: str, seed: int, method: str) -> Row:
@@ -165,10 +209,13 @@ def _predicted(
 def summary(rows: list[Row]) -> str:
     """Return a Markdown table: gains over the constant, and coverage, by group of tables."""
     made = ("noise", "weak", "clean", "skewed noise", "skewed")
-    kinds = [row["name"].split(",")[0] for row in rows]
-    own = [
-        r | {"kind": k if k in made else "real tables"} for r, k in zip(rows, kinds, strict=True)
-    ]
+    unusual = unusual_tables()
+
+    def kind_of(name: str) -> str:
+        kind = "unusual" if name in unusual else name.split(",")[0]
+        return kind if kind in (*made, "unusual") else "real tables"
+
+    own = [row | {"kind": kind_of(row["name"])} for row in rows]
     groups = grouped(sorted(own, key=itemgetter("kind", "method")), "kind", "method")
     groups |= grouped(
         sorted([r | {"kind": "all"} for r in own], key=itemgetter("method")), "kind", "method"
@@ -197,6 +244,8 @@ def main() -> None:
     """Parse the command line; run fits that have no row yet, or print the summary."""
     parser = parser_of(__doc__, seeds=[5])
     parser.add_argument("--most", type=int, default=1000, help="largest number of training rows")
+    parser.add_argument("--only", nargs="+", default=None, help="names of tables")
+    parser.add_argument("--unusual", action="store_true", help="unusual tables only")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--file", type=Path, default=FILE, help="the results, one row per fit")
     arguments = parser.parse_args()
@@ -204,8 +253,9 @@ def main() -> None:
     if arguments.summary:
         print(summary(list(runs)))
         return
-    tables = {**real_tables(), **made_tables()}
-    names = [name for name, table in tables.items() if table.train <= arguments.most]
+    tables = all_tables()
+    chosen = arguments.only or list(unusual_tables() if arguments.unusual else tables)
+    names = [name for name in chosen if tables[name].train <= arguments.most]
     names.sort(key=lambda name: tables[name].train)
     fits = [(name, s, m) for s in arguments.seeds for name in names for m in arguments.methods]
     keys = ("name", "seed", "method")

@@ -18,6 +18,7 @@ from winnowgp import (
     SparseGPRegressor,
 )
 from winnowgp.data import Dataset
+from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.estimators import export_numpy
 from winnowgp.integrations.botorch import SparseGPModel
@@ -192,8 +193,7 @@ def test_minibatches_and_deep_models_have_noise_for_each_target() -> None:
         schedule="paper", alpha=0.01, epochs=(1, 1, 1, 1), n_candidates=3, predict_samples=4
     )
     assert deep.fit(X[:30], Y[:30]).likelihood_.noise.shape == (2,)
-    with pytest.raises(InputError, match="missing targets can be used with"):
-        paper.fit(X[SOME], MISSING[SOME])
+    assert np.isfinite(paper.fit(X[SOME], MISSING[SOME]).noise_).all()
     with pytest.raises(InputError, match="got a DeepGPRegressor"):
         deep.fit(X[SOME], MISSING[SOME])
 
@@ -295,6 +295,56 @@ def test_known_noise_alone_learns_none(tmp_path: Path) -> None:
     loaded = winnowgp.load(model.save(tmp_path / "known.winnow"))
     assert loaded.noise == "known"
     np.testing.assert_allclose(loaded.predict(NEW), model.predict(NEW), rtol=1e-9)
+
+
+@pytest.mark.parametrize("noise", ["target", "known"])
+def test_fit_of_repeated_measurements_is_that_of_all_rows(
+    noise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    settings = rng.uniform(0, 6, (12, 1))[rng.integers(0, 12, 150)]
+    known = rng.uniform(0.05, 0.3, 150) if noise == "known" else None
+    deviation = 0.3 if known is None else np.sqrt(known)
+    targets = np.sin(settings[:, 0]) + deviation * rng.standard_normal(150)
+    model = SparseGPRegressor("rbf", max_points=4, noise=noise, random_state=0)
+    seen: list[int] = []
+
+    def counted(rows: Dataset, *, known: float | None) -> Dataset:
+        fewer = pooled(rows, known=known)
+        seen.append(fewer.N)
+        return fewer if len(seen) == 1 else rows
+
+    monkeypatch.setattr("winnowgp.estimators.regression.pooled", counted)
+    grid = np.linspace(0, 6, 20)[:, None]
+    elbos, predictions = [], []
+    with shortest_fits():
+        for _ in range(2):
+            model.fit(settings, targets, noise_variance=known)
+            elbos.append(model.elbo_)
+            predictions.append(model.predict(grid))
+    assert seen[0] <= 24
+    assert elbos[0] == pytest.approx(elbos[1], abs=0.2)
+    np.testing.assert_allclose(*predictions, atol=0.02)
+
+
+def test_minibatches_weight_rows_by_their_known_noise() -> None:
+    minibatches = SparseGPRegressor(
+        "rbf",
+        schedule="paper",
+        alpha=0.01,
+        epochs=(60, 1, 20),
+        batch_size=50,
+        n_candidates=12,
+        noise="known",
+        random_state=0,
+    )
+    total = KNOWN + 0.05**2
+    model = minibatches.fit(X, y, noise_variance=total)
+    assert model.noise_[0] == pytest.approx(2e-6 * y.var(), rel=1e-3)
+    truth = functions(NEW)[:, 0]
+    error = np.abs(model.predict(NEW) - truth).mean()
+    without = minibatches.set_params(noise="target").fit(X, y)
+    assert error < 0.85 * np.abs(without.predict(NEW) - truth).mean()
 
 
 @pytest.mark.filterwarnings("ignore:all 12 candidates")

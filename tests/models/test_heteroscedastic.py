@@ -21,6 +21,7 @@ from winnowgp.models import (
     SparseGP,
     VariationalGP,
 )
+from winnowgp.models.heteroscedastic import leave_one_out_residuals
 from winnowgp.models.kernels import covariance
 from winnowgp.models.quadrature import hermite_nodes
 
@@ -257,6 +258,19 @@ def test_likelihood_expectation_equals_quadrature() -> None:
     assert likelihood.forward(mean).log_prob(e).item() == pytest.approx(
         -0.5 * (log(2 * pi) - 0.3 + 0.49 / torch.tensor(-0.3).exp().item()), rel=1e-6
     )
+
+
+def test_leave_one_out_residuals_equal_posteriors_without_each_row(start, data) -> None:
+    weights = torch.linspace(0.5, 2.5, data.N, dtype=torch.float64)
+    data = replace(data, weights=weights)
+    residuals = leave_one_out_residuals(start.function, data)
+    for row in range(data.N):
+        rest = data.part(torch.arange(data.N)[torch.arange(data.N) != row])
+        one = data.part(torch.tensor([row]))
+        without = start.function.posterior(rest).predict(one.X, observed=True)
+        expected = (one.Y - without.mean).abs() / without.variance.sqrt()
+        torch.testing.assert_close(residuals.Y[row : row + 1], expected)
+    assert residuals.weights is weights
 
 
 def test_constructor_wrong_parts_raise(start) -> None:

@@ -113,6 +113,13 @@ def test_draws_have_the_moments_of_the_mixture(draw: str) -> None:
     assert abs(near / errors.square().mean() - 1) < 0.1
 
 
+def test_no_draws_have_no_values() -> None:
+    assert MIXTURE.sample(NEW, 0).shape == (0, 4, 2)
+    paths = MIXTURE.paths(0)
+    assert paths.n == 0
+    assert paths(NEW).shape == (0, 4, 2)
+
+
 def test_draws_follow_the_generator() -> None:
     first, second = (
         MIXTURE.sample(NEW, 5, observed=True, generator=torch.Generator().manual_seed(2))

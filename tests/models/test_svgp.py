@@ -22,9 +22,10 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.models import VariationalGP
+from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.kernels import covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.noise import gaussian_noise, target_noise
 
 SEEN: dict[str, tuple[Likelihood, int]] = {
     "bernoulli": (BernoulliLikelihood(), 1),
@@ -395,3 +396,68 @@ def test_variational_mismatched_data_raise_in_every_method(ask) -> None:
         ask(model(), Dataset.of(rows.X, rows.Y.repeat(1, 2)))
     with pytest.raises(InputError, match="must be 0 or 1; got 2"):
         ask(model(), Dataset.of(rows.X, rows.Y + 1))
+
+
+def known_noise() -> tuple[VariationalGP, Dataset]:
+    """A Gaussian model with noise for each of two targets, and rows with more, some missing."""
+    g = torch.Generator().manual_seed(4)
+    rows = data("poisson")
+    Y = rows.Y / 4 - 1
+    Y[2, 0] = Y[5:8, 1] = torch.nan
+    known = torch.rand(Y.shape, generator=g, dtype=torch.float64)
+    weights = torch.linspace(0.5, 2.0, rows.N, dtype=torch.float64)
+    gp = VariationalGP(
+        ScaleKernel(RBFKernel()),
+        rows.X[:5],
+        likelihood=gaussian_noise(torch.tensor([0.1, 0.3], dtype=torch.float64)),
+        targets=2,
+    )
+    with torch.no_grad():
+        gp.q_mean.copy_(torch.randn(gp.q_mean.shape, generator=g, dtype=torch.float64))
+        gp.q_factor.mul_(0.7)
+    return gp, Dataset.of(rows.X, Y, weights=weights, noise=known, missing=True)
+
+
+def test_variational_bound_with_known_noise_equals_dense_definition() -> None:
+    gp, rows = known_noise()
+    mean, cov = dense_marginals(gp, rows.X)
+    assert rows.noise is not None
+    assert rows.weights is not None
+    noise = rows.noise + torch.tensor([0.1, 0.3]).double()
+    square = (rows.Y - mean).square() + cov.diagonal(dim1=1, dim2=2).mT
+    nats = -0.5 * (2 * torch.pi * noise).log() - 0.5 * square / noise
+    m, S, Kuu = dense_q(gp)
+    kl = kl_divergence(
+        MultivariateNormal(m.mT, S), MultivariateNormal(torch.zeros(gp.K).to(m), Kuu)
+    ).sum()
+    dense = (rows.weights[:, None] * nats).nansum() - kl
+    torch.testing.assert_close(gp.bound(rows).detach(), dense)
+    batches = [rows.part(i) for i in torch.arange(rows.N).split(6)]
+    average = torch.stack([gp.bound(batch, total=rows.N) for batch in batches]).mean()
+    torch.testing.assert_close(average.detach(), dense)
+
+
+def test_variational_optimum_with_known_noise_is_the_collapsed_bound() -> None:
+    gp, rows = known_noise()
+    collapsed = SparseGP(
+        gp.kernel, gp.candidates.detach(), noise=target_noise(gp.likelihood).detach()
+    )
+    best, theirs = gp.with_best_q(rows), collapsed.posterior(rows).predict(rows.X)
+    expected = collapsed.bound(rows)
+    torch.testing.assert_close(best.bound(rows), expected, rtol=1e-9, atol=1e-9)
+    ours = best.posterior(rows).predict(rows.X)
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-7, atol=1e-8)
+    # Envelope theorem: the gradient of the best q's bound is that of the collapsed bound.
+    gp.chunked_bound(rows)().backward()
+    expected.backward()
+    for own, other in zip(
+        gp.likelihood.parameters(), collapsed.likelihood.parameters(), strict=True
+    ):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-6, atol=1e-8)
+
+
+def test_variational_known_noise_of_other_likelihoods_raises() -> None:
+    rows = data()
+    with pytest.raises(InputError, match="without known noise"):
+        model().check(Dataset.of(rows.X, rows.Y, noise=torch.ones_like(rows.Y)))

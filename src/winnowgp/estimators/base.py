@@ -218,7 +218,17 @@ class BaseGP(BaseEstimator, ABC):
             generator=generator,
         )
         log.finish()
-        return result, generator
+        return self._after_training(result, data, params, generator), generator
+
+    def _after_training(
+        self,
+        result: FitResult[Any],
+        data: Any,
+        params: validation.Parameters,
+        generator: torch.Generator,
+    ) -> FitResult[Any]:
+        """Return the result of a fit, to which an estimator may add."""
+        return result
 
     def _inputs(self, X: Any) -> Tensor:
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""

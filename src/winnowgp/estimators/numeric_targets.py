@@ -207,6 +207,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 self._check_columns(params, data.D)
                 self._check_targets(params, data)
                 rows, scaler = _scaled_targets(data, params.likelihood, single=single)
+                rows = self._pooled(rows, params)
         params.likelihood = self._likelihood_of(params, rows.P)
         self._fit(rows, params)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
@@ -330,12 +331,24 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         variances = variances / self._y_scaler.columns.scale.square()
         return variances.to(posterior_device(self.posterior_))
 
+    def _pooled(self, rows: Dataset, params: validation.Parameters) -> Dataset:
+        """Return fewer rows with the same likelihood, if there are many with equal inputs."""
+        return rows
+
     def _note_rows(self, rows: Source) -> None:
         """Note what later batches need to know of the rows of a fit."""
 
     def _takes_logarithm(self) -> bool:
         """Return whether the model is one of log y."""
         return False
+
+    def _refuse_logarithm(self, what: str) -> None:
+        """Raise an `InputError` if y is log-normal, which `what` cannot represent."""
+        if self._takes_logarithm():
+            raise InputError(
+                f"`log_target` must be False for {what}; fit a model of log y, without "
+                "`log_target`, and convert that one."
+            )
 
     def _refuse_logarithm_of_source(self) -> None:
         if self._takes_logarithm():

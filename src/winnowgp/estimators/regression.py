@@ -17,29 +17,29 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
-from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import (
-    check_kernel_columns,
-    rows_at_once,
-)
+from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.heteroscedastic import (
+    VaryingNoise,
+    check_noise_kernel,
+    check_varying_noise,
+    with_log_noise,
+)
 from winnowgp.estimators.hyperparameter_uncertainty import (
     HYPER,
     check_hyper,
     check_hyper_rows,
     gaussian_posterior,
 )
-from winnowgp.estimators.kernels import kernel_from, parse_kernel
-from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.estimators.rows import check_source_columns
 from winnowgp.estimators.sampled_functions import SampledFunctions
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
-    LogVarianceLikelihood,
     MixturePosterior,
     Posterior,
     PosteriorPaths,
@@ -48,7 +48,7 @@ from winnowgp.models import (
     VariationalGP,
 )
 from winnowgp.models.base import InducingModel
-from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain, observation_model
+from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
@@ -64,7 +64,7 @@ _NEGLIGIBLE = 2 * LEAST_NOISE
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class SparseGPRegressor(StreamingEstimator, NumericTargets):
+class SparseGPRegressor(StreamingEstimator, VaryingNoise):
     """Sparse Gaussian process regression that selects the number of its inducing points.
 
     Inputs and targets are standardised internally; arguments and attributes are in your own units
@@ -76,9 +76,6 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     Args:
-        noise_kernel: kernel of the log noise variance for `likelihood="heteroscedastic"`: a string
-            or a GPyTorch kernel for standardised inputs, as for `kernel`. The log noise has
-            inducing points of its own, as few as `tolerance` allows; none if noise does not vary.
         precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` and the
             fast schedule): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
@@ -107,7 +104,6 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
     True
     """
 
-    noise_kernel: Any = "rbf"
     precision: str = "double"
     priors: str | None = "weak"
     hyper: str = "auto"
@@ -119,42 +115,6 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
         "hyper": validation.one_of(*HYPER),
         "likelihood": validation.regression_likelihood,
     }
-
-    @property
-    def n_noise_inducing_(self) -> int:
-        """Number of inducing points of the log noise; zero if noise does not vary."""
-        return self._log_noise("n_noise_inducing_").M
-
-    @property
-    def noise_inducing_points_(self) -> NDArray[np.float64]:
-        """Locations of the inducing points of the log noise, `[M D]`."""
-        return self._x_scaler.inverse(self._log_noise("noise_inducing_points_").Z).numpy()
-
-    @torch.no_grad()
-    def predict_noise(self, X: Any) -> NDArray[np.float64]:
-        """Return the standard deviation of the noise of each row, `[N]` or `[N P]`.
-
-        With `likelihood="heteroscedastic"` it is the root of the expected noise variance, so that
-        the variance of an observation is the sum of its square and that of the function.
-
-        Args:
-            X: inputs `[N D]`.
-        """
-        inputs = self._inputs(X)
-        self._refuse_logarithm("noise in the units of the targets")
-        if not isinstance(self.likelihood_, GaussianLikelihood | HeteroscedasticLikelihood):
-            raise InputError(
-                "`predict_noise` needs Gaussian noise, 'gaussian' or 'heteroscedastic'; got "
-                f"`likelihood={self.likelihood!r}`."
-            )
-        if isinstance(self.posterior_, MixturePosterior):
-            variance = self.posterior_.noise.expand(len(inputs), self.posterior_.P)
-        elif not isinstance(self.posterior_, HeteroscedasticPosterior):
-            variance = self.likelihood_.noise.expand(len(inputs), self.posterior_.P)
-        else:
-            chunks = inputs.split(rows_at_once(self.posterior_))
-            variance = torch.cat([self.posterior_.predict_noise(rows).mean for rows in chunks])
-        return self._y_scaler.deviations(variance.sqrt().cpu())
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn from one more batch of rows; those of earlier batches need not be passed again.
@@ -344,26 +304,6 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
             for member in posterior.members
         ]
 
-    def _log_noise(self, attribute: str) -> Posterior:
-        """Return q(g), or raise an error if the model has none."""
-        if not isinstance(getattr(self, "posterior_", None), HeteroscedasticPosterior):
-            raise AttributeError(
-                f"`{attribute}` exists after a fit with `likelihood='heteroscedastic'` only."
-            )
-        return self.posterior_.log_noise
-
-    def _constant_noise_posterior(self, what: str) -> Posterior | MixturePosterior:
-        """Return q(f) with one noise variance for all rows, which is all that `what` represents."""
-        posterior = self.posterior_
-        if not isinstance(posterior, HeteroscedasticPosterior):
-            return posterior
-        if posterior.log_noise.M:
-            raise InputError(
-                f"{what} cannot represent noise that depends on the inputs; fit with "
-                "`likelihood='gaussian'`, or save the model with `save`."
-            )
-        return posterior.with_constant_noise()
-
     def _gaussian_posterior(self, what: str) -> Posterior:
         """Return the posterior at the most probable hyper-parameters.
 
@@ -373,14 +313,6 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
         """
         posterior = self._constant_noise_posterior(what)
         return gaussian_posterior(posterior, hyper=self.hyper, what=what)
-
-    def _refuse_logarithm(self, what: str) -> None:
-        """Raise an `InputError` if y is log-normal, which `what` cannot represent."""
-        if self.log_target:
-            raise InputError(
-                f"`log_target` must be False for {what}; fit a model of log y, without "
-                "`log_target`, and convert that one."
-            )
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
@@ -393,7 +325,7 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
         validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
         check_hyper(params, self.likelihood)
         if self.likelihood == validation.HETEROSCEDASTIC:
-            _check_varying_noise(params)
+            check_varying_noise(params)
         params.weak_priors = (
             params.priors == "weak"
             and params.schedule == "fast"
@@ -408,51 +340,42 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         super()._check_columns(params, D)
         if self.likelihood == validation.HETEROSCEDASTIC:
-            # The string may name columns.
-            if isinstance(params.noise_kernel, str):
-                names = getattr(self, "feature_names_in_", ())
-                columns = {str(name): [number] for number, name in enumerate(names)}
-                params.noise_kernel = parse_kernel(
-                    params.noise_kernel, D, columns=columns, name="noise_kernel"
-                )
-            kernel = kernel_from(params.noise_kernel, D, scale=torch.ones(D), name="noise_kernel")
-            check_kernel_columns(kernel, D, name="noise_kernel")
+            check_noise_kernel(params, D, names=getattr(self, "feature_names_in_", ()))
 
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
         super()._check_targets(params, data)
         check_hyper_rows(params, data)
 
-    def _train(
+    def _pooled(self, rows: Dataset, params: validation.Parameters) -> Dataset:
+        if not self._collapsed(params):
+            return rows
+        return pooled(rows, known=_NEGLIGIBLE if params.noise == "known" else None)
+
+    def _after_training(
         self,
-        data: Any,
+        result: FitResult[Any],
+        data: Source,
         params: validation.Parameters,
-        *,
-        identity: Mapping[str, Any],
-        process_group: ProcessGroup = SINGLE_PROCESS,
-    ) -> tuple[FitResult[Any], torch.Generator]:
-        result, generator = super()._train(
-            data, params, identity=identity, process_group=process_group
-        )
-        if params.hyper == "laplace":
-            # Few rows: all processes have all of them.
-            own = [rows.to(torch.device("cpu")) for rows in data.chunks(MOST_ROWS)]
-            parts = process_group.all_gather(own)
-            rows = Dataset.joined([rows for part in parts for rows in part]).to(params.device)
-            result = with_uncertain_hyperparameters(result, rows, generator=generator)
-        return result, generator
+        generator: torch.Generator,
+    ) -> FitResult[Any]:
+        if params.hyper != "laplace":
+            return result
+        # Few rows: all processes have all of them.
+        own = [rows.to(torch.device("cpu")) for rows in data.chunks(MOST_ROWS)]
+        parts = data.process_group.all_gather(own)
+        rows = Dataset.joined([rows for part in parts for rows in part]).to(params.device)
+        return with_uncertain_hyperparameters(result, rows, generator=generator)
 
     def _collapsed(self, params: validation.Parameters) -> bool:
         gaussian = self.likelihood in ("gaussian", validation.HETEROSCEDASTIC)
         return gaussian and params.batch_size is None
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
-        plain = self.likelihood == "gaussian" and params.batch_size is None
-        if not plain and (missing or data.has_noise or params.noise == "known"):
+        if self.likelihood != "gaussian" and (missing or data.has_noise or params.noise == "known"):
             what = "missing targets" if missing else "known noise"
             raise InputError(
-                f"{what} can be used with `likelihood='gaussian'` and without `batch_size`; got "
-                f"likelihood={self.likelihood!r} and batch_size={params.batch_size!r}. Other "
-                "likelihoods define the noise themselves."
+                f"{what} can be used with `likelihood='gaussian'`; got "
+                f"likelihood={self.likelihood!r}. Other likelihoods define the noise themselves."
             )
         if data.has_noise and params.log_target:
             raise InputError(
@@ -487,7 +410,7 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
                 add_weak_priors(model.likelihood)
             model = model.to(params.device)
             if self.likelihood == validation.HETEROSCEDASTIC:
-                return _with_log_noise(model, params)
+                return with_log_noise(model, params)
             return model
         model = VariationalGP(
             kernel,
@@ -496,6 +419,9 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
             likelihood=params.likelihood,
             targets=data.P,
         ).to(params.device)
+        if params.noise == "known":
+            model.likelihood.initialize(noise=_NEGLIGIBLE)
+            model.likelihood.requires_grad_(False)
         constant = isinstance(model.mean, ConstantMean) and not isinstance(self.mean, Mean)
         if constant and not validation.has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
@@ -512,29 +438,3 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
         super()._set_sized(sized)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
-
-
-def _check_varying_noise(params: validation.Parameters) -> None:
-    """Raise an `InputError` if other parameters cannot be used with noise that varies."""
-    others = {
-        "schedule": ("fast", "the paper's schedule has constant noise"),
-        "warm_start": (False, "a fit begins with constant noise"),
-        "max_predict_us": (None, "set `max_points` instead"),
-    }
-    for name, (allowed, why) in others.items():
-        if getattr(params, name) != allowed:
-            raise InputError(
-                f"`{name}` must be {allowed!r} for `likelihood='heteroscedastic'`: {why}; got "
-                f"{getattr(params, name)!r}."
-            )
-
-
-def _with_log_noise(function: SparseGP, params: validation.Parameters) -> HeteroscedasticGP:
-    """Return the model with a process for the log noise, whose candidates the schedule selects."""
-    D = function.candidates.shape[1]
-    kernel = kernel_from(params.noise_kernel, D, scale=params.x_scaler.scale)
-    if params.priors == "weak" and not isinstance(params.noise_kernel, Kernel):
-        add_weak_priors(kernel)
-    none = function.candidates.detach()[:0]
-    log_noise = VariationalGP(kernel, none, likelihood=LogVarianceLikelihood())
-    return HeteroscedasticGP(function, log_noise.to(params.device))

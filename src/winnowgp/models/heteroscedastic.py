@@ -25,7 +25,6 @@ from math import log, pi
 from typing import final
 
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.means import ConstantMean
 from jaxtyping import Bool, Float
@@ -39,11 +38,10 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import SelectableModel
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
-from winnowgp.models.kernels import KernelBlocks, kernel_blocks, prior_mean
+from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.noise import LEAST_NOISE
 from winnowgp.models.observations import Prediction
-from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
 from winnowgp.selection import SubsetObjective, SubsetStatistics
@@ -51,6 +49,8 @@ from winnowgp.typing import Masks, Nats, Scalar
 
 # Updates of q(f) and q(g) in turn, at most.
 _UPDATES = 50
+# Rows whose leverages are computed at once, and the least 1 − h, which rounding may lower.
+_ROWS, _LEAST_LEFT = 2048, 1e-6
 
 
 @final
@@ -240,7 +240,8 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
     @torch.no_grad()
     def residuals(self, data: Dataset) -> Dataset:
         """Return the rows as g sees them: the root of ((y − μ_f)² + v_f)/σ² as target."""
-        return noise_targets(self.function.posterior(self.weighted(data)), data)
+        f, noise = self.function.posterior(self.weighted(data)).predict(data.X), self.function.noise
+        return replace(data, Y=(((data.Y - f.mean).square() + f.variance) / noise).sqrt())
 
     def fixed_bound(self, data: Dataset) -> float:
         """Return the bound at this q(u_g) as a number, in blocks of rows."""
@@ -307,11 +308,33 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
 
 
 @torch.no_grad()
-def noise_targets(function: Posterior, data: Dataset) -> Dataset:
-    """Return the rows with the root of ((y − μ_f)² + v_f)/σ² as target, the observation of g."""
-    f, likelihood = function.predict(data.X), function.likelihood
-    assert isinstance(likelihood, GaussianLikelihood)
-    return replace(data, Y=(((data.Y - f.mean).square() + f.variance) / likelihood.noise).sqrt())
+def leave_one_out_residuals(function: SparseGP, data: Dataset) -> Dataset:
+    """Return the rows with |y − μ_f|/sd of a prediction without the row as target.
+
+    Under constant noise these targets have mean square one. They show noise that varies even where
+    q(f) follows every observation, so that (y − μ_f)² + v_f is about σ² everywhere.
+
+    With the part s = kᵀ L⁻ᵀ F Fᵀ L⁻¹ k of the variance v_f that comes from q(u), and h = w s/σ² the
+    leverage of a row of weight w, the prediction without the row has
+
+        y − μ = (y − μ_f)/(1 − h),   var y = σ² + s/(1 − h) + (v_f − s).
+
+    It is exact for the model whose prior is that of the inducing points, and for the exact GP if
+    these are all rows. O(N M²).
+
+    Args:
+        function: a model with constant noise.
+        data: the rows that it was fitted to.
+    """
+    q, noise, blocks = function.posterior(data), function.noise, []
+    for rows in data.chunks(_ROWS):
+        f = q.predict(rows.X)
+        V = solve_lower(q.L, covariance(q.kernel, q.Z, rows.X))
+        s = (q.q_factor[0].mT @ V).square().sum(0)[:, None]
+        left = (1 - _counts(rows)[:, None] * s / noise).clamp_min(_LEAST_LEFT)
+        variance = noise + s / left + (f.variance - s)
+        blocks.append((rows.Y - f.mean).abs() / (left * variance.sqrt()))
+    return replace(data, Y=torch.cat(blocks))
 
 
 def _counts(data: Dataset) -> Float[Tensor, " N"]:

@@ -4,21 +4,19 @@ from copy import deepcopy
 from typing import final
 
 import torch
-from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.means import Mean
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, observation_model
 from winnowgp.models.observations import Prediction
-from winnowgp.models.posterior import Posterior
+from winnowgp.models.posterior import CompositePosterior, Posterior
 from winnowgp.models.quantiles import check_probabilities
 
 
 @final
-class HeteroscedasticPosterior(nn.Module):
+class HeteroscedasticPosterior(CompositePosterior):
     """q(f) and q(g) of y = f(x) + σ exp(g(x)/2) ε.
 
     Given g, an observation is Gaussian with variance v_f + σ² exp g. Under q(g) it is a mixture of
@@ -39,29 +37,9 @@ class HeteroscedasticPosterior(nn.Module):
         self.function, self.log_noise = function, log_noise
 
     @property
-    def M(self) -> int:
-        """Number of inducing points of f."""
-        return self.function.M
-
-    @property
-    def P(self) -> int:
-        """Number of functions f."""
-        return self.function.P
-
-    @property
-    def Z(self) -> Float[Tensor, "M D"]:
-        """Inducing points of f."""
-        return self.function.Z
-
-    @property
-    def kernel(self) -> Kernel:
-        """Kernel of f."""
-        return self.function.kernel
-
-    @property
-    def mean(self) -> Mean:
-        """Prior mean of f."""
-        return self.function.mean
+    def described(self) -> Posterior:
+        """q(f)."""
+        return self.function
 
     @property
     def likelihood(self) -> HeteroscedasticLikelihood:

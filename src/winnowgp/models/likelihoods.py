@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from winnowgp.data import MaskedMatrix
+from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
 from winnowgp.models import quantiles as inversion
@@ -50,8 +50,10 @@ _METHODS = ("forward", "expected_log_prob", "log_marginal", "marginal")
 class GaussianObservations(ObservationModel):
     """Gaussian noise, in closed form."""
 
-    def expected_log_prob(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        noise = self.likelihood.noise
+    def expected_log_prob(
+        self, Y: Tensor, mean: Tensor, variance: Tensor, *, known: Tensor | float = 0.0
+    ) -> Tensor:
+        noise = self.likelihood.noise + known
         return Normal(mean, noise.sqrt()).log_prob(Y) - 0.5 * variance / noise
 
     def log_density(
@@ -357,6 +359,30 @@ def observation_model(likelihood: likelihoods.Likelihood) -> ObservationModel:
                 return model(likelihood)
             return UserDefinedObservations(likelihood, parent=model(likelihood))
     return UserDefinedObservations(likelihood, parent=ObservationModel(likelihood))
+
+
+def expected_log_likelihood(
+    likelihood: likelihoods.Likelihood,
+    rows: Dataset,
+    mean: Float[Tensor, "*S N F"],
+    variance: Float[Tensor, "*S N F"],
+) -> Float[Tensor, "*S N P"]:
+    """Return E_q(f)[log p(y | f)] of each target, times the weight of its row, in nats.
+
+    Known noise of the rows is added to that of a Gaussian likelihood, which also leaves out targets
+    that are missing (NaN): their terms are zero.
+
+    Args:
+        mean: means of q(f), the prior mean included.
+        variance: variances of q(f).
+    """
+    model = observation_model(likelihood)
+    if not isinstance(model, GaussianObservations):
+        return rows.weighted(model.expected_log_prob(rows.Y, mean, variance))
+    missing = torch.isnan(rows.Y)
+    known = 0.0 if rows.noise is None else rows.noise
+    nats = model.expected_log_prob(rows.Y.masked_fill(missing, 0.0), mean, variance, known=known)
+    return rows.weighted(nats.masked_fill(missing, 0.0))
 
 
 def predicted_quantiles(

@@ -5,9 +5,7 @@ from math import log
 from typing import final
 
 import torch
-from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from gpytorch.means import Mean
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -15,13 +13,13 @@ from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models.observations import Prediction
 from winnowgp.models.pathwise import FREQUENCIES, PosteriorPaths
-from winnowgp.models.posterior import Posterior
+from winnowgp.models.posterior import CompositePosterior, Posterior
 from winnowgp.models.quantiles import gaussian_quantiles
 from winnowgp.models.sgpr import SparseGP
 
 
 @final
-class MixturePosterior(nn.Module):
+class MixturePosterior(CompositePosterior):
     """The mixture (1/S) Σ_s q_s(f) of S posteriors, each with Gaussian noise.
 
     Members have hyper-parameters of their own (`winnowgp.training.hyperparameter_mixture`), or
@@ -61,29 +59,9 @@ class MixturePosterior(nn.Module):
         return len(self._members)
 
     @property
-    def M(self) -> int:
-        """Number of inducing points of the mode."""
-        return self.mode.M
-
-    @property
-    def P(self) -> int:
-        """Number of latent functions."""
-        return self.mode.P
-
-    @property
-    def Z(self) -> Float[Tensor, "M D"]:
-        """Inducing points of the mode."""
-        return self.mode.Z
-
-    @property
-    def kernel(self) -> Kernel:
-        """Kernel of the mode."""
-        return self.mode.kernel
-
-    @property
-    def mean(self) -> Mean:
-        """Prior mean of the mode."""
-        return self.mode.mean
+    def described(self) -> Posterior:
+        """The mode."""
+        return self.mode
 
     @property
     def likelihood(self) -> Likelihood:
@@ -187,7 +165,7 @@ class MixturePosterior(nn.Module):
             for member, count in zip(self.members, counts, strict=True)
             if count
         ]
-        return MixturePaths(drawn, order)
+        return MixturePaths(drawn, order, P=self.P)
 
     def log_density(
         self,
@@ -237,13 +215,14 @@ class MixturePaths(nn.Module):
     Args:
         paths: the functions of some members.
         order: the order in which they are returned.
+        P: number of outputs of each function.
     """
 
     order: Tensor
 
-    def __init__(self, paths: list[PosteriorPaths], order: Tensor) -> None:
+    def __init__(self, paths: list[PosteriorPaths], order: Tensor, *, P: int) -> None:
         super().__init__()
-        self._paths = nn.ModuleList(paths)
+        self._paths, self._P = nn.ModuleList(paths), P
         self.register_buffer("order", order)
 
     @property
@@ -253,7 +232,8 @@ class MixturePaths(nn.Module):
 
     def forward(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "S N P"]:
         """Return the values of the functions at the same rows, differentiable in the rows."""
-        return torch.cat([paths(X) for paths in self._paths])[self.order]
+        none = X.new_zeros(0, len(X), self._P)
+        return torch.cat([none, *(paths(X) for paths in self._paths)])[self.order]
 
 
 @torch.no_grad()

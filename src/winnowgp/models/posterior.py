@@ -1,5 +1,6 @@
 """Posteriors: cached predictors that need no training data."""
 
+from abc import ABC, abstractmethod
 from copy import deepcopy
 from typing import Any, final
 
@@ -308,6 +309,40 @@ def _gain(L: Float[Tensor, "M M"], q_factor: Float[Tensor, "#P M M"]) -> tuple[T
         gain = torch.linalg.solve_triangular(L.mT, C, upper=True)
     # Contiguous, as it is after loading: another layout would round differently.
     return gain.contiguous(), signs
+
+
+class CompositePosterior(nn.Module, ABC):
+    """Several posteriors that predict together; `Z`, `kernel` and `mean` describe one of them."""
+
+    @property
+    @abstractmethod
+    def described(self) -> Posterior:
+        """The posterior that the attributes describe."""
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points of the described posterior."""
+        return self.described.M
+
+    @property
+    def P(self) -> int:
+        """Number of latent functions."""
+        return self.described.P
+
+    @property
+    def Z(self) -> Float[Tensor, "M D"]:
+        """Inducing points of the described posterior."""
+        return self.described.Z
+
+    @property
+    def kernel(self) -> Kernel:
+        """Kernel of the described posterior."""
+        return self.described.kernel
+
+    @property
+    def mean(self) -> Mean:
+        """Prior mean of the described posterior."""
+        return self.described.mean
 
 
 @final

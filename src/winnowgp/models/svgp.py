@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -27,7 +27,12 @@ from winnowgp.models.base import InducingModel, check_kernel, copy_with
 from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import copy_likelihood, observation_model
+from winnowgp.models.likelihoods import (
+    copy_likelihood,
+    expected_log_likelihood,
+    is_plain,
+    observation_model,
+)
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.site_inference import SiteInference, infer_sites
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
@@ -147,7 +152,8 @@ class VariationalGP(InducingModel):
                 f"`targets={data.P}` to the constructor."
             )
         rows = data.require_dataset("`VariationalGP`")
-        rows.require_plain_targets("`VariationalGP`")
+        if not is_plain(self.likelihood, GaussianLikelihood):
+            rows.require_plain_targets("`VariationalGP` without Gaussian noise")
         observation_model(self.likelihood).check_targets(rows.Y)
 
     def bound(
@@ -284,10 +290,10 @@ class VariationalGP(InducingModel):
 
     def _expected(self, data: Dataset) -> Callable[[Tensor, Tensor], Tensor]:
         self.check(data)
-        centre, observations = prior_mean(self.mean, data.X), observation_model(self.likelihood)
+        centre = prior_mean(self.mean, data.X)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:
-            return data.weighted(observations.expected_log_prob(data.Y, centre + mean, variance))
+            return expected_log_likelihood(self.likelihood, data, centre + mean, variance)
 
         return expected
 
@@ -409,8 +415,7 @@ def _infer(
     P = observations.num_latents(data.P)
 
     def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
-        block = data.part(rows)
-        return block.weighted(observations.expected_log_prob(block.Y, centre[rows] + m, v))
+        return expected_log_likelihood(likelihood, data.part(rows), centre[rows] + m, v)
 
     def coupling(m: Tensor, v: Tensor) -> Tensor | None:
         H = observations.coupling(centre + m, v)
@@ -437,14 +442,12 @@ def _direct_gradient(
     totals = [torch.zeros_like(p) for p in inputs]
     if not inputs:
         return totals
-    observations = observation_model(likelihood)
     for start in range(0, data.N, 4096):
         rows = slice(start, min(start + 4096, data.N))
         with torch.enable_grad():
             f = prior_mean(mean, data.X[rows]) + inference.mean[rows]
-            block = data.part(rows)
-            nats = observations.expected_log_prob(block.Y, f, inference.variance[rows])
-            nats = block.weighted(nats).sum()
+            variance = inference.variance[rows]
+            nats = expected_log_likelihood(likelihood, data.part(rows), f, variance).sum()
         gradients = torch.autograd.grad(nats, inputs, allow_unused=True)
         for total, gradient in zip(totals, gradients, strict=True):
             if gradient is not None:

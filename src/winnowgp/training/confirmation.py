@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
+from winnowgp.data.repeats import measured_repeatedly
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
@@ -207,13 +208,19 @@ def _splits(data: Dataset) -> Iterator[tuple[Dataset, Dataset]]:
     """Iterate over the rows without a fold, and the rows of the fold.
 
     Rows are dealt out in the order of their distance from the mean, so that each fold has its share
-    of outliers.
+    of outliers. Rows that were pooled stay together: one of them alone is not an observation.
     """
+    group = torch.arange(data.N, device=data.device)
+    if measured_repeatedly(data):
+        group = torch.unique(data.X, dim=0, return_inverse=True)[1]
+    count = int(group.max()) + 1
     distance = (data.Y - data.Y.mean(0)).square().sum(1)
+    distance = distance.new_zeros(count).scatter_reduce(0, group, distance, "amax")
     order = distance.argsort(descending=True, stable=True)
-    folds = min(_SMALL_FOLDS if data.N <= _SMALL else _FOLDS, data.N)
+    folds = min(_SMALL_FOLDS if count <= _SMALL else _FOLDS, count)
     fold = torch.empty_like(order)
-    fold[order] = torch.arange(data.N, device=order.device) % folds
+    fold[order] = torch.arange(count, device=order.device) % folds
+    fold = fold[group]
     for index in range(folds):
         yield data.part((fold != index).nonzero()[:, 0]), data.part((fold == index).nonzero()[:, 0])
 

@@ -16,10 +16,9 @@ from winnowgp.models import (
     VariationalGP,
 )
 from winnowgp.models.base import Model
-from winnowgp.models.heteroscedastic import noise_targets
+from winnowgp.models.heteroscedastic import leave_one_out_residuals
 from winnowgp.selection import Selection, SizeFrontier
 from winnowgp.training.budget import Budget
-from winnowgp.training.confirmation import significant_gain
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import (
@@ -53,11 +52,13 @@ def fit_heteroscedastic(
     """Fit f and g in turn; each fit raises the bound of the model with the other process fixed.
 
     1. f with constant noise, as a `SparseGP`.
-    2. g on the squared residuals, as a `VariationalGP` with points of its own. If it gains no more
-       than by chance, its set is empty and the noise constant: the fit ends here.
+    2. g on the leave-one-out residuals, as a `VariationalGP` with points of its own. If it gains no
+       more than by chance, its set is empty and the noise constant: the fit ends here. Residuals of
+       rows that f was fitted to would not tell: with many points, f explains the noise of each.
     3. L-BFGS on f and on g in turn, until a round gains little.
     4. The points of g are selected again, then those of f, with the noise of each row known.
-    5. The optimal q(f) and q(g) at the final parameters.
+    5. The optimal q(f) and q(g) at the final parameters. Their bound must exceed that of constant
+       noise.
 
     Gaps and frontier of the result are those of f given q(g). A limit on the number of points holds
     for each process; g keeps fewer if they are within the tolerance. A wall-clock limit is divided
@@ -70,7 +71,7 @@ def fit_heteroscedastic(
     clock = Budget(model.candidates.device, seconds=training.max_seconds)
     limited = replace(training, max_seconds=_share(clock, _CONSTANT))
     plain = fit_sparse(model.function, rows, training=limited, context=context)
-    targets = noise_targets(plain.posterior, rows)
+    targets = leave_one_out_residuals(plain.model, rows)
     settings = replace(
         training,
         goal=noise_goal(training.goal),
@@ -93,7 +94,7 @@ def fit_heteroscedastic(
     current = steps.optimise_noise(current.with_parts(function=last.model))
     current = current.with_best_q(rows, gain=_SETTLED).normalised(rows)
     elbo = current.fixed_bound(rows)
-    if elbo < plain.elbo + significant_gain(current.log_noise, rows.N):
+    if elbo < plain.elbo:
         return _constant(plain, steps.without_noise_points(start), noise, rows)
     posterior = current.posterior(rows)
     result: FitResult[Any] = last

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
+from winnowgp.data.repeats import measured_repeatedly
 from winnowgp.data.row_indices import sampled_rows
 from winnowgp.models.base import InducingModel
 from winnowgp.training.initialization import noise_of
@@ -66,10 +67,13 @@ def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
     """Return the rows with weights of one on average, where larger ones would imply no noise.
 
     Several equal observations of a row determine its noise exactly: the evidence has no maximum in
-    σ², and parameters close to σ² = 0 make inducing points useless.
+    σ², and parameters close to σ² = 0 make inducing points useless. Different observations at the
+    same inputs (`winnowgp.data.repeats.pooled`) determine it as well as each counts.
     """
     noisy = noise_of(model.likelihood) is not None
     if rows.weights is None or not noisy or rows.observations <= rows.N:
+        return rows
+    if measured_repeatedly(rows):
         return rows
     return replace(rows, weights=rows.weights * (rows.N / rows.observations))
 
