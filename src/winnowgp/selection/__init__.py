@@ -5,7 +5,7 @@
 - `search`: backward elimination, forward selection and local search;
 - `frontier`: the best bound for each number of inducing points, and the α that each implies;
 - `natural`: inclusion probabilities fitted by natural gradients;
-- `gibbs` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
+- `gibbs`, `chains` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
 - `annealing`: the evidence of the optimal q(Z), which no q exceeds;
 - `determinantal_fit`: a q(Z) with repulsion between similar candidates.
 """
