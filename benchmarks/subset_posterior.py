@@ -316,7 +316,7 @@ def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
                 statistics, SquaredCardinality(K, alpha), generator, effort
             )
         )
-        thin = samples.pooled[:: len(samples.pooled) // MEMBERS][:MEMBERS]
+        thin = samples.pooled[:: max(len(samples.pooled) // MEMBERS, 1)][:MEMBERS]
         size = round(samples.sizes.double().mean().item())
         model.cpu()
         mixture = subset_mixture(model, data, thin, mode=frontier.at(size).mask)
@@ -563,7 +563,7 @@ def draw(rows: list[Row]) -> None:
         return
     data = hills()
     figure, axes = plt.subplots(
-        5, 1, sharex=True, figsize=(7.5, 8), height_ratios=[1.6, 1, 1, 1, 1.3], layout="constrained"
+        5, 1, sharex=True, figsize=(7.5, 9), height_ratios=[1.6, 1, 1, 1, 1.3], layout="constrained"
     )
     axes[0].plot(data.X[:, 0], data.Y[:, 0], "k.", markersize=2)
     axes[0].set(ylabel="y", title="Which of 50 candidates are inducing points?")
@@ -577,7 +577,7 @@ def draw(rows: list[Row]) -> None:
             axis.plot(z[subset], level, "|", color="0.35", markersize=4)
         label = f"{row['method']}: {row['size']:.1f} ± {row['size_sd']:.1f} points"
         axis.set(ylim=(0, 1.85), yticks=[0, 0.5, 1], ylabel="P(k ∈ Z)")
-        axis.annotate(label, (0.01, 0.97), xycoords="axes fraction", va="top", color=colour)
+        axis.set_title(label, loc="left", fontsize="medium", color=colour)
         p = torch.tensor(row["inclusion"])
         ratio = torch.tensor(row["neighbours"]) / (p[1:] * p[:-1]).clamp_min(1e-6)
         likely = (p[1:] * p[:-1]) > 0.01
