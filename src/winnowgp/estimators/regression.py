@@ -200,6 +200,11 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
 
     def _check_stream(self, X: Any, y: Any) -> None:
         """Raise an error if the noise is of a kind that a stream does not remember."""
+        if self.posterior != "mean-field":
+            raise InputError(
+                f"`partial_fit` needs posterior='mean-field'; got {self.posterior!r}: later "
+                "batches do not sample subsets. Fit all rows together, or leave it out."
+            )
         if self.hyper == "laplace":
             raise InputError(
                 f"`partial_fit` needs hyper='point' or 'auto'; got {self.hyper!r}: a stream "
@@ -371,7 +376,7 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
                 `what` cannot represent.
         """
         posterior = self._constant_noise_posterior(what)
-        return gaussian_posterior(posterior, hyper=self.hyper, what=what)
+        return gaussian_posterior(posterior, hyper=self.hyper, subsets=self.posterior, what=what)
 
     def _refuse_logarithm(self, what: str) -> None:
         """Raise an `InputError` if y is log-normal, which `what` cannot represent."""

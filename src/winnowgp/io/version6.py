@@ -1,7 +1,7 @@
 """Upgrade of files of format version 6, whose streams did not number their inducing points.
 
 Estimators number them when they are loaded. There was no window of batches, and no rows were
-kept. Names of tensors stay.
+kept. Inclusion was independent. Names of tensors stay.
 """
 
 from winnowgp.io.upgrades import Json, with_states
@@ -18,4 +18,8 @@ def upgraded(outline: Json) -> Json:
         new = {"points": {"$tuple": []}, "arrived": 0, "window": {"$tuple": []}, "first": None}
         return {**state, **new}
 
-    return with_states(outline, {"StreamRecord": unnumbered})
+    def independent(state: dict[str, Json]) -> dict[str, Json]:
+        return {**state, "_subset_posterior": None}
+
+    sparse = dict.fromkeys(("SparseGPRegressor", "SparseGPClassifier"), independent)
+    return with_states(outline, {"StreamRecord": unnumbered, **sparse})
