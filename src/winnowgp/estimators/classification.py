@@ -23,6 +23,7 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
+from winnowgp.estimators.subset_posterior import refuse_stream
 from winnowgp.models import VariationalGP
 
 
@@ -307,6 +308,7 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
             classes: all labels that may occur, for the first call; by default those of its `y`.
             sample_weight: weights `[N]`, as in `fit`.
         """
+        refuse_stream(self.posterior)
         if isinstance(self.class_weight, str):
             raise InputError(
                 "`class_weight='balanced'` needs all rows at once; pass `partial_fit` a dictionary "

@@ -35,6 +35,7 @@ from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.estimators.sampled_functions import SampledFunctions
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
+from winnowgp.estimators.subset_posterior import refuse_stream
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
@@ -200,11 +201,7 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
 
     def _check_stream(self, X: Any, y: Any) -> None:
         """Raise an error if the noise is of a kind that a stream does not remember."""
-        if self.posterior != "mean-field":
-            raise InputError(
-                f"`partial_fit` needs posterior='mean-field'; got {self.posterior!r}: later "
-                "batches do not sample subsets. Fit all rows together, or leave it out."
-            )
+        refuse_stream(self.posterior)
         if self.hyper == "laplace":
             raise InputError(
                 f"`partial_fit` needs hyper='point' or 'auto'; got {self.hyper!r}: a stream "

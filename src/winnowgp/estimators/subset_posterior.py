@@ -6,7 +6,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.validation import HETEROSCEDASTIC, Parameters
 from winnowgp.selection.subset_posterior import KINDS
 
-__all__ = ["KINDS", "check_subset_posterior"]
+__all__ = ["KINDS", "check_subset_posterior", "refuse_stream"]
 
 
 def check_subset_posterior(params: Parameters, likelihood: Any) -> None:
@@ -46,3 +46,12 @@ def check_subset_posterior(params: Parameters, likelihood: Any) -> None:
         )
     if kind == "gibbs" and getattr(params, "hyper", None) == "auto":
         params.hyper = "point"
+
+
+def refuse_stream(posterior: str) -> None:
+    """Raise an `InputError` if `partial_fit` cannot go on with such a posterior."""
+    if posterior != "mean-field":
+        raise InputError(
+            f"`partial_fit` needs posterior='mean-field'; got {posterior!r}: later batches do not "
+            "sample subsets. Fit all rows together, or leave it out."
+        )
